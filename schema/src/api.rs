@@ -1,0 +1,385 @@
+//! Requests and responses of `/v1`, as JSON. `docs/protocol.md` tells how they follow each other.
+
+use crate::container::Kind;
+use crate::digest::Digest;
+use crate::error::ErrorCode;
+use crate::name::{RepositoryName, Tag};
+use crate::snapshot::{Manifest, SnapshotConfig};
+use crate::tree::PageTree;
+use serde::{Deserialize, Serialize};
+
+macro_rules! api {
+    ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)* })*) => {
+        $($(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        #[serde(deny_unknown_fields)]
+        pub struct $name { $($(#[$field_meta])* pub $field: $type,)* })*
+    };
+}
+
+#[cfg(feature = "openapi")]
+mod openapi {
+    //! Validated names are strings on the wire.
+    use super::{Digest, RepositoryName, Tag};
+    use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+    use utoipa::openapi::{RefOr, Schema};
+    use utoipa::{PartialSchema, ToSchema};
+
+    fn string(pattern: &str, example: &str) -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).pattern(Some(pattern)).examples([example]).into()
+    }
+    macro_rules! string_schema {
+        ($type:ty, $pattern:literal, $example:literal) => {
+            impl PartialSchema for $type {
+                fn schema() -> RefOr<Schema> {
+                    string($pattern, $example)
+                }
+            }
+            impl ToSchema for $type {}
+        };
+    }
+    string_schema!(
+        Digest,
+        "^(sha256|blake3):[0-9a-f]{64}$|^sha512:[0-9a-f]{128}$",
+        "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    );
+    string_schema!(Tag, "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", "latest");
+    string_schema!(RepositoryName, "^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$", "team/agent");
+}
+
+api! {
+    /// An error, RFC 9457.
+    pub struct Problem {
+        /// Reference to the code's documentation.
+        pub r#type: String,
+        /// The code's meaning in a few words.
+        pub title: String,
+        /// HTTP status.
+        pub status: u16,
+        /// What happened, where, and what to do.
+        pub detail: String,
+        /// One of a closed set.
+        pub code: ErrorCode,
+        /// Whether trying the same again can help.
+        pub retryable: bool,
+        /// Blobs that a container lists and the registry lacks (the first few).
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub missing: Vec<Digest>,
+        /// The request's id, as in the server's log.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub request_id: Option<String>,
+    }
+
+    /// A push session: a lease on everything it asks about or uploads.
+    pub struct Push {
+        /// The session's id.
+        pub id: String,
+        /// Seconds until the lease ends unless the session is used; each use renews it.
+        pub lease_seconds: u64,
+        /// Most digests in one `missing` or `frames` request.
+        pub max_digests: u64,
+        /// Bytes of frames that one request should carry at most. A single larger blob is allowed.
+        pub max_frames_bytes: u64,
+    }
+
+    /// Digests to be read as one kind.
+    pub struct DigestGroup {
+        /// The kind.
+        pub kind: Kind,
+        /// The digests.
+        pub digests: Vec<Digest>,
+    }
+
+    /// Which of these does the registry lack?
+    pub struct MissingRequest {
+        /// Digests, grouped by kind.
+        pub groups: Vec<DigestGroup>,
+    }
+
+    /// What the registry lacks.
+    pub struct MissingResponse {
+        /// Positions in the concatenated groups as `[start, count]`, ascending.
+        pub missing: Vec<(u64, u64)>,
+    }
+
+    /// What became of uploaded frames. Sent when they are durable.
+    pub struct FramesStored {
+        /// Frames received.
+        pub frames: u64,
+        /// Of these, blobs the store did not have.
+        pub new: u64,
+        /// Payload bytes received.
+        pub bytes: u64,
+    }
+
+    /// Makes a snapshot visible.
+    pub struct CommitRequest {
+        /// The manifest, uploaded before.
+        pub manifest: Digest,
+        /// A tag to point at it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tag: Option<Tag>,
+        /// Move the tag only from this state.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub if_tag_is: Option<TagState>,
+    }
+
+    /// A snapshot was committed.
+    pub struct Committed {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Whether this repository did not have it before.
+        pub created: bool,
+        /// Raw bytes it reaches, each blob counted once a container.
+        pub logical_bytes: u64,
+        /// Raw bytes that it brought first.
+        pub new_bytes: u64,
+    }
+
+    /// One snapshot in a list.
+    pub struct SnapshotSummary {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Tags that point at it.
+        pub tags: Vec<Tag>,
+        /// Its parents.
+        pub parents: Vec<Digest>,
+        /// Milliseconds since 1970, UTC, of the push.
+        pub pushed_at: u64,
+        /// Raw bytes it reaches.
+        pub logical_bytes: u64,
+        /// Raw bytes that it brought first.
+        pub new_bytes: u64,
+    }
+
+    /// Snapshots of a repository, newest first.
+    pub struct SnapshotList {
+        /// One page of them.
+        pub snapshots: Vec<SnapshotSummary>,
+        /// Pass as `after` to get the next page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub next: Option<String>,
+    }
+
+    /// One snapshot, whole.
+    pub struct SnapshotDetail {
+        /// As in lists.
+        pub summary: SnapshotSummary,
+        /// The manifest.
+        #[cfg_attr(feature = "openapi", schema(value_type = Object))]
+        pub manifest: Manifest,
+        /// Its configuration.
+        #[cfg_attr(feature = "openapi", schema(value_type = Object))]
+        pub config: SnapshotConfig,
+        /// Its page trees.
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
+        pub trees: Vec<PageTree>,
+    }
+
+    /// A snapshot and everything above it in the repository.
+    pub struct Lineage {
+        /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the repository are named only.
+        pub snapshots: Vec<SnapshotSummary>,
+        /// Whether the walk stopped at its limit.
+        pub truncated: bool,
+    }
+
+    /// What differs between two snapshots in one group of one rank.
+    pub struct GroupDiff {
+        /// Group name.
+        pub group: String,
+        /// Rank.
+        pub rank: u32,
+        /// Tokens of the longest sequence, in each.
+        pub tokens: (u64, u64),
+        /// Pages in each.
+        pub pages: (u64, u64),
+        /// Pages found in both.
+        pub pages_shared: u64,
+        /// Raw bytes of blobs only in the first, only in the second.
+        pub bytes_only: (u64, u64),
+        /// Raw bytes of blobs in both.
+        pub bytes_shared: u64,
+    }
+
+    /// What differs between two snapshots.
+    pub struct Diff {
+        /// The first.
+        pub a: Digest,
+        /// The second.
+        pub b: Digest,
+        /// By group and rank.
+        pub groups: Vec<GroupDiff>,
+        /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only in the second.
+        pub other_bytes_only: (u64, u64),
+    }
+
+    /// A tag.
+    pub struct TagInfo {
+        /// Its name.
+        pub name: Tag,
+        /// The snapshot it points at.
+        pub digest: Digest,
+        /// Milliseconds since 1970, UTC, of the last move.
+        pub updated_at: u64,
+    }
+
+    /// Tags of a repository by name.
+    pub struct TagList {
+        /// One page of them.
+        pub tags: Vec<TagInfo>,
+        /// Pass as `after` to get the next page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub next: Option<String>,
+    }
+
+    /// Points a tag at a snapshot of the same repository.
+    pub struct TagRequest {
+        /// The snapshot: a tag, `tag~N` or a digest.
+        pub snapshot: String,
+        /// Move the tag only from this state; same meaning as `If-Match`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub if_tag_is: Option<TagState>,
+    }
+
+    /// Makes tags that point at one snapshot. No bytes move.
+    pub struct ForkRequest {
+        /// The snapshot: a tag, `tag~N` or a digest.
+        pub snapshot: String,
+        /// How many, 1 to 10,000.
+        pub count: u32,
+        /// Tags are named `<prefix>-1` … `<prefix>-<count>`; existing ones make the request fail as a whole.
+        pub prefix: String,
+    }
+
+    /// Forks made.
+    pub struct Forked {
+        /// The snapshot they point at.
+        pub digest: Digest,
+        /// The new tags.
+        pub tags: Vec<Tag>,
+    }
+
+    /// A repository.
+    pub struct RepositoryInfo {
+        /// Its name.
+        pub name: RepositoryName,
+        /// Snapshots in it.
+        pub snapshots: u64,
+        /// Tags in it.
+        pub tags: u64,
+        /// Milliseconds since 1970, UTC, of the newest push.
+        pub updated_at: u64,
+    }
+
+    /// Repositories by name.
+    pub struct RepositoryList {
+        /// One page of them.
+        pub repositories: Vec<RepositoryInfo>,
+        /// Pass as `after` to get the next page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub next: Option<String>,
+    }
+
+    /// What one snapshot costs, in raw bytes.
+    pub struct SnapshotStats {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Tags that point at it.
+        pub tags: Vec<Tag>,
+        /// Parents.
+        pub parents: Vec<Digest>,
+        /// Bytes it reaches, each blob once.
+        pub logical: u64,
+        /// Bytes that it brought first.
+        pub new: u64,
+        /// Bytes that something else holds as well.
+        pub shared: u64,
+        /// Bytes that deleting it (and its tags) would free.
+        pub exclusive: u64,
+    }
+
+    /// How much snapshots share. All in bytes.
+    pub struct Stats {
+        /// The repository, or none for the whole domain.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub repository: Option<RepositoryName>,
+        /// Sum over snapshots of the raw bytes each reaches.
+        pub logical: u64,
+        /// Raw bytes of what they reach, each blob once.
+        pub unique: u64,
+        /// Encoded bytes of the same, with frame headers.
+        pub stored: u64,
+        /// `logical / unique`; 1 if there is nothing.
+        pub dedup_ratio: f64,
+        /// `unique / stored`; 1 if there is nothing.
+        pub codec_ratio: f64,
+        /// Bytes of all packs on disk, with what is not or no longer reached; whole domain.
+        pub disk: u64,
+        /// Snapshots, oldest first.
+        pub snapshots: Vec<SnapshotStats>,
+    }
+
+    /// Blobs to send.
+    pub struct FramesRequest {
+        /// In the order in which they are to come.
+        pub digests: Vec<Digest>,
+    }
+
+    /// A snapshot was proven whole: every blob read and hashed.
+    pub struct Verified {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Blobs read, containers included.
+        pub blobs: u64,
+        /// Raw bytes hashed.
+        pub bytes: u64,
+    }
+}
+
+/// Where a tag should point for an update to happen: at a digest, or nowhere (`"absent"`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagState {
+    /// The tag does not exist.
+    Absent,
+    /// The tag points at this snapshot.
+    At(Digest),
+}
+
+impl std::fmt::Display for TagState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Absent => f.write_str("absent"),
+            Self::At(digest) => digest.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for TagState {
+    type Err = crate::FormatError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "absent" { Ok(Self::Absent) } else { text.parse().map(Self::At) }
+    }
+}
+
+impl Serialize for TagState {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TagState {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for TagState {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        <String as utoipa::PartialSchema>::schema()
+    }
+}
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for TagState {}

@@ -1,0 +1,140 @@
+//! Codecs: how a blob is encoded at rest and on the wire. Never part of its identity.
+//!
+//! Numbers are stable. 2 to 5 are reserved for the tensor codecs (`bf16-bitmaps`, `bf16-huffman`, `f16-huffman`, `fp8-huffman`).
+
+use crate::error::FormatError;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, InBuffer, Operation as _, OutBuffer};
+
+/// A codec by its stable number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Codec {
+    /// The bytes themselves.
+    Raw = 0,
+    /// One ordinary zstd frame (RFC 8878) with a window of at most 8 MiB.
+    Zstd = 1,
+}
+
+/// Largest zstd window that is decoded, as a power of two: what bounds a decoder's memory.
+pub const ZSTD_WINDOW_LOG: u32 = 23;
+const ZSTD_LEVEL: i32 = 3;
+/// Bytes decoded at a time.
+const STEP: usize = 64 << 10;
+
+impl Codec {
+    /// The codec with this number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::Raw, Self::Zstd].into_iter().find(|c| *c as u8 == number)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    fn error(self, reason: impl ToString) -> FormatError {
+        FormatError::Codec { codec: self.name(), reason: reason.to_string() }
+    }
+}
+
+/// Encodes a document with zstd, or leaves it raw where that is not smaller.
+#[must_use]
+pub fn encode_document(raw: &[u8]) -> (Codec, Cow<'_, [u8]>) {
+    match zstd::bulk::compress(raw, ZSTD_LEVEL) {
+        Ok(encoded) if encoded.len() < raw.len() => (Codec::Zstd, Cow::Owned(encoded)),
+        // Raw is always right, so a failing encoder costs bytes, not the push.
+        _ => (Codec::Raw, Cow::Borrowed(raw)),
+    }
+}
+
+/// Decodes a whole payload.
+///
+/// # Errors
+/// [`FormatError::Codec`] if it does not decode to exactly `raw_len` bytes; nothing near `raw_len` is allocated before bytes
+/// come out, so a lying length costs nothing.
+pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, FormatError> {
+    let mut raw = Vec::with_capacity(usize::try_from(raw_len.min(stored.len() as u64 * 4)).unwrap_or(0));
+    let mut decoder = Decoder::new(codec, raw_len)?;
+    decoder.update(stored, &mut |bytes| raw.extend_from_slice(bytes))?;
+    decoder.finish()?;
+    Ok(raw)
+}
+
+/// Decodes a payload that arrives in pieces, in constant memory.
+pub struct Decoder {
+    codec: Codec,
+    zstd: Option<(ZstdDecoder<'static>, Box<[u8]>)>,
+    ended: bool,
+    left: u64,
+}
+
+impl Decoder {
+    /// A decoder of a payload that stands for `raw_len` bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::Codec`] if a decoder cannot be set up.
+    pub fn new(codec: Codec, raw_len: u64) -> Result<Self, FormatError> {
+        let zstd = match codec {
+            Codec::Raw => None,
+            Codec::Zstd => {
+                let mut decoder = ZstdDecoder::new().map_err(|e| codec.error(e))?;
+                decoder.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG)).map_err(|e| codec.error(e))?;
+                Some((decoder, vec![0; STEP].into_boxed_slice()))
+            }
+        };
+        Ok(Self { codec, zstd, ended: false, left: raw_len })
+    }
+
+    /// Decodes the next piece into `sink`.
+    ///
+    /// # Errors
+    /// [`FormatError::Codec`] on malformed input or more output than promised; what was given to `sink` until then is void.
+    pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
+        let codec = self.codec;
+        let Some((decoder, buffer)) = &mut self.zstd else {
+            self.left = self.left.checked_sub(stored.len() as u64).ok_or_else(|| codec.error("more bytes than the raw length"))?;
+            sink(stored);
+            return Ok(());
+        };
+        let mut input = InBuffer::around(stored);
+        loop {
+            if self.ended {
+                return if input.pos < stored.len() { Err(codec.error("bytes after the end of the frame")) } else { Ok(()) };
+            }
+            let mut output = OutBuffer::around(&mut buffer[..]);
+            let hint = decoder.run(&mut input, &mut output).map_err(|e| codec.error(e))?;
+            let produced = output.as_slice();
+            self.left = self
+                .left
+                .checked_sub(produced.len() as u64)
+                .ok_or_else(|| codec.error("decodes to more bytes than the raw length (a zip bomb, or a wrong length)"))?;
+            sink(produced);
+            self.ended = hint == 0;
+            if !self.ended && input.pos == stored.len() && produced.len() < STEP {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends the payload.
+    ///
+    /// # Errors
+    /// [`FormatError::Codec`] if it was cut short or decoded to fewer bytes than promised.
+    pub fn finish(self) -> Result<(), FormatError> {
+        if self.zstd.is_some() && !self.ended {
+            return Err(self.codec.error("truncated: the frame does not end"));
+        }
+        if self.left > 0 {
+            return Err(self.codec.error(format!("{} bytes fewer than the raw length", self.left)));
+        }
+        Ok(())
+    }
+}

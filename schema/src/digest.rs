@@ -1,0 +1,249 @@
+//! Digests: the name of a blob, always over its raw (uncompressed) bytes.
+
+use crate::error::FormatError;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::Digest as _;
+use std::fmt;
+use std::str::FromStr;
+
+/// A digest algorithm. The discriminant is its stable number in binary formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Algorithm {
+    /// SHA-256, the default: what the page manifest, OCI and every peer use.
+    Sha256 = 1,
+    /// BLAKE3, opt-in: several times faster without SHA extensions.
+    Blake3 = 2,
+    /// SHA-512, accepted for OCI content only.
+    Sha512 = 3,
+}
+
+impl Algorithm {
+    /// Every algorithm, in the order of its number.
+    pub const ALL: [Self; 3] = [Self::Sha256, Self::Blake3, Self::Sha512];
+
+    /// Length of the digest in bytes: 32 or 64.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        match self {
+            Self::Sha256 | Self::Blake3 => 32,
+            Self::Sha512 => 64,
+        }
+    }
+
+    /// The name before the colon.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Blake3 => "blake3",
+            Self::Sha512 => "sha512",
+        }
+    }
+
+    /// The algorithm with this number in a binary format.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| *a as u8 == number)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The digest of a blob's raw bytes: `<algorithm>:<lower-case hex>`.
+///
+/// Ordered by algorithm, then bytes; 65 bytes, no allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest {
+    algorithm: Algorithm,
+    bytes: [u8; 64],
+}
+
+impl Digest {
+    /// Hashes `bytes`.
+    #[must_use]
+    pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
+        let mut hasher = Hasher::new(algorithm);
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
+    /// SHA-256 of `bytes`: what every document of ours is named by.
+    #[must_use]
+    pub fn sha256(bytes: &[u8]) -> Self {
+        Self::of(Algorithm::Sha256, bytes)
+    }
+
+    /// A digest from its raw bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::Digest`] if the length is not the algorithm's.
+    pub fn from_bytes(algorithm: Algorithm, raw: &[u8]) -> Result<Self, FormatError> {
+        if raw.len() != algorithm.len() {
+            return Err(FormatError::Digest { found: hex::encode(&raw[..raw.len().min(64)]), reason: "its length is not the algorithm's" });
+        }
+        let mut bytes = [0; 64];
+        bytes[..raw.len()].copy_from_slice(raw);
+        Ok(Self { algorithm, bytes })
+    }
+
+    /// The algorithm.
+    #[must_use]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The digest's own bytes, 32 or 64 of them.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.algorithm.len()]
+    }
+
+    /// Lower-case hex without the algorithm.
+    #[must_use]
+    pub fn hex(&self) -> String {
+        hex::encode(self.as_bytes())
+    }
+
+    /// The first 12 hex digits: enough for a person.
+    #[must_use]
+    pub fn short(&self) -> String {
+        hex::encode(&self.bytes[..6])
+    }
+
+    /// Algorithm number followed by the digest's bytes: the key in metadata tables.
+    #[must_use]
+    pub fn to_key(&self) -> Vec<u8> {
+        let mut key = Vec::with_capacity(65);
+        key.push(self.algorithm as u8);
+        key.extend_from_slice(self.as_bytes());
+        key
+    }
+
+    /// Reads what [`Self::to_key`] wrote.
+    ///
+    /// # Errors
+    /// [`FormatError::Digest`] on an unknown algorithm number or a wrong length.
+    pub fn from_key(key: &[u8]) -> Result<Self, FormatError> {
+        let unknown = || FormatError::Digest { found: hex::encode(&key[..key.len().min(65)]), reason: "unknown algorithm number" };
+        let (number, raw) = key.split_first().ok_or_else(unknown)?;
+        Self::from_bytes(Algorithm::from_number(*number).ok_or_else(unknown)?, raw)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.algorithm, self.hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        let fail = |reason| FormatError::Digest { found: text.chars().take(140).collect(), reason };
+        let (name, hex_digits) = text.split_once(':').ok_or_else(|| fail("expected <algorithm>:<hex>"))?;
+        let algorithm = Algorithm::ALL
+            .into_iter()
+            .find(|a| a.name() == name)
+            .ok_or_else(|| fail("unknown algorithm; known are sha256, blake3, sha512"))?;
+        if hex_digits.len() != algorithm.len() * 2 {
+            return Err(fail("wrong number of hex digits"));
+        }
+        // Upper case would give one blob two names.
+        if !hex_digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            return Err(fail("expected lower-case hex digits"));
+        }
+        let mut bytes = [0; 64];
+        hex::decode_to_slice(hex_digits, &mut bytes[..algorithm.len()]).map_err(|_| fail("expected lower-case hex digits"))?;
+        Ok(Self { algorithm, bytes })
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Digest;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a digest, <algorithm>:<lower-case hex>")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Digest, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+/// A digest being computed over a stream of bytes.
+#[derive(Clone)]
+pub struct Hasher(State);
+
+#[derive(Clone)]
+enum State {
+    Sha256(sha2::Sha256),
+    // Boxed: BLAKE3's state is 2 KB, thirty times the others'.
+    Blake3(Box<blake3::Hasher>),
+    Sha512(sha2::Sha512),
+}
+
+impl Hasher {
+    /// An empty hasher.
+    #[must_use]
+    pub fn new(algorithm: Algorithm) -> Self {
+        Self(match algorithm {
+            Algorithm::Sha256 => State::Sha256(sha2::Sha256::new()),
+            Algorithm::Blake3 => State::Blake3(Box::new(blake3::Hasher::new())),
+            Algorithm::Sha512 => State::Sha512(sha2::Sha512::new()),
+        })
+    }
+
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            State::Sha256(h) => h.update(bytes),
+            State::Blake3(h) => {
+                h.update(bytes);
+            }
+            State::Sha512(h) => h.update(bytes),
+        }
+    }
+
+    /// The digest of everything added.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        let mut bytes = [0; 64];
+        let algorithm = match self.0 {
+            State::Sha256(h) => {
+                bytes[..32].copy_from_slice(&h.finalize());
+                Algorithm::Sha256
+            }
+            State::Blake3(h) => {
+                bytes[..32].copy_from_slice(h.finalize().as_bytes());
+                Algorithm::Blake3
+            }
+            State::Sha512(h) => {
+                bytes.copy_from_slice(&h.finalize());
+                Algorithm::Sha512
+            }
+        };
+        Digest { algorithm, bytes }
+    }
+}

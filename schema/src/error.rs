@@ -1,0 +1,213 @@
+//! Errors: what is wrong with foreign bytes, and the closed set of codes that crosses the wire.
+
+use crate::digest::Digest;
+use serde::{Deserialize, Serialize};
+
+/// Why foreign bytes were refused. Messages name the place, what was expected and what was found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// Not a digest.
+    #[error("invalid digest {found:?}: {reason}")]
+    Digest {
+        /// What was read.
+        found: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Not a repository name, tag or reference.
+    #[error("invalid {what} {found:?}: {reason}")]
+    Name {
+        /// What kind of name.
+        what: &'static str,
+        /// What was read.
+        found: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A JSON document does not parse.
+    #[error("{document}: at {path}: {reason}")]
+    Json {
+        /// Which document.
+        document: &'static str,
+        /// JSON path.
+        path: String,
+        /// The parser's words.
+        reason: String,
+    },
+    /// A field parses but is not allowed.
+    #[error("{document}: at {path}: expected {expected}, found {found}")]
+    Field {
+        /// Which document.
+        document: &'static str,
+        /// JSON path, or byte offset in a binary format.
+        path: String,
+        /// What the format asks for.
+        expected: String,
+        /// What was there.
+        found: String,
+    },
+    /// Input over a limit.
+    #[error("{what} is too large: {found}, the limit is {limit}")]
+    TooLarge {
+        /// What is too large, with its unit.
+        what: &'static str,
+        /// Its size.
+        found: u64,
+        /// The limit it passed.
+        limit: u64,
+    },
+    /// A frame stream is malformed at this byte.
+    #[error("frame stream, byte {position}: {reason}")]
+    Frame {
+        /// Byte offset of the frame in its stream.
+        position: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A frame stream ended early.
+    #[error("frame stream is cut at byte {position}: {reason}")]
+    Truncated {
+        /// Byte offset at which the stream ended.
+        position: u64,
+        /// What was missing.
+        reason: &'static str,
+    },
+    /// An encoded payload does not decode to what its header says.
+    #[error("codec {codec}: {reason}")]
+    Codec {
+        /// Name of the codec.
+        codec: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A pack's index or footer is malformed.
+    #[error("pack: {reason}")]
+    Pack {
+        /// What is wrong.
+        reason: String,
+    },
+    /// Bytes do not hash to their name.
+    #[error("wrong bytes: {expected} hashes to {found}")]
+    DigestMismatch {
+        /// The name.
+        expected: Digest,
+        /// What the bytes hash to.
+        found: Digest,
+    },
+    /// A blob does not have the length that a container gives it.
+    #[error("wrong length: {digest} has {found} bytes, {expected} expected")]
+    LengthMismatch {
+        /// The blob.
+        digest: Digest,
+        /// Bytes expected.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+    },
+}
+
+impl FormatError {
+    pub(crate) fn field(document: &'static str, path: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
+        Self::Field { document, path: path.into(), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// The code under which this error crosses the wire.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Digest { .. } | Self::Name { .. } => ErrorCode::InvalidName,
+            Self::Json { .. } | Self::Field { .. } => ErrorCode::InvalidDocument,
+            Self::TooLarge { .. } => ErrorCode::TooLarge,
+            Self::Frame { .. } | Self::Codec { .. } | Self::Pack { .. } => ErrorCode::CorruptFrame,
+            Self::Truncated { .. } => ErrorCode::Truncated,
+            Self::DigestMismatch { .. } => ErrorCode::DigestMismatch,
+            Self::LengthMismatch { .. } => ErrorCode::LengthMismatch,
+        }
+    }
+}
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $exit:literal, $retryable:literal;)*) => {
+        /// The closed set of error codes. Each has one meaning, one HTTP status, one exit code of `pf`
+        /// (see `docs/protocol.md`) and says whether trying the same again can help.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        #[serde(rename_all = "snake_case")]
+        pub enum ErrorCode { $($(#[$doc])* $variant,)* }
+
+        impl ErrorCode {
+            /// Every code.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+            /// The code on the wire.
+            #[must_use]
+            pub const fn name(self) -> &'static str { match self { $(Self::$variant => $name,)* } }
+            /// The HTTP status.
+            #[must_use]
+            pub const fn status(self) -> u16 { match self { $(Self::$variant => $status,)* } }
+            /// The exit code of `pf`.
+            #[must_use]
+            pub const fn exit_code(self) -> u8 { match self { $(Self::$variant => $exit,)* } }
+            /// Whether trying the same again can help.
+            #[must_use]
+            pub const fn retryable(self) -> bool { match self { $(Self::$variant => $retryable,)* } }
+        }
+    };
+}
+
+error_codes! {
+    /// The request or command line is malformed.
+    InvalidRequest = "invalid_request", 400, 1, false;
+    /// A repository name, tag, reference or digest is malformed.
+    InvalidName = "invalid_name", 400, 1, false;
+    /// A manifest, tree, run, checkpoint or configuration is malformed or contradicts itself.
+    InvalidDocument = "invalid_document", 422, 1, false;
+    /// Something is over a limit.
+    TooLarge = "too_large", 413, 1, false;
+    /// A frame or its encoded payload is malformed.
+    CorruptFrame = "corrupt_frame", 422, 4, false;
+    /// A frame stream ended before its end mark.
+    Truncated = "truncated", 422, 4, false;
+    /// Bytes do not hash to their name.
+    DigestMismatch = "digest_mismatch", 422, 4, false;
+    /// A blob has another length than a container says.
+    LengthMismatch = "length_mismatch", 422, 4, false;
+    /// A stored blob no longer hashes to its name.
+    CorruptStore = "corrupt_store", 500, 4, false;
+    /// A container lists blobs that are not stored; `missing` names some of them.
+    MissingBlobs = "missing_blobs", 422, 5, false;
+    /// No such repository.
+    RepositoryUnknown = "repository_unknown", 404, 5, false;
+    /// No such snapshot in this repository.
+    SnapshotUnknown = "snapshot_unknown", 404, 5, false;
+    /// No such tag in this repository.
+    TagUnknown = "tag_unknown", 404, 5, false;
+    /// No such blob.
+    BlobUnknown = "blob_unknown", 404, 5, false;
+    /// No such push session: it was committed, aborted or has expired.
+    PushUnknown = "push_unknown", 404, 5, false;
+    /// No such page.
+    NotFound = "not_found", 404, 5, false;
+    /// The tag does not point where the caller said.
+    TagMoved = "tag_moved", 412, 3, false;
+    /// A token is needed.
+    Unauthorized = "unauthorized", 401, 6, false;
+    /// The token does not allow this.
+    Denied = "denied", 403, 6, false;
+    /// Too many requests at once.
+    Overloaded = "overloaded", 503, 7, true;
+    /// The store behind the registry cannot be reached or is full; nothing is said about what it holds.
+    Unavailable = "unavailable", 503, 7, true;
+    /// The disk or quota is full.
+    StorageFull = "storage_full", 507, 7, true;
+    /// The request took longer than it may.
+    Timeout = "timeout", 504, 7, true;
+    /// A bug. Please report it with the request id.
+    Internal = "internal", 500, 70, false;
+}
+
+impl std::fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

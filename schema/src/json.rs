@@ -1,0 +1,24 @@
+//! Parsing of foreign JSON documents: a size limit, then errors that carry a JSON path.
+
+use crate::error::FormatError;
+use serde::de::DeserializeOwned;
+
+/// Parses a whole document. Trailing bytes are refused.
+pub(crate) fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u64) -> Result<T, FormatError> {
+    if bytes.len() as u64 > limit {
+        return Err(FormatError::TooLarge { what: document, found: bytes.len() as u64, limit });
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| FormatError::Json {
+        document,
+        path: format!("$.{}", e.path()).replace("$..", "$"),
+        reason: e.inner().to_string(),
+    })?;
+    deserializer.end().map_err(|e| FormatError::Json { document, path: "$".into(), reason: e.to_string() })?;
+    Ok(value)
+}
+
+/// Compact JSON in field order. Our documents contain nothing that can fail to serialize.
+pub(crate) fn bytes<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_else(|e| unreachable!("documents have string keys and finite numbers only: {e}"))
+}

@@ -1,0 +1,40 @@
+//! Formats of `pf`: everything that two processes must agree on, and no I/O.
+//!
+//! A *blob* is opaque bytes named by the digest of its raw bytes. A *container* is a blob that lists
+//! other blobs: a [`run`] lists pages, a [`tree`] lists runs, a [`checkpoint`] lists tensors, a
+//! [`snapshot`] manifest lists all of these. [`container`] is the one place where references are followed.
+//! Blobs travel and rest as [`frame`]s; a [`pack`] is many frames and an index.
+//!
+//! The specification in words is `docs/formats.md`; golden files under `tests/golden` keep both true.
+//!
+//! ```
+//! use pfr_schema::{Algorithm, Digest};
+//! let digest = Digest::of(Algorithm::Sha256, b"hi");
+//! assert_eq!(digest.to_string().parse::<Digest>().unwrap(), digest);
+//! ```
+
+pub mod api;
+pub mod checkpoint;
+pub mod codec;
+pub mod container;
+pub mod digest;
+pub mod error;
+pub mod flat;
+pub mod frame;
+pub mod geometry;
+pub mod media_type;
+pub mod name;
+pub mod pack;
+pub mod ranges;
+pub mod run;
+pub mod snapshot;
+pub mod tree;
+
+mod json;
+mod limits;
+
+pub use container::{Container, Kind};
+pub use digest::{Algorithm, Digest, Hasher};
+pub use error::{ErrorCode, FormatError};
+pub use limits::Limits;
+pub use name::{Reference, RepositoryName, Selector, Tag};

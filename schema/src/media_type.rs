@@ -1,0 +1,22 @@
+//! Media types.
+
+/// A flat page manifest, the interchange form ([`crate::flat`]).
+pub const FLAT_MANIFEST: &str = "application/vnd.pf.page-manifest.v1+json";
+/// A run of pages ([`crate::run`]).
+pub const RUN: &str = "application/vnd.pf.page-run.v1";
+/// A page tree ([`crate::tree`]).
+pub const TREE: &str = "application/vnd.pf.page-tree.v1+json";
+/// A hybrid checkpoint ([`crate::checkpoint`]).
+pub const CHECKPOINT: &str = "application/vnd.pf.checkpoint.v1+json";
+/// A snapshot's configuration ([`crate::snapshot`]).
+pub const CONFIG: &str = "application/vnd.pf.snapshot.config.v1+json";
+/// The `artifactType` of a snapshot.
+pub const SNAPSHOT: &str = "application/vnd.pf.snapshot.v1+json";
+/// The OCI image manifest that a snapshot is.
+pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Token ids, `u32` little-endian, in order.
+pub const TOKENS: &str = "application/vnd.pf.tokens.v1";
+/// Bytes that nobody interprets.
+pub const OCTETS: &str = "application/octet-stream";
+/// A stream of frames ([`crate::frame`]) as an HTTP body.
+pub const FRAMES: &str = "application/vnd.pf.frames.v1";

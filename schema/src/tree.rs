@@ -1,0 +1,345 @@
+//! Page trees: the stored form of a page list — geometry, runs and sequences of one group of one rank.
+
+use crate::container::Kind;
+use crate::digest::Digest;
+use crate::error::FormatError;
+use crate::flat::{self, FlatManifest, Page, Sequence, check_fill, too_many};
+use crate::geometry::Geometry;
+use crate::json;
+use crate::limits::Limits;
+use crate::ranges::Ranges;
+use crate::run::{self, Run};
+use serde::{Deserialize, Serialize};
+
+const DOCUMENT: &str = "page tree";
+/// Value of the `schema` field.
+pub const SCHEMA: &str = "pf.page-tree.v1";
+/// Layouts that start so are opaque: page bytes are the engine's own.
+pub const OPAQUE_PREFIX: &str = "opaque/";
+
+/// What kind of state a group holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupKind {
+    /// Every token attends to every earlier one.
+    FullAttention,
+    /// Only the last tokens are kept.
+    SlidingWindow,
+    /// Latent attention: one compressed vector a token.
+    Mla,
+    /// One block of recurrent state a sequence.
+    Recurrent,
+}
+
+/// A named group of layers that share a block table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// Name, unique in a snapshot.
+    pub name: String,
+    /// Kind of state.
+    pub kind: GroupKind,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        Self { name: "main".into(), kind: GroupKind::FullAttention }
+    }
+}
+
+/// A run and how many pages it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunRef {
+    /// The run's digest.
+    pub digest: Digest,
+    /// Its pages; checked against the run when the tree is stored.
+    pub pages: u32,
+}
+
+/// A sequence, its page indices as ranges.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TreeSequence {
+    /// Stable identifier.
+    pub id: String,
+    /// Pages in token order.
+    pub ix: Ranges,
+    /// Occupied slots of the last page; 0 means the last page is full.
+    pub fill: u32,
+}
+
+/// A page tree. The order of the fields is the order of the bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageTree {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// [`flat::LAYOUT`], or `opaque/…`.
+    pub layout: String,
+    /// Tokens in a page.
+    pub page_size_tokens: u32,
+    /// Bytes of one component of one page.
+    pub page_bytes: u64,
+    /// Shape of a page; given exactly when the layout is [`flat::LAYOUT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub geometry: Option<Geometry>,
+    /// Names of the blobs that make up a page: `["k","v"]`, `["kv"]`, `["latent"]` or `["state"]`.
+    pub components: Vec<String>,
+    /// The group of layers.
+    pub group: Group,
+    /// This shard's number.
+    pub rank: u32,
+    /// How many shards there are.
+    pub world: u32,
+    /// Runs in page order.
+    pub runs: Vec<RunRef>,
+    /// The ix of every page, ascending.
+    pub ix: Ranges,
+    /// Sequences, sorted by id.
+    pub sequences: Vec<TreeSequence>,
+    /// Digest of the equivalent flat manifest; given exactly when the layout is [`flat::LAYOUT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flat_digest: Option<Digest>,
+}
+
+/// A container as bytes, with its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// SHA-256 of the bytes.
+    pub digest: Digest,
+    /// What kind of container (or blob) it is.
+    pub kind: Kind,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Document {
+    /// Names `bytes`.
+    #[must_use]
+    pub fn new(kind: Kind, bytes: Vec<u8>) -> Self {
+        Self { digest: Digest::sha256(&bytes), kind, bytes }
+    }
+}
+
+impl PageTree {
+    /// Turns a flat manifest into a tree and its runs.
+    ///
+    /// # Errors
+    /// None for a valid manifest; the type is shared with [`Run::new`].
+    pub fn from_flat(manifest: &FlatManifest, group: Group, rank: u32, world: u32) -> Result<(Self, Vec<Document>), FormatError> {
+        let pages = manifest.pages();
+        let mut documents = Vec::new();
+        let mut runs = Vec::new();
+        let mut start = 0;
+        for length in run::cut(pages.iter().map(|p| &p.k)) {
+            let digests = pages[start..start + length].iter().flat_map(|p| [p.k, p.v]).collect();
+            let document = Document::new(Kind::Run, Run::new(2, manifest.page_bytes(), digests)?.to_bytes());
+            runs.push(RunRef { digest: document.digest, pages: length as u32 });
+            documents.push(document);
+            start += length;
+        }
+        let tree = Self {
+            schema: SCHEMA.into(),
+            layout: flat::LAYOUT.into(),
+            page_size_tokens: manifest.geometry().page_size_tokens,
+            page_bytes: manifest.page_bytes(),
+            geometry: Some(*manifest.geometry()),
+            components: vec!["k".into(), "v".into()],
+            group,
+            rank,
+            world,
+            runs,
+            ix: pages.iter().map(|p| p.ix).collect(),
+            sequences: manifest
+                .sequences()
+                .iter()
+                .map(|s| TreeSequence { id: s.id.clone(), ix: s.page_ixs.iter().copied().collect(), fill: s.fill_in_last_page })
+                .collect(),
+            flat_digest: Some(Digest::sha256(&manifest.to_bytes())),
+        };
+        Ok((tree, documents))
+    }
+
+    /// Turns the tree back into the flat manifest; `run` gives each run of [`Self::runs`], in order.
+    ///
+    /// # Errors
+    /// [`FormatError`] if the runs do not add up, the layout has no flat form, or the result does not hash to `flat_digest`.
+    pub fn to_flat(&self, runs: &[Run], limits: &Limits) -> Result<FlatManifest, FormatError> {
+        let (Some(geometry), Some(flat_digest)) = (self.geometry, self.flat_digest) else {
+            return Err(FormatError::field(
+                DOCUMENT,
+                "$.layout",
+                format!("{:?}, the only layout with a flat form", flat::LAYOUT),
+                format!("{:?}", self.layout),
+            ));
+        };
+        let digests: Vec<Digest> = runs.iter().flat_map(|r| r.digests()).copied().collect();
+        if digests.len() as u64 != self.ix.len() * 2 {
+            return Err(FormatError::field(DOCUMENT, "$.runs", format!("{} pages in all", self.ix.len()), digests.len() / 2));
+        }
+        let pages = self.ix.iter().zip(digests.chunks_exact(2)).map(|(ix, kv)| Page { ix, k: kv[0], v: kv[1] }).collect();
+        let sequences = self
+            .sequences
+            .iter()
+            .map(|s| Sequence { id: s.id.clone(), page_ixs: s.ix.iter().collect(), fill_in_last_page: s.fill })
+            .collect();
+        let flat = FlatManifest::new(geometry, pages, sequences, limits)?;
+        let found = Digest::sha256(&flat.to_bytes());
+        if found != flat_digest {
+            return Err(FormatError::DigestMismatch { expected: flat_digest, found });
+        }
+        Ok(flat)
+    }
+
+    /// Parses and checks a tree.
+    ///
+    /// # Errors
+    /// [`FormatError`] with JSON path, expected and found.
+    pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
+        let tree: Self = json::parse(DOCUMENT, bytes, limits.document_bytes)?;
+        tree.check(limits)?;
+        Ok(tree)
+    }
+
+    fn check(&self, limits: &Limits) -> Result<(), FormatError> {
+        let field = |path: &str, expected: String, found: String| Err(FormatError::field(DOCUMENT, path, expected, found));
+        if self.schema != SCHEMA {
+            return field("$.schema", format!("{SCHEMA:?}"), format!("{:?}", self.schema));
+        }
+        let known = [&["k", "v"][..], &["kv"], &["latent"], &["state"]];
+        if !known.iter().any(|names| self.components == *names) {
+            return field("$.components", r#"["k","v"], ["kv"], ["latent"] or ["state"]"#.into(), format!("{:?}", self.components));
+        }
+        if self.page_size_tokens == 0 {
+            return field("$.page_size_tokens", "a positive number".into(), "0".into());
+        }
+        if self.page_bytes == 0 || self.page_bytes > limits.page_bytes {
+            return Err(FormatError::TooLarge {
+                what: "a page in bytes (0 is refused as well)",
+                found: self.page_bytes,
+                limit: limits.page_bytes,
+            });
+        }
+        let is_flat = self.layout == flat::LAYOUT;
+        if !is_flat && (!self.layout.starts_with(OPAQUE_PREFIX) || self.layout.len() > 200) {
+            return field(
+                "$.layout",
+                format!("{:?} or a layout that starts with {OPAQUE_PREFIX:?}", flat::LAYOUT),
+                format!("{:?}", self.layout),
+            );
+        }
+        match &self.geometry {
+            Some(geometry) if is_flat => {
+                let expected = geometry.page_bytes(limits)?;
+                if expected != self.page_bytes || geometry.page_size_tokens != self.page_size_tokens {
+                    return field("$.page_bytes", format!("{expected} as the geometry says"), self.page_bytes.to_string());
+                }
+                if self.components.len() != 2 {
+                    return field("$.components", r#"["k","v"] for this layout"#.into(), format!("{:?}", self.components));
+                }
+            }
+            None if !is_flat => {}
+            _ => {
+                return field(
+                    "$.geometry",
+                    format!("a geometry exactly when the layout is {:?}", flat::LAYOUT),
+                    format!("layout {:?}", self.layout),
+                );
+            }
+        }
+        if self.flat_digest.is_some() != is_flat {
+            return field(
+                "$.flat_digest",
+                format!("a digest exactly when the layout is {:?}", flat::LAYOUT),
+                format!("layout {:?}", self.layout),
+            );
+        }
+        if self.world == 0 || self.rank >= self.world {
+            return field("$.rank", "a rank below world".into(), format!("rank {} of {}", self.rank, self.world));
+        }
+        if self.group.name.is_empty() || self.group.name.len() > 200 {
+            return field("$.group.name", "1 to 200 bytes".into(), format!("{} bytes", self.group.name.len()));
+        }
+        self.check_pages(limits)
+    }
+
+    fn check_pages(&self, limits: &Limits) -> Result<(), FormatError> {
+        self.ix.check(DOCUMENT, "$.ix", limits.pages)?;
+        let mut runs_pages = 0_u64;
+        for (i, run) in self.runs.iter().enumerate() {
+            if run.pages == 0 || run.pages as usize > run::MAX_PAGES {
+                return Err(FormatError::field(DOCUMENT, format!("$.runs[{i}].pages"), format!("1 to {}", run::MAX_PAGES), run.pages));
+            }
+            runs_pages += u64::from(run.pages);
+        }
+        if runs_pages != self.ix.len() {
+            return Err(FormatError::field(
+                DOCUMENT,
+                "$.ix",
+                format!("{runs_pages} indices, as many as the runs have pages"),
+                self.ix.len(),
+            ));
+        }
+        let mut previous = None;
+        for ix in self.ix.iter() {
+            if previous.is_some_and(|p| ix <= p) {
+                return Err(FormatError::field(DOCUMENT, "$.ix", "ascending indices, each once", ix));
+            }
+            previous = Some(ix);
+        }
+        let known: Vec<u32> = self.ix.iter().collect();
+        too_many("sequences in a tree", self.sequences.len() as u64, limits.sequences)?;
+        let mut listed = 0;
+        for (i, sequence) in self.sequences.iter().enumerate() {
+            if i > 0 && sequence.id <= self.sequences[i - 1].id {
+                return Err(FormatError::field(
+                    DOCUMENT,
+                    format!("$.sequences[{i}].id"),
+                    "ids ascending, each once",
+                    format!("{:?}", sequence.id),
+                ));
+            }
+            let path = format!("$.sequences[{i}].ix");
+            sequence.ix.check(DOCUMENT, &path, limits.sequence_pages)?;
+            listed += sequence.ix.len();
+            too_many("page indices in sequences", listed, limits.sequence_pages)?;
+            check_fill(DOCUMENT, &format!("$.sequences[{i}].fill"), sequence.fill, self.page_size_tokens, sequence.ix.is_empty())?;
+            if let Some(missing) = sequence.ix.iter().find(|ix| known.binary_search(ix).is_err()) {
+                return Err(FormatError::field(DOCUMENT, path, "the ix of a page in $.ix", missing));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tree's bytes: compact JSON.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        json::bytes(self)
+    }
+
+    /// The tree as a named container.
+    #[must_use]
+    pub fn to_document(&self) -> Document {
+        Document::new(Kind::Tree, self.to_bytes())
+    }
+
+    /// What each run must look like.
+    pub fn run_shapes(&self) -> impl Iterator<Item = (Digest, run::Shape)> + '_ {
+        self.runs
+            .iter()
+            .map(|r| (r.digest, run::Shape { pages: r.pages, components: self.components.len() as u8, page_bytes: self.page_bytes }))
+    }
+
+    /// Pages in the tree.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.ix.len()
+    }
+
+    /// Tokens of the longest sequence.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.sequences.iter().map(|s| flat::tokens(s.ix.len(), self.page_size_tokens, s.fill)).max().unwrap_or(0)
+    }
+}
