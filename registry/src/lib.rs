@@ -1,1 +1,25 @@
-//! .
+//! The registry: one [`pfr_store::Store`] behind HTTP.
+//!
+//! ```text
+//! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
+//!                                                 │
+//! connection ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes ─▶ handlers ─▶ store
+//!                                                 │
+//!                                              problem (every error, one shape)
+//! ```
+//!
+//! It keeps no state of its own: what a handler acknowledges is in the store. It owns three promises that the store cannot
+//! give: a request is bounded in time, memory and number ([`config`]); every error has one shape and leaks nothing
+//! ([`problem`]); what is in flight at shutdown is finished or cleanly cut ([`server`]).
+
+mod app;
+pub mod config;
+mod handlers;
+mod http;
+pub mod problem;
+pub mod routes;
+pub mod server;
+pub mod telemetry;
+
+pub use config::Config;
+pub use server::Server;

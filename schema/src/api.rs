@@ -45,7 +45,7 @@ mod openapi {
         "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     );
     string_schema!(Tag, "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", "latest");
-    string_schema!(RepositoryName, "^[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$", "team/agent");
+    string_schema!(RepositoryName, r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$", "team/agent");
 }
 
 api! {

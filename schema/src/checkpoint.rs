@@ -95,6 +95,11 @@ impl Checkpoint {
         if checkpoint.abi != ABI {
             return Err(FormatError::field(DOCUMENT, "$.abi", format!("{ABI:?}"), format!("{:?}", checkpoint.abi)));
         }
+        let Key { tokens, alignment, .. } = checkpoint.key;
+        if alignment == 0 || tokens % alignment != 0 {
+            let found = format!("{tokens} tokens, alignment {alignment}");
+            return Err(FormatError::field(DOCUMENT, "$.key.tokens", "a multiple of a positive alignment", found));
+        }
         too_many("tensors in a checkpoint", checkpoint.tensors.len() as u64, limits.tensors)?;
         let mut names = std::collections::HashSet::new();
         for (i, tensor) in checkpoint.tensors.iter().enumerate() {
@@ -105,7 +110,7 @@ impl Checkpoint {
                 return field("name", "every name once", format!("{:?} again", tensor.name));
             }
             const KINDS: [&str; 7] = ["recurrent", "conv", "ssm", "window", "mtp", "last-hidden", "rng"];
-            if !KINDS.contains(&tensor.kind.as_str()) && !tensor.kind.starts_with("other:") {
+            if !KINDS.contains(&tensor.kind.as_str()) && !tensor.kind.strip_prefix("other:").is_some_and(|name| !name.is_empty()) {
                 return field("kind", "recurrent, conv, ssm, window, mtp, last-hidden, rng or other:<name>", format!("{:?}", tensor.kind));
             }
             let value = tensor.value_hash.strip_prefix("pfv1:").map(str::parse::<Digest>);

@@ -104,6 +104,10 @@ impl Decoder {
             sink(stored);
             return Ok(());
         };
+        if stored.is_empty() {
+            // zstd takes repeated calls without input for an endless loop of the caller's.
+            return Ok(());
+        }
         let mut input = InBuffer::around(stored);
         loop {
             if self.ended {

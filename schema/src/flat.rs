@@ -44,10 +44,10 @@ impl Sequence {
     }
 }
 
-/// Tokens in `pages` pages of which the last holds `fill` (0 = full).
+/// Tokens in `pages` pages of which the last holds `fill` (0 = full). Saturates: API responses carry trees nobody has checked.
 pub(crate) fn tokens(pages: u64, page_size_tokens: u32, fill: u32) -> u64 {
-    let full = pages * u64::from(page_size_tokens);
-    if fill == 0 || pages == 0 { full } else { full - u64::from(page_size_tokens - fill) }
+    let full = pages.saturating_mul(u64::from(page_size_tokens));
+    if fill == 0 || pages == 0 { full } else { full - u64::from(page_size_tokens.saturating_sub(fill)) }
 }
 
 // The order of the fields is the order of the bytes.

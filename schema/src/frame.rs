@@ -292,6 +292,6 @@ impl Parser {
             State::Payload(_) => "inside a payload",
             State::Checksum => "inside a checksum",
         };
-        Err(FormatError::Truncated { position: self.position, reason })
+        Err(FormatError::Truncated { position: self.position + self.joined.len() as u64, reason })
     }
 }

@@ -148,9 +148,9 @@ impl FromStr for Selector {
             Some((tag, "")) => (tag, 1),
             Some((tag, steps)) => (
                 tag,
-                steps
-                    .parse()
-                    .ok()
+                Some(steps)
+                    .filter(|s| s.bytes().all(|b| b.is_ascii_digit()))
+                    .and_then(|s| s.parse().ok())
                     .filter(|n| *n <= 100_000)
                     .ok_or_else(|| name_error("reference", text, "expected a number up to 100000 after '~'"))?,
             ),
@@ -207,7 +207,8 @@ impl FromStr for Reference {
                     .split_once('/')
                     .ok_or_else(|| name_error("reference", text, "expected a repository after the registry's address"))?;
                 // A user name or password in an address would end up in logs and shell history.
-                if host.is_empty() || host.contains(['@', '?', '#']) || host.chars().any(|c| c.is_whitespace() || c.is_control()) {
+                let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '[' | ']');
+                if host.is_empty() || host.starts_with(':') || !host.chars().all(legal) {
                     return Err(name_error("reference", text, "expected host or host:port after the scheme"));
                 }
                 (Some(format!("{scheme}{host}")), path)

@@ -12,7 +12,7 @@ impl Ranges {
     /// How many indices it stands for; saturates.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.0.iter().map(|(_, count)| u64::from(*count)).sum()
+        self.0.iter().fold(0, |sum, (_, count)| sum.saturating_add(u64::from(*count)))
     }
 
     /// Whether it stands for none.
@@ -24,6 +24,11 @@ impl Ranges {
     /// The indices. Call [`Self::check`] first: a short document may stand for billions.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(start, count)| (0..*count).map(move |i| start.wrapping_add(i)))
+    }
+
+    /// The ranges as start and end (exclusive).
+    pub(crate) fn bounds(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.iter().map(|(start, count)| (u64::from(*start), u64::from(*start) + u64::from(*count)))
     }
 
     /// Refuses empty or overflowing ranges, ranges that should have been one, and more than `limit` indices.

@@ -16,6 +16,7 @@
 
 use crate::digest::{Algorithm, Digest};
 use crate::error::FormatError;
+use crate::flat::too_many;
 use crate::limits::Limits;
 
 const DOCUMENT: &str = "page run";
@@ -50,11 +51,14 @@ impl Run {
     /// A run of `digests.len() / components` pages; `digests` lists the components of the first page, then of the second…
     ///
     /// # Errors
-    /// [`FormatError::Field`] if it is empty, too long, or of mixed algorithms.
+    /// [`FormatError::Field`] if it is empty, too long, of empty pages, or of mixed algorithms.
     pub fn new(components: u8, page_bytes: u64, digests: Vec<Digest>) -> Result<Self, FormatError> {
         let field = |path: &str, expected: String, found: String| Err(FormatError::field(DOCUMENT, path, expected, found));
         if !(1..=2).contains(&components) {
             return field("byte 6", "1 or 2 components".into(), components.to_string());
+        }
+        if page_bytes == 0 {
+            return field("byte 8", "a positive number of bytes".into(), "0".into());
         }
         if digests.is_empty() || digests.len() % usize::from(components) != 0 || digests.len() / usize::from(components) > MAX_PAGES {
             return field("byte 16", format!("1 to {MAX_PAGES} whole pages"), format!("{} digests", digests.len()));
@@ -73,7 +77,8 @@ impl Run {
     pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
         let field = |path: &str, expected: &str, found: String| Err(FormatError::field(DOCUMENT, path, expected, found));
         if bytes.len() < HEADER || &bytes[..4] != MAGIC {
-            return field("byte 0", "a header that starts with PFRN", format!("{} bytes", bytes.len()));
+            let found = format!("{} bytes that start with {:02x?}", bytes.len(), &bytes[..bytes.len().min(4)]);
+            return field("byte 0", "a header that starts with PFRN", found);
         }
         if bytes[4] != 1 {
             return field("byte 4", "version 1", bytes[4].to_string());
@@ -85,13 +90,7 @@ impl Run {
             return field("byte 7", "0", bytes[7].to_string());
         }
         let page_bytes = u64::from_le_bytes(bytes[8..16].try_into().unwrap_or_default());
-        if page_bytes == 0 || page_bytes > limits.page_bytes {
-            return Err(FormatError::TooLarge {
-                what: "a page in bytes (0 is refused as well)",
-                found: page_bytes,
-                limit: limits.page_bytes,
-            });
-        }
+        too_many("a page in bytes", page_bytes, limits.page_bytes)?;
         let pages = u32::from_le_bytes(bytes[16..20].try_into().unwrap_or_default()) as usize;
         let body = &bytes[HEADER..];
         if pages > MAX_PAGES || body.len() != pages * usize::from(bytes[6]) * algorithm.len() {

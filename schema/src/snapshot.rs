@@ -13,6 +13,10 @@ use std::collections::BTreeMap;
 const MANIFEST: &str = "snapshot manifest";
 const CONFIG: &str = "snapshot configuration";
 
+/// Bytes of a manifest or a configuration: 4 MiB, as registries commonly allow. Free-form JSON takes up to sixteen times its
+/// size once parsed, so these two do not get the whole of [`Limits::document_bytes`].
+pub const MAX_BYTES: u64 = 4 << 20;
+
 /// How faithful a restore of this snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -61,7 +65,7 @@ impl SnapshotConfig {
     /// # Errors
     /// [`FormatError`] with the JSON path.
     pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
-        let config: Self = json::parse(CONFIG, bytes, limits.document_bytes)?;
+        let config: Self = json::parse(CONFIG, bytes, limits.document_bytes.min(MAX_BYTES))?;
         if config.parents.len() > 2 {
             return Err(FormatError::field(CONFIG, "$.parents", "at most 2 parents", config.parents.len()));
         }
@@ -150,7 +154,7 @@ impl Manifest {
     /// # Errors
     /// [`FormatError`] with the JSON path.
     pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
-        let manifest: Self = json::parse(MANIFEST, bytes, limits.document_bytes)?;
+        let manifest: Self = json::parse(MANIFEST, bytes, limits.document_bytes.min(MAX_BYTES))?;
         let field = |path: &str, expected: &str, found: String| Err(FormatError::field(MANIFEST, path, expected, found));
         if manifest.schema_version != 2 {
             return field("$.schemaVersion", "2", manifest.schema_version.to_string());
@@ -159,10 +163,17 @@ impl Manifest {
             return field("$.mediaType", media_type::OCI_MANIFEST, manifest.media_type);
         }
         too_many("layers in a manifest", manifest.layers.len() as u64, limits.layers)?;
+        // A manifest below a manifest could nest without end.
+        if manifest.config.kind() == Kind::Manifest {
+            return field("$.config.mediaType", "a configuration, not a manifest", manifest.config.media_type);
+        }
         for (i, layer) in manifest.layers.iter().enumerate() {
             if layer.kind() == Kind::Manifest {
                 return field(&format!("$.layers[{i}].mediaType"), "a layer, not a manifest", layer.media_type.clone());
             }
+        }
+        for descriptor in std::iter::once(&manifest.config).chain(&manifest.layers) {
+            too_many("a blob in bytes", descriptor.size, limits.blob_bytes)?;
         }
         if manifest.is_snapshot() && manifest.config.media_type != media_type::CONFIG {
             return field("$.config.mediaType", media_type::CONFIG, manifest.config.media_type);

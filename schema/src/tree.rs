@@ -1,7 +1,7 @@
 //! Page trees: the stored form of a page list — geometry, runs and sequences of one group of one rank.
 
 use crate::container::Kind;
-use crate::digest::Digest;
+use crate::digest::{Algorithm, Digest};
 use crate::error::FormatError;
 use crate::flat::{self, FlatManifest, Page, Sequence, check_fill, too_many};
 use crate::geometry::Geometry;
@@ -126,7 +126,7 @@ impl PageTree {
     /// Turns a flat manifest into a tree and its runs.
     ///
     /// # Errors
-    /// None for a valid manifest; the type is shared with [`Run::new`].
+    /// [`FormatError::Field`] if `rank` is not below `world` or the group's name is empty or over 200 bytes.
     pub fn from_flat(manifest: &FlatManifest, group: Group, rank: u32, world: u32) -> Result<(Self, Vec<Document>), FormatError> {
         let pages = manifest.pages();
         let mut documents = Vec::new();
@@ -158,6 +158,7 @@ impl PageTree {
                 .collect(),
             flat_digest: Some(Digest::sha256(&manifest.to_bytes())),
         };
+        tree.check_shard()?;
         Ok((tree, documents))
     }
 
@@ -174,6 +175,8 @@ impl PageTree {
                 format!("{:?}", self.layout),
             ));
         };
+        // A tree may come from an API response, which nobody has checked.
+        self.check(limits)?;
         let digests: Vec<Digest> = runs.iter().flat_map(|r| r.digests()).copied().collect();
         if digests.len() as u64 != self.ix.len() * 2 {
             return Err(FormatError::field(DOCUMENT, "$.runs", format!("{} pages in all", self.ix.len()), digests.len() / 2));
@@ -214,13 +217,10 @@ impl PageTree {
         if self.page_size_tokens == 0 {
             return field("$.page_size_tokens", "a positive number".into(), "0".into());
         }
-        if self.page_bytes == 0 || self.page_bytes > limits.page_bytes {
-            return Err(FormatError::TooLarge {
-                what: "a page in bytes (0 is refused as well)",
-                found: self.page_bytes,
-                limit: limits.page_bytes,
-            });
+        if self.page_bytes == 0 {
+            return field("$.page_bytes", "a positive number".into(), "0".into());
         }
+        too_many("a page in bytes", self.page_bytes, limits.page_bytes)?;
         let is_flat = self.layout == flat::LAYOUT;
         if !is_flat && (!self.layout.starts_with(OPAQUE_PREFIX) || self.layout.len() > 200) {
             return field(
@@ -232,8 +232,12 @@ impl PageTree {
         match &self.geometry {
             Some(geometry) if is_flat => {
                 let expected = geometry.page_bytes(limits)?;
-                if expected != self.page_bytes || geometry.page_size_tokens != self.page_size_tokens {
+                if expected != self.page_bytes {
                     return field("$.page_bytes", format!("{expected} as the geometry says"), self.page_bytes.to_string());
+                }
+                if geometry.page_size_tokens != self.page_size_tokens {
+                    let expected = format!("{} as the geometry says", geometry.page_size_tokens);
+                    return field("$.page_size_tokens", expected, self.page_size_tokens.to_string());
                 }
                 if self.components.len() != 2 {
                     return field("$.components", r#"["k","v"] for this layout"#.into(), format!("{:?}", self.components));
@@ -255,13 +259,24 @@ impl PageTree {
                 format!("layout {:?}", self.layout),
             );
         }
+        if let Some(digest) = self.flat_digest.filter(|d| d.algorithm() != Algorithm::Sha256) {
+            return field("$.flat_digest", "a sha256 digest, as of every document".into(), digest.to_string());
+        }
+        self.check_shard()?;
+        self.check_pages(limits)
+    }
+
+    /// What a writer chooses freely: the shard and the group's name.
+    fn check_shard(&self) -> Result<(), FormatError> {
         if self.world == 0 || self.rank >= self.world {
-            return field("$.rank", "a rank below world".into(), format!("rank {} of {}", self.rank, self.world));
+            let found = format!("rank {} of {}", self.rank, self.world);
+            return Err(FormatError::field(DOCUMENT, "$.rank", "a rank below world", found));
         }
         if self.group.name.is_empty() || self.group.name.len() > 200 {
-            return field("$.group.name", "1 to 200 bytes".into(), format!("{} bytes", self.group.name.len()));
+            let found = format!("{} bytes", self.group.name.len());
+            return Err(FormatError::field(DOCUMENT, "$.group.name", "1 to 200 bytes", found));
         }
-        self.check_pages(limits)
+        Ok(())
     }
 
     fn check_pages(&self, limits: &Limits) -> Result<(), FormatError> {
@@ -281,14 +296,11 @@ impl PageTree {
                 self.ix.len(),
             ));
         }
-        let mut previous = None;
-        for ix in self.ix.iter() {
-            if previous.is_some_and(|p| ix <= p) {
-                return Err(FormatError::field(DOCUMENT, "$.ix", "ascending indices, each once", ix));
-            }
-            previous = Some(ix);
+        // Work on ranges, never on indices: a kilobyte of ranges may stand for millions of them.
+        let known: Vec<(u64, u64)> = self.ix.bounds().collect();
+        if let Some(pair) = known.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+            return Err(FormatError::field(DOCUMENT, "$.ix", "ascending indices, each once", pair[1].0));
         }
-        let known: Vec<u32> = self.ix.iter().collect();
         too_many("sequences in a tree", self.sequences.len() as u64, limits.sequences)?;
         let mut listed = 0;
         for (i, sequence) in self.sequences.iter().enumerate() {
@@ -305,8 +317,12 @@ impl PageTree {
             listed += sequence.ix.len();
             too_many("page indices in sequences", listed, limits.sequence_pages)?;
             check_fill(DOCUMENT, &format!("$.sequences[{i}].fill"), sequence.fill, self.page_size_tokens, sequence.ix.is_empty())?;
-            if let Some(missing) = sequence.ix.iter().find(|ix| known.binary_search(ix).is_err()) {
-                return Err(FormatError::field(DOCUMENT, path, "the ix of a page in $.ix", missing));
+            for (start, end) in sequence.ix.bounds() {
+                // Adjoining ranges of `$.ix` are merged, so a list without gaps lies in one of them.
+                let covered = known.partition_point(|k| k.0 <= start).checked_sub(1).map_or(0, |k| known[k].1);
+                if covered < end {
+                    return Err(FormatError::field(DOCUMENT, path, "the ix of a page in $.ix", covered.max(start)));
+                }
             }
         }
         Ok(())

@@ -1,1 +1,37 @@
-//! .
+//! The store of `pf`, and its heart: packs in an [`object_store`], [`Metadata`] beside them, references, leases.
+//! The same store runs behind the registry and on every GPU host; it knows no HTTP.
+//!
+//! ```text
+//! frames in ─▶ verify (digest, checksum, off the async threads) ─▶ pack, durable ─▶ one metadata transaction ─▶ acknowledged
+//! commit    ─▶ one transaction: manifest, parents, tag
+//! frames out ◀─ ranges of packs, as they lie ◀─ located in metadata
+//! ```
+//!
+//! What is durable when: [`Store::ingest`] returns after its packs are on disk and their rows committed;
+//! [`Store::commit`] after the tag is. What was uploaded and never committed is garbage when its lease ends.
+//!
+//! A stored container holds its children: it is accepted only if all of them are stored, and raises their reference counts
+//! in the same transaction. So *present* means *complete*, and [`Store::missing`] may stop at the first container it finds.
+
+mod clock;
+mod error;
+mod frames;
+mod ingest;
+mod inspect;
+mod metadata;
+mod pack_writer;
+mod sqlite;
+mod store;
+mod verify;
+
+pub use clock::Clock;
+pub use error::{Error, Result};
+pub use frames::BoxFrames;
+pub use inspect::VerifyProgress;
+pub use metadata::{
+    Commit, Committed, Location, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackStored, Page, PushId, RepositoryRow,
+    SnapshotRow, TagMove, TagRow,
+};
+pub use sqlite::SqliteMetadata;
+pub use store::{Ingested, Options, PushSession, Store, document_frame};
+pub use verify::{Incoming, Whole, verified_frames};

@@ -1,0 +1,368 @@
+//! What can be typed. Each flag is declared once; commands that share one flatten the struct that has it.
+
+use super::output::human;
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Parser, Subcommand};
+use pfr_schema::api::TagState;
+use pfr_schema::{FormatError, Reference, RepositoryName, Selector, Tag};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::White.on_default().bold())
+    .usage(AnsiColor::White.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default())
+    .placeholder(AnsiColor::White.on_default().dimmed());
+
+const AFTER: &str = "\
+A REF is [http(s)://host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1 or team/agent:step-3~2 (two
+parents up). Without a tag it means the tag `latest`.
+
+Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted,
+7 unreachable, 70 bug.
+
+Try `pf demo` for all of it on real input.";
+
+/// Keep, fork and move the paged KV caches of LLM agents, each named by its digest.
+#[derive(Debug, Parser)]
+#[command(name = "pf", version, styles = STYLES, after_help = AFTER, max_term_width = 120, arg_required_else_help = true)]
+pub struct Args {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Everywhere")]
+pub struct Global {
+    /// Registry for references that name none
+    #[arg(long, global = true, value_name = "URL", env = "PF_REGISTRY", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// Directory of the local store
+    #[arg(long, global = true, value_name = "DIR", env = "PF_STORE", hide_env_values = true)]
+    pub store: Option<PathBuf>,
+    /// Write one JSON document to stdout instead of text
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No progress bars, no summaries
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+}
+
+/// Which store a command looks at.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Where {
+    /// Look at the local store, not at a registry
+    #[arg(long)]
+    pub local: bool,
+}
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Store a snapshot in a registry, sending only what it lacks
+    #[command(after_help = PUSH_EXAMPLES)]
+    Push(Push),
+    /// Fetch a snapshot, only what is missing here
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull(Pull),
+    /// List repositories, or what one of them holds
+    Ls(Ls),
+    /// Draw the lineage of a snapshot, or of a whole repository
+    Log(Log),
+    /// Show what a snapshot is made of
+    Inspect(Inspect),
+    /// Show what differs between two snapshots
+    Diff(Diff),
+    /// Give a snapshot another name
+    Tag(TagArgs),
+    /// Delete a tag, or a snapshot with all its tags
+    Rm(Rm),
+    /// Make N tags of one snapshot: forks share every byte
+    #[command(after_help = FORK_EXAMPLES)]
+    Fork(Fork),
+    /// Show how much snapshots share and what each costs
+    #[command(after_help = STATS_EXAMPLES)]
+    Stats(Stats),
+    /// Prove a snapshot whole: every byte read and hashed
+    Verify(Verify),
+    /// Print a completion script for a shell
+    Completions(Completions),
+    /// Show the whole of it on real input, in under a minute
+    Demo(Demo),
+}
+
+const PUSH_EXAMPLES: &str = "\
+Examples:
+  pf push ./snapshot team/agent:step-1
+  pf push ./snapshot team/agent:step-2 --parent :step-1
+  pf push team/agent:step-1 https://registry.example/team/agent:step-1    from the local store
+  pf push ./snapshot team/agent:head --if-tag-is absent                   fail if the tag exists
+
+The last line of stdout is the snapshot's digest. Interrupted, it can simply be run again.";
+
+/// Arguments of `push`.
+#[derive(Debug, clap::Args)]
+pub struct Push {
+    /// A snapshot directory, or a REF in the local store
+    pub source: String,
+    /// Where to: repository and tag
+    #[arg(value_name = "REF")]
+    pub target: Reference,
+    /// Move the tag only if it is at this digest, or is `absent`
+    #[arg(long, value_name = "DIGEST|absent")]
+    pub if_tag_is: Option<TagState>,
+    /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
+    #[arg(long, value_name = "REF")]
+    pub parent: Vec<Relative>,
+}
+
+const PULL_EXAMPLES: &str = "\
+Examples:
+  pf pull team/agent:step-1                  into the local store, under the same name
+  pf pull team/agent:step-1 ./snapshot       as a snapshot directory
+  pf pull team/agent@sha256:9f86…            by digest
+
+Interrupted, it can simply be run again: what arrived is not fetched twice.";
+
+/// Arguments of `pull`.
+#[derive(Debug, clap::Args)]
+pub struct Pull {
+    /// What to fetch
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// Write a snapshot directory here, past the local store
+    pub dir: Option<PathBuf>,
+}
+
+/// Arguments of `ls`.
+#[derive(Debug, clap::Args)]
+pub struct Ls {
+    /// List this repository's snapshots and tags
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: Option<Reference>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `log`.
+#[derive(Debug, clap::Args)]
+pub struct Log {
+    /// A snapshot and its ancestors; without tag or digest every snapshot of the repository
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    #[command(flatten)]
+    pub at: Where,
+    /// Most snapshots to show
+    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+}
+
+/// Arguments of `inspect`.
+#[derive(Debug, clap::Args)]
+pub struct Inspect {
+    /// Which snapshot
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `diff`.
+#[derive(Debug, clap::Args)]
+pub struct Diff {
+    /// The first snapshot
+    #[arg(value_name = "A")]
+    pub a: Reference,
+    /// The second; `:TAG` or `@DIGEST` alone mean the first one's repository
+    #[arg(value_name = "B")]
+    pub b: Relative,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `tag`.
+#[derive(Debug, clap::Args)]
+pub struct TagArgs {
+    /// Which snapshot
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// The new name, in the same repository
+    #[arg(value_name = "NEWTAG")]
+    pub tag: Tag,
+    /// Move the tag only if it is at this digest, or is `absent`
+    #[arg(long, value_name = "DIGEST|absent")]
+    pub if_tag_is: Option<TagState>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `rm`.
+#[derive(Debug, clap::Args)]
+pub struct Rm {
+    /// repository:tag deletes the tag and keeps its snapshot; repository@digest deletes the snapshot and its tags
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+const FORK_EXAMPLES: &str = "\
+Examples:
+  pf fork team/agent:step-2 -n 3                    tags step-2-fork-1 … step-2-fork-3
+  pf fork team/agent:step-2 -n 100 --prefix try     tags try-1 … try-100
+
+No bytes move. If one of the tags exists, none is made.";
+
+/// Arguments of `fork`.
+#[derive(Debug, clap::Args)]
+pub struct Fork {
+    /// What to fork
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// How many forks
+    #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: u32,
+    /// Tags are PREFIX-1 … PREFIX-N; by default TAG-fork
+    #[arg(long)]
+    pub prefix: Option<String>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+const STATS_EXAMPLES: &str = "\
+Columns:
+  logical     bytes the snapshot reaches
+  new         bytes it brought first
+  shared      bytes that another snapshot holds as well
+  exclusive   bytes that deleting it would free
+
+Examples:
+  pf stats team/agent
+  pf stats team/agent --json | jq .dedup_ratio";
+
+/// Arguments of `stats`.
+#[derive(Debug, clap::Args)]
+pub struct Stats {
+    /// Only this repository
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: Option<Reference>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, clap::Args)]
+pub struct Verify {
+    /// Which snapshot; with --local, without a REF: whatever has a tag
+    #[arg(value_name = "REF", required_unless_present = "local")]
+    pub reference: Option<Reference>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, clap::Args)]
+pub struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `demo`.
+#[derive(Debug, clap::Args)]
+pub struct Demo {
+    /// Work in this directory and keep it
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+    /// Take this snapshot directory as input instead of running a model
+    #[arg(long, value_name = "DIR")]
+    pub kv: Option<PathBuf>,
+}
+
+/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, or a whole [`Reference`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Relative {
+    /// In the repository at hand.
+    Same(Selector),
+    /// Anywhere.
+    Other(Reference),
+}
+
+impl Relative {
+    /// The whole reference, seen from `base`; a registry is inherited too.
+    pub fn from_base(&self, base: &Reference) -> Reference {
+        match self {
+            Self::Same(selector) => Reference { selector: Some(selector.clone()), ..base.clone() },
+            Self::Other(reference) => {
+                Reference { registry: reference.registry.clone().or_else(|| base.registry.clone()), ..reference.clone() }
+            }
+        }
+    }
+}
+
+impl FromStr for Relative {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text.strip_prefix([':', '@']) {
+            Some(selector) => selector.parse().map(Self::Same),
+            None => text.parse().map(Self::Other),
+        }
+    }
+}
+
+/// The repository that a reference without tag or digest names.
+pub fn repository_of(reference: &Reference) -> Result<RepositoryName, super::failure::Failure> {
+    match &reference.selector {
+        None => Ok(reference.repository.clone()),
+        Some(_) => Err(super::failure::Failure::usage(format!("expected a repository without a tag or digest, found {reference}"))
+            .hint(format!("`pf inspect {}` shows one snapshot", human::one_line(&reference.to_string())))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn every_help_text_renders_and_fits_120_columns() {
+        let mut command = Args::command().term_width(120);
+        command.build();
+        let mut texts = vec![command.render_long_help().to_string()];
+        for subcommand in command.get_subcommands_mut() {
+            texts.push(subcommand.render_help().to_string());
+            texts.push(subcommand.render_long_help().to_string());
+        }
+        assert!(texts.len() > 26);
+        for line in texts.iter().flat_map(|t| t.lines()) {
+            assert!(human::columns(line) <= 120, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_parser_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn short_references_stay_in_the_repository_at_hand() {
+        let base: Reference = "http://r:1/team/agent:a".parse().unwrap();
+        let seen = |text: &str| text.parse::<Relative>().unwrap().from_base(&base).to_string();
+        assert_eq!(seen(":b~2"), "http://r:1/team/agent:b~2");
+        assert_eq!(seen("other:b"), "http://r:1/other:b");
+        assert_eq!(seen("http://s/other"), "http://s/other");
+        assert!(":".parse::<Relative>().is_err());
+    }
+
+    #[test]
+    fn bad_references_are_usage_errors() {
+        let error = Args::try_parse_from(["pf", "inspect", "Team/Agent"]).unwrap_err();
+        assert!(error.use_stderr() && error.to_string().contains("lower-case"), "{error}");
+        assert!(Args::try_parse_from(["pf", "verify"]).is_err());
+        assert!(Args::try_parse_from(["pf", "verify", "--local"]).is_ok());
+        assert!(Args::try_parse_from(["pf", "fork", "a:b", "-n", "0"]).is_err());
+    }
+}

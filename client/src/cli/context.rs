@@ -1,0 +1,156 @@
+//! What was configured: registry, token, local store, and the output. Flags win over the environment, that over the file.
+
+use super::args::{Global, Where};
+use super::config::{Config, DEFAULT_REGISTRY, Environment, Secret};
+use super::failure::Failure;
+use super::output::Out;
+use super::side::Side;
+use pfr_client::{Remote, RemoteOptions};
+use pfr_schema::{ErrorCode, Reference};
+use pfr_store::{Options, Store};
+use std::path::{Path, PathBuf};
+
+/// Everything a command needs besides its own arguments.
+pub struct Context {
+    /// Where results go.
+    pub out: Out,
+    /// Whether they are one JSON document.
+    pub json: bool,
+    /// Whether to keep quiet about how it goes.
+    pub quiet: bool,
+    settings: Settings,
+}
+
+/// Settings from all sources, resolved.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    registry: String,
+    file: Config,
+    token: Option<Secret>,
+    store: Option<PathBuf>,
+}
+
+impl Context {
+    /// Of this process.
+    pub fn new(global: Global) -> Result<Self, Failure> {
+        let environment = Environment::of_process();
+        let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty());
+        let file = Config::load(variable("PF_CONFIG").map(PathBuf::from).as_deref(), &environment)?;
+        let token = match variable("PF_TOKEN").map(|t| t.into_string()) {
+            None => None,
+            Some(Ok(token)) => Some(Secret(token)),
+            Some(Err(_)) => return Err(Failure::usage("PF_TOKEN is not text")),
+        };
+        Ok(Self {
+            out: Out::stdout(),
+            json: global.json,
+            quiet: global.quiet,
+            settings: Settings::resolve(global.registry, global.store, file, token, &environment),
+        })
+    }
+
+    /// The registry that `reference` lives in.
+    pub fn remote(&self, reference: Option<&Reference>) -> Result<Remote, Failure> {
+        let url = self.settings.registry_of(reference);
+        let token = self.settings.token_for(url).map(|s| s.0.clone());
+        Ok(Remote::new(url, RemoteOptions { token, ..RemoteOptions::default() })?)
+    }
+
+    /// The local store, made if there is none.
+    pub async fn store(&self) -> Result<Store, Failure> {
+        Ok(Store::open(self.store_dir()?, Options::default()).await?)
+    }
+
+    /// The local store, if there is one: looking at nothing should not make something.
+    pub async fn existing_store(&self) -> Result<Store, Failure> {
+        let dir = self.store_dir()?;
+        if !dir.join("metadata.sqlite").exists() {
+            return Err(Failure::of_code(ErrorCode::NotFound, format!("there is no local store at {}", dir.display()))
+                .hint("`pf pull REF` makes one; --store or PF_STORE says where it is"));
+        }
+        self.store().await
+    }
+
+    /// What a command looks at: the local store, or the registry of `reference`.
+    pub async fn side(&self, at: Where, reference: Option<&Reference>) -> Result<Side, Failure> {
+        if !at.local {
+            return Ok(Side::Remote(self.remote(reference)?));
+        }
+        if let Some(registry) = reference.and_then(|r| r.registry.as_ref()) {
+            return Err(Failure::usage(format!("--local looks at the local store, but the reference names the registry {registry}")));
+        }
+        Ok(Side::Local(self.existing_store().await?))
+    }
+
+    fn store_dir(&self) -> Result<&Path, Failure> {
+        self.settings.store.as_deref().ok_or_else(|| Failure::usage("there is no home directory to keep a local store in").hint("use --store DIR"))
+    }
+}
+
+impl Settings {
+    fn resolve(
+        registry: Option<String>,
+        store: Option<PathBuf>,
+        file: Config,
+        token: Option<Secret>,
+        environment: &Environment,
+    ) -> Self {
+        let given = registry.filter(|r| !r.is_empty()).or_else(|| file.registry.clone());
+        Self {
+            registry: base_url(given.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned(),
+            token,
+            store: store.filter(|s| !s.as_os_str().is_empty()).or_else(|| file.store.clone()).or_else(|| environment.store_dir()),
+            file,
+        }
+    }
+
+    fn registry_of<'a>(&'a self, reference: Option<&'a Reference>) -> &'a str {
+        reference.and_then(|r| r.registry.as_deref()).unwrap_or(&self.registry)
+    }
+
+    /// `PF_TOKEN` is for whatever registry this command talks to; the file's token for the file's registry only,
+    /// so that pulling from a stranger does not hand it out.
+    fn token_for(&self, url: &str) -> Option<&Secret> {
+        let files = base_url(self.file.registry.as_deref().unwrap_or(DEFAULT_REGISTRY));
+        self.token.as_ref().or_else(|| self.file.token.as_ref().filter(|_| url == files))
+    }
+}
+
+fn base_url(url: &str) -> &str {
+    url.trim_end_matches('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(flag: Option<&str>, file: &str, token: Option<&str>) -> Settings {
+        let environment = Environment { home: Some("/h".into()), ..Environment::default() };
+        Settings::resolve(flag.map(Into::into), None, toml::from_str(file).unwrap(), token.map(|t| Secret(t.into())), &environment)
+    }
+
+    #[test]
+    fn the_reference_wins_over_the_flag_and_the_flag_over_the_file() {
+        let reference: Reference = "https://there/a:b".parse().unwrap();
+        let all = settings(Some("http://flag/"), "registry = \"http://file\"", None);
+        assert_eq!(all.registry_of(Some(&reference)), "https://there");
+        assert_eq!(all.registry_of(None), "http://flag");
+        assert_eq!(settings(Some(""), "registry = \"http://file/\"", None).registry_of(None), "http://file");
+        assert_eq!(settings(None, "", None).registry_of(None), DEFAULT_REGISTRY);
+    }
+
+    #[test]
+    fn the_files_token_goes_to_the_files_registry_only() {
+        let hush = Secret("hush".into());
+        let file = settings(None, "registry = \"http://file/\"\ntoken = \"hush\"", None);
+        assert_eq!(file.token_for("http://file"), Some(&hush));
+        assert_eq!(file.token_for("http://stranger"), None);
+        assert_eq!(settings(None, "", Some("hush")).token_for("http://stranger"), Some(&hush));
+    }
+
+    #[test]
+    fn the_store_is_in_the_home_directory_unless_told_otherwise() {
+        assert_eq!(settings(None, "", None).store, Some("/h/.local/share/pf".into()));
+        assert_eq!(settings(None, "store = \"/s\"", None).store, Some("/s".into()));
+    }
+}

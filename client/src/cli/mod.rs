@@ -1,0 +1,76 @@
+//! `pf`: from arguments to an exit code.
+//!
+//! [`args`] says what can be typed, [`context`] what was configured, [`side`] hides whether a command looks at a registry or
+//! at the local store, `commands` has one module per command, [`output`] is the only place that writes to stdout.
+//! Every failure ends as a [`failure::Failure`], which knows its exit code and what the user can do.
+
+mod args;
+mod commands;
+mod config;
+mod context;
+mod demo;
+mod failure;
+mod output;
+mod progress;
+mod side;
+mod signals;
+
+use args::Args;
+use clap::Parser as _;
+use context::Context;
+use failure::Failure;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit code of a bug.
+const BUG: u8 = 70;
+
+/// Parses the arguments, runs the command, tells how it went.
+pub fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
+        let what = panic.payload_as_str().unwrap_or("a panic without a message");
+        eprintln!("error: bug in pf: {what}{place}\n  hint: please report this with the command you ran; nothing acknowledged is lost");
+        std::process::exit(i32::from(BUG));
+    }));
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(usage) => {
+            let code = if usage.use_stderr() { 1 } else { 0 };
+            // A closed pipe is the only way this fails, and then nobody reads.
+            let _ = usage.print();
+            return ExitCode::from(code);
+        }
+    };
+    start_log();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Failure::new(BUG, format!("cannot start worker threads: {error}")).report(),
+    };
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = run(args) => result,
+            interrupted = signals::interrupted() => Err(interrupted),
+        }
+    });
+    // Hashing threads may still be busy with pages nobody wants any more.
+    runtime.shutdown_timeout(Duration::from_millis(50));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn run(args: Args) -> Result<(), Failure> {
+    let mut context = Context::new(args.global)?;
+    commands::run(&mut context, args.command).await?;
+    context.out.flush()
+}
+
+/// A log on stderr, only if `RUST_LOG` asks for one.
+fn start_log() {
+    use tracing_subscriber::EnvFilter;
+    if let Ok(filter) = EnvFilter::try_from_default_env() {
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+}

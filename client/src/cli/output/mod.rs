@@ -1,0 +1,113 @@
+//! The only place that writes to stdout. A pipe that nobody reads any more ends a command as a success.
+
+pub mod bar;
+pub mod graph;
+pub mod human;
+pub mod paint;
+pub mod table;
+
+use super::failure::Failure;
+use paint::Paint;
+use serde::Serialize;
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+use table::Table;
+
+/// Stdout, and what is known about who reads it.
+pub struct Out {
+    writer: BufWriter<Box<dyn Write + Send>>,
+    /// Colours, or none.
+    pub paint: Paint,
+    /// Columns of the terminal; none in a pipe.
+    pub width: Option<usize>,
+}
+
+impl Out {
+    /// Stdout of this process.
+    pub fn stdout() -> Self {
+        let terminal = io::stdout().is_terminal();
+        let width = terminal.then(|| terminal_width(io::stdout())).flatten();
+        Self { writer: BufWriter::new(Box::new(io::stdout())), paint: Paint::for_stream(terminal), width }
+    }
+
+    /// Stderr of this process, for narration when stdout carries JSON.
+    pub fn stderr() -> Self {
+        let terminal = io::stderr().is_terminal();
+        let width = terminal.then(|| terminal_width(io::stderr())).flatten();
+        Self { writer: BufWriter::new(Box::new(io::stderr())), paint: Paint::for_stream(terminal), width }
+    }
+
+    /// One line.
+    pub fn line(&mut self, text: impl AsRef<str>) -> Result<(), Failure> {
+        self.write(text.as_ref().as_bytes())?;
+        self.write(b"\n")
+    }
+
+    /// One JSON document: indented for a person, on one line for a program.
+    pub fn json<T: Serialize>(&mut self, value: &T) -> Result<(), Failure> {
+        let text = if self.width.is_some() { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
+        self.line(text.map_err(|e| Failure::new(super::BUG, format!("cannot write JSON: {e}")))?)
+    }
+
+    /// A table, fitted to the terminal.
+    pub fn table(&mut self, table: &Table) -> Result<(), Failure> {
+        for line in table.render(&self.paint, self.width) {
+            self.line(line)?;
+        }
+        Ok(())
+    }
+
+    /// Label and value pairs, the labels aligned. Empty values are left out.
+    pub fn pairs(&mut self, pairs: &[(&str, String)]) -> Result<(), Failure> {
+        let shown = || pairs.iter().filter(|(_, value)| !value.is_empty());
+        let labels = shown().map(|(label, _)| human::columns(label)).max().unwrap_or(0);
+        for (label, value) in shown() {
+            self.line(format!("{}  {value}", self.paint.dim(&human::pad(label, labels))))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes as they are.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.writer.write_all(bytes).map_err(|e| stdout_failed(&e))
+    }
+
+    /// Makes everything written so far visible.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.writer.flush().map_err(|e| stdout_failed(&e))
+    }
+}
+
+fn stdout_failed(error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return Failure::BrokenPipe;
+    }
+    Failure::new(1, format!("cannot write to stdout: {error}"))
+}
+
+fn terminal_width(stream: impl std::os::fd::AsFd) -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(stream).ok()?;
+    // A terminal that does not know its size says 0.
+    Some(if size.ws_col == 0 { 80 } else { usize::from(size.ws_col) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Closed;
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_ends_the_command_as_a_success() {
+        let mut out = Out { writer: BufWriter::new(Box::new(Closed)), paint: Paint::plain(), width: None };
+        out.line("text").unwrap();
+        assert_eq!(out.flush().unwrap_err().exit(), 0);
+    }
+}

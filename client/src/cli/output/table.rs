@@ -1,0 +1,137 @@
+//! Aligned columns without borders, fitted to the terminal.
+
+use super::human::{clip, columns};
+use super::paint::{Paint, Style};
+
+/// Spaces between columns.
+const GAP: usize = 2;
+/// What a flexible column keeps at least.
+const NARROWEST: usize = 10;
+
+/// A column.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    title: &'static str,
+    right: bool,
+    optional: bool,
+    style: Style,
+}
+
+impl Column {
+    /// Text, to the left.
+    pub const fn left(title: &'static str) -> Self {
+        Self { title, right: false, optional: false, style: Style::Plain }
+    }
+
+    /// Numbers, to the right.
+    pub const fn right(title: &'static str) -> Self {
+        Self { title, right: true, optional: false, style: Style::Plain }
+    }
+
+    /// Left out, the last first, where the terminal is too narrow.
+    pub const fn optional(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
+    /// How its cells look.
+    pub const fn style(self, style: Style) -> Self {
+        Self { style, ..self }
+    }
+}
+
+/// A table.
+#[derive(Clone, Debug)]
+pub struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(columns: impl Into<Vec<Column>>) -> Self {
+        Self { columns: columns.into(), rows: Vec::new() }
+    }
+
+    /// Adds a row; missing cells are empty.
+    pub fn row(&mut self, cells: impl Into<Vec<String>>) {
+        let mut cells = cells.into();
+        cells.resize(self.columns.len(), String::new());
+        self.rows.push(cells);
+    }
+
+    /// The lines. In a pipe (`width` is none) nothing is left out or clipped.
+    pub fn render(&self, paint: &Paint, width: Option<usize>) -> Vec<String> {
+        let mut widths: Vec<usize> = (0..self.columns.len())
+            .map(|i| {
+                let cells = self.rows.iter().map(|row| columns(&row[i])).max().unwrap_or(0);
+                cells.max(columns(self.columns[i].title))
+            })
+            .collect();
+        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        if let Some(width) = width {
+            self.fit(&mut widths, &mut shown, width);
+        }
+        let line = |cells: &dyn Fn(usize) -> (String, Style)| {
+            let mut line = String::new();
+            for (n, &i) in shown.iter().enumerate() {
+                let (text, style) = cells(i);
+                let text = clip(&text, widths[i]);
+                let blank = " ".repeat(widths[i].saturating_sub(columns(&text)));
+                let text = paint.style(style, &text);
+                if n > 0 {
+                    line.push_str(&" ".repeat(GAP));
+                }
+                line.push_str(&if self.columns[i].right { format!("{blank}{text}") } else { format!("{text}{blank}") });
+            }
+            line.trim_end().to_owned()
+        };
+        let mut lines = vec![line(&|i| (self.columns[i].title.to_owned(), Style::Dim))];
+        lines.extend(self.rows.iter().map(|row| line(&|i| (row[i].clone(), self.columns[i].style))));
+        lines
+    }
+
+    /// Leaves out optional columns, then clips the widest text, until a line fits.
+    fn fit(&self, widths: &mut [usize], shown: &mut Vec<usize>, width: usize) {
+        let total = |widths: &[usize], shown: &[usize]| {
+            shown.iter().map(|&i| widths[i]).sum::<usize>() + GAP * shown.len().saturating_sub(1)
+        };
+        while total(widths, shown) > width {
+            let Some(last) = shown.iter().rposition(|&i| self.columns[i].optional) else { break };
+            shown.remove(last);
+        }
+        while total(widths, shown) > width {
+            let widest = shown.iter().copied().filter(|&i| !self.columns[i].right && widths[i] > NARROWEST).max_by_key(|&i| widths[i]);
+            let Some(widest) = widest else { break };
+            let over = total(widths, shown) - width;
+            widths[widest] = widths[widest].saturating_sub(over).max(NARROWEST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Table {
+        let mut table = Table::new([Column::left("NAME"), Column::right("SIZE"), Column::left("NOTE").optional()]);
+        table.row(["team/agent-with-a-long-name".into(), "1".into(), "hello".into()]);
+        table.row(["x".into(), "12345".into()]);
+        table
+    }
+
+    #[test]
+    fn columns_line_up_and_lines_do_not_trail() {
+        let lines = sample().render(&Paint::plain(), None);
+        assert_eq!(
+            lines,
+            ["NAME                         SIZE  NOTE", "team/agent-with-a-long-name      1  hello", "x                            12345"]
+        );
+    }
+
+    #[test]
+    fn narrow_terminals_lose_optional_columns_then_characters() {
+        let widest = |width| sample().render(&Paint::plain(), Some(width)).iter().map(|l| columns(l)).max().unwrap();
+        assert_eq!([widest(80), widest(36), widest(25)], [41, 34, 25]);
+        assert!(sample().render(&Paint::plain(), Some(25))[1].starts_with("team/agent-with-a…"));
+    }
+}

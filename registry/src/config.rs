@@ -1,0 +1,180 @@
+//! Settings: declared once, with documentation, unit, default and the name of the environment variable.
+//!
+//! A flag wins over the environment, the environment over the file, the file over the default. The file denies unknown keys:
+//! a misspelt limit must not silently be none.
+
+use clap::ValueEnum;
+use serde::Deserialize;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $env:literal, $value:literal $(, $arg:ident = $given:expr)*;)+) => {
+        /// Settings as given: by flags and environment, or by a file.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
+        #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+        pub struct Overrides {
+            $($(#[doc = $doc])+ #[arg(long, env = $env, value_name = $value $(, $arg = $given)*)] pub $name: Option<$type>,)+
+        }
+
+        /// Settings of a registry, complete.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Config {
+            $($(#[doc = $doc])+ pub $name: $type,)+
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self { $($name: $default,)+ }
+            }
+        }
+
+        impl Overrides {
+            /// These settings where given, else those of `weaker`.
+            #[must_use]
+            pub fn or(self, weaker: Self) -> Self {
+                Self { $($name: self.$name.or(weaker.$name),)+ }
+            }
+
+            /// These settings where given, else the defaults.
+            #[must_use]
+            pub fn or_default(self) -> Config {
+                let defaults = Config::default();
+                Config { $($name: self.$name.unwrap_or(defaults.$name),)+ }
+            }
+        }
+    };
+}
+
+settings! {
+    /// Directory of the store: packs and metadata. Made if it does not exist. Required.
+    data: PathBuf = PathBuf::new(), "PF_REGISTRY_DATA", "DIR";
+    /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
+    listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
+    /// Listen on an address that other machines can reach [default: false]. There are no tokens yet: whoever reaches the port
+    /// can read, change and delete everything.
+    insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Requests served at once [default: 256]; more are refused with 503 and Retry-After. Health and metrics are exempt.
+    max_requests: usize = 256, "PF_REGISTRY_MAX_REQUESTS", "N";
+    /// Connections held at once [default: 4096]; more wait in the kernel's queue.
+    max_connections: usize = 4096, "PF_REGISTRY_MAX_CONNECTIONS", "N";
+    /// A client that sends, or takes, less than 16 KiB of a body in this many seconds of waiting for it is cut [default: 30].
+    body_idle_seconds: u64 = 30, "PF_REGISTRY_BODY_IDLE_SECONDS", "S";
+    /// A connection that is idle, or still sending headers, after this many seconds is closed [default: 60].
+    header_seconds: u64 = 60, "PF_REGISTRY_HEADER_SECONDS", "S";
+    /// Bytes of one JSON request body [default: 16777216].
+    max_json_bytes: usize = 16 << 20, "PF_REGISTRY_MAX_JSON_BYTES", "BYTES";
+    /// Digests in one request [default: 100000].
+    max_digests: usize = 100_000, "PF_REGISTRY_MAX_DIGESTS", "N";
+    /// Bytes of frames that clients are told to put in one request [default: 67108864]. A single larger blob is allowed.
+    max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "BYTES";
+    /// Seconds for which an unfinished push keeps what it uploaded or asked about [default: 3600]. Each use renews it.
+    lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
+    /// Bytes after which a pack is closed [default: 67108864].
+    pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "BYTES";
+    /// Seconds that requests in flight get to finish at shutdown [default: 30].
+    shutdown_grace: u64 = 30, "PF_REGISTRY_SHUTDOWN_GRACE", "S";
+    /// Form of the log on standard error [default: text].
+    log_format: LogFormat = LogFormat::Text, "PF_REGISTRY_LOG_FORMAT", "FORMAT";
+    /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default: info].
+    log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Why settings were refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// The file cannot be read.
+    #[error("cannot read the settings file {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The file does not parse.
+    #[error("settings file {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words, with the line.
+        source: Box<toml::de::Error>,
+    },
+    /// No data directory.
+    #[error("no data directory: give --data DIR (or PF_REGISTRY_DATA, or `data` in the settings file)")]
+    NoData,
+    /// A limit of nothing.
+    #[error("{0} is 0, which would let nothing through; leave it out for the default")]
+    Zero(&'static str),
+    /// An address that others can reach.
+    #[error(
+        "refusing to listen on {0}: other machines could reach it, and this registry has no access control yet, so whoever can connect \
+         could read, change and delete every snapshot. Listen on 127.0.0.1 and put an authenticating proxy in front, or pass \
+         --insecure-listen-anywhere if the network is trusted"
+    )]
+    Exposed(SocketAddr),
+    /// The log filter does not parse.
+    #[error("log filter: {0}")]
+    Filter(String),
+}
+
+impl Config {
+    /// Settings from the file, if one is named, and from what was given on the command line.
+    ///
+    /// # Errors
+    /// [`SettingsError`] says which setting, and what to do.
+    pub fn load(file: Option<&Path>, given: Overrides) -> Result<Self, SettingsError> {
+        let from_file = file.map(Overrides::read).transpose()?.unwrap_or_default();
+        let config = given.or(from_file).or_default();
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), SettingsError> {
+        if self.data.as_os_str().is_empty() {
+            return Err(SettingsError::NoData);
+        }
+        let positive = [
+            ("max-requests", self.max_requests as u64),
+            ("max-connections", self.max_connections as u64),
+            ("body-idle-seconds", self.body_idle_seconds),
+            ("header-seconds", self.header_seconds),
+            ("max-json-bytes", self.max_json_bytes as u64),
+            ("max-digests", self.max_digests as u64),
+            ("max-frames-bytes", self.max_frames_bytes),
+            ("lease-seconds", self.lease_seconds),
+            ("pack-bytes", self.pack_bytes),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(SettingsError::Zero(name));
+        }
+        if !self.listen.ip().is_loopback() && !self.insecure_listen_anywhere {
+            return Err(SettingsError::Exposed(self.listen));
+        }
+        Ok(())
+    }
+
+    /// The store's part.
+    #[must_use]
+    pub fn store_options(&self) -> pfr_store::Options {
+        pfr_store::Options { lease: Duration::from_secs(self.lease_seconds), pack_bytes: self.pack_bytes, ..Default::default() }
+    }
+}
+
+impl Overrides {
+    fn read(path: &Path) -> Result<Self, SettingsError> {
+        let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.into(), source })?;
+        toml::from_str(&text).map_err(|source| SettingsError::Parse { path: path.into(), source: Box::new(source) })
+    }
+}

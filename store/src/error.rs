@@ -1,0 +1,160 @@
+//! Errors of the store: values that say what to do.
+
+use pfr_schema::api::TagState;
+use pfr_schema::{Digest, ErrorCode, FormatError, Kind, RepositoryName, Tag};
+
+/// What a store operation returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why the store refused or failed. [`Error::code`] is the closed kind that callers act on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Foreign bytes are malformed.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A frame in a stream is wrong.
+    #[error("frame at byte {position} ({digest}): {source}")]
+    Frame {
+        /// Byte offset of the frame's payload in its stream.
+        position: u64,
+        /// The blob it claims to be.
+        digest: Digest,
+        /// What is wrong.
+        source: FormatError,
+    },
+    /// A container lists blobs that are not stored.
+    #[error("{container} lists {} that the store does not have, first {}: upload them before it", count(missing.len(), "blob"), missing.first().map(ToString::to_string).unwrap_or_default())]
+    Missing {
+        /// The container.
+        container: Digest,
+        /// What is missing, at most a few hundred.
+        missing: Vec<Digest>,
+    },
+    /// A container gives a blob another shape than it has.
+    #[error("{container} lists {child} as {expected}, but it has {found}")]
+    WrongShape {
+        /// The container.
+        container: Digest,
+        /// The blob.
+        child: Digest,
+        /// What the container says.
+        expected: String,
+        /// What is stored.
+        found: String,
+    },
+    /// No such repository.
+    #[error("repository {0} does not exist")]
+    RepositoryUnknown(RepositoryName),
+    /// No such snapshot in the repository.
+    #[error("{repository} has no snapshot {snapshot}")]
+    SnapshotUnknown {
+        /// The repository.
+        repository: RepositoryName,
+        /// What was asked for.
+        snapshot: String,
+    },
+    /// No such tag in the repository.
+    #[error("{repository} has no tag {tag}")]
+    TagUnknown {
+        /// The repository.
+        repository: RepositoryName,
+        /// The tag.
+        tag: Tag,
+    },
+    /// No such blob.
+    #[error("no {kind:?} {digest} is stored")]
+    BlobUnknown {
+        /// The blob.
+        digest: Digest,
+        /// How it was to be read.
+        kind: Kind,
+    },
+    /// The push session is over.
+    #[error("push session {0} does not exist: it was committed, aborted or its lease ended; open a new one")]
+    PushUnknown(String),
+    /// Compare-and-swap failed.
+    #[error("tag {tag} is at {found}, not at {expected}; nothing was changed")]
+    TagMoved {
+        /// The tag.
+        tag: Tag,
+        /// Where the caller thought it was.
+        expected: TagState,
+        /// Where it is.
+        found: TagState,
+    },
+    /// The request contradicts itself.
+    #[error("{0}")]
+    Invalid(String),
+    /// A stored blob is not what its name says.
+    #[error("stored blob {digest} is damaged ({reason}); push it again from a good copy to heal it")]
+    Corrupt {
+        /// The blob.
+        digest: Digest,
+        /// What was found.
+        reason: String,
+    },
+    /// The disk is full.
+    #[error("the store's disk is full: {0}; free space and try again, nothing acknowledged is lost")]
+    Full(String),
+    /// Another error of the disk, bucket or database.
+    #[error("the store cannot reach its {what}: {reason}")]
+    Unavailable {
+        /// Packs or metadata.
+        what: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+    /// The bytes to be stored stopped coming.
+    #[error("input ended: {0}")]
+    Input(String),
+    /// A bug.
+    #[error("bug: {0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// The code under which this error crosses the wire.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Format(source) | Self::Frame { source, .. } => source.code(),
+            Self::Missing { .. } => ErrorCode::MissingBlobs,
+            Self::WrongShape { .. } => ErrorCode::LengthMismatch,
+            Self::RepositoryUnknown(_) => ErrorCode::RepositoryUnknown,
+            Self::SnapshotUnknown { .. } => ErrorCode::SnapshotUnknown,
+            Self::TagUnknown { .. } => ErrorCode::TagUnknown,
+            Self::BlobUnknown { .. } => ErrorCode::BlobUnknown,
+            Self::PushUnknown(_) => ErrorCode::PushUnknown,
+            Self::TagMoved { .. } => ErrorCode::TagMoved,
+            Self::Invalid(_) => ErrorCode::InvalidRequest,
+            Self::Corrupt { .. } => ErrorCode::CorruptStore,
+            Self::Full(_) => ErrorCode::StorageFull,
+            Self::Unavailable { .. } => ErrorCode::Unavailable,
+            Self::Input(_) => ErrorCode::Truncated,
+            Self::Internal(_) => ErrorCode::Internal,
+        }
+    }
+
+    pub(crate) fn metadata(error: &rusqlite::Error) -> Self {
+        if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
+            return Self::Full(error.to_string());
+        }
+        Self::Unavailable { what: "metadata", reason: error.to_string() }
+    }
+
+    pub(crate) fn packs(error: object_store::Error) -> Self {
+        let mut cause: Option<&dyn std::error::Error> = Some(&error);
+        while let Some(e) = cause {
+            if e.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::StorageFull) {
+                return Self::Full(error.to_string());
+            }
+            cause = e.source();
+        }
+        Self::Unavailable { what: "packs", reason: error.to_string() }
+    }
+}
+
+fn count(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}

@@ -1,0 +1,171 @@
+//! Giving out frames: located in metadata, read as ranges of packs, sent as they lie.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::Location;
+use crate::pack_writer::path;
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::{GetOptions, GetRange, ObjectStoreExt as _};
+use pfr_schema::codec;
+use pfr_schema::frame::{CHECKSUM, Header, end_mark};
+use pfr_schema::{Digest, FormatError, Kind, Limits};
+use std::ops::Range;
+
+/// A stream of frames with an end mark. An error ends it without one.
+pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
+
+/// Bytes read from a pack at a time; frames that lie back to back are read together.
+const READ: u64 = 4 << 20;
+/// Reads in flight besides the one being sent.
+const AHEAD: usize = 2;
+
+/// Frames that lie back to back in one pack.
+#[derive(Clone, Debug)]
+struct Extent {
+    pack: String,
+    range: Range<u64>,
+    /// Where each frame begins within the range, and what it is.
+    frames: Vec<(u64, Digest)>,
+}
+
+pub(crate) async fn frames(store: &Store, digests: Vec<Digest>) -> Result<BoxFrames> {
+    let extents = plan(locate(store, &digests).await?);
+    let count = digests.len() as u64;
+    let permit = std::sync::Arc::clone(&store.outputs).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+    let reader = store.clone();
+    let body = stream::iter(extents)
+        .map(move |extent| {
+            let store = reader.clone();
+            async move { read_extent(&store, extent).await }
+        })
+        .buffered(AHEAD)
+        .try_flatten();
+    let end = stream::once(async move {
+        drop(permit);
+        Ok(Bytes::from(end_mark(count)))
+    });
+    Ok(body.chain(end).boxed())
+}
+
+async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Location)>> {
+    let locations = store.metadata.locate(digests.to_vec()).await?;
+    digests
+        .iter()
+        .zip(locations)
+        .map(|(digest, location)| Ok((*digest, location.ok_or(Error::BlobUnknown { digest: *digest, kind: Kind::Blob })?)))
+        .collect()
+}
+
+fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = Vec::new();
+    for (digest, location) in located {
+        let end = location.offset + location.frame_len;
+        match extents.last_mut() {
+            Some(extent) if extent.pack == location.pack && extent.range.end == location.offset && end - extent.range.start <= READ => {
+                extent.frames.push((location.offset - extent.range.start, digest));
+                extent.range.end = end;
+            }
+            _ => extents.push(Extent { pack: location.pack, range: location.offset..end, frames: vec![(0, digest)] }),
+        }
+    }
+    extents
+}
+
+/// The bytes of an extent: at once if it is small, streamed if it is one large frame.
+async fn read_extent(store: &Store, extent: Extent) -> Result<BoxFrames> {
+    if extent.range.end - extent.range.start <= 2 * READ {
+        let bytes = read_range(store, extent).await?;
+        return Ok(stream::once(async move { Ok(bytes) }).boxed());
+    }
+    let result = open_large(store, &extent).await?;
+    Ok(result.into_stream().map_err(Error::packs).boxed())
+}
+
+async fn open_large(store: &Store, extent: &Extent) -> Result<object_store::GetResult> {
+    let options = |range: &Range<u64>| GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+    match store.packs.get_opts(&path(&extent.pack), options(&extent.range)).await {
+        Err(object_store::Error::NotFound { .. }) => {
+            let moved = relocate(store, extent).await?;
+            store.packs.get_opts(&path(&moved.pack), options(&moved.range)).await.map_err(|e| gone(extent, e))
+        }
+        other => other.map_err(Error::packs),
+    }
+}
+
+async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
+    let bytes = match store.packs.get_range(&path(&extent.pack), extent.range.clone()).await {
+        Ok(bytes) => bytes,
+        Err(object_store::Error::NotFound { .. }) => {
+            // Compaction moved it between the look and the read: look again, frame by frame.
+            let digests: Vec<Digest> = extent.frames.iter().map(|(_, digest)| *digest).collect();
+            let mut joined = Vec::new();
+            for part in plan(locate(store, &digests).await?) {
+                let bytes = store.packs.get_range(&path(&part.pack), part.range.clone()).await.map_err(|e| gone(&part, e))?;
+                check_headers(&part, &bytes, &store.options.limits)?;
+                joined.extend_from_slice(&bytes);
+            }
+            return Ok(joined.into());
+        }
+        Err(error) => return Err(Error::packs(error)),
+    };
+    check_headers(&extent, &bytes, &store.options.limits)?;
+    Ok(bytes)
+}
+
+async fn relocate(store: &Store, extent: &Extent) -> Result<Extent> {
+    let digests: Vec<Digest> = extent.frames.iter().map(|(_, digest)| *digest).collect();
+    plan(locate(store, &digests).await?).pop().ok_or_else(|| Error::Internal("an extent without frames".into()))
+}
+
+/// A pack that metadata names and that is not there (twice) is damage, not absence.
+fn gone(extent: &Extent, error: object_store::Error) -> Error {
+    match (error, extent.frames.first()) {
+        (object_store::Error::NotFound { .. }, Some((_, digest))) => {
+            Error::Corrupt { digest: *digest, reason: format!("pack {} is not there", extent.pack) }
+        }
+        (error, _) => Error::packs(error),
+    }
+}
+
+/// That each frame is the one meant: a cheap guard against wrong offsets. The payload is the reader's to verify.
+fn check_headers(extent: &Extent, bytes: &Bytes, limits: &Limits) -> Result<()> {
+    for (start, digest) in &extent.frames {
+        let start = usize::try_from(*start).unwrap_or(usize::MAX);
+        let header = bytes.get(start..start.saturating_add(Header::len(digest.algorithm())));
+        let found = header.map(|h| Header::parse_exact(h, extent.range.start + start as u64, limits));
+        if !matches!(&found, Some(Ok(header)) if header.digest == *digest) {
+            return Err(Error::Corrupt {
+                digest: *digest,
+                reason: format!("pack {}, byte {}: no frame of it there", extent.pack, extent.range.start + start as u64),
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn read(store: &Store, digest: &Digest) -> Result<Bytes> {
+    let (_, location) = locate(store, &[*digest]).await?.pop().ok_or_else(|| Error::Internal("one digest has one location".into()))?;
+    let limit = store.options.limits.document_bytes;
+    if location.raw_len > limit {
+        return Err(FormatError::TooLarge { what: "a blob to be read whole, in bytes", found: location.raw_len, limit }.into());
+    }
+    let extent = plan(vec![(*digest, location)]).pop().ok_or_else(|| Error::Internal("one location has one extent".into()))?;
+    let frame = read_range(store, extent).await?;
+    let (digest, limits) = (*digest, store.options.limits.clone());
+    tokio::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
+}
+
+fn decode(digest: &Digest, frame: &Bytes, limits: &Limits) -> Result<Bytes> {
+    let corrupt = |reason: String| Error::Corrupt { digest: *digest, reason };
+    let header_len = Header::len(digest.algorithm());
+    let header = Header::parse_exact(&frame[..header_len], 0, limits).map_err(|e| corrupt(e.to_string()))?;
+    let payload = frame.slice(header_len..frame.len() - CHECKSUM);
+    let raw: Bytes = match header.codec {
+        codec::Codec::Raw => payload,
+        codec => codec::decode(codec, &payload, header.raw_len).map_err(|e| corrupt(e.to_string()))?.into(),
+    };
+    let found = Digest::of(digest.algorithm(), &raw);
+    if found == *digest { Ok(raw) } else { Err(corrupt(format!("it hashes to {found}"))) }
+}

@@ -1,0 +1,130 @@
+//! Looking into snapshots: details, lineage, differences, statistics, proof.
+
+mod diff;
+mod stats;
+mod verify;
+
+pub use verify::VerifyProgress;
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{ObjectId, ObjectRow, SnapshotRow};
+use pfr_schema::container::Container;
+use pfr_schema::flat::FlatManifest;
+use pfr_schema::run::Run;
+use pfr_schema::snapshot::SnapshotConfig;
+use pfr_schema::tree::PageTree;
+use pfr_schema::{Digest, Kind, RepositoryName, api, media_type};
+use std::collections::{HashSet, VecDeque};
+
+/// Rows looked up in one metadata transaction.
+const ROWS: usize = 8192;
+
+impl From<SnapshotRow> for api::SnapshotSummary {
+    fn from(row: SnapshotRow) -> Self {
+        Self {
+            digest: row.digest,
+            tags: row.tags,
+            parents: row.parents,
+            pushed_at: row.pushed_at,
+            logical_bytes: row.logical_bytes,
+            new_bytes: row.new_bytes,
+        }
+    }
+}
+
+impl Store {
+    /// A snapshot with its manifest, configuration and page trees.
+    ///
+    /// # Errors
+    /// [`crate::Error::SnapshotUnknown`], [`crate::Error::Corrupt`].
+    pub async fn detail(&self, repository: &RepositoryName, digest: &Digest) -> Result<api::SnapshotDetail> {
+        let summary = self.snapshot(repository, digest).await?.into();
+        let manifest = self.manifest(digest).await?;
+        let config = if manifest.is_snapshot() {
+            SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?
+        } else {
+            SnapshotConfig::default()
+        };
+        let trees = self.trees(&manifest).await?;
+        Ok(api::SnapshotDetail { summary, manifest, config, trees })
+    }
+
+    /// The page trees that a manifest lists.
+    pub(crate) async fn trees(&self, manifest: &pfr_schema::snapshot::Manifest) -> Result<Vec<PageTree>> {
+        let mut trees = Vec::new();
+        for layer in manifest.layers_of(media_type::TREE) {
+            match self.container(&layer.digest, Kind::Tree).await? {
+                Container::Tree(tree) => trees.push(tree),
+                _ => return Err(Error::Internal("a tree parsed as something else".into())),
+            }
+        }
+        Ok(trees)
+    }
+
+    async fn run(&self, digest: &Digest) -> Result<Run> {
+        match self.container(digest, Kind::Run).await? {
+            Container::Run(run) => Ok(run),
+            _ => Err(Error::Internal("a run parsed as something else".into())),
+        }
+    }
+
+    /// The snapshot and its ancestors in the repository, breadth first, at most `limit`.
+    ///
+    /// # Errors
+    /// [`crate::Error::SnapshotUnknown`].
+    pub async fn lineage(&self, repository: &RepositoryName, digest: &Digest, limit: usize) -> Result<api::Lineage> {
+        let mut snapshots: Vec<api::SnapshotSummary> = Vec::new();
+        let (mut seen, mut queue) = (HashSet::from([*digest]), VecDeque::from([*digest]));
+        while let Some(next) = queue.pop_front() {
+            if snapshots.len() >= limit.max(1) {
+                return Ok(api::Lineage { snapshots, truncated: true });
+            }
+            match self.snapshot(repository, &next).await {
+                Ok(row) => {
+                    queue.extend(row.parents.iter().copied().filter(|parent| seen.insert(*parent)));
+                    snapshots.push(row.into());
+                }
+                // A parent may have been deleted, or never have been pushed here.
+                Err(Error::SnapshotUnknown { .. }) if next != *digest => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(api::Lineage { snapshots, truncated: false })
+    }
+
+    /// The flat page manifests of a snapshot, one for each tree that has a flat form, with the tree's group name and rank.
+    ///
+    /// # Errors
+    /// [`crate::Error::SnapshotUnknown`], [`crate::Error::Corrupt`].
+    pub async fn flat_manifests(&self, manifest: &Digest) -> Result<Vec<(String, u32, FlatManifest)>> {
+        let mut flats = Vec::new();
+        for tree in self.trees(&self.manifest(manifest).await?).await? {
+            if tree.flat_digest.is_none() {
+                continue;
+            }
+            let mut runs = Vec::with_capacity(tree.runs.len());
+            for run in &tree.runs {
+                runs.push(self.run(&run.digest).await?);
+            }
+            let flat = tree.to_flat(&runs, &self.options.limits)?;
+            flats.push((tree.group.name, tree.rank, flat));
+        }
+        Ok(flats)
+    }
+
+    /// Object rows by id, in batches.
+    pub(crate) async fn rows(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
+        let mut rows = Vec::with_capacity(ids.len());
+        for batch in ids.chunks(ROWS) {
+            rows.extend(self.metadata.objects(batch.to_vec()).await?);
+        }
+        Ok(rows)
+    }
+
+    /// One object's row.
+    pub(crate) async fn row(&self, digest: &Digest, kind: Kind) -> Result<ObjectRow> {
+        let found = self.metadata.find(vec![*digest]).await?.pop().flatten();
+        found.filter(|row| row.kind.satisfies(kind)).ok_or(Error::BlobUnknown { digest: *digest, kind })
+    }
+}

@@ -1,0 +1,102 @@
+//! Proof that a manifest is whole: every blob it reaches is read and hashed.
+
+use super::ROWS;
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{ObjectId, ObjectRow};
+use crate::verify::{Incoming, verified_frames};
+use futures::StreamExt as _;
+use pfr_schema::{Container, Digest, Kind, api};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// How far [`Store::verify`] has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerifyProgress {
+    /// Blobs read and hashed.
+    pub blobs: u64,
+    /// Raw bytes hashed.
+    pub bytes: u64,
+    /// Raw bytes to hash in all.
+    pub total_bytes: u64,
+}
+
+impl Store {
+    /// Proves a manifest whole: reads and hashes every blob it reaches, and follows the references in the bytes, not only in metadata.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] naming the first blob that is not what its name says.
+    pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
+        let rows = self.reach(manifest).await?;
+        let reached: HashSet<Digest> = rows.iter().map(|row| row.digest).collect();
+        let mut done = VerifyProgress { total_bytes: rows.iter().map(|row| row.size).sum(), ..VerifyProgress::default() };
+        for batch in rows.chunks(ROWS) {
+            self.verify_batch(batch.iter().map(|row| row.digest).collect(), &reached, &mut done, progress).await?;
+        }
+        Ok(api::Verified { digest: *manifest, blobs: done.blobs, bytes: done.bytes })
+    }
+
+    async fn verify_batch(
+        &self,
+        digests: Vec<Digest>,
+        reached: &HashSet<Digest>,
+        done: &mut VerifyProgress,
+        progress: &mut (dyn FnMut(VerifyProgress) + Send),
+    ) -> Result<()> {
+        let frames = self.frames(digests).await?;
+        let mut frames = Box::pin(verified_frames(frames, self.options.limits.clone(), Arc::clone(&self.large_documents)));
+        let mut large = None;
+        while let Some(item) = frames.next().await {
+            let item = item.map_err(|error| match error {
+                Error::Frame { digest, source, .. } => Error::Corrupt { digest, reason: source.to_string() },
+                other => other,
+            })?;
+            let header = match item {
+                Incoming::Begin(header) => {
+                    large = Some(header);
+                    continue;
+                }
+                Incoming::Piece(_) => continue,
+                Incoming::Finish { .. } => large.take().ok_or_else(|| Error::Internal("an end without a beginning".into()))?,
+                Incoming::Whole(whole) => {
+                    let header = whole.header;
+                    let corrupt = |reason: String| Error::Corrupt { digest: header.digest, reason };
+                    if header.kind.is_container() {
+                        let raw = whole.raw().map_err(|e| corrupt(e.to_string()))?;
+                        let container = Container::parse(header.kind, &raw, &self.options.limits).map_err(|e| corrupt(e.to_string()))?;
+                        let children = container.map(|c| c.children()).unwrap_or_default();
+                        if let Some(lost) = children.iter().find(|child| !reached.contains(&child.digest)) {
+                            return Err(corrupt(format!("it lists {}, which metadata does not hold under it", lost.digest)));
+                        }
+                    }
+                    header
+                }
+            };
+            done.blobs += 1;
+            done.bytes += header.raw_len;
+            progress(*done);
+        }
+        Ok(())
+    }
+
+    /// Everything a manifest reaches, in the order of storage: reads of packs are then sequential.
+    async fn reach(&self, manifest: &Digest) -> Result<Vec<ObjectRow>> {
+        let root = self.row(manifest, Kind::Manifest).await?;
+        let mut seen: HashSet<ObjectId> = HashSet::from([root.id]);
+        let (mut level, mut all) = (vec![root], Vec::new());
+        while !level.is_empty() {
+            let ids: Vec<ObjectId> = level.iter().flat_map(|row| row.children.iter().copied()).filter(|id| seen.insert(*id)).collect();
+            all.append(&mut level);
+            let expected = ids.len();
+            level = self.rows(ids).await?;
+            if level.len() != expected {
+                return Err(Error::Corrupt {
+                    digest: *manifest,
+                    reason: format!("{} of the objects it reaches are not there", expected - level.len()),
+                });
+            }
+        }
+        all.sort_unstable_by_key(|row| row.id);
+        Ok(all)
+    }
+}

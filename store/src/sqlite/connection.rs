@@ -1,0 +1,218 @@
+//! Connections: one writer thread that puts all waiting transactions into one commit (one fsync), and a few readers.
+//!
+//! Each job runs in a savepoint of its own, so one that fails does not take its neighbours along; it is answered only after
+//! the commit is durable.
+
+use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use rusqlite::{Connection, OpenFlags};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use tokio::sync::{Semaphore, oneshot};
+
+/// Readers at a time.
+const READERS: usize = 4;
+/// Jobs in one commit.
+const BATCH: usize = 64;
+/// Migrations in order; a database's `user_version` is how many it has had.
+const MIGRATIONS: &[&str] = &[include_str!("../../../migrations/sqlite/0001_init.sql")];
+
+/// Answers a job, given why the commit failed if it did.
+type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
+/// A transaction waiting for the writer; without a connection it is only answered.
+type Job = Box<dyn FnOnce(Option<&Connection>) -> Reply + Send>;
+
+#[derive(Debug)]
+pub(super) struct Database {
+    jobs: mpsc::Sender<Job>,
+    /// `None` for a database in memory: its only connection is the writer's.
+    readers: Option<Arc<Readers>>,
+    rows_written: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Readers {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    permits: Semaphore,
+}
+
+impl Database {
+    pub(super) async fn open(path: Option<PathBuf>) -> Result<Self> {
+        let rows_written = Arc::new(AtomicU64::new(0));
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let (ready, opened) = oneshot::channel();
+        let (counter, writer_path) = (Arc::clone(&rows_written), path.clone());
+        std::thread::Builder::new()
+            .name("metadata-writer".into())
+            .spawn(move || match open_writer(writer_path.as_deref()) {
+                Err(error) => drop(ready.send(Err(error))),
+                Ok(connection) => {
+                    drop(ready.send(Ok(())));
+                    run_writer(&connection, &queue, &counter);
+                }
+            })
+            .map_err(|e| Error::Unavailable { what: "metadata", reason: e.to_string() })?;
+        opened.await.map_err(|_| Error::Internal("the metadata writer ended while opening".into()))??;
+        let readers = path.map(|path| Arc::new(Readers { path, idle: Mutex::default(), permits: Semaphore::new(READERS) }));
+        Ok(Self { jobs, readers, rows_written })
+    }
+
+    pub(super) fn rows_written(&self) -> u64 {
+        self.rows_written.load(Ordering::Relaxed)
+    }
+
+    /// Runs `job` in a transaction; returns when it is durable.
+    pub(super) async fn write<T: Send + 'static>(&self, job: impl FnOnce(&Connection) -> Result<T> + Send + 'static) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |connection| {
+            let result = connection.map(|c| in_savepoint(c, job));
+            Box::new(move |failure| {
+                let result = match (result, failure) {
+                    // The job's own error is the better one: it would have failed anyway.
+                    (Some(Err(error)), _) => Err(error),
+                    (_, Some(reason)) => Err(commit_error(reason)),
+                    (Some(Ok(value)), None) => Ok(value),
+                    (None, None) => Err(Error::Internal("a metadata transaction did not run".into())),
+                };
+                drop(answer.send(result));
+            })
+        });
+        self.jobs.send(job).map_err(|_| Error::Internal("the metadata writer has ended".into()))?;
+        answered.await.map_err(|_| Error::Internal("the metadata writer dropped a transaction".into()))?
+    }
+
+    /// Runs `job` in a read transaction: it sees one state.
+    pub(super) async fn read<T: Send + 'static>(&self, job: impl FnOnce(&Connection) -> Result<T> + Send + 'static) -> Result<T> {
+        let Some(readers) = &self.readers else { return self.write(job).await };
+        let _permit = readers.permits.acquire().await.map_err(|e| Error::Internal(e.to_string()))?;
+        let pool = Arc::clone(readers);
+        tokio::task::spawn_blocking(move || {
+            let idle = pool.idle.lock().pop();
+            let connection = match idle {
+                Some(connection) => connection,
+                None => open_reader(&pool.path).map_err(|e| Error::metadata(&e))?,
+            };
+            let result = (|| {
+                let transaction = connection.unchecked_transaction().map_err(|e| Error::metadata(&e))?;
+                job(&transaction)
+            })();
+            pool.idle.lock().push(connection);
+            result
+        })
+        .await
+        .map_err(|e| Error::Internal(format!("a metadata reader failed: {e}")))?
+    }
+}
+
+fn commit_error(reason: &str) -> Error {
+    if reason.contains("full") {
+        Error::Full(reason.to_owned())
+    } else {
+        Error::Unavailable { what: "metadata", reason: reason.to_owned() }
+    }
+}
+
+fn in_savepoint<T>(connection: &Connection, job: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    let sql = |statement| connection.execute_batch(statement).map_err(|e| Error::metadata(&e));
+    sql("SAVEPOINT job")?;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(connection)))
+        .unwrap_or_else(|_| Err(Error::Internal("a metadata transaction panicked".into())));
+    match result {
+        Ok(value) => {
+            sql("RELEASE job")?;
+            Ok(value)
+        }
+        Err(error) => {
+            // A full disk may have rolled everything back already; the savepoint is then gone.
+            drop(sql("ROLLBACK TO job; RELEASE job"));
+            Err(error)
+        }
+    }
+}
+
+fn run_writer(connection: &Connection, queue: &mpsc::Receiver<Job>, rows_written: &AtomicU64) {
+    while let Ok(first) = queue.recv() {
+        let mut replies = Vec::new();
+        let begun = connection.execute_batch("BEGIN IMMEDIATE");
+        let failure = match begun {
+            Err(error) => {
+                replies.push(first(None));
+                Some(error)
+            }
+            Ok(()) => {
+                replies.push(first(Some(connection)));
+                while replies.len() < BATCH
+                    && let Ok(next) = queue.try_recv()
+                {
+                    replies.push(next(Some(connection)));
+                }
+                // If SQLite rolled the transaction back on its own, nothing in it happened.
+                let committed = if connection.is_autocommit() {
+                    Err(rusqlite::Error::SqliteFailure(
+                        rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL),
+                        Some("the transaction was rolled back: database or disk is full".into()),
+                    ))
+                } else {
+                    connection.execute_batch("COMMIT")
+                };
+                committed.err()
+            }
+        };
+        if failure.is_some() && !connection.is_autocommit() {
+            drop(connection.execute_batch("ROLLBACK"));
+        }
+        rows_written.store(connection.total_changes(), Ordering::Relaxed);
+        let reason = failure.map(|e| e.to_string());
+        for reply in replies {
+            reply(reason.as_deref());
+        }
+    }
+}
+
+fn open_writer(path: Option<&Path>) -> Result<Connection> {
+    let fail = |e: rusqlite::Error| Error::metadata(&e);
+    let connection = match path {
+        Some(path) => Connection::open(path),
+        None => Connection::open_in_memory(),
+    }
+    .map_err(fail)?;
+    connection.busy_timeout(std::time::Duration::from_secs(30)).map_err(fail)?;
+    connection
+        .execute_batch(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
+             PRAGMA cache_size = -16000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
+        )
+        .map_err(fail)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    migrate(&connection)?;
+    Ok(connection)
+}
+
+fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.busy_timeout(std::time::Duration::from_secs(30))?;
+    connection.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -8000; PRAGMA mmap_size = 0;")?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+fn migrate(connection: &Connection) -> Result<()> {
+    let fail = |e: rusqlite::Error| Error::metadata(&e);
+    connection.execute_batch("BEGIN IMMEDIATE").map_err(fail)?;
+    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(fail)?;
+    let done = usize::try_from(version).unwrap_or(usize::MAX);
+    if done > MIGRATIONS.len() {
+        drop(connection.execute_batch("ROLLBACK"));
+        return Err(Error::Unavailable {
+            what: "metadata",
+            reason: format!("it has version {version}, this program knows {}: use a newer one", MIGRATIONS.len()),
+        });
+    }
+    for migration in &MIGRATIONS[done..] {
+        connection.execute_batch(migration).map_err(fail)?;
+    }
+    connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len())).map_err(fail)
+}

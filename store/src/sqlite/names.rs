@@ -1,0 +1,323 @@
+//! Push sessions, commits, tags, snapshots, repositories.
+
+use super::{DOMAIN, int, uint};
+use crate::error::{Error, Result};
+use crate::metadata::{Commit, Committed, ObjectId, Page, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use pfr_schema::api::TagState;
+use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+fn sql(error: rusqlite::Error) -> Error {
+    Error::metadata(&error)
+}
+
+// ---- push sessions
+
+pub(super) fn open_push(tx: &Connection, push: &PushId, repository: &RepositoryName, expires: u64) -> Result<()> {
+    tx.prepare_cached("INSERT INTO repositories (domain, name) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING")
+        .and_then(|mut s| s.execute(params![DOMAIN, repository.as_str()]))
+        .map_err(sql)?;
+    tx.prepare_cached("INSERT INTO pushes (id, repository, expires) SELECT ?1, id, ?2 FROM repositories WHERE name = ?3")
+        .and_then(|mut s| s.execute(params![push.0, int(expires), repository.as_str()]))
+        .map_err(sql)?;
+    Ok(())
+}
+
+/// The repository of a live session, and when it expires.
+pub(super) fn push(tx: &Connection, push: &PushId, now: u64) -> Result<(RepositoryName, u64)> {
+    let row = tx
+        .prepare_cached(
+            "SELECT r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository WHERE p.id = ?1 AND p.expires >= ?2",
+        )
+        .and_then(|mut s| s.query_row(params![push.0, int(now)], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?))).optional())
+        .map_err(sql)?;
+    let (name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
+    Ok((name.parse()?, uint(expires)))
+}
+
+pub(super) fn renew_push(tx: &Connection, push: &PushId, now: u64, until: u64) -> Result<()> {
+    let updated = tx
+        .prepare_cached("UPDATE pushes SET expires = MAX(expires, ?1) WHERE id = ?2 AND expires >= ?3")
+        .and_then(|mut s| s.execute(params![int(until), push.0, int(now)]))
+        .map_err(sql)?;
+    if updated == 0 { Err(Error::PushUnknown(push.0.clone())) } else { Ok(()) }
+}
+
+pub(super) fn close_push(tx: &Connection, push: &PushId) -> Result<()> {
+    tx.prepare_cached("DELETE FROM pushes WHERE id = ?1").and_then(|mut s| s.execute([&push.0])).map_err(sql)?;
+    Ok(())
+}
+
+// ---- commit
+
+pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u64) -> Result<Committed> {
+    let (repository, _) = push(tx, push_id, now)?;
+    let repository_id = repository_row(tx, &repository)?.0;
+    let unknown = || Error::BlobUnknown { digest: commit.manifest, kind: Kind::Manifest };
+    let (object, size, refs, reach, new) = tx
+        .prepare_cached(
+            "SELECT o.id, o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id
+             WHERE o.domain = ?1 AND o.digest = ?2 AND o.kind = ?3",
+        )
+        .and_then(|mut s| {
+            s.query_row(params![DOMAIN, commit.manifest.to_key(), Kind::Manifest as i64], |r| {
+                Ok((r.get::<_, ObjectId>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?, r.get::<_, i64>(3)?, r.get::<_, i64>(4)?))
+            })
+            .optional()
+        })
+        .map_err(sql)?
+        .ok_or_else(unknown)?;
+    let existing = tx
+        .prepare_cached("SELECT id, logical_bytes, new_bytes FROM manifests WHERE repository = ?1 AND object = ?2")
+        .and_then(|mut s| {
+            s.query_row([repository_id, object], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?))).optional()
+        })
+        .map_err(sql)?;
+    let (manifest, logical_bytes, new_bytes) = match existing {
+        Some(row) => row,
+        None => {
+            let logical = size + reach;
+            // Only the first holder of a manifest brought what it brought.
+            let new = if refs == 0 { size + new } else { 0 };
+            let id = tx
+                .prepare_cached(
+                    "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, logical_bytes, new_bytes) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                )
+                .and_then(|mut s| {
+                    s.insert(params![repository_id, object, commit.artifact_type, commit.subject.map(|d| d.to_key()), int(now), logical, new])
+                })
+                .map_err(sql)?;
+            for (position, parent) in commit.parents.iter().enumerate() {
+                tx.prepare_cached("INSERT INTO parents (manifest, position, digest) VALUES (?1, ?2, ?3)")
+                    .and_then(|mut s| s.execute(params![id, position as i64, parent.to_key()]))
+                    .map_err(sql)?;
+            }
+            add_refs(tx, object, 1)?;
+            (id, logical, new)
+        }
+    };
+    if let Some(tag) = &commit.tag {
+        put_tag(tx, repository_id, manifest, object, tag, now)?;
+    }
+    close_push(tx, push_id)?;
+    Ok(Committed { created: existing.is_none(), logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
+}
+
+fn add_refs(tx: &Connection, object: ObjectId, by: i64) -> Result<()> {
+    tx.prepare_cached("UPDATE objects SET refs = refs + ?1 WHERE id = ?2").and_then(|mut s| s.execute([by, object])).map_err(sql)?;
+    Ok(())
+}
+
+/// Takes references away and leaves the rest to collection: nothing cascades inside a request.
+fn release(tx: &Connection, object: ObjectId, by: i64, now: u64) -> Result<()> {
+    add_refs(tx, object, -by)?;
+    tx.prepare_cached("INSERT INTO suspects (due, object) VALUES (?1, ?2)").and_then(|mut s| s.execute([int(now), object])).map_err(sql)?;
+    Ok(())
+}
+
+// ---- tags
+
+fn repository_row(tx: &Connection, repository: &RepositoryName) -> Result<(i64,)> {
+    tx.prepare_cached("SELECT id FROM repositories WHERE name = ?1")
+        .and_then(|mut s| s.query_row([repository.as_str()], |r| Ok((r.get(0)?,))).optional())
+        .map_err(sql)?
+        .ok_or_else(|| Error::RepositoryUnknown(repository.clone()))
+}
+
+/// The id of a repository that holds something; a push session alone does not make one visible.
+fn visible(tx: &Connection, repository: &RepositoryName) -> Result<i64> {
+    let (id,) = repository_row(tx, repository)?;
+    let holds: bool = tx
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM manifests WHERE repository = ?1)")
+        .and_then(|mut s| s.query_row([id], |r| r.get(0)))
+        .map_err(sql)?;
+    if holds { Ok(id) } else { Err(Error::RepositoryUnknown(repository.clone())) }
+}
+
+/// Where a tag points: row id of the manifest, its object, its digest.
+fn tag_target(tx: &Connection, repository: i64, tag: &Tag) -> Result<Option<(i64, ObjectId, Digest)>> {
+    tx.prepare_cached(
+        "SELECT m.id, m.object, o.digest FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+         WHERE t.repository = ?1 AND t.name = ?2",
+    )
+    .and_then(|mut s| s.query_row(params![repository, tag.as_str()], |r| Ok((r.get(0)?, r.get(1)?, r.get::<_, Vec<u8>>(2)?))).optional())
+    .map_err(sql)?
+    .map(|(manifest, object, key)| Ok((manifest, object, Digest::from_key(&key)?)))
+    .transpose()
+}
+
+fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) -> Result<()> {
+    let found = found.map_or(TagState::Absent, TagState::At);
+    match expected {
+        Some(expected) if expected != found => Err(Error::TagMoved { tag: tag.clone(), expected, found }),
+        _ => Ok(()),
+    }
+}
+
+fn put_tag(tx: &Connection, repository: i64, manifest: i64, object: ObjectId, tag: &TagMove, now: u64) -> Result<()> {
+    let before = tag_target(tx, repository, &tag.tag)?;
+    check_expected(&tag.tag, tag.expected, before.map(|(_, _, digest)| digest))?;
+    if before.is_some_and(|(id, _, _)| id == manifest) {
+        return Ok(());
+    }
+    tx.prepare_cached(
+        "INSERT INTO tags (repository, name, manifest, updated_at) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (repository, name) DO UPDATE SET manifest = excluded.manifest, updated_at = excluded.updated_at",
+    )
+    .and_then(|mut s| s.execute(params![repository, tag.tag.as_str(), manifest, int(now)]))
+    .map_err(sql)?;
+    add_refs(tx, object, 1)?;
+    match before {
+        Some((_, old, _)) => release(tx, old, 1, now),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn tag(tx: &Connection, repository: &RepositoryName, tag: &Tag) -> Result<TagRow> {
+    let id = visible(tx, repository)?;
+    let unknown = || Error::TagUnknown { repository: repository.clone(), tag: tag.clone() };
+    let (_, _, digest) = tag_target(tx, id, tag)?.ok_or_else(unknown)?;
+    let updated_at = tx
+        .prepare_cached("SELECT updated_at FROM tags WHERE repository = ?1 AND name = ?2")
+        .and_then(|mut s| s.query_row(params![id, tag.as_str()], |r| r.get(0)))
+        .map_err(sql)?;
+    Ok(TagRow { name: tag.clone(), digest, updated_at: uint(updated_at) })
+}
+
+pub(super) fn tags(tx: &Connection, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<Page<TagRow>> {
+    let id = visible(tx, repository)?;
+    let mut select = tx
+        .prepare_cached(
+            "SELECT t.name, o.digest, t.updated_at FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+             WHERE t.repository = ?1 AND t.name > ?2 ORDER BY t.name LIMIT ?3",
+        )
+        .map_err(sql)?;
+    let rows = select
+        .query_map(params![id, after.unwrap_or(""), limit as i64 + 1], |r| {
+            Ok((r.get::<_, String>(0)?, r.get::<_, Vec<u8>>(1)?, r.get::<_, i64>(2)?))
+        })
+        .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
+        .map_err(sql)?;
+    let rows = rows
+        .into_iter()
+        .map(|(name, key, updated_at)| Ok(TagRow { name: name.parse()?, digest: Digest::from_key(&key)?, updated_at: uint(updated_at) }))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(paged(rows, limit, |row| row.name.to_string()))
+}
+
+/// Cuts one row too many off and makes a cursor of the last that stays.
+fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Page<T> {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = if more { rows.last().map(cursor) } else { None };
+    Page { rows, next }
+}
+
+pub(super) fn put_tags(tx: &Connection, repository: &RepositoryName, snapshot: &Digest, moves: &[TagMove], now: u64) -> Result<()> {
+    let id = visible(tx, repository)?;
+    let (manifest, object) = manifest_row(tx, id, repository, snapshot)?;
+    moves.iter().try_for_each(|tag| put_tag(tx, id, manifest, object, tag, now))
+}
+
+pub(super) fn delete_tag(tx: &Connection, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>, now: u64) -> Result<()> {
+    let id = visible(tx, repository)?;
+    let before = tag_target(tx, id, tag)?;
+    check_expected(tag, expected, before.map(|(_, _, digest)| digest))?;
+    let (_, object, _) = before.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
+    tx.prepare_cached("DELETE FROM tags WHERE repository = ?1 AND name = ?2")
+        .and_then(|mut s| s.execute(params![id, tag.as_str()]))
+        .map_err(sql)?;
+    release(tx, object, 1, now)
+}
+
+// ---- snapshots
+
+/// Row id and object of a repository's manifest.
+fn manifest_row(tx: &Connection, id: i64, repository: &RepositoryName, digest: &Digest) -> Result<(i64, ObjectId)> {
+    tx.prepare_cached("SELECT m.id, m.object FROM manifests m JOIN objects o ON o.id = m.object WHERE o.domain = ?1 AND o.digest = ?2 AND m.repository = ?3")
+        .and_then(|mut s| s.query_row(params![DOMAIN, digest.to_key(), id], |r| Ok((r.get(0)?, r.get(1)?))).optional())
+        .map_err(sql)?
+        .ok_or_else(|| Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() })
+}
+
+fn snapshot_row(tx: &Connection, manifest: i64) -> Result<SnapshotRow> {
+    let (object, key, pushed_at, logical, new) = tx
+        .prepare_cached(
+            "SELECT m.object, o.digest, m.pushed_at, m.logical_bytes, m.new_bytes FROM manifests m JOIN objects o ON o.id = m.object WHERE m.id = ?1",
+        )
+        .and_then(|mut s| {
+            s.query_row([manifest], |r| {
+                Ok((r.get(0)?, r.get::<_, Vec<u8>>(1)?, r.get::<_, i64>(2)?, r.get::<_, i64>(3)?, r.get::<_, i64>(4)?))
+            })
+        })
+        .map_err(sql)?;
+    let texts = |statement: &str| -> Result<Vec<String>> {
+        tx.prepare_cached(statement).and_then(|mut s| s.query_map([manifest], |r| r.get(0))?.collect()).map_err(sql)
+    };
+    let tags =
+        texts("SELECT name FROM tags WHERE manifest = ?1 ORDER BY name")?.into_iter().map(|t| Ok(t.parse()?)).collect::<Result<_>>()?;
+    let parents: Vec<Vec<u8>> = tx
+        .prepare_cached("SELECT digest FROM parents WHERE manifest = ?1 ORDER BY position")
+        .and_then(|mut s| s.query_map([manifest], |r| r.get(0))?.collect())
+        .map_err(sql)?;
+    let parents = parents.iter().map(|key| Ok(Digest::from_key(key)?)).collect::<Result<_>>()?;
+    Ok(SnapshotRow {
+        object,
+        digest: Digest::from_key(&key)?,
+        tags,
+        parents,
+        pushed_at: uint(pushed_at),
+        logical_bytes: uint(logical),
+        new_bytes: uint(new),
+    })
+}
+
+pub(super) fn snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest) -> Result<SnapshotRow> {
+    let id = visible(tx, repository)?;
+    snapshot_row(tx, manifest_row(tx, id, repository, digest)?.0)
+}
+
+pub(super) fn snapshots(tx: &Connection, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<Page<SnapshotRow>> {
+    let id = visible(tx, repository)?;
+    let before = match after {
+        None => i64::MAX,
+        Some(cursor) => cursor.parse().map_err(|_| Error::Invalid(format!("{cursor:?} is no cursor of this list")))?,
+    };
+    let ids: Vec<i64> = tx
+        .prepare_cached("SELECT id FROM manifests WHERE repository = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3")
+        .and_then(|mut s| s.query_map([id, before, limit as i64 + 1], |r| r.get(0))?.collect())
+        .map_err(sql)?;
+    let page = paged(ids, limit, ToString::to_string);
+    let rows = page.rows.into_iter().map(|manifest| snapshot_row(tx, manifest)).collect::<Result<_>>()?;
+    Ok(Page { rows, next: page.next })
+}
+
+pub(super) fn delete_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, now: u64) -> Result<()> {
+    let id = visible(tx, repository)?;
+    let (manifest, object) = manifest_row(tx, id, repository, digest)?;
+    let tags = tx.prepare_cached("DELETE FROM tags WHERE manifest = ?1").and_then(|mut s| s.execute([manifest])).map_err(sql)?;
+    tx.prepare_cached("DELETE FROM manifests WHERE id = ?1").and_then(|mut s| s.execute([manifest])).map_err(sql)?;
+    release(tx, object, tags as i64 + 1, now)
+}
+
+pub(super) fn repositories(tx: &Connection, after: Option<&str>, limit: usize) -> Result<Page<RepositoryRow>> {
+    let mut select = tx
+        .prepare_cached(
+            "SELECT r.name, COUNT(*), (SELECT COUNT(*) FROM tags t WHERE t.repository = r.id), MAX(m.pushed_at)
+             FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name > ?1 GROUP BY r.id ORDER BY r.name LIMIT ?2",
+        )
+        .map_err(sql)?;
+    let rows = select
+        .query_map(params![after.unwrap_or(""), limit as i64 + 1], |r| {
+            Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?, r.get::<_, i64>(3)?))
+        })
+        .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
+        .map_err(sql)?;
+    let rows = rows
+        .into_iter()
+        .map(|(name, snapshots, tags, updated)| {
+            Ok(RepositoryRow { name: name.parse()?, snapshots: uint(snapshots), tags: uint(tags), updated_at: uint(updated) })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(paged(rows, limit, |row| row.name.to_string()))
+}

@@ -1,0 +1,378 @@
+//! The store's face: what a registry or a host does with it.
+
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::metadata::{Commit, Metadata, Page, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::sqlite::SqliteMetadata;
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt as _};
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use pfr_schema::api::{Committed, TagState};
+use pfr_schema::container::Container;
+use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag, codec};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Settings of a store, with the defaults of a registry.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long what a push session asked about or uploaded is safe from collection. Default 1 hour.
+    pub lease: Duration,
+    /// Bytes after which a pack is closed. Default 64 MiB.
+    pub pack_bytes: u64,
+    /// Streams of frames taken in at once; others wait. Bounds memory to about 20 MiB each. Default 6.
+    pub ingests: usize,
+    /// Streams of frames given out at once; others wait. Bounds memory to about 12 MiB each. Default 6.
+    pub outputs: usize,
+    /// Limits on foreign bytes.
+    pub limits: Limits,
+    /// Source of time.
+    pub clock: Clock,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(3600),
+            pack_bytes: 64 << 20,
+            ingests: 6,
+            outputs: 6,
+            limits: Limits::default(),
+            clock: Clock::system(),
+        }
+    }
+}
+
+/// What an ingested stream brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ingested {
+    /// Frames received.
+    pub frames: u64,
+    /// Of these, blobs the store did not have.
+    pub new: u64,
+    /// Payload bytes received.
+    pub stored_bytes: u64,
+    /// Raw bytes they stand for.
+    pub raw_bytes: u64,
+}
+
+/// An open push session.
+#[derive(Clone, Debug)]
+pub struct PushSession {
+    /// Its id.
+    pub id: PushId,
+    /// How long it lives unless it is used.
+    pub lease: Duration,
+}
+
+/// A store. Cheap to clone; all clones are one store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) packs: Arc<dyn ObjectStore>,
+    pub(crate) metadata: Arc<dyn Metadata>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) ingests: Arc<Semaphore>,
+    pub(crate) outputs: Arc<Semaphore>,
+    /// Held while a document of more than a few MiB is in memory.
+    pub(crate) large_documents: Arc<Semaphore>,
+}
+
+impl Store {
+    /// Opens (or creates) the embedded store in `dir`: packs on disk with fsync, metadata in SQLite.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the directory cannot be made or opened.
+    pub async fn open(dir: &Path, options: Options) -> Result<Self> {
+        let packs_dir = dir.join("packs");
+        let fail = |e: &dyn std::fmt::Display| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
+        std::fs::create_dir_all(&packs_dir).map_err(|e| fail(&e))?;
+        let packs = LocalFileSystem::new_with_prefix(&packs_dir).map_err(|e| fail(&e))?.with_fsync(true);
+        let metadata = SqliteMetadata::open(&dir.join("metadata.sqlite"), options.clock.clone()).await?;
+        Ok(Self::new(Arc::new(packs), Arc::new(metadata), options))
+    }
+
+    /// A store that lives in memory, for tests.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if SQLite cannot be set up.
+    pub async fn open_in_memory(options: Options) -> Result<Self> {
+        let metadata = SqliteMetadata::open_in_memory(options.clock.clone()).await?;
+        Ok(Self::new(Arc::new(InMemory::new()), Arc::new(metadata), options))
+    }
+
+    /// A store over any packs and metadata.
+    #[must_use]
+    pub fn new(packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>, options: Options) -> Self {
+        Self {
+            packs,
+            metadata,
+            ingests: Arc::new(Semaphore::new(options.ingests.max(1))),
+            outputs: Arc::new(Semaphore::new(options.outputs.max(1))),
+            large_documents: Arc::new(Semaphore::new(1)),
+            options: Arc::new(options),
+        }
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Its metadata.
+    #[must_use]
+    pub fn metadata(&self) -> &dyn Metadata {
+        &*self.metadata
+    }
+
+    // ---- pushing
+
+    /// Opens a push session.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Full`].
+    pub async fn open_push(&self, repository: &RepositoryName) -> Result<PushSession> {
+        let id = PushId(uuid::Uuid::now_v7().to_string());
+        self.metadata.open_push(id.clone(), repository.clone(), self.options.lease).await?;
+        Ok(PushSession { id, lease: self.options.lease })
+    }
+
+    /// The repository of a live session; renews its lease.
+    ///
+    /// # Errors
+    /// [`Error::PushUnknown`].
+    pub async fn push_repository(&self, push: &PushId) -> Result<RepositoryName> {
+        self.metadata.renew_push(push.clone(), self.options.lease).await
+    }
+
+    /// Positions in `wanted` of what the store lacks. What it has is leased to the session.
+    ///
+    /// # Errors
+    /// [`Error::PushUnknown`].
+    pub async fn missing(&self, push: &PushId, wanted: Vec<(Digest, Kind)>) -> Result<Vec<usize>> {
+        self.metadata.missing(push.clone(), wanted, self.options.lease).await
+    }
+
+    /// Takes in a stream of frames (with its end mark); returns when all of it is durable and indexed.
+    ///
+    /// Every frame is verified against its digest, off the async threads. Memory is bounded whatever the size of blobs.
+    /// If it fails, packs that were already complete stay stored under the session's lease, so a retry sends only the rest.
+    ///
+    /// # Errors
+    /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`], [`Error::PushUnknown`], [`Error::Full`],
+    /// [`Error::Unavailable`]; [`Error::Input`] for errors of the stream itself.
+    pub async fn ingest<S, E>(&self, push: &PushId, stream: S) -> Result<Ingested>
+    where
+        S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,
+        E: std::fmt::Display,
+    {
+        crate::ingest::ingest(self, push, stream.map_err(|e| Error::Input(e.to_string()))).await
+    }
+
+    /// Makes an uploaded manifest visible in the session's repository and moves `tag`, in one transaction. Ends the session.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::TagMoved`], [`Error::PushUnknown`].
+    pub async fn commit(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, if_tag_is: Option<TagState>) -> Result<Committed> {
+        if tag.is_none() && if_tag_is.is_some() {
+            return Err(Error::Invalid("if_tag_is needs a tag".into()));
+        }
+        let document = self.manifest(&manifest).await?;
+        let parents = if document.is_snapshot() {
+            SnapshotConfig::parse(&self.read(&document.config.digest).await?, &self.options.limits)?.parents
+        } else {
+            Vec::new()
+        };
+        let commit = Commit {
+            manifest,
+            parents,
+            artifact_type: document.artifact_type,
+            subject: document.subject.map(|s| s.digest),
+            tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),
+        };
+        let done = self.metadata.commit(push.clone(), commit).await?;
+        Ok(Committed { digest: manifest, created: done.created, logical_bytes: done.logical_bytes, new_bytes: done.new_bytes })
+    }
+
+    /// Ends a session without a commit.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn abort(&self, push: &PushId) -> Result<()> {
+        self.metadata.close_push(push.clone()).await
+    }
+
+    // ---- reading
+
+    /// Reads a whole blob, verified. For documents: blobs over the document limit are refused.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`], [`Error::Corrupt`].
+    pub async fn read(&self, digest: &Digest) -> Result<Bytes> {
+        crate::frames::read(self, digest).await
+    }
+
+    /// A stored manifest.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`], [`Error::Corrupt`].
+    pub async fn manifest(&self, digest: &Digest) -> Result<Manifest> {
+        match self.container(digest, Kind::Manifest).await? {
+            Container::Manifest(manifest) => Ok(manifest),
+            _ => Err(Error::Internal("a manifest parsed as something else".into())),
+        }
+    }
+
+    /// A stored container, parsed.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`], [`Error::Corrupt`].
+    pub async fn container(&self, digest: &Digest, kind: Kind) -> Result<Container> {
+        let stored = self.metadata.find(vec![*digest]).await?;
+        if !stored.first().and_then(Option::as_ref).is_some_and(|row| row.kind.satisfies(kind)) {
+            return Err(Error::BlobUnknown { digest: *digest, kind });
+        }
+        let bytes = self.read(digest).await?;
+        Container::parse(kind, &bytes, &self.options.limits)?.ok_or(Error::BlobUnknown { digest: *digest, kind })
+    }
+
+    /// Frames of `digests` in that order, with an end mark, as they lie: the reader verifies.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end mark.
+    pub async fn frames(&self, digests: Vec<Digest>) -> Result<crate::BoxFrames> {
+        crate::frames::frames(self, digests).await
+    }
+
+    // ---- names
+
+    /// The snapshot that a selector means.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`], [`Error::SnapshotUnknown`] (also for `tag~N` beyond the first snapshot).
+    pub async fn resolve(&self, repository: &RepositoryName, selector: &Selector) -> Result<Digest> {
+        match selector {
+            Selector::Digest(digest) => Ok(self.metadata.snapshot(repository.clone(), *digest).await?.digest),
+            Selector::Tag { tag, back } => {
+                let mut digest = self.metadata.tag(repository.clone(), tag.clone()).await?.digest;
+                for _ in 0..*back {
+                    let row = self.metadata.snapshot(repository.clone(), digest).await?;
+                    digest = *row.parents.first().ok_or_else(|| Error::SnapshotUnknown {
+                        repository: repository.clone(),
+                        snapshot: format!("{selector}: {digest} has no parent"),
+                    })?;
+                }
+                Ok(self.metadata.snapshot(repository.clone(), digest).await?.digest)
+            }
+        }
+    }
+
+    /// One snapshot.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`], [`Error::SnapshotUnknown`].
+    pub async fn snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<SnapshotRow> {
+        self.metadata.snapshot(repository.clone(), *digest).await
+    }
+
+    /// Snapshots of a repository, newest first.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`], [`Error::Invalid`] for a cursor that is none.
+    pub async fn snapshots(&self, repository: &RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {
+        self.metadata.snapshots(repository.clone(), after, limit).await
+    }
+
+    /// Tags of a repository by name.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`].
+    pub async fn tags(&self, repository: &RepositoryName, after: Option<String>, limit: usize) -> Result<Page<TagRow>> {
+        self.metadata.tags(repository.clone(), after, limit).await
+    }
+
+    /// One tag.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`].
+    pub async fn tag(&self, repository: &RepositoryName, tag: &Tag) -> Result<TagRow> {
+        self.metadata.tag(repository.clone(), tag.clone()).await
+    }
+
+    /// Points a tag at a snapshot of the repository.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`], [`Error::TagMoved`].
+    pub async fn put_tag(&self, repository: &RepositoryName, tag: Tag, snapshot: Digest, expected: Option<TagState>) -> Result<()> {
+        self.metadata.put_tags(repository.clone(), snapshot, vec![TagMove { tag, expected }]).await
+    }
+
+    /// Makes `count` tags `<prefix>-1…` that point at one snapshot; all or nothing, no bytes move.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::TagMoved`] if one of them exists.
+    pub async fn fork(&self, repository: &RepositoryName, snapshot: Digest, prefix: &str, count: u32) -> Result<Vec<Tag>> {
+        if !(1..=10_000).contains(&count) {
+            return Err(Error::Invalid(format!("expected 1 to 10000 forks, found {count}")));
+        }
+        let tags: Vec<Tag> = (1..=count).map(|i| format!("{prefix}-{i}").parse()).collect::<std::result::Result<_, _>>()?;
+        let moves = tags.iter().map(|tag| TagMove { tag: tag.clone(), expected: Some(TagState::Absent) }).collect();
+        self.metadata.put_tags(repository.clone(), snapshot, moves).await?;
+        Ok(tags)
+    }
+
+    /// Deletes a tag. Its snapshot stays.
+    ///
+    /// # Errors
+    /// [`Error::TagUnknown`], [`Error::TagMoved`].
+    pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Result<()> {
+        self.metadata.delete_tag(repository.clone(), tag.clone(), expected).await
+    }
+
+    /// Deletes a snapshot and the tags that point at it. What only it reached becomes garbage.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`].
+    pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
+        self.metadata.delete_snapshot(repository.clone(), *digest).await
+    }
+
+    /// Repositories by name.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn repositories(&self, after: Option<String>, limit: usize) -> Result<Page<RepositoryRow>> {
+        self.metadata.repositories(after, limit).await
+    }
+
+    /// Whether packs and metadata can be reached.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn ready(&self) -> Result<()> {
+        self.metadata.disk_bytes().await?;
+        match self.packs.head(&object_store::path::Path::from("ready")).await {
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(Error::packs(e)),
+        }
+    }
+}
+
+/// Encodes a document as a frame: header and payload in one buffer.
+#[must_use]
+pub fn document_frame(document: &pfr_schema::tree::Document) -> Bytes {
+    let (codec, payload) = codec::encode_document(&document.bytes);
+    let header = pfr_schema::frame::Header {
+        codec,
+        kind: document.kind,
+        digest: document.digest,
+        raw_len: document.bytes.len() as u64,
+        stored_len: payload.len() as u64,
+    };
+    pfr_schema::frame::encode(&header, &payload).into()
+}
