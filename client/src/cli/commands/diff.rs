@@ -1,0 +1,83 @@
+//! `pf diff`: what differs between two snapshots.
+
+use crate::cli::args::Diff;
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::bar::stacked;
+use crate::cli::output::human::{bytes, number, one_line};
+use crate::cli::output::paint::Style;
+use crate::cli::output::table::{Column, Table};
+use crate::cli::side::Side;
+use pfr_schema::api::GroupDiff;
+
+pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
+    let b = args.b.from_base(&args.a);
+    let side = context.side(args.at, Some(&args.a)).await?;
+    if let Side::Remote(_) = &side
+        && (b.repository != args.a.repository || b.registry != args.a.registry)
+    {
+        return Err(Failure::usage(format!("a registry compares snapshots of one repository, found {} and {b}", args.a))
+            .hint("pull both and use --local"));
+    }
+    let diff = side.diff((&args.a.repository, &args.a.selector_or_latest()), (&b.repository, &b.selector_or_latest())).await?;
+    if context.json {
+        return context.out.json(&diff);
+    }
+    let paint = context.out.paint;
+    let label = |r: &pfr_schema::Reference| one_line(&r.selector_or_latest().to_string());
+    context.out.pairs(&[
+        ("A", format!("{}  {}", paint.yellow(&diff.a.short()), label(&args.a))),
+        ("B", format!("{}  {}", paint.yellow(&diff.b.short()), label(&b))),
+    ])?;
+    if diff.a == diff.b {
+        return context.out.line("the same snapshot");
+    }
+    context.out.line("")?;
+    let ranks = diff.groups.iter().any(|g| g.rank > 0);
+    let mut table = Table::new([
+        Column::left("GROUP").style(Style::Bold),
+        Column::right("TOKENS"),
+        Column::right("PAGES"),
+        Column::right("SHARED"),
+        Column::right("ONLY A"),
+        Column::right("ONLY B"),
+        Column::left("COMMON").optional(),
+    ]);
+    let scale = diff.groups.iter().map(|g| g.bytes_shared + g.bytes_only.0.max(g.bytes_only.1)).max().unwrap_or(0);
+    for g in &diff.groups {
+        table.row(row(g, ranks, scale));
+    }
+    if diff.other_bytes_only != (0, 0) {
+        let (a, b) = diff.other_bytes_only;
+        table.row(["other layers".into(), String::new(), String::new(), String::new(), bytes(a), bytes(b)]);
+    }
+    context.out.table(&table)
+}
+
+fn row(g: &GroupDiff, ranks: bool, scale: u64) -> [String; 7] {
+    let name = one_line(&g.group);
+    [
+        if ranks { format!("{name} rank {}", g.rank) } else { name },
+        change(g.tokens),
+        change(g.pages),
+        format!("{} ({})", number(g.pages_shared), bytes(g.bytes_shared)),
+        bytes(g.bytes_only.0),
+        bytes(g.bytes_only.1),
+        stacked(g.bytes_shared, g.bytes_only.0.max(g.bytes_only.1), scale, 20).trim_end().to_owned(),
+    ]
+}
+
+/// `512`, or `512 → 640`.
+fn change((a, b): (u64, u64)) -> String {
+    if a == b { number(a) } else { format!("{} → {}", number(a), number(b)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::change;
+
+    #[test]
+    fn equal_numbers_are_said_once() {
+        assert_eq!([change((512, 512)), change((512, 1640))], ["512", "512 → 1,640"]);
+    }
+}

@@ -1,0 +1,80 @@
+//! `pf ls`: repositories, or a repository's snapshots and tags.
+
+use super::tags;
+use crate::cli::args::{Ls, repository_of};
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{age, bytes, count, now_ms, number};
+use crate::cli::output::paint::Style;
+use crate::cli::output::table::{Column, Table};
+use crate::cli::side::Side;
+use pfr_schema::RepositoryName;
+use pfr_schema::api::{RepositoryList, SnapshotSummary, TagInfo};
+use serde::Serialize;
+
+/// What a repository holds.
+#[derive(Serialize)]
+struct Contents {
+    repository: RepositoryName,
+    tags: Vec<TagInfo>,
+    snapshots: Vec<SnapshotSummary>,
+}
+
+pub async fn run(context: &mut Context, args: Ls) -> Result<(), Failure> {
+    let side = context.side(args.at, args.repository.as_ref()).await?;
+    match args.repository {
+        None => repositories(context, &side).await,
+        Some(reference) => contents(context, &side, repository_of(&reference)?).await,
+    }
+}
+
+async fn repositories(context: &mut Context, side: &Side) -> Result<(), Failure> {
+    let repositories = side.repositories().await?;
+    if context.json {
+        return context.out.json(&RepositoryList { repositories, next: None });
+    }
+    if repositories.is_empty() {
+        return context.out.line(format!("{} holds nothing yet", side.name()));
+    }
+    let now = now_ms();
+    let mut table = Table::new([
+        Column::left("REPOSITORY").style(Style::Bold),
+        Column::right("SNAPSHOTS"),
+        Column::right("TAGS"),
+        Column::left("UPDATED").optional(),
+    ]);
+    for r in repositories {
+        table.row([r.name.to_string(), number(r.snapshots), number(r.tags), age(r.updated_at, now)]);
+    }
+    context.out.table(&table)
+}
+
+async fn contents(context: &mut Context, side: &Side, repository: RepositoryName) -> Result<(), Failure> {
+    let contents = Contents { tags: side.tags(&repository).await?, snapshots: side.snapshots(&repository).await?, repository };
+    if context.json {
+        return context.out.json(&contents);
+    }
+    let now = now_ms();
+    let mut table = Table::new([
+        Column::left("SNAPSHOT").style(Style::Yellow),
+        Column::left("TAGS").style(Style::Cyan),
+        Column::left("PUSHED").optional(),
+        Column::right("LOGICAL"),
+        Column::right("NEW"),
+        Column::left("PARENT").style(Style::Dim).optional(),
+    ]);
+    for s in &contents.snapshots {
+        table.row([
+            s.digest.short(),
+            tags(&s.tags),
+            age(s.pushed_at, now),
+            bytes(s.logical_bytes),
+            bytes(s.new_bytes),
+            s.parents.iter().map(pfr_schema::Digest::short).collect::<Vec<_>>().join(" "),
+        ]);
+    }
+    context.out.table(&table)?;
+    let (snapshots, tags) = (contents.snapshots.len() as u64, contents.tags.len() as u64);
+    let summary = format!("{}, {}", count(snapshots, "snapshot"), count(tags, "tag"));
+    context.out.line(context.out.paint.dim(&summary))
+}

@@ -1,0 +1,62 @@
+//! One module per command, or per family of commands.
+
+mod diff;
+mod inspect;
+mod list;
+mod log;
+mod names;
+mod pull;
+mod push;
+mod stats;
+mod verify;
+
+use super::args::{Args, Command};
+use super::context::Context;
+use super::demo;
+use super::failure::Failure;
+use clap::CommandFactory as _;
+use pfr_schema::Tag;
+
+/// Runs a command.
+pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Push(args) => push::run(context, args).await,
+        Command::Pull(args) => pull::run(context, args).await,
+        Command::Ls(args) => list::run(context, args).await,
+        Command::Log(args) => log::run(context, args).await,
+        Command::Inspect(args) => inspect::run(context, args).await,
+        Command::Diff(args) => diff::run(context, args).await,
+        Command::Tag(args) => names::tag(context, args).await,
+        Command::Rm(args) => names::remove(context, args).await,
+        Command::Fork(args) => names::fork(context, args).await,
+        Command::Stats(args) => stats::run(context, args).await,
+        Command::Verify(args) => verify::run(context, args).await,
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);
+            context.out.write(&script)
+        }
+        Command::Demo(args) => demo::run(context, args).await,
+    }
+}
+
+/// Tags in a table cell: the first few, and how many more.
+fn tags(tags: &[Tag]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = tags.iter().take(SHOWN).map(Tag::as_str).collect::<Vec<_>>().join(", ");
+    if tags.len() > SHOWN {
+        text.push_str(&format!(" +{}", tags.len() - SHOWN));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_tags_are_counted() {
+        let named = |n: usize| (1..=n).map(|i| format!("t-{i}").parse().unwrap()).collect::<Vec<Tag>>();
+        assert_eq!([tags(&named(0)), tags(&named(2)), tags(&named(5))], ["", "t-1, t-2", "t-1, t-2, t-3 +2"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! `pf push`: a directory or a local snapshot, made whole in a registry.
+
+use crate::cli::args::Push;
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{bytes, count, duration, number};
+use crate::cli::progress::{Standing, watch};
+use crate::cli::side::Side;
+use pfr_client::{Progress, PushReport, PushTarget, Source};
+use pfr_schema::{Digest, Reference, Selector, Tag};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What a push did.
+#[derive(Clone, Debug, Serialize)]
+pub struct PushSummary {
+    digest: Digest,
+    repository: String,
+    tag: Tag,
+    pages: u64,
+    blobs_total: u64,
+    blobs_sent: u64,
+    bytes_raw: u64,
+    bytes_sent: u64,
+    bytes_deduplicated: u64,
+    round_trips: u64,
+    seconds: f64,
+}
+
+pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
+    let tag = target_tag(&args.target)?;
+    let remote = context.remote(Some(&args.target))?;
+    let parents = parents(context, &args).await?;
+    let source = source(context, &args.source).await?;
+    let target = PushTarget { repository: args.target.repository.clone(), tag: Some(tag.clone()), if_tag_is: args.if_tag_is, parents };
+    let progress = Progress::default();
+    let work = pfr_client::push(&source, &remote, target, &progress);
+    let report = watch(context.quiet, || Standing::of(&progress), work).await?;
+    if context.json {
+        return context.out.json(&PushSummary::new(&report, &args.target.repository.to_string(), tag));
+    }
+    if !context.quiet {
+        let summary = describe(&report);
+        context.out.line(context.out.paint.dim(&summary))?;
+    }
+    context.out.line(report.digest.to_string())
+}
+
+/// Where the source is: a directory if there is one or it looks like a path, otherwise a reference into the local store.
+async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
+    match classify(text, Path::new(text).is_dir())? {
+        Place::Directory(path) => Ok(Source::Directory(path)),
+        Place::Store(reference) => {
+            let store = context.existing_store().await.map_err(|f| f.context(&format!("{text} is not a directory")))?;
+            let snapshot = store.resolve(&reference.repository, &reference.selector_or_latest()).await.map_err(Failure::from).map_err(|f| {
+                f.context("local store").hint("SOURCE is a snapshot directory, or a REF that `pf ls --local` knows")
+            })?;
+            Ok(Source::Store { store, snapshot })
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Directory(PathBuf),
+    Store(Reference),
+}
+
+fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
+    if exists || text.starts_with(['.', '/']) {
+        return Ok(Place::Directory(text.into()));
+    }
+    match text.parse::<Reference>() {
+        Ok(Reference { registry: Some(registry), .. }) => Err(Failure::usage(format!("the source {text} names the registry {registry}"))
+            .hint("`pf pull` it first; a push starts from a directory or from the local store")),
+        Ok(reference) => Ok(Place::Store(reference)),
+        Err(error) => Err(Failure::usage(format!("there is no directory {text}, and it is no reference into the local store: {error}"))),
+    }
+}
+
+/// The tag that a push moves.
+fn target_tag(target: &Reference) -> Result<Tag, Failure> {
+    match target.selector_or_latest() {
+        Selector::Tag { tag, back: 0 } => Ok(tag),
+        Selector::Tag { .. } | Selector::Digest(_) => {
+            Err(Failure::usage(format!("a push goes to a tag, found {target}")).hint(format!("such as {}:step-1", target.repository)))
+        }
+    }
+}
+
+/// Parents as digests; those named by tag are looked up in the registry pushed to.
+async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure> {
+    if args.parent.len() > 2 {
+        return Err(Failure::usage(format!("a snapshot has at most 2 parents, found {}", args.parent.len())));
+    }
+    let mut digests = Vec::new();
+    for parent in &args.parent {
+        let reference = parent.from_base(&args.target);
+        digests.push(match reference.selector_or_latest() {
+            Selector::Digest(digest) => digest,
+            selector => {
+                let side = Side::Remote(context.remote(Some(&reference))?);
+                side.snapshot(&reference.repository, &selector).await.map_err(|f| f.context("--parent"))?.digest
+            }
+        });
+    }
+    Ok(digests)
+}
+
+impl PushSummary {
+    /// Of a report.
+    pub fn new(report: &PushReport, repository: &str, tag: Tag) -> Self {
+        Self {
+            digest: report.digest,
+            repository: repository.to_owned(),
+            tag,
+            pages: report.pages,
+            blobs_total: report.blobs_total,
+            blobs_sent: report.blobs_sent,
+            bytes_raw: report.bytes_raw,
+            bytes_sent: report.bytes_sent,
+            bytes_deduplicated: report.bytes_deduplicated,
+            round_trips: report.round_trips,
+            seconds: report.elapsed.as_secs_f64(),
+        }
+    }
+}
+
+/// One line about a push.
+pub fn describe(report: &PushReport) -> String {
+    format!(
+        "{}, {} raw: sent {} in {}, {} deduplicated, {}, {}",
+        count(report.pages, "page"),
+        bytes(report.bytes_raw),
+        count(report.blobs_sent, "frame"),
+        bytes(report.bytes_sent),
+        bytes(report.bytes_deduplicated),
+        count(report.round_trips, "round trip"),
+        duration(report.elapsed)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_references_are_told_apart() {
+        let place = |text: &str, exists| classify(text, exists).unwrap();
+        assert_eq!(place("./x", false), Place::Directory("./x".into()));
+        assert_eq!(place("/x", false), Place::Directory("/x".into()));
+        assert_eq!(place("team/agent", true), Place::Directory("team/agent".into()));
+        assert!(matches!(place("team/agent:a", false), Place::Store(_)));
+        assert_eq!(classify("http://r/team/agent", false).unwrap_err().exit(), 1);
+        assert_eq!(classify("No Such", false).unwrap_err().exit(), 1);
+    }
+
+    #[test]
+    fn a_push_goes_to_a_tag() {
+        let tag = |text: &str| target_tag(&text.parse().unwrap());
+        assert_eq!(tag("a/b").unwrap().as_str(), "latest");
+        assert_eq!(tag("a/b:c").unwrap().as_str(), "c");
+        assert_eq!(tag("a/b:c~1").unwrap_err().exit(), 1);
+        assert_eq!(tag(&format!("a/b@{}", Digest::sha256(b""))).unwrap_err().exit(), 1);
+    }
+}

@@ -1,0 +1,61 @@
+//! `pf stats`: how much snapshots share, and what each costs.
+
+use super::tags;
+use crate::cli::args::{Stats as StatsArgs, repository_of};
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::Out;
+use crate::cli::output::bar::stacked;
+use crate::cli::output::human::{bytes, count, ratio};
+use crate::cli::output::paint::Style;
+use crate::cli::output::table::{Column, Table};
+use pfr_schema::api::Stats;
+
+pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> {
+    let side = context.side(args.at, args.repository.as_ref()).await?;
+    let repository = args.repository.as_ref().map(repository_of).transpose()?;
+    let stats = side.stats(repository.as_ref()).await?;
+    if context.json {
+        return context.out.json(&stats);
+    }
+    if stats.snapshots.is_empty() {
+        return context.out.line(format!("{} holds no snapshots yet", side.name()));
+    }
+    print(&mut context.out, &stats)
+}
+
+/// Writes the table and the totals.
+pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
+    let mut table = Table::new([
+        Column::left("SNAPSHOT").style(Style::Yellow),
+        Column::left("TAGS").style(Style::Cyan),
+        Column::right("LOGICAL"),
+        Column::right("NEW"),
+        Column::right("SHARED"),
+        Column::right("EXCLUSIVE"),
+        Column::left("█ EXCLUSIVE ░ SHARED").optional(),
+    ]);
+    let scale = stats.snapshots.iter().map(|s| s.logical).max().unwrap_or(0);
+    for s in &stats.snapshots {
+        table.row([
+            s.digest.short(),
+            tags(&s.tags),
+            bytes(s.logical),
+            bytes(s.new),
+            bytes(s.shared),
+            bytes(s.exclusive),
+            stacked(s.exclusive, s.shared, scale, 20),
+        ]);
+    }
+    out.table(&table)?;
+    out.line("")?;
+    let packs = if stats.repository.is_some() { "packs on disk, of everything the store holds" } else { "packs on disk" };
+    out.pairs(&[
+        ("logical", format!("{}  {}", bytes(stats.logical), out.paint.dim(&format!("in {}", count(stats.snapshots.len() as u64, "snapshot"))))),
+        ("unique", format!("{}  {}", bytes(stats.unique), out.paint.dim("each blob once"))),
+        ("stored", format!("{}  {}", bytes(stats.stored), out.paint.dim("the same, encoded"))),
+        ("disk", format!("{}  {}", bytes(stats.disk), out.paint.dim(packs))),
+        ("dedup ratio", out.paint.green(&ratio(stats.dedup_ratio))),
+        ("codec ratio", ratio(stats.codec_ratio)),
+    ])
+}

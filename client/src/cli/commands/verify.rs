@@ -1,0 +1,84 @@
+//! `pf verify`: proof that snapshots are whole, by whoever holds them.
+
+use crate::cli::args::Verify;
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{bytes, count, duration};
+use crate::cli::progress::{Standing, watch};
+use crate::cli::side::Side;
+use pfr_schema::Digest;
+use pfr_schema::api::Verified;
+use pfr_store::{Store, VerifyProgress};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
+    let side = context.side(args.at, args.reference.as_ref()).await?;
+    let targets = match (&args.reference, &side) {
+        (Some(reference), _) => {
+            let selector = reference.selector_or_latest();
+            let digest = side.snapshot(&reference.repository, &selector).await?.digest;
+            BTreeMap::from([(digest, format!("{}:{selector}", reference.repository))])
+        }
+        (None, _) => tagged(&side).await?,
+    };
+    let mut proofs = Vec::new();
+    for (digest, name) in targets {
+        let start = Instant::now();
+        let verified = match (&side, &args.reference) {
+            (Side::Local(store), _) => local(context.quiet, store, digest).await,
+            (Side::Remote(_), Some(reference)) => {
+                let standing = || Standing { phase: "the registry reads and hashes".into(), ..Standing::default() };
+                watch(context.quiet, standing, side.verify_remotely(&reference.repository, digest)).await
+            }
+            (Side::Remote(_), None) => Err(Failure::usage("name the snapshot to verify")),
+        };
+        let verified = verified.map_err(|f| f.context(&name))?;
+        if !context.json {
+            let paint = context.out.paint;
+            context.out.line(format!(
+                "{} {name}  {}  {}",
+                paint.green("whole"),
+                paint.yellow(&digest.short()),
+                paint.dim(&format!(
+                    "{}, {} read and hashed in {}",
+                    count(verified.blobs, "blob"),
+                    bytes(verified.bytes),
+                    duration(start.elapsed())
+                ))
+            ))?;
+            context.out.flush()?;
+        }
+        proofs.push(verified);
+    }
+    match (context.json, &args.reference) {
+        (true, Some(_)) => proofs.first().map_or(Ok(()), |proof| context.out.json(proof)),
+        (true, None) => context.out.json(&proofs),
+        (false, _) if proofs.is_empty() => context.out.line("nothing here has a tag"),
+        (false, _) => Ok(()),
+    }
+}
+
+/// Every tagged snapshot, with one of its names.
+async fn tagged(side: &Side) -> Result<BTreeMap<Digest, String>, Failure> {
+    let mut targets = BTreeMap::new();
+    for repository in side.repositories().await? {
+        for tag in side.tags(&repository.name).await? {
+            targets.entry(tag.digest).or_insert_with(|| format!("{}:{}", repository.name, tag.name));
+        }
+    }
+    Ok(targets)
+}
+
+async fn local(quiet: bool, store: &Store, digest: Digest) -> Result<Verified, Failure> {
+    let seen = Arc::new(Mutex::new(VerifyProgress::default()));
+    let standing = || {
+        let progress = *seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Standing { phase: "reading and hashing".into(), total: progress.total_bytes, done: progress.bytes, deduplicated: 0 }
+    };
+    let update = seen.clone();
+    let mut on_progress = move |progress| *update.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+    let work = async { store.verify(&digest, &mut on_progress).await };
+    Ok(watch(quiet, standing, work).await?)
+}

@@ -1,0 +1,179 @@
+//! The same questions, asked of a registry or of the local store. Commands do not know which of them answers.
+
+use super::failure::Failure;
+use pfr_client::Remote;
+use pfr_schema::api::{
+    Diff, ForkRequest, Forked, Lineage, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo, TagRequest, TagState, Verified,
+};
+use pfr_schema::{Digest, RepositoryName, Selector, Tag};
+use pfr_store::Store;
+
+/// Entries in one page of a list.
+const PAGE: usize = 1000;
+
+/// Who answers.
+pub enum Side {
+    /// The local store.
+    Local(Store),
+    /// A registry.
+    Remote(Remote),
+}
+
+/// Walks a paged list to its end, or until there are enough.
+macro_rules! all_pages {
+    ($most:expr, |$after:ident| $page:expr, $items:ident) => {{
+        let most: usize = $most;
+        let mut all = Vec::new();
+        let mut $after: Option<String> = None;
+        loop {
+            let page = $page.await?;
+            all.extend(page.$items.into_iter().map(Into::into));
+            match page.next {
+                Some(next) if all.len() < most => $after = Some(next),
+                _ => break,
+            }
+        }
+        all.truncate(most);
+        Ok(all)
+    }};
+}
+
+impl Side {
+    /// For sentences.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Local(_) => "the local store",
+            Self::Remote(_) => "the registry",
+        }
+    }
+
+    /// Every repository.
+    pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>, Failure> {
+        match self {
+            Self::Local(store) => all_pages!(usize::MAX, |after| store.repositories(after.clone(), PAGE), items),
+            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.repositories(after.as_deref(), PAGE), repositories),
+        }
+    }
+
+    /// Every snapshot, newest first.
+    pub async fn snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>, Failure> {
+        self.newest_snapshots(repository, usize::MAX).await
+    }
+
+    /// The newest snapshots.
+    pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>, Failure> {
+        match self {
+            Self::Local(store) => all_pages!(most, |after| store.snapshots(repository, after.clone(), PAGE), items),
+            Self::Remote(remote) => all_pages!(most, |after| remote.snapshots(repository, after.as_deref(), PAGE), snapshots),
+        }
+    }
+
+    /// Every tag, by name.
+    pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>, Failure> {
+        match self {
+            Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), items),
+            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.tags(repository, after.as_deref(), PAGE), tags),
+        }
+    }
+
+    /// One snapshot, in short.
+    pub async fn snapshot(&self, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotSummary, Failure> {
+        match self {
+            Self::Local(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(store.snapshot(repository, &digest).await?.into())
+            }
+            Self::Remote(_) => Ok(self.detail(repository, selector).await?.summary),
+        }
+    }
+
+    /// One snapshot, whole.
+    pub async fn detail(&self, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotDetail, Failure> {
+        match self {
+            Self::Local(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(store.detail(repository, &digest).await?)
+            }
+            Self::Remote(remote) => Ok(remote.snapshot(repository, selector).await?),
+        }
+    }
+
+    /// A snapshot and its ancestors.
+    pub async fn lineage(&self, repository: &RepositoryName, selector: &Selector, limit: usize) -> Result<Lineage, Failure> {
+        match self {
+            Self::Local(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(store.lineage(repository, &digest, limit).await?)
+            }
+            Self::Remote(remote) => Ok(remote.lineage(repository, selector, limit).await?),
+        }
+    }
+
+    /// What differs. A registry compares snapshots of one repository: the first one's.
+    pub async fn diff(&self, a: (&RepositoryName, &Selector), b: (&RepositoryName, &Selector)) -> Result<Diff, Failure> {
+        match self {
+            Self::Local(store) => Ok(store.diff(&store.resolve(a.0, a.1).await?, &store.resolve(b.0, b.1).await?).await?),
+            Self::Remote(remote) => Ok(remote.diff(a.0, a.1, b.1).await?),
+        }
+    }
+
+    /// How much snapshots share.
+    pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<Stats, Failure> {
+        match self {
+            Self::Local(store) => Ok(store.stats(repository).await?),
+            Self::Remote(remote) => Ok(remote.stats(repository).await?),
+        }
+    }
+
+    /// Points a tag at a snapshot; which one it was.
+    pub async fn put_tag(
+        &self,
+        repository: &RepositoryName,
+        tag: &Tag,
+        selector: &Selector,
+        expected: Option<TagState>,
+    ) -> Result<Digest, Failure> {
+        match self {
+            Self::Local(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                store.put_tag(repository, tag.clone(), digest, expected).await?;
+                Ok(digest)
+            }
+            Self::Remote(remote) => {
+                let request = TagRequest { snapshot: selector.to_string(), if_tag_is: expected };
+                Ok(remote.put_tag(repository, tag, &request).await?.digest)
+            }
+        }
+    }
+
+    /// Deletes a tag, if it still points at `seen`.
+    pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, seen: Digest) -> Result<(), Failure> {
+        let expected = Some(TagState::At(seen));
+        match self {
+            Self::Local(store) => Ok(store.delete_tag(repository, tag, expected).await?),
+            Self::Remote(remote) => Ok(remote.delete_tag(repository, tag, expected).await?),
+        }
+    }
+
+    /// Deletes a snapshot and its tags.
+    pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<(), Failure> {
+        match self {
+            Self::Local(store) => Ok(store.delete_snapshot(repository, digest).await?),
+            Self::Remote(remote) => Ok(remote.delete_snapshot(repository, digest).await?),
+        }
+    }
+
+    /// Makes tags of one snapshot.
+    pub async fn fork(&self, repository: &RepositoryName, selector: &Selector, count: u32, prefix: &str) -> Result<Forked, Failure> {
+        match self {
+            Self::Local(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(Forked { digest, tags: store.fork(repository, digest, prefix, count).await? })
+            }
+            Self::Remote(remote) => {
+                let request = ForkRequest { snapshot: selector.to_string(), count, prefix: prefix.to_owned() };
+                Ok(remote.fork(repository, &request).await?)
+            }
+        }
+    }
+}

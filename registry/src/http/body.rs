@@ -1,0 +1,118 @@
+//! Request bodies: timed while they are waited for, and drained after a refusal.
+//!
+//! A server that answers and closes while the client still sends makes the kernel reset the connection, and the client sees "broken
+//! pipe" instead of the answer. So the body is lent to the handler, and what is left of it after a refusal is read and thrown away,
+//! within limits.
+
+use crate::http::patience::Patience;
+use axum::body::{Body, Bytes, HttpBody};
+use futures::StreamExt as _;
+use hyper::body::{Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// Most that is read after a refusal: two requests' worth of frames.
+const DRAIN_BYTES: u64 = 128 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// The client stopped sending in the middle of a body.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the request body stopped coming")]
+pub(crate) struct Stalled;
+
+/// Whether an error of a body is a stall.
+pub(crate) fn is_stall(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |e| e.source()).any(<dyn std::error::Error>::is::<Stalled>)
+}
+
+/// What is known about a lent body, and the body itself once the handler has dropped it.
+#[derive(Default)]
+pub(crate) struct Loan {
+    received: AtomicU64,
+    returned: Mutex<Option<Body>>,
+}
+
+impl Loan {
+    /// Body bytes received so far.
+    pub(crate) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Reads what the handler left, so that the client gets to read the answer.
+    pub(crate) async fn drain(&self) {
+        let Some(body) = self.returned.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        if body.is_end_stream() {
+            return;
+        }
+        let mut left = DRAIN_BYTES;
+        let mut stream = body.into_data_stream();
+        let reading = async {
+            while let Some(Ok(bytes)) = stream.next().await {
+                left = left.saturating_sub(bytes.len() as u64);
+                if left == 0 {
+                    break;
+                }
+            }
+        };
+        // Whoever still sends after that is not interested in the answer.
+        let _ = tokio::time::timeout(DRAIN_TIME, reading).await;
+    }
+}
+
+/// A request body on loan to a handler.
+pub(crate) struct Lent {
+    body: Option<Body>,
+    patience: Patience,
+    loan: Arc<Loan>,
+}
+
+/// Lends `body`; the handler's copy comes back to the [`Loan`] when it is dropped.
+pub(crate) fn lend(body: Body, limit: Duration) -> (Body, Arc<Loan>) {
+    let loan = Arc::new(Loan::default());
+    let lent = Lent { body: Some(body), patience: Patience::new(limit), loan: Arc::clone(&loan) };
+    (Body::new(lent), loan)
+}
+
+impl HttpBody for Lent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        match Pin::new(body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                this.loan.received.fetch_add(bytes as u64, Ordering::Relaxed);
+                this.patience.moved(bytes);
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(end) => {
+                this.body = None;
+                Poll::Ready(end)
+            }
+            Poll::Pending => {
+                ready!(this.patience.poll_exhausted(cx));
+                this.body = None;
+                Poll::Ready(Some(Err(axum::Error::new(Stalled))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        *self.loan.returned.lock().unwrap_or_else(PoisonError::into_inner) = self.body.take();
+    }
+}

@@ -1,0 +1,90 @@
+//! `If-Match` and `If-None-Match` on tags: another spelling of `if_tag_is`.
+
+use crate::problem::Failure;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use pfr_schema::Digest;
+use pfr_schema::api::TagState;
+
+/// The state in which a tag must be to be changed: from the headers, and the body where it has a say.
+pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result<Option<TagState>, Failure> {
+    let at = one(headers, &header::IF_MATCH)?.map(|text| digest(&header::IF_MATCH, text).map(TagState::At)).transpose()?;
+    let absent = match one(headers, &header::IF_NONE_MATCH)? {
+        None => None,
+        Some("*") => Some(TagState::Absent),
+        Some(other) => return Err(Failure::invalid(format!("expected If-None-Match: *, found {other:?}"))),
+    };
+    let given: Vec<TagState> = [at, absent, in_body].into_iter().flatten().collect();
+    match given.split_first() {
+        None => Ok(None),
+        Some((first, rest)) if rest.iter().all(|state| state == first) => Ok(Some(*first)),
+        Some(_) => Err(Failure::invalid("If-Match, If-None-Match and if_tag_is contradict each other; give one of them")),
+    }
+}
+
+/// Whether the reader has the tag as it is.
+pub(crate) fn not_modified(headers: &HeaderMap, current: &Digest) -> bool {
+    let current = etag(current);
+    headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(',')).any(|given| {
+        let given = given.trim();
+        given == "*" || given.strip_prefix("W/").unwrap_or(given).as_bytes() == current.as_bytes()
+    })
+}
+
+/// A digest as an entity tag.
+pub(crate) fn etag(digest: &Digest) -> HeaderValue {
+    // Hex and a colon in quotes: always a legal header value.
+    HeaderValue::from_str(&format!("\"{digest}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
+}
+
+fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Failure> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().map_err(|_| Failure::invalid(format!("{name} is not text")))?.trim();
+    if values.next().is_some() || text.contains(',') {
+        return Err(Failure::invalid(format!("expected one value in {name}: a tag is in one state")));
+    }
+    Ok(Some(text))
+}
+
+fn digest(name: &HeaderName, text: &str) -> Result<Digest, Failure> {
+    let quoted = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    quoted.and_then(|digest| digest.parse().ok()).ok_or_else(|| {
+        let text: String = text.chars().take(160).collect();
+        Failure::invalid(format!("expected {name}: \"<digest>\", the tag's ETag, found {text}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap_or(HeaderValue::from_static("")))).collect()
+    }
+
+    #[test]
+    fn headers_and_body_say_the_same_or_are_refused() {
+        let digest = Digest::sha256(b"x");
+        let quoted = format!("\"{digest}\"");
+        let at = Some(TagState::At(digest));
+        let by_header = headers(&[(header::IF_MATCH, &quoted)]);
+        let cases = [
+            (HeaderMap::new(), None, Some(None)),
+            (HeaderMap::new(), at, Some(at)),
+            (by_header.clone(), None, Some(at)),
+            (by_header.clone(), at, Some(at)),
+            (by_header, Some(TagState::Absent), None),
+            (headers(&[(header::IF_NONE_MATCH, "*")]), None, Some(Some(TagState::Absent))),
+            (headers(&[(header::IF_NONE_MATCH, &quoted)]), None, None),
+            (headers(&[(header::IF_MATCH, "*")]), None, None),
+            (headers(&[(header::IF_MATCH, &digest.to_string())]), None, None),
+            (headers(&[(header::IF_MATCH, &format!("W/{quoted}"))]), None, None),
+            (headers(&[(header::IF_MATCH, &format!("{quoted}, {quoted}"))]), None, None),
+            (headers(&[(header::IF_MATCH, &quoted), (header::IF_NONE_MATCH, "*")]), None, None),
+        ];
+        for (headers, body, wanted) in cases {
+            let found = expected(&headers, body).ok();
+            assert_eq!(found, wanted, "{headers:?} with {body:?}");
+        }
+    }
+}

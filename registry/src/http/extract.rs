@@ -1,0 +1,194 @@
+//! Parsing at the edge: path segments, queries and JSON bodies become validated types or a [`Failure`], never text.
+
+use crate::app::App;
+use crate::http::body::is_stall;
+use crate::problem::Failure;
+use axum::body::{Body, HttpBody as _};
+use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
+use axum::http::header;
+use axum::http::request::Parts;
+use futures::StreamExt as _;
+use pfr_schema::{ErrorCode, RepositoryName, Selector, Tag};
+use pfr_store::PushId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Bodies above this are held a few at a time.
+const SMALL_BODY: u64 = 256 << 10;
+
+/// A `{name}` of a route's path, percent-decoded.
+pub(crate) trait Segment: Sized {
+    /// Its name in the route.
+    const NAME: &'static str;
+    /// Parses it.
+    fn parse(text: &str) -> Result<Self, Failure>;
+}
+
+/// A path segment as an extractor.
+pub(crate) struct In<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: Segment> FromRequestParts<S> for In<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let segments = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|e| Failure::new(ErrorCode::InvalidName, format!("the path cannot be decoded: {e}")))?;
+        let text = segments.iter().find(|(name, _)| *name == T::NAME).map(|(_, text)| text);
+        T::parse(text.ok_or_else(|| Failure::internal(format!("the route has no {{{}}}", T::NAME)))?).map(In)
+    }
+}
+
+impl Segment for RepositoryName {
+    const NAME: &'static str = "repo";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        Ok(text.parse()?)
+    }
+}
+
+impl Segment for Tag {
+    const NAME: &'static str = "tag";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        Ok(text.parse()?)
+    }
+}
+
+impl Segment for Selector {
+    const NAME: &'static str = "ref";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        Ok(text.parse()?)
+    }
+}
+
+/// The second snapshot of a comparison.
+pub(crate) struct Other(pub(crate) Selector);
+
+impl Segment for Other {
+    const NAME: &'static str = "other";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        Ok(Self(text.parse()?))
+    }
+}
+
+/// A push session as a path names it.
+pub(crate) struct Push(pub(crate) PushId);
+
+impl Segment for Push {
+    const NAME: &'static str = "id";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        // Ids are ours; what does not look like one was never given out.
+        let id = text.parse::<uuid::Uuid>().map_err(|_| unknown_push(text))?;
+        Ok(Self(PushId(id.to_string())))
+    }
+}
+
+/// The failure of a push session that is not there.
+pub(crate) fn unknown_push(id: &str) -> Failure {
+    let id: String = id.chars().take(64).collect();
+    pfr_store::Error::PushUnknown(id).into()
+}
+
+/// Which page of a list.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Paging {
+    /// Where to go on: `next` of the page before.
+    after: Option<String>,
+    /// Most rows, 1 to 1,000.
+    #[param(default = 100, minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+}
+
+impl Paging {
+    const MOST: usize = 1000;
+
+    /// Cursor and checked limit.
+    pub(crate) fn checked(self) -> Result<(Option<String>, usize), Failure> {
+        if self.after.as_ref().is_some_and(|cursor| cursor.len() > 1024) {
+            return Err(Failure::invalid("`after` is not a cursor that this registry gave out"));
+        }
+        Ok((self.after, limit(self.limit, Self::MOST)?))
+    }
+}
+
+/// A limit within bounds, 100 if none was given.
+pub(crate) fn limit(given: Option<usize>, most: usize) -> Result<usize, Failure> {
+    match given.unwrap_or(100) {
+        limit if (1..=most).contains(&limit) => Ok(limit),
+        limit => Err(Failure::invalid(format!("expected a limit from 1 to {most}, found {limit}"))),
+    }
+}
+
+/// A query string.
+pub(crate) struct Asked<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let Query(query) = Query::from_request_parts(parts, state).await.map_err(|e| Failure::invalid(e.body_text()))?;
+        Ok(Self(query))
+    }
+}
+
+/// A JSON body; a large one holds its turn until it is dropped.
+pub(crate) struct JsonBody<T> {
+    pub(crate) value: T,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
+        media_type(&request, "application/json")?;
+        let body = request.into_body();
+        let hint = body.size_hint();
+        if hint.lower() > app.max_json_bytes as u64 {
+            return Err(too_large(hint.lower(), app.max_json_bytes));
+        }
+        // A body of unknown length may be a large one.
+        let turn = if hint.upper().is_some_and(|bytes| bytes <= SMALL_BODY) { None } else { Some(app.large_body().await?) };
+        let bytes = collect(body, app.max_json_bytes).await?;
+        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+        let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
+            let path = e.path().to_string();
+            let place = if path == "." { "$".to_owned() } else { format!("$.{path}") };
+            Failure::invalid(format!("request body: at {place}: {}", e.inner()))
+        })?;
+        deserializer.end().map_err(|e| Failure::invalid(format!("request body: {e}")))?;
+        Ok(Self { value, _turn: turn })
+    }
+}
+
+/// Refuses a body that does not say it is `wanted`.
+pub(crate) fn media_type(request: &Request, wanted: &str) -> Result<(), Failure> {
+    let given = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case(wanted) {
+        return Ok(());
+    }
+    let found = if given.is_empty() { "none".to_owned() } else { format!("{:?}", given.chars().take(100).collect::<String>()) };
+    Err(Failure::invalid(format!("expected content-type {wanted}, found {found}")))
+}
+
+async fn collect(body: Body, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut stream = body.into_data_stream();
+    let mut bytes = Vec::new();
+    while let Some(piece) = stream.next().await {
+        let piece = piece.map_err(|error| {
+            if is_stall(&error) { Failure::stalled() } else { Failure::invalid(format!("the request body ended early: {error}")) }
+        })?;
+        if bytes.len() + piece.len() > most {
+            return Err(too_large((bytes.len() + piece.len()) as u64, most));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
+}
+
+fn too_large(found: u64, limit: usize) -> Failure {
+    Failure::new(ErrorCode::TooLarge, format!("the request body has {found} bytes or more, the limit is {limit}"))
+}

@@ -1,0 +1,151 @@
+//! One request as operators see it: one log line and a few metrics, written when its response body has ended — or when the client
+//! went away, which is why it happens in `Drop`.
+
+use crate::http::body::Loan;
+use crate::telemetry::metrics as names;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Method, StatusCode};
+use hyper::body::{Frame, SizeHint};
+use pfr_schema::ErrorCode;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// A request in flight.
+pub(crate) struct Observation {
+    pub(crate) id: String,
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    /// The route's template: a label with few values.
+    pub(crate) route: String,
+    /// Whether its log line is for debugging only.
+    pub(crate) quiet: bool,
+    pub(crate) loan: Arc<Loan>,
+    started: Instant,
+    status: Option<StatusCode>,
+    failure: Option<(ErrorCode, Option<String>)>,
+    sent: u64,
+    /// Whether the response went out whole.
+    whole: bool,
+    /// Its place among the requests served at once.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Observation {
+    pub(crate) fn new(
+        id: String,
+        method: Method,
+        path: String,
+        route: String,
+        quiet: bool,
+        loan: Arc<Loan>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        metrics::gauge!(names::IN_FLIGHT).increment(1.0);
+        Self {
+            id,
+            method,
+            path,
+            route,
+            quiet,
+            loan,
+            started: Instant::now(),
+            status: None,
+            failure: None,
+            sent: 0,
+            whole: false,
+            _place: place,
+        }
+    }
+
+    /// The request failed.
+    pub(crate) fn failed(&mut self, code: ErrorCode, cause: Option<String>) {
+        metrics::counter!(names::ERRORS, "code" => code.name()).increment(1);
+        self.failure = Some((code, cause));
+    }
+
+    /// The response's head is known.
+    pub(crate) fn answered(&mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+
+    fn log(&self, status: &str) {
+        let (code, cause) = self.failure.as_ref().map_or((None, None), |(code, cause)| (Some(code.name()), cause.as_deref()));
+        let duration_ms = self.started.elapsed().as_secs_f64() * 1e3;
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    request_id = %self.id, method = %self.method, path = %self.path, status, code, cause,
+                    bytes_in = self.loan.received(), bytes_out = self.sent, duration_ms, "request"
+                )
+            };
+        }
+        match (code, self.status) {
+            (Some("internal" | "corrupt_store"), _) => line!(error),
+            (_, None) => line!(warn),
+            (_, Some(status)) if status.is_server_error() => line!(warn),
+            _ if self.quiet => line!(debug),
+            _ => line!(info),
+        }
+    }
+}
+
+impl Drop for Observation {
+    fn drop(&mut self) {
+        let status = match self.status {
+            Some(status) if self.whole => status.as_str().to_owned(),
+            _ => "cut".to_owned(),
+        };
+        let method = if matches!(self.method.as_str(), "GET" | "HEAD" | "POST" | "PUT" | "DELETE") { self.method.to_string() } else { "other".into() };
+        metrics::gauge!(names::IN_FLIGHT).decrement(1.0);
+        metrics::counter!(names::REQUESTS, "route" => self.route.clone(), "method" => method.clone(), "status" => status.clone()).increment(1);
+        metrics::histogram!(names::DURATION, "route" => self.route.clone(), "method" => method).record(self.started.elapsed());
+        self.log(&status);
+    }
+}
+
+/// A response body that ends its request's observation.
+pub(crate) struct Observed {
+    body: Body,
+    observation: Observation,
+    expected: Option<u64>,
+}
+
+impl Observed {
+    pub(crate) fn new(body: Body, mut observation: Observation) -> Self {
+        let expected = body.size_hint().exact();
+        observation.whole = expected == Some(0);
+        Self { body, observation, expected }
+    }
+}
+
+impl HttpBody for Observed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.observation.sent += frame.data_ref().map_or(0, Bytes::len) as u64;
+                // Whoever knows the length does not ask for the end.
+                this.observation.whole = this.expected == Some(this.observation.sent);
+            }
+            Poll::Ready(Some(Err(error))) => this.observation.failed(ErrorCode::Internal, Some(error.to_string())),
+            Poll::Ready(None) => this.observation.whole = true,
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
