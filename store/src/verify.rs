@@ -151,7 +151,8 @@ where
 
 enum Current {
     Whole(Whole),
-    Pieces { check: Option<Check> },
+    // Boxed: decoder and hasher are much larger than a whole frame's entry.
+    Pieces { check: Option<Box<Check>> },
 }
 
 struct State<S> {
@@ -228,7 +229,7 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
                     return Ok(None);
                 }
                 self.dispatch();
-                let check = Some(Check::new(&header, position)?);
+                let check = Some(Box::new(Check::new(&header, position)?));
                 self.current = Some(Current::Pieces { check });
                 self.begin = Some(header);
                 Ok(None)

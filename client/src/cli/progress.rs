@@ -3,7 +3,6 @@
 use super::output::human;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use pfr_client::Progress;
-use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 use tokio::time::{Instant, interval};

@@ -50,7 +50,7 @@ impl Side {
     /// Every repository.
     pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>, Failure> {
         match self {
-            Self::Local(store) => all_pages!(usize::MAX, |after| store.repositories(after.clone(), PAGE), items),
+            Self::Local(store) => all_pages!(usize::MAX, |after| store.repositories(after.clone(), PAGE), rows),
             Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.repositories(after.as_deref(), PAGE), repositories),
         }
     }
@@ -63,7 +63,7 @@ impl Side {
     /// The newest snapshots.
     pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>, Failure> {
         match self {
-            Self::Local(store) => all_pages!(most, |after| store.snapshots(repository, after.clone(), PAGE), items),
+            Self::Local(store) => all_pages!(most, |after| store.snapshots(repository, after.clone(), PAGE), rows),
             Self::Remote(remote) => all_pages!(most, |after| remote.snapshots(repository, after.as_deref(), PAGE), snapshots),
         }
     }
@@ -71,7 +71,7 @@ impl Side {
     /// Every tag, by name.
     pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>, Failure> {
         match self {
-            Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), items),
+            Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), rows),
             Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.tags(repository, after.as_deref(), PAGE), tags),
         }
     }
@@ -174,6 +174,14 @@ impl Side {
                 let request = ForkRequest { snapshot: selector.to_string(), count, prefix: prefix.to_owned() };
                 Ok(remote.fork(repository, &request).await?)
             }
+        }
+    }
+
+    /// Has the registry read and hash everything a snapshot reaches. The local store is asked directly, for its progress.
+    pub async fn verify_remotely(&self, repository: &RepositoryName, digest: Digest) -> Result<Verified, Failure> {
+        match self {
+            Self::Local(store) => Ok(store.verify(&digest, &mut |_| ()).await?),
+            Self::Remote(remote) => Ok(remote.verify(repository, &Selector::Digest(digest)).await?),
         }
     }
 }

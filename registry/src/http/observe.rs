@@ -134,7 +134,7 @@ impl HttpBody for Observed {
                 // Whoever knows the length does not ask for the end.
                 this.observation.whole = this.expected == Some(this.observation.sent);
             }
-            Poll::Ready(Some(Err(error))) => this.observation.failed(ErrorCode::Internal, Some(error.to_string())),
+            Poll::Ready(Some(Err(error))) => this.observation.failed(code_of(error), Some(error.to_string())),
             Poll::Ready(None) => this.observation.whole = true,
             Poll::Pending => {}
         }
@@ -148,4 +148,16 @@ impl HttpBody for Observed {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// The code of an error that cut a response short.
+fn code_of(error: &axum::Error) -> ErrorCode {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<pfr_store::Error>() {
+            return error.code();
+        }
+        cause = error.source();
+    }
+    ErrorCode::Internal
 }

@@ -7,6 +7,7 @@ use pfr_schema::container::Child;
 use pfr_schema::run::Shape;
 use pfr_schema::{Digest, Kind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// Most missing children named in an error.
@@ -40,6 +41,11 @@ struct Known {
 }
 
 impl Known {
+    /// A plain blob that nothing lists yet.
+    fn new(id: ObjectId, size: u64) -> Self {
+        Self { id, size, kind: Kind::Blob, refs: 0, added: 0, shape: None, logical_bytes: 0, new_bytes: 0 }
+    }
+
     /// What a container that lists it reaches through it.
     fn reach(&self) -> u64 {
         self.size + self.logical_bytes
@@ -58,7 +64,7 @@ pub(super) fn finish_pack(tx: &Connection, pack: PackId, bytes: u64, frames: &[N
     let mut renew = tx.prepare_cached("UPDATE objects SET keep_until = MAX(keep_until, ?1) WHERE id = ?2").map_err(sql)?;
     for frame in frames {
         let header = &frame.header;
-        if !known.contains_key(&header.digest) {
+        if let Entry::Vacant(entry) = known.entry(header.digest) {
             // It starts as a plain blob; only the acceptance of its references below makes it a container.
             let inserted = insert
                 .execute(params![
@@ -76,22 +82,12 @@ pub(super) fn finish_pack(tx: &Connection, pack: PackId, bytes: u64, frames: &[N
             if inserted == 1 {
                 new += 1;
                 live_bytes += header.frame_len();
-                let object = Known {
-                    id: tx.last_insert_rowid(),
-                    size: header.raw_len,
-                    kind: Kind::Blob,
-                    refs: 0,
-                    added: 0,
-                    shape: None,
-                    logical_bytes: 0,
-                    new_bytes: 0,
-                };
-                known.insert(header.digest, object);
+                entry.insert(Known::new(tx.last_insert_rowid(), header.raw_len));
             } else {
                 let object =
                     load(tx, &header.digest)?.ok_or_else(|| Error::Internal("an object is neither there nor can be inserted".into()))?;
                 renew.execute(params![int(until), object.id]).map_err(sql)?;
-                known.insert(header.digest, object);
+                entry.insert(object);
             }
         }
         if let Some(container) = &frame.container {
@@ -232,7 +228,9 @@ fn load(tx: &Connection, digest: &Digest) -> Result<Option<Known>> {
 }
 
 /// Positions of what is missing, and (position, id) of what is there with a lease shorter than `enough`.
-pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -> Result<(Vec<usize>, Vec<(usize, ObjectId)>)> {
+pub(super) type Missing = (Vec<usize>, Vec<(usize, ObjectId)>);
+
+pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -> Result<Missing> {
     let mut select = tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2").map_err(sql)?;
     let (mut missing, mut to_raise) = (Vec::new(), Vec::new());
     for (position, (digest, wanted_kind)) in wanted.iter().enumerate() {

@@ -3,14 +3,13 @@
 use crate::cli::args::Push;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count, duration, number};
+use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::side::Side;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::{Digest, Reference, Selector, Tag};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// What a push did.
 #[derive(Clone, Debug, Serialize)]

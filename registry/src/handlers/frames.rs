@@ -1,0 +1,88 @@
+//! Bulk bytes: frames in and out, streamed. Nothing here holds more than what the store's own windows hold.
+
+use super::pushes::belongs;
+use super::{Answer, check_count, must_exist};
+use crate::app::App;
+use crate::http::body::is_stall;
+use crate::http::extract::{In, JsonBody, Push, media_type};
+use crate::problem::Failure;
+use crate::routes::failures;
+use crate::telemetry::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures::TryStreamExt as _;
+use pfr_schema::media_type::FRAMES;
+use pfr_schema::{RepositoryName, api};
+use pfr_store::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Uploads frames
+///
+/// A stream of frames with its end mark; blobs before the containers that list them. Answered when all of it is verified, durable
+/// and indexed. If it fails, frames of packs that were already complete stay stored: ask what is missing and send the rest.
+#[utoipa::path(
+    put, path = "/v1/repositories/{repo}/pushes/{id}/frames", operation_id = "put_frames", tag = "push",
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
+    request_body(content = inline(FrameStream), content_type = "application/vnd.pf.frames.v1", description = "Frames, see docs/formats.md"),
+    responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
+)]
+pub(crate) async fn put(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(Push(push)): In<Push>,
+    request: Request,
+) -> Answer<Json<api::FramesStored>> {
+    media_type(&request, FRAMES)?;
+    belongs(&app, &repository, &push).await?;
+    let received = metrics::counter!(BYTES_RECEIVED);
+    // The store knows an input that ended early, but not why it did.
+    let stalled = AtomicBool::new(false);
+    let stream = request
+        .into_body()
+        .into_data_stream()
+        .inspect_ok(|bytes| received.increment(bytes.len() as u64))
+        .inspect_err(|error| stalled.store(is_stall(error), Ordering::Relaxed));
+    let ingested = app.store.ingest(&push, stream).await.map_err(|error| match error {
+        Error::Input(_) if stalled.load(Ordering::Relaxed) => Failure::stalled(),
+        error => error.into(),
+    })?;
+    metrics::counter!(FRAMES_RECEIVED).increment(ingested.frames);
+    metrics::counter!(FRAMES_NEW).increment(ingested.new);
+    Ok(Json(api::FramesStored { frames: ingested.frames, new: ingested.new, bytes: ingested.stored_bytes }))
+}
+
+/// Downloads frames
+///
+/// In the asked order, with an end mark. A stream without its end mark was cut: ask again for what did not arrive. The reader
+/// verifies every frame against its digest.
+#[utoipa::path(
+    post, path = "/v1/repositories/{repo}/frames", operation_id = "get_frames", tag = "read",
+    params(("repo" = RepositoryName, Path, description = "Repository")),
+    request_body = api::FramesRequest,
+    responses(
+        (status = 200, description = "Frames, see docs/formats.md", content_type = "application/vnd.pf.frames.v1", body = inline(FrameStream)),
+        failures::Fetching,
+    ),
+)]
+pub(crate) async fn get(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    JsonBody { value: request, .. }: JsonBody<api::FramesRequest>,
+) -> Answer<Response> {
+    check_count(&app, request.digests.len())?;
+    must_exist(&app, &repository).await?;
+    let sent = metrics::counter!(BYTES_SENT);
+    let frames = app.store.frames(request.digests).await?.inspect_ok(move |bytes| sent.increment(bytes.len() as u64));
+    let mut response = Response::new(Body::from_stream(frames));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
+    Ok(response)
+}
+
+/// Frames back to back and an end mark.
+#[derive(utoipa::ToSchema)]
+#[schema(value_type = String, format = Binary)]
+#[expect(dead_code, reason = "names the schema of a binary body")]
+pub(crate) struct FrameStream(Vec<u8>);

@@ -1,0 +1,56 @@
+//! For operators and their machines: alive, ready, metrics, the API's description. Exempt from the limit on requests.
+
+use super::Answer;
+use crate::app::App;
+use crate::problem::Failure;
+use crate::routes::failures;
+use crate::telemetry::metrics::{DISK, ROWS_WRITTEN};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use pfr_schema::ErrorCode;
+use std::time::Duration;
+
+/// How long a store may take to say that it is there.
+const READY: Duration = Duration::from_secs(5);
+
+/// The process runs
+#[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "operations", responses((status = 200, description = "Alive", body = String, content_type = "text/plain")))]
+pub(crate) async fn livez() -> &'static str {
+    "alive\n"
+}
+
+/// The store can be reached
+#[utoipa::path(
+    get, path = "/readyz", operation_id = "readyz", tag = "operations",
+    responses((status = 200, description = "Ready", body = String, content_type = "text/plain"), failures::Ready),
+)]
+pub(crate) async fn readyz(State(app): State<App>) -> Answer<&'static str> {
+    match tokio::time::timeout(READY, app.store.ready()).await {
+        Ok(ready) => ready?,
+        Err(_) => {
+            let detail = "the registry's store does not answer; this says nothing about what it holds, try again";
+            return Err(Failure::new(ErrorCode::Unavailable, detail).because(format!("no answer within {READY:?}")));
+        }
+    }
+    Ok("ready\n")
+}
+
+/// Metrics for Prometheus
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "operations", responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
+pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    metrics::counter!(ROWS_WRITTEN).absolute(app.store.metadata().rows_written());
+    // A scrape must work when the store does not: then the gauge keeps what it was.
+    match tokio::time::timeout(READY, app.store.metadata().disk_bytes()).await {
+        Ok(Ok(bytes)) => metrics::gauge!(DISK).set(bytes as f64),
+        Ok(Err(error)) => tracing::warn!(%error, "disk bytes are not known"),
+        Err(_) => tracing::warn!("disk bytes are not known: no answer within {READY:?}"),
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render())
+}
+
+/// This document
+#[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "operations", responses((status = 200, description = "OpenAPI", body = Object)))]
+pub(crate) async fn openapi(State(app): State<App>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], app.openapi.clone())
+}

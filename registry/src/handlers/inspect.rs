@@ -1,0 +1,148 @@
+//! Looking into snapshots: lineage, flat page manifests, differences, proof.
+
+use super::Answer;
+use crate::app::App;
+use crate::http::conditions::etag;
+use crate::http::extract::{Asked, In, Other, limit};
+use crate::problem::Failure;
+use crate::routes::failures;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use pfr_schema::flat::FlatManifest;
+use pfr_schema::media_type::FLAT_MANIFEST;
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, api};
+use serde::Deserialize;
+
+/// How far up.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Depth {
+    /// Most snapshots, 1 to 10,000.
+    #[param(default = 100, minimum = 1, maximum = 10000)]
+    limit: Option<usize>,
+}
+
+/// Lists a snapshot and its ancestors
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/snapshots/{ref}/lineage", operation_id = "lineage", tag = "read",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("ref" = String, Path, description = "`tag`, `tag~N` or a digest"),
+        Depth,
+    ),
+    responses((status = 200, description = "The snapshot first, then ancestors, nearest first", body = api::Lineage), failures::Reading),
+)]
+pub(crate) async fn lineage(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(selector): In<Selector>,
+    Asked(depth): Asked<Depth>,
+) -> Answer<Json<api::Lineage>> {
+    let limit = limit(depth.limit, 10_000)?;
+    let digest = app.store.resolve(&repository, &selector).await?;
+    Ok(Json(app.store.lineage(&repository, &digest, limit).await?))
+}
+
+/// Which page tree.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Shard {
+    /// Group of layers; needed if the snapshot has several.
+    group: Option<String>,
+    /// Rank; needed if the snapshot has several.
+    rank: Option<u32>,
+}
+
+/// Gives a page tree in its flat form
+///
+/// Byte for byte the manifest that was pushed: layout `paged-batchinvariant-v1`.
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/snapshots/{ref}/page-manifest", operation_id = "page_manifest", tag = "read",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("ref" = String, Path, description = "`tag`, `tag~N` or a digest"),
+        Shard,
+    ),
+    responses(
+        (status = 200, description = "The flat manifest", content_type = "application/vnd.pf.page-manifest.v1+json", body = Object,
+         headers(("ETag" = String, description = "The manifest's digest in quotes"))),
+        failures::Reading,
+    ),
+)]
+pub(crate) async fn page_manifest(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(selector): In<Selector>,
+    Asked(shard): Asked<Shard>,
+) -> Answer<Response> {
+    let digest = app.store.resolve(&repository, &selector).await?;
+    let _turn = app.documents().await?;
+    let manifest = choose(app.store.flat_manifests(&digest).await?, &shard)?;
+    let encode = move || {
+        let bytes = manifest.to_bytes();
+        (Digest::sha256(&bytes), bytes)
+    };
+    let (digest, bytes) = tokio::task::spawn_blocking(encode).await.map_err(|e| Failure::internal(e.to_string()))?;
+    let mut response = Response::new(Body::from(bytes));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FLAT_MANIFEST));
+    response.headers_mut().insert(header::ETAG, etag(&digest));
+    Ok(response)
+}
+
+/// The one manifest that is meant.
+fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &Shard) -> Answer<FlatManifest> {
+    let names: Vec<String> = manifests.iter().map(|(group, rank, _)| format!("group={group}&rank={rank}")).collect();
+    let meant = |group: &str, rank: u32| shard.group.as_deref().is_none_or(|g| g == group) && shard.rank.is_none_or(|r| r == rank);
+    let mut meant = manifests.into_iter().filter(|(group, rank, _)| meant(group, *rank));
+    match (meant.next(), meant.next()) {
+        (Some((_, _, manifest)), None) => Ok(manifest),
+        (Some(_), Some(_)) => Err(Failure::invalid(format!("the snapshot has several page manifests; choose one of {}", names.join(", ")))),
+        (None, _) if names.is_empty() => Err(Failure::new(ErrorCode::NotFound, "the snapshot has no page tree with a flat form")),
+        (None, _) => Err(Failure::new(ErrorCode::NotFound, format!("no such page manifest; there are {}", names.join(", ")))),
+    }
+}
+
+/// Tells what differs between two snapshots
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/snapshots/{ref}/diff/{other}", operation_id = "diff", tag = "read",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("ref" = String, Path, description = "The first: `tag`, `tag~N` or a digest"),
+        ("other" = String, Path, description = "The second"),
+    ),
+    responses((status = 200, description = "By group and rank", body = api::Diff), failures::Reading),
+)]
+pub(crate) async fn diff(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(selector): In<Selector>,
+    In(Other(other)): In<Other>,
+) -> Answer<Json<api::Diff>> {
+    let a = app.store.resolve(&repository, &selector).await?;
+    let b = app.store.resolve(&repository, &other).await?;
+    let _turn = app.documents().await?;
+    Ok(Json(app.store.diff(&a, &b).await?))
+}
+
+/// Proves a snapshot whole
+///
+/// Reads and hashes every blob it reaches. Takes as long as reading the snapshot; closing the connection stops it.
+#[utoipa::path(
+    post, path = "/v1/repositories/{repo}/snapshots/{ref}/verify", operation_id = "verify", tag = "read",
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = String, Path, description = "`tag`, `tag~N` or a digest")),
+    responses((status = 200, description = "Every blob is what its name says", body = api::Verified), failures::Reading),
+)]
+pub(crate) async fn verify(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(selector): In<Selector>,
+) -> Answer<Json<api::Verified>> {
+    let digest = app.store.resolve(&repository, &selector).await?;
+    let _proof = app.proof()?;
+    Ok(Json(app.store.verify(&digest, &mut |_| {}).await?))
+}

@@ -1,0 +1,136 @@
+//! Push sessions: open, ask what is missing, commit, abort. Frames have [their own file](super::frames).
+
+use super::{Answer, check_count, counted};
+use crate::app::App;
+use crate::http::extract::{In, JsonBody, Push, unknown_push};
+use crate::routes::failures;
+use crate::telemetry::metrics::COMMITS;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use pfr_schema::{RepositoryName, api};
+use pfr_store::PushId;
+
+/// Opens a push session
+///
+/// A session is a lease: what it asks about or uploads is kept until it commits, is aborted, or is not used for `lease_seconds`.
+/// The repository is made by the first commit.
+#[utoipa::path(
+    post, path = "/v1/repositories/{repo}/pushes", operation_id = "open_push", tag = "push",
+    params(("repo" = RepositoryName, Path, description = "Repository; slashes as %2F")),
+    responses(
+        (status = 201, description = "The session", body = api::Push, example = json!({
+            "id": "01980f3e-0d0f-7b65-8f0e-3c1f2d0b7a11", "lease_seconds": 3600, "max_digests": 100000, "max_frames_bytes": 67108864
+        })),
+        failures::Opening,
+    ),
+)]
+pub(crate) async fn open(State(app): State<App>, In(repository): In<RepositoryName>) -> Answer<(StatusCode, Json<api::Push>)> {
+    let session = app.store.open_push(&repository).await?;
+    let push = api::Push {
+        id: session.id.0,
+        lease_seconds: session.lease.as_secs(),
+        max_digests: app.max_digests as u64,
+        max_frames_bytes: app.max_frames_bytes,
+    };
+    Ok((StatusCode::CREATED, Json(push)))
+}
+
+/// Asks which blobs the registry lacks
+///
+/// Answers with positions in the concatenated groups as `[start, count]`, ascending. What is not listed is stored, whole with
+/// everything it lists, and leased to the session.
+#[utoipa::path(
+    post, path = "/v1/repositories/{repo}/pushes/{id}/missing", operation_id = "missing", tag = "push",
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
+    request_body(content = api::MissingRequest, example = json!({"groups": [
+        {"kind": "tree", "digests": ["sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"]},
+        {"kind": "blob", "digests": ["sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"]}
+    ]})),
+    responses((status = 200, description = "What is missing", body = api::MissingResponse, example = json!({"missing": [[0, 2]]})), failures::Pushing),
+)]
+pub(crate) async fn missing(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(Push(push)): In<Push>,
+    JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
+) -> Answer<Json<api::MissingResponse>> {
+    check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
+    belongs(&app, &repository, &push).await?;
+    let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
+    let positions = app.store.missing(&push, wanted).await?;
+    Ok(Json(api::MissingResponse { missing: ranges(positions) }))
+}
+
+/// Commits a snapshot
+///
+/// In one transaction: the manifest becomes visible in the repository and the tag moves, if `if_tag_is` holds. Ends the session.
+#[utoipa::path(
+    post, path = "/v1/repositories/{repo}/pushes/{id}/commit", operation_id = "commit", tag = "push",
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
+    request_body(content = api::CommitRequest, example = json!({
+        "manifest": "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "tag": "latest", "if_tag_is": "absent"
+    })),
+    responses(
+        (status = 201, description = "Committed; new in this repository", body = api::Committed),
+        (status = 200, description = "Committed; the repository had it already", body = api::Committed),
+        failures::Committing,
+    ),
+)]
+pub(crate) async fn commit(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(Push(push)): In<Push>,
+    JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
+) -> Answer<(StatusCode, Json<api::Committed>)> {
+    belongs(&app, &repository, &push).await?;
+    let committed = app.store.commit(&push, request.manifest, request.tag, request.if_tag_is).await.map_err(counted)?;
+    metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
+    let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(committed)))
+}
+
+/// Aborts a push session
+///
+/// What it uploaded is garbage when its lease ends, unless another push wants it.
+#[utoipa::path(
+    delete, path = "/v1/repositories/{repo}/pushes/{id}", operation_id = "abort_push", tag = "push",
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
+    responses((status = 204, description = "The session is over"), failures::Pushing),
+)]
+pub(crate) async fn abort(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(Push(push)): In<Push>,
+) -> Answer<StatusCode> {
+    belongs(&app, &repository, &push).await?;
+    app.store.abort(&push).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Refuses a session that is over, or was opened in another repository: that one's existence is not told.
+pub(super) async fn belongs(app: &App, repository: &RepositoryName, push: &PushId) -> Answer<()> {
+    if app.store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }
+}
+
+/// Ascending positions as `[start, count]`.
+fn ranges(positions: Vec<usize>) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for position in positions {
+        let position = position as u64;
+        match ranges.last_mut() {
+            Some((start, count)) if *start + *count == position => *count += 1,
+            _ => ranges.push((position, 1)),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn positions_that_follow_each_other_are_one_range() {
+        assert_eq!(super::ranges(vec![]), []);
+        assert_eq!(super::ranges(vec![0, 1, 2, 5, 7, 8]), [(0, 3), (5, 1), (7, 2)]);
+    }
+}

@@ -1,0 +1,26 @@
+//! The list of repositories.
+
+use super::Answer;
+use crate::app::App;
+use crate::http::extract::{Asked, Paging};
+use crate::routes::failures;
+use axum::Json;
+use axum::extract::State;
+use pfr_schema::api;
+
+/// Lists repositories by name
+#[utoipa::path(
+    get, path = "/v1/repositories", operation_id = "list_repositories", tag = "read",
+    params(Paging),
+    responses((status = 200, description = "One page", body = api::RepositoryList), failures::Listing),
+)]
+pub(crate) async fn list(State(app): State<App>, Asked(paging): Asked<Paging>) -> Answer<Json<api::RepositoryList>> {
+    let (after, limit) = paging.checked()?;
+    let page = app.store.repositories(after, limit).await?;
+    let repositories = page
+        .rows
+        .into_iter()
+        .map(|row| api::RepositoryInfo { name: row.name, snapshots: row.snapshots, tags: row.tags, updated_at: row.updated_at })
+        .collect();
+    Ok(Json(api::RepositoryList { repositories, next: page.next }))
+}

@@ -1,0 +1,62 @@
+//! Snapshots: list, show, delete. What looks deeper is in [`super::inspect`].
+
+use super::Answer;
+use crate::app::App;
+use crate::http::extract::{Asked, In, Paging};
+use crate::problem::Failure;
+use crate::routes::failures;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use pfr_schema::{RepositoryName, Selector, api};
+
+/// Lists snapshots, newest first
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/snapshots", operation_id = "list_snapshots", tag = "read",
+    params(("repo" = RepositoryName, Path, description = "Repository"), Paging),
+    responses((status = 200, description = "One page", body = api::SnapshotList), failures::Reading),
+)]
+pub(crate) async fn list(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    Asked(paging): Asked<Paging>,
+) -> Answer<Json<api::SnapshotList>> {
+    let (after, limit) = paging.checked()?;
+    let page = app.store.snapshots(&repository, after, limit).await?;
+    Ok(Json(api::SnapshotList { snapshots: page.rows.into_iter().map(Into::into).collect(), next: page.next }))
+}
+
+/// Shows a snapshot: manifest, configuration, page trees
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/snapshots/{ref}", operation_id = "get_snapshot", tag = "read",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("ref" = String, Path, description = "`tag`, `tag~N` (N parents up) or a digest", example = "latest~2"),
+    ),
+    responses((status = 200, description = "The snapshot", body = api::SnapshotDetail), failures::Reading),
+)]
+pub(crate) async fn get(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(selector): In<Selector>,
+) -> Answer<Json<api::SnapshotDetail>> {
+    let digest = app.store.resolve(&repository, &selector).await?;
+    let _turn = app.documents().await?;
+    Ok(Json(app.store.detail(&repository, &digest).await?))
+}
+
+/// Deletes a snapshot and the tags that point at it
+///
+/// By digest only: a tag may move between looking and deleting. What only this snapshot reached becomes garbage.
+#[utoipa::path(
+    delete, path = "/v1/repositories/{repo}/snapshots/{ref}", operation_id = "delete_snapshot", tag = "write",
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = pfr_schema::Digest, Path, description = "A digest")),
+    responses((status = 204, description = "Deleted"), failures::Reading),
+)]
+pub(crate) async fn delete(State(app): State<App>, In(repository): In<RepositoryName>, In(selector): In<Selector>) -> Answer<StatusCode> {
+    let Selector::Digest(digest) = selector else {
+        return Err(Failure::invalid(format!("snapshots are deleted by digest, not as {selector}; to delete a tag use …/tags/{{tag}}")));
+    };
+    app.store.delete_snapshot(&repository, &digest).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

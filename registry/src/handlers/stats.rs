@@ -1,0 +1,30 @@
+//! How much snapshots share.
+
+use super::Answer;
+use crate::app::App;
+use crate::http::extract::In;
+use crate::routes::failures;
+use axum::Json;
+use axum::extract::State;
+use pfr_schema::{RepositoryName, api};
+
+/// Statistics of everything
+#[utoipa::path(
+    get, path = "/v1/stats", operation_id = "stats", tag = "read",
+    responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
+)]
+pub(crate) async fn all(State(app): State<App>) -> Answer<Json<api::Stats>> {
+    let _turn = app.documents().await?;
+    Ok(Json(app.store.stats(None).await?))
+}
+
+/// Statistics of a repository
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/stats", operation_id = "repository_stats", tag = "read",
+    params(("repo" = RepositoryName, Path, description = "Repository")),
+    responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Reading),
+)]
+pub(crate) async fn of_repository(State(app): State<App>, In(repository): In<RepositoryName>) -> Answer<Json<api::Stats>> {
+    let _turn = app.documents().await?;
+    Ok(Json(app.store.stats(Some(&repository)).await?))
+}

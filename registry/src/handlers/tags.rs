@@ -1,0 +1,118 @@
+//! Tags: names that move, by compare-and-swap when asked.
+
+use super::{Answer, counted, resolve};
+use crate::app::App;
+use crate::http::conditions::{etag, expected, not_modified};
+use crate::http::extract::{Asked, In, JsonBody, Paging};
+use crate::routes::failures;
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use pfr_schema::{RepositoryName, Tag, api};
+use pfr_store::TagRow;
+
+/// Lists tags by name
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/tags", operation_id = "list_tags", tag = "read",
+    params(("repo" = RepositoryName, Path, description = "Repository"), Paging),
+    responses((status = 200, description = "One page", body = api::TagList), failures::Reading),
+)]
+pub(crate) async fn list(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    Asked(paging): Asked<Paging>,
+) -> Answer<Json<api::TagList>> {
+    let (after, limit) = paging.checked()?;
+    let page = app.store.tags(&repository, after, limit).await?;
+    Ok(Json(api::TagList { tags: page.rows.into_iter().map(info).collect(), next: page.next }))
+}
+
+/// Shows a tag
+#[utoipa::path(
+    get, path = "/v1/repositories/{repo}/tags/{tag}", operation_id = "get_tag", tag = "read",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("tag" = Tag, Path, description = "Tag"),
+        ("If-None-Match" = Option<String>, Header, description = "The ETag that the reader has"),
+    ),
+    responses(
+        (status = 200, description = "Where it points", body = api::TagInfo, headers(("ETag" = String, description = "The snapshot's digest in quotes"))),
+        (status = 304, description = "It points where the reader knows"),
+        failures::Reading,
+    ),
+)]
+pub(crate) async fn get(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(tag): In<Tag>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    let row = app.store.tag(&repository, &tag).await?;
+    let tagged = [(header::ETAG, etag(&row.digest))];
+    if not_modified(&headers, &row.digest) {
+        return Ok((StatusCode::NOT_MODIFIED, tagged).into_response());
+    }
+    Ok((tagged, Json(info(row))).into_response())
+}
+
+/// Points a tag at a snapshot
+///
+/// `If-Match: "<digest>"`, `If-None-Match: *` and `if_tag_is` in the body say the same: move it only from that state.
+#[utoipa::path(
+    put, path = "/v1/repositories/{repo}/tags/{tag}", operation_id = "put_tag", tag = "write",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("tag" = Tag, Path, description = "Tag"),
+        ("If-Match" = Option<String>, Header, description = "Only if the tag has this ETag"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: only if the tag does not exist"),
+    ),
+    request_body(content = api::TagRequest, example = json!({"snapshot": "latest~1"})),
+    responses(
+        (status = 200, description = "It points there", body = api::TagInfo, headers(("ETag" = String, description = "The snapshot's digest in quotes"))),
+        failures::Tagging,
+    ),
+)]
+pub(crate) async fn put(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(tag): In<Tag>,
+    headers: HeaderMap,
+    JsonBody { value: request, .. }: JsonBody<api::TagRequest>,
+) -> Answer<Response> {
+    let expected = expected(&headers, request.if_tag_is)?;
+    let digest = resolve(&app, &repository, &request.snapshot).await?;
+    app.store.put_tag(&repository, tag.clone(), digest, expected).await.map_err(counted)?;
+    // Someone may have moved it since; the answer is about this move.
+    let updated_at = match app.store.tag(&repository, &tag).await {
+        Ok(row) if row.digest == digest => row.updated_at,
+        _ => app.store.options().clock.now(),
+    };
+    Ok(([(header::ETAG, etag(&digest))], Json(api::TagInfo { name: tag, digest, updated_at })).into_response())
+}
+
+/// Deletes a tag
+///
+/// Its snapshot stays.
+#[utoipa::path(
+    delete, path = "/v1/repositories/{repo}/tags/{tag}", operation_id = "delete_tag", tag = "write",
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("tag" = Tag, Path, description = "Tag"),
+        ("If-Match" = Option<String>, Header, description = "Only if the tag has this ETag"),
+    ),
+    responses((status = 204, description = "Deleted"), failures::Tagging),
+)]
+pub(crate) async fn delete(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(tag): In<Tag>,
+    headers: HeaderMap,
+) -> Answer<StatusCode> {
+    app.store.delete_tag(&repository, &tag, expected(&headers, None)?).await.map_err(counted)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn info(row: TagRow) -> api::TagInfo {
+    api::TagInfo { name: row.name, digest: row.digest, updated_at: row.updated_at }
+}

@@ -1,0 +1,254 @@
+//! The listener and its connections: what is accepted, how long it may take, how it ends.
+//!
+//! hyper is driven by hand for three things that `axum::serve` does not offer: large read buffers (bodies arrive in pieces of up to
+//! 512 KiB instead of 8), time limits on headers and writes, and a shutdown that cuts what does not finish.
+
+use crate::app::App;
+use crate::config::{Config, SettingsError};
+use crate::http::stream::Timed;
+use crate::telemetry::metrics as names;
+use crate::{routes, telemetry};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use pfr_store::Store;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// Most bytes of a body that are read at once.
+const READ_BYTES: usize = 512 << 10;
+/// Bytes of a request's headers.
+const HEADER_BYTES: usize = 64 << 10;
+/// Pause after the system refuses to accept (out of file handles, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often the recorder folds up what it has collected, scraped or not.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Why a registry did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Its settings are refused.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Its store cannot be opened.
+    #[error("cannot open the store: {0}")]
+    Store(#[from] pfr_store::Error),
+    /// It cannot listen.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// The process cannot be set up.
+    #[error("cannot set up the process: {0}")]
+    Runtime(std::io::Error),
+    /// Metrics cannot be set up.
+    #[error("cannot set up metrics: {0}")]
+    Metrics(String),
+}
+
+impl Error {
+    /// Exit code of the process.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Settings(_) | Self::Listen { .. } => 1,
+            Self::Store(error) => error.code().exit_code(),
+            Self::Runtime(_) | Self::Metrics(_) => 70,
+        }
+    }
+}
+
+/// A registry that listens.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    service: Router,
+    store: Store,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+    config: Config,
+}
+
+impl Server {
+    /// Opens the store and listens. Nothing is served before [`Self::run`].
+    ///
+    /// # Errors
+    /// [`Error`] says what cannot be had.
+    pub async fn bind(config: Config) -> Result<Self, Error> {
+        let store = Store::open(&config.data, config.store_options()).await?;
+        Self::bind_over(store, config).await
+    }
+
+    /// The same over a store that is open already.
+    ///
+    /// # Errors
+    /// [`Error`] says what cannot be had.
+    pub async fn bind_over(store: Store, config: Config) -> Result<Self, Error> {
+        let metrics = telemetry::metrics::recorder().map_err(Error::Metrics)?;
+        let fail = |source| Error::Listen { address: config.listen, source };
+        let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        let app = App::new(store.clone(), metrics.clone(), routes::openapi(), &config);
+        Ok(Self { listener, address, service: routes::service(app), store, metrics, config })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its store.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Serves until `shutdown` completes; then accepts nothing more, lets what is in flight finish for the grace period, and cuts
+    /// the rest.
+    ///
+    /// # Errors
+    /// None today: a connection's trouble is its own.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let (stop, stopping) = watch::channel(false);
+        let room = Arc::new(Semaphore::new(self.config.max_connections));
+        let mut connections = JoinSet::new();
+        let mut upkeep = tokio::time::interval(UPKEEP);
+        let mut shutdown = std::pin::pin!(shutdown);
+        tracing::info!(address = %self.address, data = %self.config.data.display(), "serving");
+        loop {
+            let accepted = tokio::select! {
+                () = &mut shutdown => break,
+                _ = upkeep.tick() => {
+                    self.metrics.run_upkeep();
+                    continue;
+                }
+                Some(ended) = connections.join_next() => {
+                    report(ended);
+                    continue;
+                }
+                accepted = accept(&self.listener, &room) => accepted,
+            };
+            match accepted {
+                Ok((stream, place)) => {
+                    let connection = connection(stream, self.service.clone(), self.config.clone(), stopping.clone());
+                    connections.spawn(async move {
+                        connection.await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(self.listener);
+        let grace = Duration::from_secs(self.config.shutdown_grace);
+        tracing::info!(connections = connections.len(), grace_seconds = self.config.shutdown_grace, "stopping");
+        // Nobody listens if there is no connection.
+        let _ = stop.send(true);
+        let finished = tokio::time::timeout(grace, async {
+            while let Some(ended) = connections.join_next().await {
+                report(ended);
+            }
+        });
+        if finished.await.is_err() {
+            tracing::warn!(connections = connections.len(), "grace period is over; cutting what is in flight");
+            connections.shutdown().await;
+        }
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(room).acquire_owned().await.map_err(std::io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, place))
+}
+
+async fn connection(stream: TcpStream, service: Router, config: Config, mut stopping: watch::Receiver<bool>) {
+    let _open = Open::new();
+    // Small answers must not wait for an acknowledgement. Where it cannot be set, they do.
+    let _ = stream.set_nodelay(true);
+    let stream = Timed::new(stream, Duration::from_secs(config.body_idle_seconds));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(config.header_seconds))
+        .max_header_size(HEADER_BYTES)
+        .max_buf_size(READ_BYTES)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    let stop = async {
+        let _ = stopping.wait_for(|stop| *stop).await;
+    };
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = stop => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        // Requests have their own log line; this is for whoever debugs a network.
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+/// Counts an open connection.
+struct Open;
+
+impl Open {
+    fn new() -> Self {
+        metrics::gauge!(names::CONNECTIONS).increment(1.0);
+        Self
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        metrics::gauge!(names::CONNECTIONS).decrement(1.0);
+    }
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a connection panicked");
+    }
+}
+
+/// Completes at the first SIGTERM or SIGINT; a second one ends the process at once.
+///
+/// # Errors
+/// [`Error::Runtime`] if signals cannot be caught.
+pub fn signals() -> Result<impl Future<Output = ()>, Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
+    Ok(async move {
+        let which = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        tracing::info!(signal = which, "stopping; a second signal stops at once");
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {},
+                _ = interrupt.recv() => {},
+            }
+            tracing::warn!("second signal: stopping at once");
+            std::process::exit(1);
+        });
+    })
+}

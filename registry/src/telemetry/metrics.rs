@@ -1,0 +1,57 @@
+//! The names of all metrics, with description and unit, and the recorder behind `/metrics`.
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use std::sync::OnceLock;
+
+pub(crate) const REQUESTS: &str = "pf_http_requests_total";
+pub(crate) const DURATION: &str = "pf_http_request_duration_seconds";
+pub(crate) const IN_FLIGHT: &str = "pf_http_in_flight_requests";
+pub(crate) const CONNECTIONS: &str = "pf_http_open_connections";
+pub(crate) const ERRORS: &str = "pf_errors_total";
+pub(crate) const BYTES_RECEIVED: &str = "pf_frames_received_bytes_total";
+pub(crate) const BYTES_SENT: &str = "pf_frames_sent_bytes_total";
+pub(crate) const FRAMES_RECEIVED: &str = "pf_frames_received_total";
+pub(crate) const FRAMES_NEW: &str = "pf_frames_new_total";
+pub(crate) const COMMITS: &str = "pf_commits_total";
+pub(crate) const TAG_CONFLICTS: &str = "pf_tag_conflicts_total";
+pub(crate) const ROWS_WRITTEN: &str = "pf_store_rows_written_total";
+pub(crate) const DISK: &str = "pf_store_disk_bytes";
+
+/// Upper bounds of the latency buckets, in seconds: metadata answers in milliseconds, bulk transfers in minutes.
+const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// The process's recorder, installed on first use: metrics are one set a process, however many servers run in it.
+///
+/// # Errors
+/// The reason, if another recorder was installed before.
+pub(crate) fn recorder() -> Result<PrometheusHandle, String> {
+    static RECORDER: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
+    RECORDER.get_or_init(|| install().map_err(|e| e.to_string())).clone()
+}
+
+fn install() -> Result<PrometheusHandle, BuildError> {
+    let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Full(DURATION.to_owned()), BUCKETS)?;
+    let handle = builder.install_recorder()?;
+    describe_counter!(REQUESTS, Unit::Count, "Requests by route, method and status; `cut` where the client left before the end.");
+    describe_histogram!(DURATION, Unit::Seconds, "Time from a request's headers to the last byte of its response.");
+    describe_gauge!(IN_FLIGHT, Unit::Count, "Requests being served.");
+    describe_gauge!(CONNECTIONS, Unit::Count, "Connections that are open.");
+    describe_counter!(ERRORS, Unit::Count, "Requests that failed, by error code.");
+    describe_counter!(BYTES_RECEIVED, Unit::Bytes, "Bytes of frame streams received, refused ones included.");
+    describe_counter!(BYTES_SENT, Unit::Bytes, "Bytes of frame streams sent.");
+    describe_counter!(FRAMES_RECEIVED, Unit::Count, "Frames received and stored.");
+    describe_counter!(FRAMES_NEW, Unit::Count, "Frames received whose blobs the store did not have.");
+    describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
+    describe_counter!(TAG_CONFLICTS, Unit::Count, "Tag updates refused because the tag was not where the caller said.");
+    describe_counter!(ROWS_WRITTEN, Unit::Count, "Metadata rows inserted, updated or deleted.");
+    describe_gauge!(DISK, Unit::Bytes, "Bytes of all packs that are in use.");
+    // What has not happened yet is 0, not absent.
+    for name in [BYTES_RECEIVED, BYTES_SENT, FRAMES_RECEIVED, FRAMES_NEW, TAG_CONFLICTS, ROWS_WRITTEN] {
+        metrics::counter!(name).increment(0);
+    }
+    for name in [IN_FLIGHT, CONNECTIONS] {
+        metrics::gauge!(name).increment(0.0);
+    }
+    Ok(handle)
+}

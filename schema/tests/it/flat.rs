@@ -1,0 +1,307 @@
+use crate::common::{GEOMETRY, assert_refused, cases, manifest, mutate, parts, small_limits};
+use crate::common::{Random, digest};
+use pfr_schema::ErrorCode::{InvalidDocument, TooLarge};
+use pfr_schema::flat::{FlatManifest, Page, Sequence};
+use pfr_schema::geometry::{Dtype, Geometry};
+use pfr_schema::{Algorithm, Digest, Limits};
+use proptest::prelude::*;
+
+fn hex(digit: char) -> String {
+    digit.to_string().repeat(64)
+}
+
+fn valid() -> String {
+    let (a, b, c, d) = (hex('a'), hex('b'), hex('c'), hex('d'));
+    format!(r#"{{"layout":"paged-batchinvariant-v1","page_size_tokens":16,"n_layers":2,"n_heads":2,"head_dim":4,"dtype":"bf16","#)
+        + &format!(r#""pages":[{{"ix":3,"k":"sha256:{a}","v":"sha256:{b}"}},{{"ix":7,"k":"sha256:{c}","v":"sha256:{d}"}}],"#)
+        + r#""logical_seqs":[{"id":"x","page_ixs":[3,7,3],"fill_in_last_page":5},{"id":"y","page_ixs":[],"fill_in_last_page":0}]}"#
+}
+
+fn parse(text: &str) -> Result<FlatManifest, pfr_schema::FormatError> {
+    FlatManifest::parse(text.as_bytes(), &Limits::default())
+}
+
+#[test]
+fn a_valid_manifest_is_read_as_written() {
+    let flat = parse(&valid()).unwrap();
+    assert_eq!(flat.geometry(), &GEOMETRY);
+    assert_eq!(flat.page_bytes(), 2 * 16 * 2 * 4 * 2);
+    assert_eq!(flat.pages().iter().map(|p| p.ix).collect::<Vec<_>>(), [3, 7]);
+    assert_eq!(flat.sequences()[0].page_ixs, [3, 7, 3]);
+    assert_eq!(flat.sequences()[0].tokens(16), 37);
+    assert_eq!(flat.sequences()[1].tokens(16), 0);
+    assert_eq!(flat.to_bytes(), valid().as_bytes());
+}
+
+#[test]
+fn every_refusal_names_the_path_what_was_expected_and_what_was_found() {
+    let (a, b) = (hex('a'), hex('b'));
+    let upper = hex('A');
+    // (what is wrong, text to replace, replacement, message)
+    let table: Vec<(&str, String, String, String)> = vec![
+        (
+            "unknown layout",
+            "paged-batchinvariant-v1".into(),
+            "paged-batchinvariant-v2".into(),
+            r#"page manifest: at $.layout: expected "paged-batchinvariant-v1", found "paged-batchinvariant-v2""#.into(),
+        ),
+        (
+            "unknown dtype",
+            "bf16".into(),
+            "fp4".into(),
+            "page manifest: at $.dtype: unknown variant `fp4`, expected one of `bf16`, `f16`, `f32`, `fp8e4m3`".into(),
+        ),
+        (
+            "dtype in upper case",
+            "bf16".into(),
+            "BF16".into(),
+            "page manifest: at $.dtype: unknown variant `BF16`, expected one of `bf16`, `f16`, `f32`, `fp8e4m3`".into(),
+        ),
+        ("duplicate ix", r#""ix":7"#.into(), r#""ix":3"#.into(), "page manifest: at $.pages[1].ix: expected every ix once, found 3 again".into()),
+        (
+            "unsorted pages",
+            r#""ix":7"#.into(),
+            r#""ix":2"#.into(),
+            "page manifest: at $.pages[1].ix: expected pages sorted by ix, found 2 after 3".into(),
+        ),
+        (
+            "duplicate id",
+            r#""id":"y""#.into(),
+            r#""id":"x""#.into(),
+            r#"page manifest: at $.logical_seqs[1].id: expected every id once, found "x" again"#.into(),
+        ),
+        (
+            "unsorted sequences",
+            r#""id":"y""#.into(),
+            r#""id":"a""#.into(),
+            r#"page manifest: at $.logical_seqs[1].id: expected sequences sorted by id, found "a" after "x""#.into(),
+        ),
+        (
+            "a sequence naming a missing page",
+            "[3,7,3]".into(),
+            "[3,7,4]".into(),
+            "page manifest: at $.logical_seqs[0].page_ixs[2]: expected the ix of a page in $.pages, found 4".into(),
+        ),
+        (
+            "fill of a whole page",
+            r#""fill_in_last_page":5"#.into(),
+            r#""fill_in_last_page":16"#.into(),
+            "page manifest: at $.logical_seqs[0].fill_in_last_page: expected less than the page size 16 (0 = full), found 16".into(),
+        ),
+        (
+            "fill without a page",
+            r#""fill_in_last_page":0"#.into(),
+            r#""fill_in_last_page":1"#.into(),
+            "page manifest: at $.logical_seqs[1].fill_in_last_page: expected 0 for a sequence without pages, found 1".into(),
+        ),
+        (
+            "zero page size",
+            r#""page_size_tokens":16"#.into(),
+            r#""page_size_tokens":0"#.into(),
+            "page geometry: at $.page_size_tokens: expected a positive number, found 0".into(),
+        ),
+        ("zero layers", r#""n_layers":2"#.into(), r#""n_layers":0"#.into(), "page geometry: at $.n_layers: expected a positive number, found 0".into()),
+        ("zero heads", r#""n_heads":2"#.into(), r#""n_heads":0"#.into(), "page geometry: at $.n_heads: expected a positive number, found 0".into()),
+        ("zero dim", r#""head_dim":4"#.into(), r#""head_dim":0"#.into(), "page geometry: at $.head_dim: expected a positive number, found 0".into()),
+        (
+            "a negative number",
+            r#""n_layers":2"#.into(),
+            r#""n_layers":-2"#.into(),
+            "page manifest: at $.n_layers: invalid value: integer `-2`, expected u32".into(),
+        ),
+        (
+            "more than 32 bits",
+            r#""ix":7"#.into(),
+            r#""ix":4294967296"#.into(),
+            "page manifest: at $.pages[1].ix: invalid value: integer `4294967296`, expected u32".into(),
+        ),
+        (
+            "upper-case digest",
+            format!("sha256:{a}"),
+            format!("sha256:{upper}"),
+            format!(
+                r#"page manifest: at $.pages[0].k: invalid digest "sha256:{upper}": expected lower-case hex digits"#
+            ),
+        ),
+        (
+            "unknown algorithm",
+            format!("sha256:{a}"),
+            format!("sha999:{a}"),
+            format!(
+                r#"page manifest: at $.pages[0].k: invalid digest "sha999:{a}": unknown algorithm; known are sha256, blake3, sha512"#
+            ),
+        ),
+        (
+            "mixed algorithms in a page",
+            format!("sha256:{b}"),
+            format!("blake3:{b}"),
+            format!("page manifest: at $.pages[0].v: expected sha256 like the pages before, found blake3:{b}"),
+        ),
+        (
+            "unknown field",
+            r#""n_layers""#.into(),
+            r#""n_chairs":1,"n_layers""#.into(),
+            "page manifest: at $.n_chairs: unknown field `n_chairs`, expected one of `layout`, `page_size_tokens`, `n_layers`, `n_heads`, `head_dim`, `dtype`, `pages`, `logical_seqs`".into(),
+        ),
+        (
+            "unknown field of a page",
+            r#"{"ix":7"#.into(),
+            r#"{"ixx":7,"ix":7"#.into(),
+            "page manifest: at $.pages[1].ixx: unknown field `ixx`, expected one of `ix`, `k`, `v`".into(),
+        ),
+        ("missing field", r#""dtype":"bf16","#.into(), String::new(), "page manifest: at $: missing field `dtype`".into()),
+        (
+            "a field twice",
+            r#""n_layers":2"#.into(),
+            r#""n_layers":2,"n_layers":2"#.into(),
+            "page manifest: at $: duplicate field `n_layers`".into(),
+        ),
+        (
+            "white space",
+            r#""n_layers":2"#.into(),
+            r#""n_layers": 2"#.into(),
+            "page manifest: at byte 69: expected the canonical bytes (compact JSON in the documented field order), found another spelling of the same document".into(),
+        ),
+        (
+            "fields in another order",
+            r#""n_layers":2,"n_heads":2"#.into(),
+            r#""n_heads":2,"n_layers":2"#.into(),
+            "page manifest: at byte 61: expected the canonical bytes (compact JSON in the documented field order), found another spelling of the same document".into(),
+        ),
+        (
+            "an escape that is not needed",
+            r#""id":"y""#.into(),
+            r#""id":"\u0079""#.into(),
+            "page manifest: at byte 526: expected the canonical bytes (compact JSON in the documented field order), found another spelling of the same document".into(),
+        ),
+        (
+            "cut",
+            r#"}]}"#.into(),
+            r#"}]"#.into(),
+            "page manifest: at $: EOF while parsing an object".into(),
+        ),
+        ("trailing bytes", r#"}]}"#.into(), r#"}]}x"#.into(), "page manifest: at $: trailing characters".into()),
+        (
+            "a trailing line break",
+            r#"}]}"#.into(),
+            "}]}\n".into(),
+            "page manifest: at byte 567: expected the canonical bytes (compact JSON in the documented field order), found another spelling of the same document".into(),
+        ),
+    ];
+    for (what, from, to, message) in table {
+        let text = valid();
+        assert!(text.contains(&from), "{what}");
+        let error = parse(&text.replacen(&from, &to, 1)).unwrap_err();
+        assert_eq!(error.code(), InvalidDocument, "{what}");
+        // The JSON parser adds a position of its own.
+        assert_eq!(error.to_string().split(" at line ").next().unwrap(), message, "{what}");
+    }
+}
+
+#[test]
+fn a_manifest_as_an_array_or_in_pretty_print_is_another_spelling() {
+    let value: serde_json::Value = serde_json::from_str(&valid()).unwrap();
+    assert!(parse(&serde_json::to_string_pretty(&value).unwrap()).is_err());
+    let array: Vec<_> = ["layout", "page_size_tokens", "n_layers", "n_heads", "head_dim", "dtype", "pages", "logical_seqs"]
+        .iter()
+        .map(|name| value[name].clone())
+        .collect();
+    let error = parse(&serde_json::to_string(&array).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("at byte 0: expected the canonical bytes"), "{error}");
+}
+
+#[test]
+fn a_page_whose_size_overflows_64_bits_is_too_large() {
+    let huge = u32::MAX.to_string();
+    let mut text = valid();
+    for field in ["page_size_tokens\":16", "n_layers\":2", "n_heads\":2", "head_dim\":4"] {
+        let name = field.split('"').next().unwrap();
+        text = text.replace(&format!("\"{field}"), &format!("\"{name}\":{huge}"));
+    }
+    let message =
+        "a page in bytes (layers × tokens × heads × head_dim × element) is too large: 18446744073709551615, the limit is 268435456";
+    assert_refused("overflow", parse(&text), message, TooLarge);
+}
+
+#[test]
+fn the_largest_page_allowed_is_allowed_and_one_element_more_is_not() {
+    let limits = Limits::default();
+    let geometry = |n_layers| Geometry { page_size_tokens: 1 << 10, n_layers, n_heads: 1 << 5, head_dim: 1 << 6, dtype: Dtype::Bf16 };
+    assert_eq!(geometry(64).page_bytes(&limits).unwrap(), 256 << 20);
+    assert_eq!(geometry(65).page_bytes(&limits).unwrap_err().code(), TooLarge);
+}
+
+#[test]
+fn dtypes_are_spelled_and_sized_as_processfork_has_them() {
+    let table = [(Dtype::Bf16, "bf16", 2), (Dtype::F16, "f16", 2), (Dtype::F32, "f32", 4), (Dtype::Fp8E4m3, "fp8e4m3", 1)];
+    for (dtype, name, bytes) in table {
+        assert_eq!(serde_json::to_value(dtype).unwrap(), name);
+        assert_eq!(dtype.bytes(), bytes);
+    }
+}
+
+#[test]
+fn limits_are_enforced_at_the_limit_plus_one() {
+    let limits = small_limits();
+    let page = |ix| Page { ix, k: digest("k"), v: digest("v") };
+    let sequence = |id: &str, pages: usize| Sequence { id: id.into(), page_ixs: vec![0; pages], fill_in_last_page: 0 };
+    let new = |pages: u32, sequences: Vec<Sequence>| FlatManifest::new(GEOMETRY, (0..pages).map(page).collect(), sequences, &limits);
+    assert!(new(3, vec![sequence("a", 4), sequence("b", 4)]).is_ok());
+    assert_refused("pages", new(4, vec![]), "pages in a manifest is too large: 4, the limit is 3", TooLarge);
+    let three = vec![sequence("a", 1), sequence("b", 1), sequence("c", 1)];
+    assert_refused("sequences", new(1, three), "sequences in a manifest is too large: 3, the limit is 2", TooLarge);
+    let nine = vec![sequence("a", 5), sequence("b", 4)];
+    assert_refused("listed", new(1, nine), "page indices in sequences is too large: 9, the limit is 8", TooLarge);
+    let text = valid();
+    assert!(FlatManifest::parse(text.as_bytes(), &Limits { document_bytes: text.len() as u64, ..Limits::default() }).is_ok());
+    let tight = Limits { document_bytes: text.len() as u64 - 1, ..Limits::default() };
+    assert_refused(
+        "document",
+        FlatManifest::parse(text.as_bytes(), &tight),
+        &format!("page manifest is too large: {}, the limit is {}", text.len(), text.len() - 1),
+        TooLarge,
+    );
+}
+
+#[test]
+fn mixed_algorithms_across_pages_are_refused() {
+    let blake = |text: &str| Digest::of(Algorithm::Blake3, text.as_bytes());
+    let pages = vec![Page { ix: 0, k: digest("a"), v: digest("b") }, Page { ix: 1, k: blake("c"), v: blake("d") }];
+    let message = format!("page manifest: at $.pages[1].k: expected sha256 like the pages before, found {}", blake("c"));
+    assert_refused("mixed", FlatManifest::new(GEOMETRY, pages.clone(), vec![], &Limits::default()), &message, InvalidDocument);
+    assert!(FlatManifest::new(GEOMETRY, pages[1..].to_vec(), vec![], &Limits::default()).is_ok(), "blake3 throughout is fine");
+}
+
+#[test]
+fn a_manifest_without_pages_is_valid() {
+    let empty = FlatManifest::new(GEOMETRY, vec![], vec![], &Limits::default()).unwrap();
+    assert_eq!(FlatManifest::parse(&empty.to_bytes(), &Limits::default()).unwrap(), empty);
+}
+
+proptest! {
+    #![proptest_config(cases(64))]
+
+    #[test]
+    fn what_is_written_is_read_back_and_the_order_of_parts_does_not_matter(seed in any::<u64>(), pages in 0_usize..60) {
+        let (mut list, mut sequences) = parts(seed, pages);
+        let flat = manifest(seed, pages);
+        let bytes = flat.to_bytes();
+        prop_assert_eq!(&FlatManifest::parse(&bytes, &Limits::default()).unwrap(), &flat);
+        list.reverse();
+        sequences.reverse();
+        let again = FlatManifest::new(GEOMETRY, list, sequences, &Limits::default()).unwrap();
+        prop_assert_eq!(again.to_bytes(), bytes);
+    }
+
+    #[test]
+    fn bytes_that_parse_are_the_bytes_that_would_be_written(seed in any::<u64>(), pages in 0_usize..4) {
+        let bytes = manifest(seed, pages).to_bytes();
+        let mut random = Random(seed);
+        for _ in 0..50 {
+            let bytes = mutate(&bytes, &mut random);
+            if let Ok(flat) = FlatManifest::parse(&bytes, &Limits::default()) {
+                prop_assert_eq!(flat.to_bytes(), bytes);
+            }
+        }
+    }
+}

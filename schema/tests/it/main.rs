@@ -1,0 +1,21 @@
+//! Tests of the formats, in one binary so that they link once. Each module tests the module of its name.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod checkpoint;
+mod codec;
+mod common;
+mod container;
+mod digest;
+mod errors;
+mod flat;
+mod frame;
+mod golden;
+mod hostile;
+mod names;
+mod pack;
+mod processfork;
+mod ranges;
+mod run;
+mod snapshot;
+mod tree;
