@@ -109,7 +109,7 @@ pub enum FormatError {
 
 impl FormatError {
     pub(crate) fn field(document: &'static str, path: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
-        Self::Field { document, path: path.into(), expected: expected.to_string(), found: found.to_string() }
+        Self::Field { document, path: path.into(), expected: shorten(expected.to_string()), found: shorten(found.to_string()) }
     }
 
     /// The code under which this error crosses the wire.
@@ -125,6 +125,16 @@ impl FormatError {
             Self::LengthMismatch { .. } => ErrorCode::LengthMismatch,
         }
     }
+}
+
+/// Cuts text from a foreign document: an error is logged and sent, and must not carry megabytes of whatever was wrong.
+pub(crate) fn shorten(mut text: String) -> String {
+    const MAX: usize = 400;
+    if text.len() > MAX {
+        text.truncate(text.floor_char_boundary(MAX));
+        text.push('…');
+    }
+    text
 }
 
 macro_rules! error_codes {

@@ -1,7 +1,8 @@
 //! Parsing of foreign JSON documents: a size limit, then errors that carry a JSON path.
 
-use crate::error::FormatError;
+use crate::error::{FormatError, shorten};
 use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
 
 /// Parses a whole document. Trailing bytes are refused.
 pub(crate) fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u64) -> Result<T, FormatError> {
@@ -11,11 +12,21 @@ pub(crate) fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], l
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| FormatError::Json {
         document,
-        path: format!("$.{}", e.path()).replace("$..", "$"),
-        reason: e.inner().to_string(),
+        path: shorten(path(e.path())),
+        reason: shorten(e.inner().to_string()),
     })?;
     deserializer.end().map_err(|e| FormatError::Json { document, path: "$".into(), reason: e.to_string() })?;
     Ok(value)
+}
+
+/// `$.pages[3].k`. Segments that the parser does not know are left out.
+fn path(path: &serde_path_to_error::Path) -> String {
+    path.iter().fold("$".into(), |path, segment| match segment {
+        Segment::Seq { index } => format!("{path}[{index}]"),
+        Segment::Map { key } => format!("{path}.{key}"),
+        Segment::Enum { variant } => format!("{path}.{variant}"),
+        Segment::Unknown => path,
+    })
 }
 
 /// Compact JSON in field order. Our documents contain nothing that can fail to serialize.

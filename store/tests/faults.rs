@@ -1,6 +1,8 @@
 //! Packs on an object store that fails: before and after the effect, in parts, on completion, on reads. Whatever fails, nothing
 //! unfinished becomes visible and a retry succeeds.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod common;
 
 use async_trait::async_trait;

@@ -1,5 +1,7 @@
 //! Upload, look-up, commit, release: what a store promises, over the store's own face.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod common;
 
 use common::{blob_frame, page, pieces, push, repository, snapshot, store, stream, tag};

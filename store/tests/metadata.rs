@@ -1,6 +1,8 @@
 //! Behaviour suite of [`Metadata`]: random transactions against a model in memory. Every implementation is added to
 //! [`backends`]; where two differ, one of them is wrong.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod common;
 
 use common::{repository, snapshot, tag};

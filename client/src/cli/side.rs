@@ -6,7 +6,8 @@ use pfr_schema::api::{
     Diff, ForkRequest, Forked, Lineage, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo, TagRequest, TagState, Verified,
 };
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
-use pfr_store::Store;
+use pfr_store::{RepositoryRow, Store, TagRow};
+use std::convert::identity;
 
 /// Entries in one page of a list.
 const PAGE: usize = 1000;
@@ -21,13 +22,13 @@ pub enum Side {
 
 /// Walks a paged list to its end, or until there are enough.
 macro_rules! all_pages {
-    ($most:expr, |$after:ident| $page:expr, $items:ident) => {{
+    ($most:expr, |$after:ident| $page:expr, $items:ident as $convert:expr) => {{
         let most: usize = $most;
         let mut all = Vec::new();
         let mut $after: Option<String> = None;
         loop {
             let page = $page.await?;
-            all.extend(page.$items.into_iter().map(Into::into));
+            all.extend(page.$items.into_iter().map($convert));
             match page.next {
                 Some(next) if all.len() < most => $after = Some(next),
                 _ => break,
@@ -50,8 +51,8 @@ impl Side {
     /// Every repository.
     pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>, Failure> {
         match self {
-            Self::Local(store) => all_pages!(usize::MAX, |after| store.repositories(after.clone(), PAGE), rows),
-            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.repositories(after.as_deref(), PAGE), repositories),
+            Self::Local(store) => all_pages!(usize::MAX, |after| store.repositories(after.clone(), PAGE), rows as repository_info),
+            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.repositories(after.as_deref(), PAGE), repositories as identity),
         }
     }
 
@@ -63,16 +64,16 @@ impl Side {
     /// The newest snapshots.
     pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>, Failure> {
         match self {
-            Self::Local(store) => all_pages!(most, |after| store.snapshots(repository, after.clone(), PAGE), rows),
-            Self::Remote(remote) => all_pages!(most, |after| remote.snapshots(repository, after.as_deref(), PAGE), snapshots),
+            Self::Local(store) => all_pages!(most, |after| store.snapshots(repository, after.clone(), PAGE), rows as Into::into),
+            Self::Remote(remote) => all_pages!(most, |after| remote.snapshots(repository, after.as_deref(), PAGE), snapshots as identity),
         }
     }
 
     /// Every tag, by name.
     pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>, Failure> {
         match self {
-            Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), rows),
-            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.tags(repository, after.as_deref(), PAGE), tags),
+            Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), rows as tag_info),
+            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.tags(repository, after.as_deref(), PAGE), tags as identity),
         }
     }
 
@@ -184,4 +185,14 @@ impl Side {
             Self::Remote(remote) => Ok(remote.verify(repository, &Selector::Digest(digest)).await?),
         }
     }
+}
+
+fn repository_info(row: RepositoryRow) -> RepositoryInfo {
+    let RepositoryRow { name, snapshots, tags, updated_at } = row;
+    RepositoryInfo { name, snapshots, tags, updated_at }
+}
+
+fn tag_info(row: TagRow) -> TagInfo {
+    let TagRow { name, digest, updated_at } = row;
+    TagInfo { name, digest, updated_at }
 }

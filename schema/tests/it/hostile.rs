@@ -73,6 +73,30 @@ fn documents() -> Vec<Vec<u8>> {
     ]
 }
 
+/// An error is logged and sent back; it must not carry the document.
+#[test]
+fn errors_of_huge_fields_are_short() {
+    let long = "\u{1}é".repeat(1 << 19);
+    let limits = Limits::default();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let flat = text(documents()[0].clone());
+    let tree = text(documents()[1].clone());
+    let json = serde_json::to_string(&long).unwrap();
+    let errors = [
+        FlatManifest::parse(flat.replacen("{", &format!("{{{json}:1,"), 1).as_bytes(), &limits).unwrap_err(),
+        FlatManifest::parse(flat.replace("\"paged-batchinvariant-v1\"", &json).as_bytes(), &limits).unwrap_err(),
+        FlatManifest::parse(flat.replace("\"bf16\"", &json).as_bytes(), &limits).unwrap_err(),
+        PageTree::parse(tree.replace("\"pf.page-tree.v1\"", &json).as_bytes(), &limits).unwrap_err(),
+        PageTree::parse(tree.replace("[\"k\",\"v\"]", &format!("[{json}]")).as_bytes(), &limits).unwrap_err(),
+        SnapshotConfig::parse(format!("{{\"deployment\":{{{json}:[}}}}").as_bytes(), &limits).unwrap_err(),
+        long.parse::<Digest>().unwrap_err(),
+        long.parse::<Reference>().unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().len() < 4000, "{} bytes", error.to_string().len());
+    }
+}
+
 #[test]
 fn valid_documents_get_through() {
     documents().iter().for_each(|document| feed(document));

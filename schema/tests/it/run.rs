@@ -200,9 +200,9 @@ fn appending_rewrites_the_last_run_only_and_replacing_an_unmarked_page_one_run_o
 fn a_single_edit_in_the_middle_rewrites_few_runs_of_a_hashed_list() {
     let mut random = Random(42);
     let mut histogram = [0_u32; 32];
-    let trials = 3000;
+    let trials = 600;
     for trial in 0..trials {
-        let pages = random.digests(20_000 / 4);
+        let pages = random.digests(5000);
         let at = random.below(pages.len());
         let mut edited = pages.clone();
         match trial % 3 {

@@ -1,5 +1,5 @@
 //! Snapshots to test with.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, missing_docs, clippy::unwrap_used, reason = "each test file uses a part; a test that cannot go on should stop")]
 
 use bytes::Bytes;
 use pfr_schema::codec::Codec;
