@@ -1,1 +1,29 @@
-//! .
+//! Push and pull: one algorithm, "make the other side hold what this manifest reaches".
+//!
+//! ```text
+//! push: directory or local store ─▶ plan (containers first) ─▶ what does the registry lack? ─▶ frames, children first ─▶ commit
+//! pull: registry ─▶ containers ─▶ what does this side lack? ─▶ frames, verified ─▶ local store, or a directory
+//! ```
+//!
+//! Cost follows the change: a container that the other side holds is whole, so nothing below it is asked about or moved.
+//! Memory is bounded by the documents of a snapshot and a few read-ahead buffers, never by its pages.
+//! Both directions can be cut at any point and run again: what arrived is not moved twice.
+//!
+//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it; [`Directory`] is the interchange
+//! form on disk; [`Progress`] is what a progress bar looks at.
+
+pub mod directory;
+pub mod error;
+pub mod progress;
+pub mod pull;
+pub mod push;
+pub mod remote;
+
+mod plan;
+
+pub use directory::Directory;
+pub use error::{Error, Result};
+pub use progress::{Phase, Progress};
+pub use pull::{Destination, PullReport, pull};
+pub use push::{PushReport, PushTarget, Source, push};
+pub use remote::{BoxFrames, Remote, RemoteOptions};

@@ -96,7 +96,7 @@ impl Checkpoint {
             return Err(FormatError::field(DOCUMENT, "$.abi", format!("{ABI:?}"), format!("{:?}", checkpoint.abi)));
         }
         let Key { tokens, alignment, .. } = checkpoint.key;
-        if alignment == 0 || tokens % alignment != 0 {
+        if alignment == 0 || !tokens.is_multiple_of(alignment) {
             let found = format!("{tokens} tokens, alignment {alignment}");
             return Err(FormatError::field(DOCUMENT, "$.key.tokens", "a multiple of a positive alignment", found));
         }
@@ -110,7 +110,7 @@ impl Checkpoint {
                 return field("name", "every name once", format!("{:?} again", tensor.name));
             }
             const KINDS: [&str; 7] = ["recurrent", "conv", "ssm", "window", "mtp", "last-hidden", "rng"];
-            if !KINDS.contains(&tensor.kind.as_str()) && !tensor.kind.strip_prefix("other:").is_some_and(|name| !name.is_empty()) {
+            if !KINDS.contains(&tensor.kind.as_str()) && tensor.kind.strip_prefix("other:").is_none_or(str::is_empty) {
                 return field("kind", "recurrent, conv, ssm, window, mtp, last-hidden, rng or other:<name>", format!("{:?}", tensor.kind));
             }
             let value = tensor.value_hash.strip_prefix("pfv1:").map(str::parse::<Digest>);

@@ -129,9 +129,9 @@ impl FormatError {
 
 /// Cuts text from a foreign document: an error is logged and sent, and must not carry megabytes of whatever was wrong.
 pub(crate) fn shorten(mut text: String) -> String {
-    const MAX: usize = 400;
-    if text.len() > MAX {
-        text.truncate(text.floor_char_boundary(MAX));
+    const MAX: usize = 300;
+    if let Some((end, _)) = text.char_indices().nth(MAX) {
+        text.truncate(end);
         text.push('…');
     }
     text

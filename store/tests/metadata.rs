@@ -308,10 +308,10 @@ fn upload(model: &mut Model, push: usize, blobs: &[Blob], frames: &[(usize, NewF
     let mut new = 0;
     for (i, _) in frames {
         let blob = &blobs[*i];
-        if !after.contains_key(&blob.digest) {
+        after.entry(blob.digest).or_insert_with(|| {
             new += 1;
-            after.insert(blob.digest, (Kind::Blob, BTreeSet::new()));
-        }
+            (Kind::Blob, BTreeSet::new())
+        });
         if let Some(container) = &blob.container
             && after[&blob.digest].0 == Kind::Blob
         {

@@ -41,10 +41,9 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     };
 
     let mut response = explain(response, &mut observation);
-    if response.status().is_client_error() || response.status().is_server_error() {
-        if !waits || observation.loan.received() > 0 {
-            observation.loan.drain().await;
-        }
+    let refused = response.status().is_client_error() || response.status().is_server_error();
+    if refused && (!waits || observation.loan.received() > 0) {
+        observation.loan.drain().await;
     }
     if let Ok(value) = HeaderValue::from_str(&observation.id) {
         response.headers_mut().insert(REQUEST_ID, value);

@@ -93,9 +93,9 @@ impl Model {
     /// # Panics
     /// If `hidden` has not `width` numbers: a bug in the caller.
     #[must_use]
-    pub fn logits(&self, threads: usize, hidden: &[f32]) -> Vec<f32> {
+    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
         assert_eq!(hidden.len(), self.config.width, "hidden state");
-        self.matmul(threads, &self.embedding, &Activations { tokens: 1, data: hidden.to_vec() }).data
+        self.matmul(1, &self.embedding, &Activations { tokens: 1, data: hidden.to_vec() }).data
     }
 
     fn embed(&self, tokens: &[u32]) -> Activations {
@@ -260,35 +260,48 @@ struct Job {
 }
 
 /// K of one head with positions as columns, `[panel of 64 positions][64][64]`: the form in which the kernel
-/// computes 64 scores at once.
+/// computes 64 scores at once. Four little-endian values to a word.
 struct Keys {
     head: usize,
-    data: Vec<u16>,
+    data: Vec<u64>,
 }
 
+/// Words of a line of 64 values.
+const LINE: usize = LANES / 4;
+
 impl Keys {
+    /// Turns the pages that hold `positions` positions, unless that head's are there already.
     fn prepare<K: KvSequence>(&mut self, kv: &K, layer: usize, head: usize, kv_heads: usize, positions: usize) {
         if self.head == head {
             return;
         }
         self.head = head;
-        self.data.resize(positions.next_multiple_of(LANES) * LANES, 0);
+        self.data.resize(positions.div_ceil(LANES) * LANES * LINE, 0);
         let row_bytes = kv_heads * LANES * 2;
         for page in 0..positions.div_ceil(PAGE_TOKENS) {
             let first = page * PAGE_TOKENS;
-            let panel = &mut self.data[first / LANES * LANES * LANES..][..LANES * LANES];
-            for (slot, row) in kv.k(layer, page).chunks(row_bytes).enumerate() {
-                let row = &row[head * LANES * 2..][..LANES * 2];
-                let column = panel[first % LANES + slot..].iter_mut().step_by(LANES);
-                for (to, two) in column.zip(row.as_chunks::<2>().0) {
-                    *to = u16::from_ne_bytes(*two);
-                }
+            let panel = &mut self.data[first / LANES * LANES * LINE..][..LANES * LINE];
+            for (quad, rows) in kv.k(layer, page).chunks(4 * row_bytes).enumerate() {
+                let row = |i: usize| &rows[i * row_bytes + head * LANES * 2..][..LANES * 2];
+                turn([row(0), row(1), row(2), row(3)], &mut panel[(first % LANES) / 4 + quad..]);
             }
         }
     }
 
     fn panel(&self, panel: usize) -> &[u8] {
-        bytes_of(&self.data[panel * LANES * LANES..][..LANES * LANES])
+        bytes_of(&self.data[panel * LANES * LINE..][..LANES * LINE])
+    }
+}
+
+/// Writes element `i` of four rows of 64 values as one word to `lines[i × LINE]`.
+fn turn(rows: [&[u8]; 4], lines: &mut [u64]) {
+    let words = rows.map(|row| row.as_chunks::<8>().0);
+    for i in 0..LINE {
+        let word = words.map(|words| u64::from_le_bytes(words[i]));
+        for element in 0..4 {
+            let [a, b, c, d] = word.map(|w| w >> (16 * element) & 0xFFFF);
+            lines[(4 * i + element) * LINE] = (a | b << 16 | c << 32 | d << 48).to_le();
+        }
     }
 }
 

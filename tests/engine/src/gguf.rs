@@ -1,7 +1,7 @@
 //! Reader of GGUF version 3: metadata and tensors of a model file.
 //!
 //! Every length and offset is checked against the bytes at hand, so a damaged file gives an error and never
-//! a panic or a huge allocation. Strings and tensors borrow from the input.
+//! a panic; memory stays within a small multiple of the file. Strings and tensors borrow from the input.
 
 use crate::error::EngineError;
 use std::collections::BTreeMap;
@@ -203,7 +203,8 @@ impl<'a> TensorInfo<'a> {
         if columns % elements != 0 {
             return Err(damaged("has rows that do not end on a block"));
         }
-        let length = (columns / elements * bytes).checked_mul(rows).ok_or_else(|| damaged("is too large"))?;
+        let row = (columns / elements).checked_mul(bytes);
+        let length = row.and_then(|row| row.checked_mul(rows)).ok_or_else(|| damaged("is too large"))?;
         let start = size(self.offset)?;
         let end = start.checked_add(length).ok_or_else(|| damaged("is too large"))?;
         let data = data.get(start..end).ok_or_else(|| damaged("reaches past the end of the file"))?;

@@ -7,6 +7,7 @@
 //! every machine, with any number of threads, however the prompt is cut into [`Engine::prefill`] calls, in
 //! whatever physical blocks they lie, and after [`Engine::restore`].
 #![warn(missing_docs)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod cache;
 pub mod dump;
@@ -165,7 +166,7 @@ impl Engine {
         self.cache.extend(seq, tokens.len())?;
         let hidden = self.model.forward(self.threads, tokens, start, &mut self.cache.sequence(seq)?, true);
         sequence.tokens.extend_from_slice(tokens);
-        sequence.logits = Some(self.model.logits(self.threads, &hidden).into());
+        sequence.logits = Some(self.model.logits(&hidden).into());
         Ok(())
     }
 
@@ -192,7 +193,7 @@ impl Engine {
         let last = *sequence.tokens.last().ok_or(EngineError::EmptySequence(seq.0))?;
         let position = sequence.tokens.len() - 1;
         let hidden = self.model.forward(self.threads, &[last], position, &mut self.cache.sequence(seq)?, false);
-        let logits: Arc<[f32]> = self.model.logits(self.threads, &hidden).into();
+        let logits: Arc<[f32]> = self.model.logits(&hidden).into();
         sequence.logits = Some(Arc::clone(&logits));
         Ok(logits)
     }

@@ -133,9 +133,14 @@ impl Matrix {
     }
 }
 
-/// The bytes of 16-bit values.
-pub(crate) fn bytes_of(values: &[u16]) -> &[u8] {
-    // SAFETY: any memory of u16 may be read as bytes; same start, same size, same lifetime.
+/// Integers without padding or forbidden values.
+pub(crate) trait Plain: Copy {}
+impl Plain for u16 {}
+impl Plain for u64 {}
+
+/// The bytes of integers as they lie in memory.
+pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: integers may be read as bytes; same start, same size, same lifetime.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) }
 }
 

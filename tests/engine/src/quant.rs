@@ -11,7 +11,7 @@ use crate::math::from_f16;
 pub fn row_into(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) -> Result<(), EngineError> {
     let (elements, bytes) = tensor.kind.block();
     let length = tensor.columns / elements * bytes;
-    let data = row.checked_mul(length).and_then(|start| tensor.data.get(start..start + length));
+    let data = row.checked_mul(length).and_then(|start| tensor.data.get(start..start.checked_add(length)?));
     let (Some(data), true) = (data, out.len() == tensor.columns) else {
         let rows = tensor.rows;
         return Err(EngineError::Gguf(format!("row {row} of {rows}, {} of {} columns", out.len(), tensor.columns)));

@@ -1,0 +1,5 @@
+//! Directory.
+
+/// A directory.
+#[derive(Debug)]
+pub struct Directory {}

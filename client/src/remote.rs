@@ -1,0 +1,183 @@
+//! The registry's `/v1` as methods, with retries.
+//!
+//! Everything here may be sent twice, so everything is retried: reading changes nothing; a second session merely expires unused;
+//! frames are content-addressed and a second copy is dropped; ending a session twice is no error. Where an effect can be seen by
+//! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows ([`Sent::again`]), and takes
+//! "it is already as you wish" for success.
+//!
+//! [`send`] has the retries, [`frames`] the streams.
+
+mod backoff;
+mod frames;
+mod names;
+mod pushes;
+mod read;
+mod send;
+
+pub use frames::BoxFrames;
+pub use pushes::FrameSource;
+
+use crate::error::{Error, Result};
+use pfr_schema::RepositoryName;
+use reqwest::Url;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Settings of a [`Remote`].
+#[derive(Clone)]
+pub struct RemoteOptions {
+    /// Bearer token. Not shown by `Debug`.
+    pub token: Option<String>,
+    /// How often a request is tried again before giving up. Default 5.
+    pub retries: u32,
+    /// Longest wait between two tries; a registry that asks for more is not asked again. Default 30 s.
+    pub longest_wait: Duration,
+    /// Limit on making a connection. Default 10 s.
+    pub connect_timeout: Duration,
+    /// A request in which no byte has moved for this long is given up. Default 120 s.
+    pub idle_timeout: Duration,
+    /// Whether proxies from the environment are used. Default no: registries are near, and loopback must never be proxied.
+    pub system_proxy: bool,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        Self {
+            token: None,
+            retries: 5,
+            longest_wait: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(120),
+            system_proxy: false,
+        }
+    }
+}
+
+impl fmt::Debug for RemoteOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteOptions")
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("retries", &self.retries)
+            .field("longest_wait", &self.longest_wait)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("idle_timeout", &self.idle_timeout)
+            .field("system_proxy", &self.system_proxy)
+            .finish()
+    }
+}
+
+/// A registry. Cheap to clone; clones share connections and counters.
+#[derive(Clone)]
+pub struct Remote {
+    client: reqwest::Client,
+    base: Arc<Url>,
+    options: Arc<RemoteOptions>,
+    round_trips: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Remote({})", self.url())
+    }
+}
+
+impl Remote {
+    /// A registry at `base_url`, `http(s)://host[:port][/prefix]`. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`Error::Url`].
+    pub fn new(base_url: &str, options: RemoteOptions) -> Result<Self> {
+        let fail = |reason: &str| Error::Url { url: base_url.to_owned(), reason: reason.to_owned() };
+        let base: Url = base_url.parse().map_err(|_| fail("expected http://host[:port] or https://host[:port]"))?;
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            return Err(fail("expected http://host[:port] or https://host[:port]"));
+        }
+        if !base.username().is_empty() || base.password().is_some() || base.query().is_some() || base.fragment().is_some() {
+            return Err(fail("expected no user, query or fragment; a token is given by itself"));
+        }
+        let mut headers = HeaderMap::new();
+        if let Some(token) = &options.token {
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| fail("the token has characters that no header can carry"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        // Once a process; whoever came first has chosen, and any provider does.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = reqwest::Client::builder()
+            .default_headers(headers)
+            .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(options.connect_timeout)
+            .redirect(reqwest::redirect::Policy::none())
+            // The registry closes idle connections after a minute; one that it is closing must not be picked for a request.
+            .pool_idle_timeout(Duration::from_secs(30))
+            .tcp_nodelay(true);
+        if !options.system_proxy {
+            builder = builder.no_proxy();
+        }
+        let client = builder.build().map_err(|e| fail(&send::words(&e)))?;
+        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default() })
+    }
+
+    /// The base URL, without a trailing slash.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
+    /// Requests sent so far, retries included.
+    #[must_use]
+    pub fn round_trips(&self) -> u64 {
+        self.round_trips.load(Ordering::Relaxed)
+    }
+
+    /// `/v1/…`; segments are percent-encoded, a repository is one segment.
+    fn path(&self, segments: &[&str]) -> Url {
+        let mut url = (*self.base).clone();
+        // The scheme was checked to be one that has a path.
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop_if_empty().push("v1").extend(segments);
+        }
+        url
+    }
+
+    fn repository_path(&self, repository: &RepositoryName, segments: &[&str]) -> Url {
+        let mut all = vec!["repositories", repository.as_str()];
+        all.extend(segments);
+        self.path(&all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_is_one_segment() {
+        for (base, expected) in [
+            ("http://h:1", "http://h:1/v1/repositories/team%2Fagent/tags"),
+            ("https://h/prefix/", "https://h/prefix/v1/repositories/team%2Fagent/tags"),
+        ] {
+            let remote = Remote::new(base, RemoteOptions::default()).unwrap();
+            assert_eq!(remote.repository_path(&"team/agent".parse().unwrap(), &["tags"]).as_str(), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_base_url_is_refused() {
+        for url in ["", "h:80", "ftp://h", "http://", "http://user:pw@h", "http://h?x=1", "file:///x"] {
+            let error = Remote::new(url, RemoteOptions::default()).unwrap_err();
+            assert_eq!(error.code().exit_code(), 1, "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        let options = RemoteOptions { token: Some("hush".into()), ..RemoteOptions::default() };
+        assert!(!format!("{options:?}").contains("hush"));
+        assert!(!format!("{:?}", Remote::new("http://h", options).unwrap()).contains("hush"));
+    }
+}

@@ -1,0 +1,108 @@
+//! Endpoints of a push session.
+
+use super::{BoxFrames, Remote};
+use super::send::Failed;
+use crate::error::{Error, Result};
+use pfr_schema::api::{self, TagState};
+use pfr_schema::{ErrorCode, RepositoryName};
+use reqwest::Method;
+
+/// Makes a stream of frames with an end mark; called once a try.
+pub trait FrameSource: Fn() -> BoxFrames + Send + Sync {}
+impl<F: Fn() -> BoxFrames + Send + Sync> FrameSource for F {}
+
+/// Bytes of an answer at most: the ranges of a hundred thousand missing digests.
+const ANSWER: usize = 16 << 20;
+
+impl Remote {
+    /// Opens a push session. A session whose answer was lost holds nothing and expires.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`], [`crate::Error::Unreachable`]; so for every method here.
+    pub async fn open_push(&self, repository: &RepositoryName) -> Result<api::Push> {
+        let url = self.repository_path(repository, &["pushes"]);
+        self.json(|| self.client.post(url.clone())).await
+    }
+
+    /// Positions, in the concatenated groups, of what the registry lacks; ascending. What it has is leased to the session.
+    ///
+    /// # Errors
+    /// `push_unknown`.
+    pub async fn missing(&self, repository: &RepositoryName, push: &str, request: &api::MissingRequest) -> Result<Vec<usize>> {
+        let url = self.repository_path(repository, &["pushes", push, "missing"]);
+        let asked: usize = request.groups.iter().map(|g| g.digests.len()).sum();
+        let answer: api::MissingResponse = self.json(self.with_json(Method::POST, url, request)?).await?;
+        let mut positions = Vec::new();
+        for (start, count) in answer.missing {
+            let end = start.checked_add(count).and_then(|end| usize::try_from(end).ok()).filter(|end| *end <= asked);
+            let start = usize::try_from(start).unwrap_or(usize::MAX);
+            match end {
+                Some(end) if positions.last().is_none_or(|last| *last < start) => positions.extend(start..end),
+                _ => return Err(self.protocol(format!("it lacks positions {start}+{count} of {asked} digests it was asked about"))),
+            }
+        }
+        Ok(positions)
+    }
+
+    /// Uploads frames; returns when they are durable. `frames` is called again for every try: frames are content-addressed, so
+    /// what a cut try has left behind is what the next one brings.
+    ///
+    /// # Errors
+    /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`…; an error of the stream itself comes back as it is.
+    pub async fn put_frames(&self, repository: &RepositoryName, push: &str, frames: impl FrameSource) -> Result<api::FramesStored> {
+        let url = self.repository_path(repository, &["pushes", push, "frames"]);
+        let response = self.upload(url, &frames).await?;
+        let bytes = self.read(response, ANSWER).await?;
+        self.parse(&bytes)
+    }
+
+    /// Makes an uploaded manifest visible.
+    ///
+    /// # Errors
+    /// `tag_moved`, `push_unknown`, `missing_blobs`.
+    pub async fn commit(&self, repository: &RepositoryName, push: &str, request: &api::CommitRequest) -> Result<api::Committed> {
+        let url = self.repository_path(repository, &["pushes", push, "commit"]);
+        match self.send(self.options.idle_timeout, self.with_json(Method::POST, url, request)?).await {
+            Ok(sent) => self.parse(&self.read(sent.response, ANSWER).await?),
+            Err(Failed { error, again }) => {
+                // The first try may have been carried out and its answer lost: then the session is over and the tag is where
+                // we wanted it, whatever state we demanded.
+                let ambiguous = matches!(error.code(), ErrorCode::TagMoved | ErrorCode::PushUnknown);
+                if again && ambiguous && self.stands(repository, request).await? {
+                    let summary = self.snapshot(repository, &pfr_schema::Selector::Digest(request.manifest)).await?.summary;
+                    return Ok(api::Committed {
+                        digest: request.manifest,
+                        created: true,
+                        logical_bytes: summary.logical_bytes,
+                        new_bytes: summary.new_bytes,
+                    });
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether what a commit asked for is so.
+    async fn stands(&self, repository: &RepositoryName, request: &api::CommitRequest) -> Result<bool> {
+        let seen = match &request.tag {
+            Some(tag) => self.tag(repository, tag).await.map(|tag| TagState::At(tag.digest) == TagState::At(request.manifest)),
+            None => self.snapshot(repository, &pfr_schema::Selector::Digest(request.manifest)).await.map(|_| true),
+        };
+        match seen {
+            Err(Error::Registry { problem }) if problem.status == 404 => Ok(false),
+            other => other,
+        }
+    }
+
+    /// Ends a session without a commit. Ending one that is over is no error.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unreachable`].
+    pub async fn abort(&self, repository: &RepositoryName, push: &str) -> Result<()> {
+        let url = self.repository_path(repository, &["pushes", push]);
+        match self.request(|| self.client.delete(url.clone())).await {
+            Err(error) if error.code() == ErrorCode::PushUnknown => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+}

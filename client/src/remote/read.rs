@@ -1,0 +1,108 @@
+//! Endpoints that read.
+
+use super::Remote;
+use super::send::PROOF_TIMEOUT;
+use crate::error::Result;
+use bytes::Bytes;
+use pfr_schema::{Digest, RepositoryName, Selector, api};
+use reqwest::Url;
+
+/// Appends `after` and `limit`.
+pub(super) fn page(mut url: Url, after: Option<&str>, limit: usize) -> Url {
+    url.query_pairs_mut().append_pair("limit", &limit.to_string());
+    if let Some(after) = after {
+        url.query_pairs_mut().append_pair("after", after);
+    }
+    url
+}
+
+impl Remote {
+    pub(super) async fn get<T: serde::de::DeserializeOwned>(&self, url: Url) -> Result<T> {
+        self.json(|| self.client.get(url.clone())).await
+    }
+
+    /// Repositories by name; `after` is the cursor of the page before.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`], [`crate::Error::Unreachable`]; so for every method here.
+    pub async fn repositories(&self, after: Option<&str>, limit: usize) -> Result<api::RepositoryList> {
+        self.get(page(self.path(&["repositories"]), after, limit)).await
+    }
+
+    /// Snapshots of a repository, newest first.
+    ///
+    /// # Errors
+    /// `repository_unknown`.
+    pub async fn snapshots(&self, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<api::SnapshotList> {
+        self.get(page(self.repository_path(repository, &["snapshots"]), after, limit)).await
+    }
+
+    /// One snapshot with its manifest, configuration and page trees. The answer is the registry's word: nothing in it is verified.
+    ///
+    /// # Errors
+    /// `repository_unknown`, `tag_unknown`, `snapshot_unknown`.
+    pub async fn snapshot(&self, repository: &RepositoryName, selector: &Selector) -> Result<api::SnapshotDetail> {
+        self.get(self.repository_path(repository, &["snapshots", &selector.to_string()])).await
+    }
+
+    /// A snapshot and its ancestors, at most `limit`.
+    ///
+    /// # Errors
+    /// `repository_unknown`, `tag_unknown`, `snapshot_unknown`.
+    pub async fn lineage(&self, repository: &RepositoryName, selector: &Selector, limit: usize) -> Result<api::Lineage> {
+        let url = self.repository_path(repository, &["snapshots", &selector.to_string(), "lineage"]);
+        self.get(page(url, None, limit)).await
+    }
+
+    /// The flat page manifest of one group and rank, as its canonical bytes; without them, of the only one.
+    ///
+    /// # Errors
+    /// `snapshot_unknown`; `invalid_request` if the snapshot has several page trees and none is named.
+    pub async fn page_manifest(
+        &self,
+        repository: &RepositoryName,
+        selector: &Selector,
+        group: Option<&str>,
+        rank: Option<u32>,
+    ) -> Result<Bytes> {
+        let mut url = self.repository_path(repository, &["snapshots", &selector.to_string(), "page-manifest"]);
+        if let Some(group) = group {
+            url.query_pairs_mut().append_pair("group", group);
+        }
+        if let Some(rank) = rank {
+            url.query_pairs_mut().append_pair("rank", &rank.to_string());
+        }
+        self.body(|| self.client.get(url.clone())).await
+    }
+
+    /// What differs between two snapshots of a repository.
+    ///
+    /// # Errors
+    /// `snapshot_unknown`.
+    pub async fn diff(&self, repository: &RepositoryName, a: &Selector, b: &Selector) -> Result<api::Diff> {
+        self.get(self.repository_path(repository, &["snapshots", &a.to_string(), "diff", &b.to_string()])).await
+    }
+
+    /// Has the registry read and hash everything a snapshot reaches. Takes as long as that takes.
+    ///
+    /// # Errors
+    /// `corrupt_store` naming the first blob that is not what its name says.
+    pub async fn verify(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<api::Verified> {
+        let url = self.repository_path(repository, &["snapshots", &snapshot.to_string(), "verify"]);
+        let sent = self.send(PROOF_TIMEOUT, || self.client.post(url.clone())).await.map_err(|failed| failed.error)?;
+        let bytes = self.read(sent.response, 1 << 20).await?;
+        self.parse(&bytes)
+    }
+
+    /// How much the snapshots of a repository, or of the whole domain, share.
+    ///
+    /// # Errors
+    /// `repository_unknown`.
+    pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<api::Stats> {
+        self.get(match repository {
+            Some(repository) => self.repository_path(repository, &["stats"]),
+            None => self.path(&["stats"]),
+        })
+        .await
+    }
+}

@@ -1,0 +1,144 @@
+//! `pf-kv`: writes snapshot directories of real KV pages, for the demo, tests and benchmarks.
+
+use clap::{Args, Parser, Subcommand};
+use pfr_engine::dump::{Written, write_snapshot_dir};
+use pfr_engine::text::{SEQUENCE_TOKENS, corpus};
+use pfr_engine::tinyllama::{Source, write_tinyllama_dir, write_tinyllama_fork};
+use pfr_engine::{Engine, EngineError, Options, PAGE_TOKENS, Sampler, SeqId, default_cache_dir, locate_model};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Writes directories of real KV pages (page_manifest.json and blobs/) with a small deterministic engine.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The KV cache of SmolLM2-135M over some text, and forks of it.
+    Smollm2(Smollm2),
+    /// Any number of pages of TinyLlama's shape, filled with head vectors from a SmolLM2 cache.
+    Tinyllama(Tinyllama),
+}
+
+#[derive(Args)]
+struct Common {
+    /// Directory to write; must not hold a snapshot yet.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Text to run the model over; it goes on by itself where the text ends. Default: prose of its own.
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Seed of everything that is drawn.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where the model file is kept. Default: $PF_CACHE, $XDG_CACHE_HOME/pf or ~/.cache/pf.
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Threads to compute with; the result does not depend on it. 0 = all.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+#[derive(Args)]
+struct Smollm2 {
+    #[command(flatten)]
+    common: Common,
+    /// Tokens of the text, in sequences of at most 2,048.
+    #[arg(long, default_value_t = 512)]
+    tokens: usize,
+    /// Forks of the last sequence, each continued on its own.
+    #[arg(long, default_value_t = 0)]
+    forks: u32,
+    /// Tokens each fork is continued by.
+    #[arg(long, default_value_t = 64)]
+    fork_tokens: usize,
+    /// Shuffle the physical blocks with this seed; the directory does not depend on it.
+    #[arg(long, value_name = "SEED")]
+    placement: Option<u64>,
+}
+
+#[derive(Args)]
+struct Tinyllama {
+    #[command(flatten)]
+    common: Common,
+    /// Pages to write: 180,224 bytes of K and as many of V each.
+    #[arg(long, default_value_t = 128)]
+    pages: usize,
+    /// Tokens of the SmolLM2 cache the vectors are taken from.
+    #[arg(long, default_value_t = 2048)]
+    tokens: usize,
+    /// Also write a fork whose last PERCENT % of pages are new; needs --fork-out.
+    #[arg(long, value_name = "PERCENT", requires = "fork_out")]
+    fork_percent: Option<f64>,
+    /// Directory of the fork. It shares blobs with --out by hard links.
+    #[arg(long, value_name = "DIR", requires = "fork_percent")]
+    fork_out: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Smollm2(args) => smollm2(&args),
+        Command::Tinyllama(args) => tinyllama(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pf-kv: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Loads the model and fills its cache; `extra` tokens of room are left.
+fn fill(common: &Common, tokens: usize, extra: usize, placement: Option<u64>) -> Result<(Engine, Vec<SeqId>), EngineError> {
+    let cache_dir = match &common.cache_dir {
+        Some(dir) => dir.clone(),
+        None => default_cache_dir()?,
+    };
+    let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|source| io("read", path, source));
+    let text = common.text.as_ref().map(read).transpose()?;
+    let blocks = tokens.div_ceil(PAGE_TOKENS) + tokens.div_ceil(SEQUENCE_TOKENS) + extra;
+    let blocks = u32::try_from(blocks).map_err(|_| EngineError::Snapshot(format!("{tokens} tokens are too many")))?;
+    let mut engine = Engine::load_with(&locate_model(&cache_dir)?, Options { threads: common.threads, blocks, placement })?;
+    let sequences = corpus(&mut engine, text.as_deref(), tokens, common.seed)?;
+    Ok((engine, sequences))
+}
+
+fn smollm2(args: &Smollm2) -> Result<(), EngineError> {
+    let extra = (args.fork_tokens.div_ceil(PAGE_TOKENS) + 1) * args.forks as usize;
+    let (mut engine, mut sequences) = fill(&args.common, args.tokens, extra, args.placement)?;
+    if let Some(parent) = sequences.last().copied() {
+        for i in 0..args.forks {
+            let fork = engine.fork(parent)?;
+            let mut sampler = Sampler::varied(args.common.seed ^ (u64::from(i) + 1) << 32);
+            engine.generate_with(fork, args.fork_tokens, &mut sampler, |_| true)?;
+            sequences.push(fork);
+        }
+    }
+    report(&args.common.out, write_snapshot_dir(&args.common.out, &engine, &sequences)?)
+}
+
+fn tinyllama(args: &Tinyllama) -> Result<(), EngineError> {
+    let (engine, sequences) = fill(&args.common, args.tokens, 0, None)?;
+    let source = Source::new(&engine, &sequences, args.common.seed)?;
+    report(&args.common.out, write_tinyllama_dir(&args.common.out, source, args.pages)?)?;
+    if let (Some(percent), Some(dir)) = (args.fork_percent, &args.fork_out) {
+        report(dir, write_tinyllama_fork(&args.common.out, dir, source, percent, 1)?)?;
+    }
+    Ok(())
+}
+
+fn report(dir: &Path, written: Written) -> Result<(), EngineError> {
+    let Written { pages, blobs, bytes } = written;
+    let line = format!("{}: {pages} pages, {blobs} blobs written, {bytes} bytes", dir.display());
+    writeln!(std::io::stdout(), "{line}").map_err(|source| io("write", Path::new("standard output"), source))
+}
+
+fn io(action: &'static str, path: &Path, source: std::io::Error) -> EngineError {
+    EngineError::Io { action, path: path.to_owned(), source }
+}
