@@ -1,2 +1,59 @@
-//! .
-fn main() {}
+//! `pf-bench`: measures `pf` against the floor of the machine and against peers, in alternation, in one run.
+//!
+//! ```text
+//! run     push and pull of a workload: floor, pf, docker-registry        runner ─▶ contender/* ─▶ meter ─▶ report/*
+//! store   the store alone, in this process: look-ups, inserts, ingest    micro
+//! floor   which way of copying, hashing and syncing is the fastest here  floor, tune
+//! ```
+
+#![expect(clippy::print_stdout, reason = "a program whose result is a table on stdout")]
+
+mod contender;
+mod floor;
+mod machine;
+mod meter;
+mod micro;
+mod report;
+mod runner;
+mod tune;
+mod usage;
+mod workload;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Any failure ends a benchmark; its words are all that is needed.
+pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Measures pf against the floor of the machine and against peers.
+#[derive(Parser)]
+#[command(name = "pf-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Push and pull of a workload, every contender in turn
+    Run(runner::Args),
+    /// The store alone, in this process
+    Store(micro::Args),
+    /// Tries ways of copying, hashing and syncing: what the floor should be here
+    Floor(tune::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(args) => runner::run(&args),
+        Command::Store(args) => micro::run(&args),
+        Command::Floor(args) => tune::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pf-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

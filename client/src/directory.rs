@@ -1,5 +1,152 @@
-//! Directory.
+//! The snapshot directory: the interchange form on disk, as ProcessFork's store writes it and any script can.
+//!
+//! ```text
+//! page_manifest.json                 flat page manifest (one: group "main", rank 0 of 1)
+//! page_manifest.<group>.<rank>.json  several: one for each group and rank
+//! blobs/<algorithm>/<aa>/<hex>       raw bytes of pages and checkpoint payloads…
+//! blobs/<algorithm>/<aa>/<hex>.zst   …or one zstd frame of them
+//! config.json                        optional: snapshot configuration
+//! checkpoint.json                    optional: hybrid checkpoint
+//! tokens.bin                         optional: token ids, u32 little-endian
+//! attachments/<name>                 optional: anything
+//! snapshot.json                      only where the above does not say everything: the snapshot's manifest
+//! ```
+//!
+//! Without `snapshot.json` the snapshot is built from the files ([`plain`]), always in the same way, so that an unchanged directory
+//! has one digest. With it, the files must be exactly what it says ([`exact`]), and page trees and runs lie in `blobs/` too.
+//! Everything is read in place. [`layout`] has the names, for readers and writers alike.
 
-/// A directory.
+pub(crate) mod build;
+mod exact;
+pub(crate) mod files;
+pub(crate) mod frames;
+pub(crate) mod layout;
+mod plain;
+mod zstd_frame;
+
+use crate::error::{Error, Result};
+use crate::plan::{Giver, Item, Totals};
+use files::Root;
+use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Kind, Limits};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A snapshot directory, checked: every document parses, every blob has a file, every raw file the right length.
 #[derive(Debug)]
-pub struct Directory {}
+pub struct Directory {
+    root: Root,
+    limits: Limits,
+    manifest: Document,
+    /// The manifest, its containers and its configuration, in memory.
+    documents: HashMap<Digest, Document>,
+    /// Files outside of `blobs/`.
+    named: HashMap<Digest, PathBuf>,
+}
+
+impl Directory {
+    /// Reads and checks the directory at `path`, all but the contents of pages. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::Document`] with the place in the file, [`Error::MissingBlob`] and [`Error::WrongLength`] with the JSON path and the
+    /// digest, [`Error::Refused`] for symbolic links that leave the directory, files that are none, and names that no file may have.
+    pub fn open(path: &Path, limits: &Limits) -> Result<Self> {
+        let root = Root::open(path)?;
+        let mut directory = Self {
+            root,
+            limits: limits.clone(),
+            manifest: Document { digest: Digest::sha256(b""), kind: Kind::Manifest, bytes: Vec::new() },
+            documents: HashMap::new(),
+            named: HashMap::new(),
+        };
+        if directory.root.exists(Path::new(layout::SNAPSHOT))? {
+            directory.read_exact()?;
+        } else {
+            directory.read_plain()?;
+        }
+        Ok(directory)
+    }
+
+    /// The same snapshot with other parents in its configuration.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for more than two.
+    pub fn with_parents(mut self, parents: Vec<Digest>) -> Result<Self> {
+        if parents.len() > 2 {
+            let reason = format!("a snapshot has at most 2 parents, found {}", parents.len());
+            return Err(Error::Refused { path: self.root.path().to_owned(), reason });
+        }
+        let mut manifest = self.manifest()?;
+        let path = self.root.path().join(layout::CONFIG);
+        let old = self.documents.remove(&manifest.config.digest).map(|d| d.bytes).unwrap_or_default();
+        let config = SnapshotConfig::parse(&old, &self.limits).map_err(Error::document(&path))?;
+        // Only what was asked for changes: the same parents leave the bytes as they are.
+        let bytes = if config.parents == parents { old } else { SnapshotConfig { parents, ..config }.to_bytes() };
+        let config = Document::new(Kind::Blob, bytes);
+        if config.digest != manifest.config.digest {
+            (manifest.config.digest, manifest.config.size) = (config.digest, config.bytes.len() as u64);
+            self.documents.remove(&self.manifest.digest);
+            self.set_manifest(manifest.to_document());
+        }
+        self.add(config);
+        Ok(self)
+    }
+
+    /// The snapshot's digest.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.manifest.digest
+    }
+
+    /// The snapshot's manifest.
+    ///
+    /// # Errors
+    /// None for a directory that was opened; the type is the parser's.
+    pub fn manifest(&self) -> Result<Manifest> {
+        Manifest::parse(&self.manifest.bytes, &self.limits).map_err(Error::document(self.root.path()))
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn totals(&self) -> Result<Totals> {
+        let counted = |d: &&Document| matches!(d.kind, Kind::Manifest | Kind::Tree | Kind::Checkpoint);
+        Totals::of(self.documents.values().filter(counted), &self.limits)
+    }
+
+    /// Where a blob's bytes lie, if in a file: without `.zst`.
+    pub(crate) fn file_of(&self, digest: &Digest) -> Option<PathBuf> {
+        if self.documents.contains_key(digest) {
+            return None;
+        }
+        Some(self.named.get(digest).cloned().unwrap_or_else(|| layout::blob(digest)))
+    }
+
+    /// The file, as it is there, that holds a blob.
+    pub(crate) fn path_for_people(&self, digest: &Digest) -> Option<PathBuf> {
+        let relative = self.file_of(digest)?;
+        let path = self.root.path().join(&relative);
+        let encoded = layout::encoded(&path);
+        [path, encoded].into_iter().find(|p| p.exists())
+    }
+
+    fn add(&mut self, document: Document) {
+        self.documents.insert(document.digest, document);
+    }
+
+    fn set_manifest(&mut self, manifest: Document) {
+        self.manifest = manifest.clone();
+        self.add(manifest);
+    }
+}
+
+impl Giver for Directory {
+    const NEAR: bool = true;
+
+    async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
+        let find = |item: &Item| self.documents.get(&item.digest).cloned();
+        items.iter().map(|item| find(item).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))).collect()
+    }
+}

@@ -32,7 +32,9 @@ pub enum Error {
         path: PathBuf,
         /// What it should hold.
         digest: Digest,
-        /// The registry's or the decoder's words.
+        /// The registry's verdict.
+        code: ErrorCode,
+        /// The registry's words.
         reason: String,
     },
     /// No answer.
@@ -168,7 +170,7 @@ impl Error {
         match self {
             Self::Url { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
             Self::Registry { problem } => problem.code,
-            Self::WrongBytes { .. } => ErrorCode::DigestMismatch,
+            Self::WrongBytes { code, .. } => *code,
             Self::Unreachable { .. } | Self::Cut { .. } => ErrorCode::Unavailable,
             Self::Foreign { status, .. } => match status {
                 401 => ErrorCode::Unauthorized,

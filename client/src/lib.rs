@@ -19,7 +19,9 @@ pub mod pull;
 pub mod push;
 pub mod remote;
 
+mod meter;
 mod plan;
+mod slot;
 
 pub use directory::Directory;
 pub use error::{Error, Result};

@@ -1,1 +1,163 @@
-//! Plans.
+//! What has to move: the part of a snapshot that the other side lacks. Push and pull share it.
+//!
+//! The walk goes from the manifest down, one level at a time, and stops at whatever the other side holds: there a container is
+//! stored only when everything below it is. So it costs time and round trips in proportion to what differs.
+
+mod totals;
+
+pub(crate) use totals::Totals;
+
+use crate::error::{Error, Result};
+use pfr_schema::container::{Child, Container};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, FormatError, Kind, Limits};
+use std::collections::HashMap;
+
+/// A blob or container that a container lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub digest: Digest,
+    pub kind: Kind,
+    /// Raw bytes, where the container that lists it says so.
+    pub size: Option<u64>,
+}
+
+impl Item {
+    pub fn of(document: &Document) -> Self {
+        Self { digest: document.digest, kind: document.kind, size: Some(document.bytes.len() as u64) }
+    }
+
+    /// Raw bytes for sums; runs, which do not say, are small.
+    pub fn bytes(&self) -> u64 {
+        self.size.unwrap_or(0)
+    }
+}
+
+impl From<&Child> for Item {
+    fn from(child: &Child) -> Self {
+        Self { digest: child.digest, kind: child.kind, size: child.size }
+    }
+}
+
+/// The side that the snapshot comes from.
+pub(crate) trait Giver {
+    /// Whether reading a container costs no round trip.
+    const NEAR: bool;
+    /// Containers as bytes, in the order asked, each with the digest asked for.
+    async fn documents(&self, items: &[Item]) -> Result<Vec<Document>>;
+}
+
+/// The side that the snapshot goes to.
+pub(crate) trait Holder {
+    /// Positions of what it lacks, ascending.
+    async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>>;
+}
+
+/// What has to move.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// Plain blobs, in the order in which containers list them, each once.
+    pub blobs: Vec<Item>,
+    /// Containers, children before what lists them.
+    pub containers: Vec<Document>,
+}
+
+impl Plan {
+    /// Raw bytes of everything in it.
+    pub fn bytes(&self) -> u64 {
+        self.blobs.iter().map(Item::bytes).sum::<u64>() + self.containers.iter().map(|d| d.bytes.len() as u64).sum::<u64>()
+    }
+
+    /// The container with this digest.
+    pub fn container(&self, digest: &Digest) -> Option<&Document> {
+        self.containers.iter().find(|d| d.digest == *digest)
+    }
+}
+
+/// Finds out what of `manifest` the holder lacks.
+pub(crate) async fn plan<G: Giver, H: Holder>(manifest: Item, giver: &G, holder: &H, limits: &Limits) -> Result<Plan> {
+    let mut plan = Plan::default();
+    let mut seen = Seen::default();
+    let mut documents: HashMap<Digest, Document> = HashMap::new();
+    let mut level = seen.new_ones([manifest]);
+    if G::NEAR {
+        // Ask about the manifest and what it lists in one request.
+        for document in giver.documents(&[manifest]).await? {
+            let children = children(&document, limits)?;
+            level.extend(seen.new_ones(children));
+            documents.insert(document.digest, document);
+        }
+    }
+    while !level.is_empty() {
+        let lacking: Vec<Item> = holder.lacks(&level).await?.into_iter().filter_map(|i| level.get(i).copied()).collect();
+        if lacking.iter().all(|item| item.digest != manifest.digest) && level.iter().any(|item| item.digest == manifest.digest) {
+            return Ok(plan);
+        }
+        let (containers, blobs): (Vec<Item>, Vec<Item>) = lacking.into_iter().partition(|item| item.kind.is_container());
+        plan.blobs.extend(blobs);
+        let to_read: Vec<Item> = containers.iter().filter(|item| !documents.contains_key(&item.digest)).copied().collect();
+        if !to_read.is_empty() {
+            documents.extend(giver.documents(&to_read).await?.into_iter().map(|d| (d.digest, d)));
+        }
+        level = Vec::new();
+        for item in &containers {
+            let document = documents.remove(&item.digest).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))?;
+            level.extend(seen.new_ones(children(&document, limits)?));
+            plan.containers.push(document);
+        }
+    }
+    plan.containers.sort_by_key(|document| document.kind);
+    Ok(plan)
+}
+
+/// What a container lists.
+pub(crate) fn children(document: &Document, limits: &Limits) -> Result<Vec<Item>> {
+    let container = parse(document, limits)?;
+    Ok(container.children().iter().map(Item::from).collect())
+}
+
+/// A container, parsed.
+pub(crate) fn parse(document: &Document, limits: &Limits) -> Result<Container> {
+    let digest = document.digest;
+    let container = Container::parse(document.kind, &document.bytes, limits).map_err(|source| Error::Received { digest, source })?;
+    container.ok_or_else(|| Error::Internal(format!("{digest} is no container")))
+}
+
+/// What was met already. A blob may be listed as plain bytes and as a container; stored as a container it serves as both.
+#[derive(Default)]
+struct Seen(HashMap<Digest, Kind>);
+
+impl Seen {
+    fn new_ones(&mut self, items: impl IntoIterator<Item = Item>) -> Vec<Item> {
+        let mut level: Vec<Item> = Vec::new();
+        for item in items {
+            match self.0.get_mut(&item.digest) {
+                Some(kind) if kind.satisfies(item.kind) => {}
+                Some(kind) => {
+                    *kind = item.kind;
+                    level.retain(|before| before.digest != item.digest);
+                    level.push(item);
+                }
+                None => {
+                    self.0.insert(item.digest, item.kind);
+                    level.push(item);
+                }
+            }
+        }
+        level
+    }
+}
+
+/// That a blob has the length that was said, where one was said.
+pub(crate) fn check_size(item: &Item, found: u64) -> Result<()> {
+    match item.size {
+        Some(expected) if expected != found => {
+            let digest = item.digest;
+            Err(Error::Received { digest, source: FormatError::LengthMismatch { digest, expected, found } })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,34 @@
-//! Push.
+//! Push: make the registry hold a snapshot, and commit it.
+//!
+//! ```text
+//! open ─▶ missing: manifest and what it lists ─▶ missing: runs, payloads ─▶ missing: pages ─▶ frames ─▶ commit
+//! ```
+//!
+//! Each step asks only below what the step before found lacking, so an unchanged snapshot takes three round trips and a small
+//! change six. What little there is to send goes in one request; otherwise blobs go in several at a time, and containers, which
+//! are accepted only after everything they list, at the end. A session that the registry has forgotten is opened again:
+//! what it had received is still there.
+
+mod batch;
+mod origin;
+mod session;
 
 use crate::error::{Error, Result};
-use crate::progress::Progress;
+use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
+use origin::Origin;
 use pfr_schema::api::TagState;
-use pfr_schema::{Digest, RepositoryName, Tag};
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use pfr_store::Store;
 use serde::Serialize;
+use session::{Sent, Session};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How often a session that the registry has forgotten is opened again.
+const REOPENINGS: u32 = 2;
+/// How long a failed push waits to tell the registry so. The lease would end by itself.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Where a snapshot comes from.
 #[derive(Clone, Debug)]
@@ -43,13 +64,13 @@ pub struct PushReport {
     pub digest: Digest,
     /// Pages in it, over all page trees.
     pub pages: u64,
-    /// Blobs it reaches, containers included, each once.
+    /// Blobs and containers that it lists, itself included.
     pub blobs_total: u64,
-    /// Blobs sent.
+    /// Blobs and containers sent.
     pub blobs_sent: u64,
-    /// Raw bytes it reaches, each blob once.
+    /// Raw bytes of everything it lists.
     pub bytes_raw: u64,
-    /// Raw bytes that the registry had already.
+    /// Raw bytes of what the registry had already.
     pub bytes_deduplicated: u64,
     /// Bytes of frames sent.
     pub bytes_sent: u64,
@@ -66,7 +87,44 @@ pub struct PushReport {
 /// Makes the registry hold a snapshot, and commits it.
 ///
 /// # Errors
-/// Whatever is wrong with the source, before anything is sent; the registry's refusal; [`Error::Unreachable`].
-pub async fn push(_source: &Source, _remote: &Remote, _target: PushTarget, _progress: &Progress) -> Result<PushReport> {
-    Err(Error::Internal("not yet".into()))
+/// Whatever is wrong with the source, before anything is sent; the registry's refusal, which names the file if it is about bytes;
+/// [`Error::Unreachable`]. Nothing becomes visible, and running it again sends only what has not arrived.
+pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress: &Progress) -> Result<PushReport> {
+    let (start, trips) = (Instant::now(), remote.round_trips());
+    progress.enter(Phase::Reading);
+    let origin = Origin::open(source, &target).await?;
+    let totals = origin.totals().await?;
+    progress.add_bytes_total(totals.bytes);
+    progress.add_blobs_total(totals.blobs);
+    let mut sent = Sent::default();
+    let mut reopenings = 0;
+    let committed = loop {
+        progress.enter(Phase::Negotiating);
+        let session = Session::open(&origin, remote, &target, progress).await?;
+        match session.run(totals.bytes, &mut sent).await {
+            Ok(committed) => break committed,
+            Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => reopenings += 1,
+            Err(error) => {
+                // Of interest to nobody but the registry's garbage collection; the first cause is what counts.
+                if !matches!(error, Error::Unreachable { .. }) {
+                    drop(tokio::time::timeout(FAREWELL, session.abort()).await);
+                }
+                return Err(origin.explain(error));
+            }
+        }
+    };
+    progress.enter(Phase::Done);
+    Ok(PushReport {
+        digest: committed.digest,
+        pages: totals.pages,
+        blobs_total: totals.blobs,
+        blobs_sent: sent.blobs,
+        bytes_raw: totals.bytes,
+        bytes_deduplicated: progress.bytes_deduplicated(),
+        bytes_sent: sent.frame_bytes,
+        round_trips: remote.round_trips() - trips,
+        seconds: start.elapsed().as_secs_f64(),
+        created: committed.created,
+        new_bytes: committed.new_bytes,
+    })
 }

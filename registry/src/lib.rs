@@ -10,13 +10,13 @@
 //!
 //! It keeps no state of its own: what a handler acknowledges is in the store. It owns three promises that the store cannot
 //! give: a request is bounded in time, memory and number ([`config`]); every error has one shape and leaks nothing
-//! ([`problem`]); what is in flight at shutdown is finished or cleanly cut ([`server`]).
+//! (`problem`); what is in flight at shutdown is finished or cleanly cut ([`server`]).
 
 mod app;
 pub mod config;
 mod handlers;
 mod http;
-pub mod problem;
+mod problem;
 pub mod routes;
 pub mod server;
 pub mod telemetry;

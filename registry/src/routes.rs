@@ -105,7 +105,9 @@ pub(crate) mod failures {
         Reading = [ANY, NAMED, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
         /// Opening a session.
         Opening = [ANY, NAMED, &[StorageFull]];
-        /// Anything in a session.
+        /// Ending a session.
+        Aborting = [ANY, NAMED, &[PushUnknown, StorageFull]];
+        /// Asking in a session.
         Pushing = [ANY, NAMED, BODY, &[PushUnknown, StorageFull]];
         /// Uploads.
         Uploading = [ANY, NAMED, BODY, &[

@@ -23,6 +23,9 @@ pub const ZSTD_WINDOW_LOG: u32 = 23;
 const ZSTD_LEVEL: i32 = 3;
 /// Bytes decoded at a time.
 const STEP: usize = 64 << 10;
+const ZSTD_MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
+/// Longest header of a zstd frame.
+const ZSTD_HEADER: usize = 18;
 
 impl Codec {
     /// The codec with this number.
@@ -72,7 +75,10 @@ pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, Form
 pub struct Decoder {
     codec: Codec,
     zstd: Option<(ZstdDecoder<'static>, Box<[u8]>)>,
+    /// First bytes of the zstd frame, for [`Self::finish`].
+    head: Vec<u8>,
     ended: bool,
+    raw_len: u64,
     left: u64,
 }
 
@@ -90,7 +96,7 @@ impl Decoder {
                 Some((decoder, vec![0; STEP].into_boxed_slice()))
             }
         };
-        Ok(Self { codec, zstd, ended: false, left: raw_len })
+        Ok(Self { codec, zstd, head: Vec::new(), ended: false, raw_len, left: raw_len })
     }
 
     /// Decodes the next piece into `sink`.
@@ -108,6 +114,7 @@ impl Decoder {
             // zstd takes repeated calls without input for an endless loop of the caller's.
             return Ok(());
         }
+        self.head.extend_from_slice(&stored[..stored.len().min(ZSTD_HEADER - self.head.len())]);
         let mut input = InBuffer::around(stored);
         loop {
             if self.ended {
@@ -138,6 +145,18 @@ impl Decoder {
         }
         if self.left > 0 {
             return Err(self.codec.error(format!("{} bytes fewer than the raw length", self.left)));
+        }
+        if self.zstd.is_some() {
+            if !self.head.starts_with(&ZSTD_MAGIC) {
+                return Err(self.codec.error("a skippable frame"));
+            }
+            // zstd overlooks a wrong content size where the last block is empty and the frame came in pieces. What is
+            // accepted in pieces when it is stored must be accepted as a whole when it is read.
+            match zstd::zstd_safe::get_frame_content_size(&self.head) {
+                Ok(stated) if stated.is_none_or(|stated| stated == self.raw_len) => {}
+                Ok(stated) => return Err(self.codec.error(format!("the frame states {} bytes", stated.unwrap_or_default()))),
+                Err(e) => return Err(self.codec.error(e)),
+            }
         }
         Ok(())
     }

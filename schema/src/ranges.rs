@@ -21,7 +21,7 @@ impl Ranges {
         self.len() == 0
     }
 
-    /// The indices. Call [`Self::check`] first: a short document may stand for billions.
+    /// The indices. Only for lists whose document was parsed and checked: a short one may stand for billions.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(start, count)| (0..*count).map(move |i| start.wrapping_add(i)))
     }

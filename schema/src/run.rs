@@ -60,7 +60,10 @@ impl Run {
         if page_bytes == 0 {
             return field("byte 8", "a positive number of bytes".into(), "0".into());
         }
-        if digests.is_empty() || !digests.len().is_multiple_of(usize::from(components)) || digests.len() / usize::from(components) > MAX_PAGES {
+        if digests.is_empty()
+            || !digests.len().is_multiple_of(usize::from(components))
+            || digests.len() / usize::from(components) > MAX_PAGES
+        {
             return field("byte 16", format!("1 to {MAX_PAGES} whole pages"), format!("{} digests", digests.len()));
         }
         let algorithm = digests[0].algorithm();

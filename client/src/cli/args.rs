@@ -15,11 +15,11 @@ const STYLES: Styles = Styles::styled()
     .placeholder(AnsiColor::White.on_default().dimmed());
 
 const AFTER: &str = "\
-A REF is [http(s)://host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1 or team/agent:step-3~2 (two
-parents up). Without a tag it means the tag `latest`.
+A REF is [http(s)://host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
+parents up. Without a tag it means the tag `latest`.
 
-Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted,
-7 unreachable, 70 bug.
+Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted, 7 unreachable, \
+70 bug.
 
 Try `pf demo` for all of it on real input.";
 
@@ -98,10 +98,11 @@ const PUSH_EXAMPLES: &str = "\
 Examples:
   pf push ./snapshot team/agent:step-1
   pf push ./snapshot team/agent:step-2 --parent :step-1
-  pf push team/agent:step-1 https://registry.example/team/agent:step-1    from the local store
-  pf push ./snapshot team/agent:head --if-tag-is absent                   fail if the tag exists
+  pf push ./snapshot team/agent:head --if-tag-is absent
+  pf push team/agent:step-1 https://host/team/agent:step-1
 
-The last line of stdout is the snapshot's digest. Interrupted, it can simply be run again.";
+The third fails if the tag exists; the last takes a snapshot of the local store. The last line of stdout is the digest. \
+Interrupted, run the same command again: what arrived is not sent twice.";
 
 /// Arguments of `push`.
 #[derive(Debug, clap::Args)]
@@ -121,11 +122,12 @@ pub struct Push {
 
 const PULL_EXAMPLES: &str = "\
 Examples:
-  pf pull team/agent:step-1                  into the local store, under the same name
-  pf pull team/agent:step-1 ./snapshot       as a snapshot directory
-  pf pull team/agent@sha256:9f86…            by digest
+  pf pull team/agent:step-1
+  pf pull team/agent:step-1 ./snapshot
+  pf pull team/agent@sha256:9f86d081884c…
 
-Interrupted, it can simply be run again: what arrived is not fetched twice.";
+The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
+Interrupted, run the same command again: what arrived is not fetched twice.";
 
 /// Arguments of `pull`.
 #[derive(Debug, clap::Args)]
@@ -211,10 +213,11 @@ pub struct Rm {
 
 const FORK_EXAMPLES: &str = "\
 Examples:
-  pf fork team/agent:step-2 -n 3                    tags step-2-fork-1 … step-2-fork-3
-  pf fork team/agent:step-2 -n 100 --prefix try     tags try-1 … try-100
+  pf fork team/agent:step-2 -n 3
+  pf fork team/agent:step-2 -n 100 --prefix try
 
-No bytes move. If one of the tags exists, none is made.";
+The first makes the tags step-2-fork-1 to step-2-fork-3, the second try-1 to try-100. If one of the tags exists, none is \
+made. No bytes move.";
 
 /// Arguments of `fork`.
 #[derive(Debug, clap::Args)]
@@ -292,7 +295,7 @@ pub enum Relative {
 
 impl Relative {
     /// The whole reference, seen from `base`; a registry is inherited too.
-    pub fn from_base(&self, base: &Reference) -> Reference {
+    pub fn seen_from(&self, base: &Reference) -> Reference {
         match self {
             Self::Same(selector) => Reference { selector: Some(selector.clone()), ..base.clone() },
             Self::Other(reference) => {
@@ -350,7 +353,7 @@ mod tests {
     #[test]
     fn short_references_stay_in_the_repository_at_hand() {
         let base: Reference = "http://r:1/team/agent:a".parse().unwrap();
-        let seen = |text: &str| text.parse::<Relative>().unwrap().from_base(&base).to_string();
+        let seen = |text: &str| text.parse::<Relative>().unwrap().seen_from(&base).to_string();
         assert_eq!(seen(":b~2"), "http://r:1/team/agent:b~2");
         assert_eq!(seen("other:b"), "http://r:1/other:b");
         assert_eq!(seen("http://s/other"), "http://s/other");

@@ -83,18 +83,15 @@ impl Context {
     }
 
     fn store_dir(&self) -> Result<&Path, Failure> {
-        self.settings.store.as_deref().ok_or_else(|| Failure::usage("there is no home directory to keep a local store in").hint("use --store DIR"))
+        self.settings
+            .store
+            .as_deref()
+            .ok_or_else(|| Failure::usage("there is no home directory to keep a local store in").hint("use --store DIR"))
     }
 }
 
 impl Settings {
-    fn resolve(
-        registry: Option<String>,
-        store: Option<PathBuf>,
-        file: Config,
-        token: Option<Secret>,
-        environment: &Environment,
-    ) -> Self {
+    fn resolve(registry: Option<String>, store: Option<PathBuf>, file: Config, token: Option<Secret>, environment: &Environment) -> Self {
         let given = registry.filter(|r| !r.is_empty()).or_else(|| file.registry.clone());
         Self {
             registry: base_url(given.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned(),

@@ -100,13 +100,23 @@ impl From<FormatError> for Failure {
 
 impl From<pfr_store::Error> for Failure {
     fn from(error: pfr_store::Error) -> Self {
-        Self::of_code(error.code(), error.to_string())
+        let local = match error.code() {
+            ErrorCode::Unavailable => Some("--store or PF_STORE says where the local store is"),
+            ErrorCode::RepositoryUnknown => Some("`pf ls --local` lists the repositories there are"),
+            ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => Some("`pf ls REPOSITORY --local` lists its tags and snapshots"),
+            ErrorCode::CorruptStore => Some("pull the snapshot again: that heals the store"),
+            code => hint(code),
+        };
+        Self::Error { exit: error.code().exit_code(), message: format!("local store: {error}"), hint: local.map(Into::into) }
     }
 }
 
 impl From<pfr_client::Error> for Failure {
     fn from(error: pfr_client::Error) -> Self {
-        Self::of_code(error.code(), error.to_string())
+        match error {
+            pfr_client::Error::Store(error) => error.into(),
+            error => Self::of_code(error.code(), error.to_string()),
+        }
     }
 }
 
@@ -118,7 +128,7 @@ pub fn hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => "`pf ls REPOSITORY` lists its tags and snapshots",
         ErrorCode::TagMoved => "look at `pf log REPOSITORY`, then use --if-tag-is with where the tag is now, or another tag",
         ErrorCode::CorruptFrame | ErrorCode::Truncated | ErrorCode::DigestMismatch | ErrorCode::LengthMismatch => {
-            "the bytes are not what their name says; nothing of the snapshot became visible. Take them from a good copy"
+            "the bytes are not what their name says; nothing of the snapshot became visible"
         }
         ErrorCode::CorruptStore => "push the snapshot again from a good copy: that heals the store",
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
@@ -126,7 +136,9 @@ pub fn hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Unauthorized => "set PF_TOKEN, or `token` in the configuration file",
         ErrorCode::Denied => "the token does not cover this repository or action; ask the registry's operator for one that does",
         ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while; what was transferred is not sent twice",
-        ErrorCode::Unavailable => "is the registry up? `pf-registry serve --data DIR` starts one; --registry or PF_REGISTRY says where it is",
+        ErrorCode::Unavailable => {
+            "is the registry up? `pf-registry serve --data DIR` starts one; --registry or PF_REGISTRY says where it is"
+        }
         ErrorCode::StorageFull => "free space (`pf rm`, then garbage collection), and run the same command again",
         ErrorCode::Internal => "this is a bug; please report it with the message above",
         ErrorCode::InvalidRequest | ErrorCode::InvalidDocument | ErrorCode::TooLarge | ErrorCode::BlobUnknown | ErrorCode::NotFound => {

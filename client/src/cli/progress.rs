@@ -1,26 +1,29 @@
 //! Progress bars on stderr, for what lasts more than a second on a terminal.
 
-use super::output::human;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use super::output::{human, stderr_width};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pfr_client::Progress;
-use std::io::IsTerminal as _;
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
 /// What takes less is not worth a bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 const REDRAW: Duration = Duration::from_millis(100);
+/// Over about how long the rate is averaged.
+const MEMORY: Duration = Duration::from_secs(3);
+/// Terminals narrower than this are told less.
+const ROOMY: usize = 90;
 
-/// Where an operation stands.
+/// Where an operation stands. Bytes are raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// What it is doing.
     pub phase: String,
-    /// Bytes in all, if known yet.
+    /// In all, 0 if not known yet.
     pub total: u64,
-    /// Bytes moved or read.
+    /// Moved or read.
     pub done: u64,
-    /// Bytes that need not move.
+    /// What need not move.
     pub deduplicated: u64,
 }
 
@@ -34,26 +37,71 @@ impl Standing {
             deduplicated: progress.bytes_deduplicated(),
         }
     }
+
+    /// The words beside the bar, at `rate` bytes a second.
+    fn words(&self, rate: f64, width: usize) -> String {
+        let (met, left) = (self.done + self.deduplicated, self.total.saturating_sub(self.done + self.deduplicated));
+        let mut parts = Vec::new();
+        if self.total > 0 {
+            parts.push(format!("{} of {}", human::bytes(met), human::bytes(self.total)));
+        }
+        if rate >= 1.0 {
+            parts.push(format!("{}/s", human::bytes(rate as u64)));
+            if left > 0 {
+                parts.push(format!("{} left", human::duration(Duration::from_secs_f64((left as f64 / rate).min(1e9)))));
+            }
+        }
+        if self.deduplicated > 0 && width >= ROOMY {
+            parts.push(format!("{} deduplicated", human::bytes(self.deduplicated)));
+        }
+        parts.join(", ")
+    }
 }
 
 /// Runs `work` and draws a bar of `standing` beside it, if anybody sees it and it takes long enough.
 pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
-    if quiet || !std::io::stderr().is_terminal() {
-        return work.await;
-    }
+    let Some(width) = stderr_width().filter(|_| !quiet) else { return work.await };
     let start = Instant::now();
     let mut ticks = interval(REDRAW);
+    let mut rate = Rate::new(start);
     let mut bar: Option<Bar> = None;
     loop {
         tokio::select! {
             result = &mut work => return result,
-            _ = ticks.tick() => {
+            now = ticks.tick() => {
+                let standing = standing();
+                let rate = rate.after(standing.done, now);
                 if start.elapsed() >= PATIENCE {
-                    bar.get_or_insert_with(|| Bar::new(start)).show(&standing());
+                    bar.get_or_insert_with(Bar::new).show(&standing, &standing.words(rate, width));
                 }
             }
         }
+    }
+}
+
+/// Bytes a second, the last seconds counting most.
+struct Rate {
+    seen: u64,
+    at: Instant,
+    average: f64,
+}
+
+impl Rate {
+    fn new(start: Instant) -> Self {
+        Self { seen: 0, at: start, average: 0.0 }
+    }
+
+    /// The rate once `done` bytes are done at `now`.
+    fn after(&mut self, done: u64, now: Instant) -> f64 {
+        let passed = now.duration_since(self.at).as_secs_f64();
+        if passed > 0.0 {
+            let current = done.saturating_sub(self.seen) as f64 / passed;
+            let weight = if self.average == 0.0 { 1.0 } else { (passed / MEMORY.as_secs_f64()).min(1.0) };
+            self.average += (current - self.average) * weight;
+            (self.seen, self.at) = (done, now);
+        }
+        self.average
     }
 }
 
@@ -61,22 +109,20 @@ pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl F
 struct Bar(ProgressBar);
 
 impl Bar {
-    fn new(start: Instant) -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-        Self(bar.with_elapsed(start.elapsed()))
+    fn new() -> Self {
+        Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)))
     }
 
-    fn show(&self, standing: &Standing) {
-        let bar = &self.0;
-        bar.set_style(style(standing.total > 0));
-        bar.set_length(standing.total);
-        bar.set_position(standing.done + standing.deduplicated);
-        bar.set_prefix(standing.phase.clone());
-        bar.set_message(match standing.deduplicated {
-            0 => String::new(),
-            n => format!("{} deduplicated", human::bytes(n)),
-        });
-        bar.tick();
+    fn show(&self, standing: &Standing, words: &str) {
+        let template = if standing.total > 0 { "{prefix} {wide_bar:.cyan/dim} {msg}" } else { "{spinner:.cyan} {prefix} {msg}" };
+        // The templates are constants; one that does not parse shows indicatif's own.
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        self.0.set_style(style.progress_chars("━╸─"));
+        self.0.set_length(standing.total);
+        self.0.set_position(standing.done + standing.deduplicated);
+        self.0.set_prefix(standing.phase.clone());
+        self.0.set_message(words.to_owned());
+        self.0.tick();
     }
 }
 
@@ -86,23 +132,26 @@ impl Drop for Bar {
     }
 }
 
-fn style(total_known: bool) -> ProgressStyle {
-    let template = if total_known {
-        "{prefix:.bold} {wide_bar:.cyan/dim} {position}/{length} {rate} {left} {msg:.dim}"
-    } else {
-        "{prefix:.bold} {spinner} {position} {rate}"
-    };
-    // The templates are constants; one that does not parse shows indicatif's own.
-    ProgressStyle::with_template(template)
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("━╸─")
-        .with_key("position", |s: &ProgressState, w: &mut dyn std::fmt::Write| write(w, &human::bytes(s.pos())))
-        .with_key("length", |s: &ProgressState, w: &mut dyn std::fmt::Write| write(w, &human::bytes(s.len().unwrap_or(0))))
-        .with_key("rate", |s: &ProgressState, w: &mut dyn std::fmt::Write| write(w, &format!("{}/s", human::bytes(s.per_sec() as u64))))
-        .with_key("left", |s: &ProgressState, w: &mut dyn std::fmt::Write| write(w, &format!("{} left", human::duration(s.eta()))))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn write(target: &mut dyn std::fmt::Write, text: &str) {
-    // Writing to the bar's own string does not fail.
-    let _ = target.write_str(text);
+    #[test]
+    fn words_say_what_is_known_and_fit() {
+        let standing = Standing { phase: "sending".into(), total: 100 << 20, done: 20 << 20, deduplicated: 30 << 20 };
+        assert_eq!(standing.words(10.0 * f64::from(1 << 20), 120), "50.0 MiB of 100 MiB, 10.0 MiB/s, 5.00 s left, 30.0 MiB deduplicated");
+        assert!(standing.words(1e6, 60).chars().count() < 48);
+        assert_eq!(Standing::default().words(0.0, 80), "");
+    }
+
+    #[test]
+    fn the_rate_follows_what_moves_and_forgets() {
+        let start = Instant::now();
+        let mut rate = Rate::new(start);
+        assert!((rate.after(1000, start + Duration::from_secs(1)) - 1000.0).abs() < 1.0);
+        let steady = (2..=20).fold(0.0, |_, i| rate.after(1000 * i, start + Duration::from_secs(i)));
+        assert!((steady - 1000.0).abs() < 1.0);
+        let stalled = (21..=60).fold(0.0, |_, i| rate.after(20_000, start + Duration::from_secs(i)));
+        assert!(stalled < 1.0, "{stalled}");
+    }
 }

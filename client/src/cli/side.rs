@@ -182,7 +182,7 @@ impl Side {
     pub async fn verify_remotely(&self, repository: &RepositoryName, digest: Digest) -> Result<Verified, Failure> {
         match self {
             Self::Local(store) => Ok(store.verify(&digest, &mut |_| ()).await?),
-            Self::Remote(remote) => Ok(remote.verify(repository, &Selector::Digest(digest)).await?),
+            Self::Remote(remote) => Ok(remote.verify(repository, &digest).await?),
         }
     }
 }

@@ -1,19 +1,24 @@
-//! Ctrl-C and a polite kill end a command cleanly: what runs is dropped, children of the demo with it.
+//! Ctrl-C, a polite kill and a closed terminal end a command cleanly: what runs is dropped, children of the demo with it.
 
 use super::failure::Failure;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Resolves when the user wants the command to end.
+/// Resolves when the command is to end, with the exit code that a shell expects: 128 and the signal's number.
 pub async fn interrupted() -> Failure {
-    let message = "interrupted; run the same command again to resume";
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut stream) => stream.recv().await,
-            Err(_) => std::future::pending().await,
-        };
+    let number = tokio::select! {
+        () = next(SignalKind::interrupt()) => 2,
+        () = next(SignalKind::terminate()) => 15,
+        () = next(SignalKind::hangup()) => 1,
     };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => Failure::plain(130, message),
-        () = terminated => Failure::plain(143, message),
+    Failure::plain(128 + number, "interrupted; run the same command again to resume")
+}
+
+async fn next(kind: SignalKind) {
+    match signal(kind) {
+        Ok(mut stream) => {
+            stream.recv().await;
+        }
+        // Then the signal keeps its default: it ends the process.
+        Err(_) => std::future::pending().await,
     }
 }

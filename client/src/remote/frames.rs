@@ -2,7 +2,8 @@
 
 use super::send::words;
 use super::{FrameSource, Remote, backoff};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::slot::Slot;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -10,7 +11,7 @@ use pfr_schema::{Digest, RepositoryName, api, media_type};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Body, Method, Response, Url};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A stream of frames with an end mark. An error ends it without one.
 pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
@@ -19,7 +20,7 @@ impl Remote {
     /// Frames of `digests`, in that order, with an end mark. Nothing about the bytes is verified.
     ///
     /// # Errors
-    /// `blob_unknown` before the first byte; a stream that is cut ends with [`Error::Cut`].
+    /// `blob_unknown` before the first byte; a stream that is cut ends with [`crate::Error::Cut`].
     pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>) -> Result<BoxFrames> {
         let url = self.repository_path(repository, &["frames"]);
         let response = self.request(self.with_json(Method::POST, url, &api::FramesRequest { digests })?).await?;
@@ -60,20 +61,16 @@ impl Remote {
     }
 
     async fn upload_once(&self, url: Url, frames: BoxFrames, attempt: u32) -> Result<Response> {
-        let own: Arc<Mutex<Option<Error>>> = Arc::default();
+        let own = Slot::default();
         let moved = Arc::new(AtomicU64::new(0));
         let body = {
-            let (own, moved) = (Arc::clone(&own), Arc::clone(&moved));
+            let (own, moved) = (own.clone(), Arc::clone(&moved));
             // hyper takes the next piece when the socket has room, so pieces taken are bytes moved.
             frames
                 .inspect_ok(move |piece| {
                     moved.fetch_add(piece.len() as u64, Ordering::Relaxed);
                 })
-                .map_err(move |error| {
-                    let words = std::io::Error::other(error.to_string());
-                    *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    words
-                })
+                .map_err(move |error| own.keep(error))
         };
         let request = self.client.put(url).header(CONTENT_TYPE, media_type::FRAMES).body(Body::wrap_stream(body)).send();
         let idle = self.options.idle_timeout;
@@ -91,7 +88,7 @@ impl Remote {
             () = watch => return Err(self.silent(idle, attempt)),
         };
         // A file that cannot be read cuts the request; the cut is not the cause.
-        if let Some(error) = own.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(error) = own.take() {
             return Err(error);
         }
         result.map_err(|e| self.unreachable(&e, attempt))

@@ -13,7 +13,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use futures::TryStreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_schema::media_type::FRAMES;
 use pfr_schema::{RepositoryName, api};
 use pfr_store::Error;
@@ -74,8 +74,11 @@ pub(crate) async fn get(
 ) -> Answer<Response> {
     check_count(&app, request.digests.len())?;
     must_exist(&app, &repository).await?;
+    let mut frames = app.store.frames(request.digests).await?;
+    // Once the head is sent only a cut can tell of an error; what fails at the start gets a whole answer.
+    let first = frames.try_next().await?;
     let sent = metrics::counter!(BYTES_SENT);
-    let frames = app.store.frames(request.digests).await?.inspect_ok(move |bytes| sent.increment(bytes.len() as u64));
+    let frames = stream::iter(first.map(Ok)).chain(frames).inspect_ok(move |bytes| sent.increment(bytes.len() as u64));
     let mut response = Response::new(Body::from_stream(frames));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
     Ok(response)

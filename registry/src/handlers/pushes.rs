@@ -96,13 +96,9 @@ pub(crate) async fn commit(
 #[utoipa::path(
     delete, path = "/v1/repositories/{repo}/pushes/{id}", operation_id = "abort_push", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
-    responses((status = 204, description = "The session is over"), failures::Pushing),
+    responses((status = 204, description = "The session is over"), failures::Aborting),
 )]
-pub(crate) async fn abort(
-    State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(Push(push)): In<Push>,
-) -> Answer<StatusCode> {
+pub(crate) async fn abort(State(app): State<App>, In(repository): In<RepositoryName>, In(Push(push)): In<Push>) -> Answer<StatusCode> {
     belongs(&app, &repository, &push).await?;
     app.store.abort(&push).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -98,9 +98,14 @@ impl Drop for Observation {
             Some(status) if self.whole => status.as_str().to_owned(),
             _ => "cut".to_owned(),
         };
-        let method = if matches!(self.method.as_str(), "GET" | "HEAD" | "POST" | "PUT" | "DELETE") { self.method.to_string() } else { "other".into() };
+        let method = if matches!(self.method.as_str(), "GET" | "HEAD" | "POST" | "PUT" | "DELETE") {
+            self.method.to_string()
+        } else {
+            "other".into()
+        };
         metrics::gauge!(names::IN_FLIGHT).decrement(1.0);
-        metrics::counter!(names::REQUESTS, "route" => self.route.clone(), "method" => method.clone(), "status" => status.clone()).increment(1);
+        metrics::counter!(names::REQUESTS, "route" => self.route.clone(), "method" => method.clone(), "status" => status.clone())
+            .increment(1);
         metrics::histogram!(names::DURATION, "route" => self.route.clone(), "method" => method).record(self.started.elapsed());
         self.log(&status);
     }

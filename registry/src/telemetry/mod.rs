@@ -19,5 +19,8 @@ pub fn start_log(format: LogFormat, filter: &str) -> Result<(), String> {
         }
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     }
-    .map_err(|e| e.to_string())
+    .map_err(|e| e.to_string())?;
+    // A panic is a log line like any other, in the form that was asked for.
+    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panic")));
+    Ok(())
 }

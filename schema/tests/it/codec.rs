@@ -152,6 +152,26 @@ fn a_single_segment_over_8_mib_is_refused_although_it_states_no_window() {
     assert_codec_error(decode(Codec::Zstd, &stored, raw.len() as u64), "Frame requires too much memory");
 }
 
+/// Found by fuzzing: zstd itself takes these in pieces and refuses them as a whole.
+#[test]
+fn a_frame_that_states_another_content_size_is_refused_in_pieces_as_it_is_whole() {
+    let empty = b"\x28\xb5\x2f\xfd\x20\x05\x01\x00\x00";
+    let three = b"\x28\xb5\x2f\xfd\x20\x05\x18\x00\x00abc\x01\x00\x00";
+    for (stored, raw_len) in [(&empty[..], 0), (&three[..], 3)] {
+        assert!(decode(Codec::Zstd, stored, raw_len).is_err());
+        let mut decoder = Decoder::new(Codec::Zstd, raw_len).unwrap();
+        for byte in stored.chunks(1) {
+            decoder.update(byte, &mut |_| ()).unwrap();
+        }
+        assert_codec_error(decoder.finish().map(|()| vec![]), "the frame states 5 bytes");
+    }
+}
+
+#[test]
+fn a_skippable_frame_is_no_payload() {
+    assert_codec_error(decode(Codec::Zstd, b"\x50\x2a\x4d\x18\x02\x00\x00\x00hi", 0), "a skippable frame");
+}
+
 #[test]
 fn a_frame_that_needs_a_dictionary_is_refused() {
     let mut compressor = zstd::bulk::Compressor::with_dictionary(3, &Random(7).bytes(1000)).unwrap();

@@ -12,7 +12,7 @@ fn hex(digit: char) -> String {
 
 fn valid() -> String {
     let (a, b, c, d) = (hex('a'), hex('b'), hex('c'), hex('d'));
-    format!(r#"{{"layout":"paged-batchinvariant-v1","page_size_tokens":16,"n_layers":2,"n_heads":2,"head_dim":4,"dtype":"bf16","#)
+    r#"{"layout":"paged-batchinvariant-v1","page_size_tokens":16,"n_layers":2,"n_heads":2,"head_dim":4,"dtype":"bf16","#.to_owned()
         + &format!(r#""pages":[{{"ix":3,"k":"sha256:{a}","v":"sha256:{b}"}},{{"ix":7,"k":"sha256:{c}","v":"sha256:{d}"}}],"#)
         + r#""logical_seqs":[{"id":"x","page_ixs":[3,7,3],"fill_in_last_page":5},{"id":"y","page_ixs":[],"fill_in_last_page":0}]}"#
 }

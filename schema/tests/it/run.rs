@@ -213,10 +213,9 @@ fn a_single_edit_in_the_middle_rewrites_few_runs_of_a_hashed_list() {
         histogram[rewritten(&pages, &edited).min(31)] += 1;
     }
     let at_most = |n: usize| histogram[..=n].iter().sum::<u32>();
-    assert!(at_most(1) * 100 >= trials * 80, "{histogram:?}");
-    assert!(at_most(3) * 100 >= trials * 95, "{histogram:?}");
-    assert_eq!(at_most(31), trials);
-    assert_eq!(histogram[16..].iter().sum::<u32>(), 0, "{histogram:?}");
+    assert!(at_most(1) * 100 >= trials * 90, "{histogram:?}");
+    assert!(at_most(3) * 100 >= trials * 99, "{histogram:?}");
+    assert_eq!(at_most(8), trials, "{histogram:?}");
 }
 
 /// The other side of the same coin, kept so that nobody claims a bound that is not there.

@@ -11,7 +11,7 @@ use crate::cli::side::Side;
 use pfr_schema::api::GroupDiff;
 
 pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
-    let b = args.b.from_base(&args.a);
+    let b = args.b.seen_from(&args.a);
     let side = context.side(args.at, Some(&args.a)).await?;
     if let Side::Remote(_) = &side
         && (b.repository != args.a.repository || b.registry != args.a.registry)

@@ -3,11 +3,11 @@
 mod diff;
 mod inspect;
 mod list;
-mod log;
+pub mod log;
 mod names;
-mod pull;
-mod push;
-mod stats;
+pub mod pull;
+pub mod push;
+pub mod stats;
 mod verify;
 
 use super::args::{Args, Command};

@@ -49,8 +49,11 @@ pub async fn remove(context: &mut Context, args: Rm) -> Result<(), Failure> {
                 .hint(format!("`pf rm {repository}:TAG` or `pf rm {repository}@DIGEST`")));
         }
         Some(Selector::Tag { .. }) => {
-            return Err(Failure::usage(format!("{} names a snapshot by its position; what to delete is named by tag or digest", args.reference))
-                .hint(format!("`pf inspect {}` shows its digest", args.reference)));
+            return Err(Failure::usage(format!(
+                "{} names a snapshot by its position; what to delete is named by tag or digest",
+                args.reference
+            ))
+            .hint(format!("`pf inspect {}` shows its digest", args.reference)));
         }
     };
     let before = side.snapshot(&repository, &selector).await?;
@@ -69,14 +72,7 @@ pub async fn remove(context: &mut Context, args: Rm) -> Result<(), Failure> {
         }
         Selector::Digest(digest) => {
             side.delete_snapshot(&repository, &digest).await?;
-            Removed {
-                repository,
-                tag: None,
-                digest,
-                snapshot_deleted: true,
-                tags_deleted: before.tags.clone(),
-                tags_remaining: Vec::new(),
-            }
+            Removed { repository, tag: None, digest, snapshot_deleted: true, tags_deleted: before.tags.clone(), tags_remaining: Vec::new() }
         }
     };
     if context.json {
@@ -142,14 +138,8 @@ mod tests {
     fn removal_says_what_remains() {
         let digest = Digest::sha256(b"x");
         let tag = |t: &str| t.parse::<Tag>().unwrap();
-        let before = SnapshotSummary {
-            digest,
-            tags: vec![tag("a"), tag("b")],
-            parents: vec![],
-            pushed_at: 0,
-            logical_bytes: 0,
-            new_bytes: 0,
-        };
+        let before =
+            SnapshotSummary { digest, tags: vec![tag("a"), tag("b")], parents: vec![], pushed_at: 0, logical_bytes: 0, new_bytes: 0 };
         let mut removed = Removed {
             repository: "r".parse().unwrap(),
             tag: Some(tag("a")),

@@ -6,25 +6,8 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use pfr_client::{Destination, Progress, PullReport};
-use pfr_schema::{Digest, Selector};
-use serde::Serialize;
-
-/// What a pull did.
-#[derive(Clone, Debug, Serialize)]
-struct PullSummary {
-    digest: Digest,
-    repository: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    directory: Option<String>,
-    pages: u64,
-    blobs_total: u64,
-    blobs_received: u64,
-    bytes_raw: u64,
-    bytes_received: u64,
-    bytes_deduplicated: u64,
-    round_trips: u64,
-    seconds: f64,
-}
+use pfr_schema::Selector;
+use std::time::Duration;
 
 pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let remote = context.remote(Some(&args.reference))?;
@@ -44,19 +27,7 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let work = pfr_client::pull(&remote, &repository, &selector, &destination, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
     if context.json {
-        return context.out.json(&PullSummary {
-            digest: report.digest,
-            repository: repository.to_string(),
-            directory: args.dir.map(|d| d.display().to_string()),
-            pages: report.pages,
-            blobs_total: report.blobs_total,
-            blobs_received: report.blobs_received,
-            bytes_raw: report.bytes_raw,
-            bytes_received: report.bytes_received,
-            bytes_deduplicated: report.bytes_deduplicated,
-            round_trips: report.round_trips,
-            seconds: report.elapsed.as_secs_f64(),
-        });
+        return context.out.json(&report);
     }
     if !context.quiet {
         let summary = describe(&report);
@@ -75,6 +46,6 @@ pub fn describe(report: &PullReport) -> String {
         bytes(report.bytes_received),
         bytes(report.bytes_deduplicated),
         count(report.round_trips, "round trip"),
-        duration(report.elapsed)
+        duration(Duration::from_secs_f64(report.seconds))
     )
 }

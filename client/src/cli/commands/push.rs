@@ -8,36 +8,20 @@ use crate::cli::progress::{Standing, watch};
 use crate::cli::side::Side;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::{Digest, Reference, Selector, Tag};
-use serde::Serialize;
 use std::path::{Path, PathBuf};
-
-/// What a push did.
-#[derive(Clone, Debug, Serialize)]
-pub struct PushSummary {
-    digest: Digest,
-    repository: String,
-    tag: Tag,
-    pages: u64,
-    blobs_total: u64,
-    blobs_sent: u64,
-    bytes_raw: u64,
-    bytes_sent: u64,
-    bytes_deduplicated: u64,
-    round_trips: u64,
-    seconds: f64,
-}
+use std::time::Duration;
 
 pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let tag = target_tag(&args.target)?;
     let remote = context.remote(Some(&args.target))?;
     let parents = parents(context, &args).await?;
     let source = source(context, &args.source).await?;
-    let target = PushTarget { repository: args.target.repository.clone(), tag: Some(tag.clone()), if_tag_is: args.if_tag_is, parents };
+    let target = PushTarget { repository: args.target.repository.clone(), tag: Some(tag), if_tag_is: args.if_tag_is, parents };
     let progress = Progress::default();
     let work = pfr_client::push(&source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
     if context.json {
-        return context.out.json(&PushSummary::new(&report, &args.target.repository.to_string(), tag));
+        return context.out.json(&report);
     }
     if !context.quiet {
         let summary = describe(&report);
@@ -52,9 +36,11 @@ async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
         Place::Directory(path) => Ok(Source::Directory(path)),
         Place::Store(reference) => {
             let store = context.existing_store().await.map_err(|f| f.context(&format!("{text} is not a directory")))?;
-            let snapshot = store.resolve(&reference.repository, &reference.selector_or_latest()).await.map_err(Failure::from).map_err(|f| {
-                f.context("local store").hint("SOURCE is a snapshot directory, or a REF that `pf ls --local` knows")
-            })?;
+            let snapshot = store
+                .resolve(&reference.repository, &reference.selector_or_latest())
+                .await
+                .map_err(Failure::from)
+                .map_err(|f| f.hint("SOURCE is a snapshot directory, or a REF that `pf ls --local` knows"))?;
             Ok(Source::Store { store, snapshot })
         }
     }
@@ -95,7 +81,7 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
     }
     let mut digests = Vec::new();
     for parent in &args.parent {
-        let reference = parent.from_base(&args.target);
+        let reference = parent.seen_from(&args.target);
         digests.push(match reference.selector_or_latest() {
             Selector::Digest(digest) => digest,
             selector => {
@@ -105,25 +91,6 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
         });
     }
     Ok(digests)
-}
-
-impl PushSummary {
-    /// Of a report.
-    pub fn new(report: &PushReport, repository: &str, tag: Tag) -> Self {
-        Self {
-            digest: report.digest,
-            repository: repository.to_owned(),
-            tag,
-            pages: report.pages,
-            blobs_total: report.blobs_total,
-            blobs_sent: report.blobs_sent,
-            bytes_raw: report.bytes_raw,
-            bytes_sent: report.bytes_sent,
-            bytes_deduplicated: report.bytes_deduplicated,
-            round_trips: report.round_trips,
-            seconds: report.elapsed.as_secs_f64(),
-        }
-    }
 }
 
 /// One line about a push.
@@ -136,7 +103,7 @@ pub fn describe(report: &PushReport) -> String {
         bytes(report.bytes_sent),
         bytes(report.bytes_deduplicated),
         count(report.round_trips, "round trip"),
-        duration(report.elapsed)
+        duration(Duration::from_secs_f64(report.seconds))
     )
 }
 

@@ -51,7 +51,10 @@ pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
     out.line("")?;
     let packs = if stats.repository.is_some() { "packs on disk, of everything the store holds" } else { "packs on disk" };
     out.pairs(&[
-        ("logical", format!("{}  {}", bytes(stats.logical), out.paint.dim(&format!("in {}", count(stats.snapshots.len() as u64, "snapshot"))))),
+        (
+            "logical",
+            format!("{}  {}", bytes(stats.logical), out.paint.dim(&format!("in {}", count(stats.snapshots.len() as u64, "snapshot")))),
+        ),
         ("unique", format!("{}  {}", bytes(stats.unique), out.paint.dim("each blob once"))),
         ("stored", format!("{}  {}", bytes(stats.stored), out.paint.dim("the same, encoded"))),
         ("disk", format!("{}  {}", bytes(stats.disk), out.paint.dim(packs))),

@@ -92,8 +92,8 @@ enum Bend {
 fn connect(lanes: &[Option<Digest>], stays: usize, other: usize, bend: Bend) -> Line {
     let (low, high) = (stays.min(other), stays.max(other));
     let mut text = String::new();
-    for i in 0..lanes.len() {
-        let occupied = lanes[i].is_some();
+    for (i, lane) in lanes.iter().enumerate() {
+        let occupied = lane.is_some();
         let mark = match (bend, i == low) {
             (Bend::Opens, left) if i == other => ['╮', '╭'][usize::from(left)],
             (Bend::Ends, left) if i == other => ['╯', '╰'][usize::from(left)],

@@ -96,7 +96,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 /// Milliseconds since 1970.
 pub fn now_ms() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+    pfr_store::Clock::system().now()
 }
 
 /// Text from elsewhere without what could steer a terminal; line breaks stay.

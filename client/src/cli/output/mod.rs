@@ -31,9 +31,8 @@ impl Out {
 
     /// Stderr of this process, for narration when stdout carries JSON.
     pub fn stderr() -> Self {
-        let terminal = io::stderr().is_terminal();
-        let width = terminal.then(|| terminal_width(io::stderr())).flatten();
-        Self { writer: BufWriter::new(Box::new(io::stderr())), paint: Paint::for_stream(terminal), width }
+        let width = stderr_width();
+        Self { writer: BufWriter::new(Box::new(io::stderr())), paint: Paint::for_stream(width.is_some()), width }
     }
 
     /// One line.
@@ -82,6 +81,11 @@ fn stdout_failed(error: &io::Error) -> Failure {
         return Failure::BrokenPipe;
     }
     Failure::new(1, format!("cannot write to stdout: {error}"))
+}
+
+/// Columns of the terminal that stderr is; none if it is something else.
+pub fn stderr_width() -> Option<usize> {
+    io::stderr().is_terminal().then(|| terminal_width(io::stderr())).flatten()
 }
 
 fn terminal_width(stream: impl std::os::fd::AsFd) -> Option<usize> {

@@ -92,9 +92,8 @@ impl Table {
 
     /// Leaves out optional columns, then clips the widest text, until a line fits.
     fn fit(&self, widths: &mut [usize], shown: &mut Vec<usize>, width: usize) {
-        let total = |widths: &[usize], shown: &[usize]| {
-            shown.iter().map(|&i| widths[i]).sum::<usize>() + GAP * shown.len().saturating_sub(1)
-        };
+        let total =
+            |widths: &[usize], shown: &[usize]| shown.iter().map(|&i| widths[i]).sum::<usize>() + GAP * shown.len().saturating_sub(1);
         while total(widths, shown) > width {
             let Some(last) = shown.iter().rposition(|&i| self.columns[i].optional) else { break };
             shown.remove(last);
@@ -124,7 +123,7 @@ mod tests {
         let lines = sample().render(&Paint::plain(), None);
         assert_eq!(
             lines,
-            ["NAME                         SIZE  NOTE", "team/agent-with-a-long-name      1  hello", "x                            12345"]
+            ["NAME                          SIZE  NOTE", "team/agent-with-a-long-name      1  hello", "x                            12345"]
         );
     }
 

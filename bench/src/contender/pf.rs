@@ -1,0 +1,92 @@
+//! `pf` and `pf-registry`, as processes on loopback, as a user runs them.
+
+use super::Contender;
+use crate::Result;
+use crate::meter::{Meter, Said, Step};
+use crate::usage::{Server, peak_memory, run};
+use crate::workload::{Workload, warm_dir};
+use serde::Deserialize;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The two programs.
+pub struct Pf {
+    /// The client.
+    pub pf: PathBuf,
+    /// The registry.
+    pub registry: PathBuf,
+}
+
+/// What `--json` says, of push or pull.
+#[derive(Deserialize)]
+struct Report {
+    #[serde(alias = "bytes_received")]
+    bytes_sent: u64,
+    round_trips: u64,
+}
+
+impl Pf {
+    /// A registry with its data in `data`; its base URL.
+    fn serve(&self, data: &Path) -> Result<(Server, String)> {
+        let mut child = Command::new(&self.registry)
+            .arg("serve")
+            .args(["--listen", "127.0.0.1:0", "--log", "warn", "--data"])
+            .arg(data)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map_err(|e| format!("pf-registry: {e}; build it with `cargo build --release -p pfr-registry`"))?;
+        let stdout = child.stdout.take().ok_or("no stdout")?;
+        let server = Server::new(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let url = line.trim().rsplit(' ').next().filter(|url| url.starts_with("http://")).ok_or("pf-registry did not start")?;
+        Ok((server, url.to_owned()))
+    }
+
+    fn client(&self, url: &str, home: &Path, store: &Path) -> Command {
+        let mut command = Command::new(&self.pf);
+        command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
+        command.args(["--json", "--quiet", "--registry", url, "--store"]).arg(store);
+        command
+    }
+}
+
+impl Contender for Pf {
+    fn name(&self) -> &'static str {
+        "pf"
+    }
+
+    fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
+        let data = dir.join("registry");
+        let (server, url) = self.serve(&data)?;
+        let servers = [server.pid()];
+        let raw = workload.base.bytes();
+        let mut step = |step: Step, store: &str, args: &[&std::ffi::OsStr]| {
+            let mut command = self.client(&url, dir, &dir.join(store));
+            command.args(args);
+            meter.measure(step, raw, dir, &servers, || {
+                let ran = run(&mut command)?;
+                let report: Report = serde_json::from_slice(&ran.stdout)?;
+                Ok(Said {
+                    bytes_moved: Some(report.bytes_sent),
+                    round_trips: Some(report.round_trips),
+                    client_memory: Some(ran.peak_memory),
+                    server_memory: peak_memory(servers[0]),
+                })
+            })
+        };
+        let (base, fork) = (workload.base.dir.as_os_str(), workload.fork.dir.as_os_str());
+        workload.base.warm()?;
+        step(Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
+        warm_dir(&data)?;
+        step(Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
+        std::fs::remove_dir_all(dir.join("store"))?;
+        step(Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
+        std::fs::remove_dir_all(dir.join("pulled"))?;
+        workload.base.warm()?;
+        step(Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
+        step(Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])
+    }
+}

@@ -1,0 +1,156 @@
+//! Runs the contenders in turn: every round each of them once in each place, in rotated order, so that what changes on the machine
+//! in the meantime changes for all.
+
+use crate::Result;
+use crate::contender::docker::{Docker, INSTALL};
+use crate::contender::floor::Floor;
+use crate::contender::pf::Pf;
+use crate::contender::{Contender, sibling};
+use crate::floor::Plan;
+use crate::machine::{describe, file_system};
+use crate::meter::Meter;
+use crate::report::{Report, json, svg, table};
+use crate::workload::Workload;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `run`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Pages of the workload: 360,448 bytes each
+    #[arg(long, default_value_t = 4096)]
+    pages: usize,
+    /// Rounds
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Directory on disk to work in [default: the system's temporary directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Directory in memory to work in, besides
+    #[arg(long, default_value = "/dev/shm")]
+    tmpfs: PathBuf,
+    /// Only these contenders: floor, write-only, pf, docker-registry
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these places: disk, tmpfs
+    #[arg(long, value_delimiter = ',')]
+    places: Vec<String>,
+    /// Write the samples as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a plot
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Date to put into the JSON
+    #[arg(long)]
+    date: Option<String>,
+    /// The client [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    pf: Option<PathBuf>,
+    /// The registry [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    pf_registry: Option<PathBuf>,
+}
+
+/// A directory to work in, and the workload in a file system that it reads from.
+struct Place {
+    name: &'static str,
+    dir: PathBuf,
+    workload: Workload,
+    _copy: Option<tempfile::TempDir>,
+}
+
+/// Measures and reports.
+pub fn run(args: &Args) -> Result<()> {
+    let workload = Workload::prepare(args.pages, &sibling("pf-kv")?)?;
+    let places = places(args, workload)?;
+    let mut notes = Vec::new();
+    let mut report = Report {
+        date: args.date.clone(),
+        machine: describe(&places.iter().map(|place| (place.name, place.dir.as_path())).collect::<Vec<_>>()),
+        pages: args.pages,
+        rounds: args.rounds,
+        notes: Vec::new(),
+        samples: Vec::new(),
+    };
+    let mut docker = Docker::find()?.filter(|_| args.wants("docker-registry"));
+    match (&mut docker, places.first()) {
+        (Some(docker), Some(place)) => notes.push(format!("docker-registry: {}", docker.tune(&place.workload, &place.dir)?)),
+        _ if args.wants("docker-registry") => notes.push(INSTALL.to_owned()),
+        _ => {}
+    }
+    for round in 0..args.rounds {
+        for place in &places {
+            let mut contenders: Vec<Box<dyn Contender + '_>> = Vec::new();
+            let direct = place.name == "disk";
+            for hash in [true, false] {
+                contenders.push(Box::new(Floor { plan: Plan { hash, ..Plan::on(direct) } }));
+            }
+            let program = |given: &Option<PathBuf>, name| given.clone().map_or_else(|| sibling(name), Ok);
+            contenders.push(Box::new(Pf { pf: program(&args.pf, "pf")?, registry: program(&args.pf_registry, "pf-registry")? }));
+            if let Some(docker) = &mut docker {
+                contenders.push(Box::new(Borrowed(docker)));
+            }
+            contenders.retain(|contender| args.wants(contender.name()));
+            let first = round % contenders.len().max(1);
+            contenders.rotate_left(first);
+            for contender in &mut contenders {
+                let dir = tempfile::Builder::new().prefix("pf-bench-").tempdir_in(&place.dir)?;
+                let mut meter = Meter { place: place.name, contender: contender.name(), round, samples: &mut report.samples };
+                contender.round(&place.workload, dir.path(), &mut meter)?;
+                dir.close()?;
+            }
+        }
+    }
+    report.notes = notes;
+    println!("{}", table::render(&report));
+    if let Some(path) = &args.json {
+        std::fs::write(path, json::render(&report)?)?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg::render(&report))?;
+    }
+    Ok(())
+}
+
+impl Args {
+    fn wants(&self, contender: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| name == contender)
+    }
+}
+
+fn places(args: &Args, workload: Workload) -> Result<Vec<Place>> {
+    let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let mut places = Vec::new();
+    let wants = |name: &str| args.places.is_empty() || args.places.iter().any(|place| place == name);
+    if wants("tmpfs") && has_room(&args.tmpfs, &workload) {
+        let copy = tempfile::Builder::new().prefix("pf-bench-").tempdir_in(&args.tmpfs)?;
+        let copied = workload.copy_to(copy.path())?;
+        places.push(Place { name: "tmpfs", dir: args.tmpfs.clone(), workload: copied, _copy: Some(copy) });
+    }
+    if wants("disk") {
+        if file_system(&disk) == "tmpfs" {
+            return Err(format!("{} is in memory: name a directory on disk with --dir", disk.display()).into());
+        }
+        places.insert(0, Place { name: "disk", dir: disk, workload, _copy: None });
+    }
+    Ok(places)
+}
+
+/// Room for the input, a registry and what is pulled from it.
+fn has_room(dir: &Path, workload: &Workload) -> bool {
+    let room = rustix::fs::statvfs(dir).map_or(0, |s| s.f_bavail * s.f_frsize);
+    file_system(dir) == "tmpfs" && room > 5 * workload.base.bytes()
+}
+
+/// A contender that outlives the round.
+struct Borrowed<'a>(&'a mut Docker);
+
+impl Contender for Borrowed<'_> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
+        self.0.round(workload, dir, meter)
+    }
+}

@@ -1,0 +1,178 @@
+//! Files as frames: read on blocking threads, a few pieces ahead of whoever takes them, in constant memory.
+
+use super::zstd_frame::{self, Shape};
+use super::{Directory, layout};
+use crate::error::{Error, Result};
+use crate::plan::Item;
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::StreamExt as _;
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::Header;
+use pfr_schema::Kind;
+use pfr_store::document_frame;
+use rustix::buffer::spare_capacity;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Bytes of a piece: many small frames go in one, a large one in many.
+const PIECE: usize = 1 << 20;
+/// What must fit behind a piece without moving it: a checksum and the next header.
+const ROOM: usize = 512;
+/// Pieces read ahead.
+const AHEAD: usize = 3;
+
+/// The frames of `items`, in order, without an end mark.
+pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>) -> BoxStream<'static, Result<Bytes>> {
+    let (sender, receiver) = mpsc::channel(AHEAD);
+    let work = move || {
+        let mut output = Output { sender, piece: Vec::new() };
+        let mut written = Ok(());
+        for item in items.iter() {
+            written = directory.write_frame(item, &mut output);
+            if written.is_err() {
+                break;
+            }
+        }
+        match written.and_then(|()| output.flush()) {
+            // Nobody reads on: the request was cut, and says so itself.
+            Ok(()) | Err(Stop::Unread) => {}
+            Err(Stop::Failed(error)) => drop(output.sender.blocking_send(Err(error))),
+        }
+    };
+    // Started when the first piece is wanted, so that a stream that is never read reads nothing.
+    let start = stream::once(async move {
+        tokio::task::spawn_blocking(work);
+        stream::unfold(receiver, |mut receiver| async move { receiver.recv().await.map(|piece| (piece, receiver)) })
+    });
+    start.flatten().boxed()
+}
+
+enum Stop {
+    Unread,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+struct Output {
+    sender: mpsc::Sender<Result<Bytes>>,
+    piece: Vec<u8>,
+}
+
+impl Output {
+    /// Makes sure that at least [`ROOM`] bytes fit.
+    fn make_room(&mut self) -> std::result::Result<(), Stop> {
+        if self.piece.capacity() - self.piece.len() >= ROOM { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> std::result::Result<(), Stop> {
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
+        if piece.is_empty() {
+            return Ok(());
+        }
+        self.sender.blocking_send(Ok(piece.into())).map_err(|_| Stop::Unread)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> std::result::Result<(), Stop> {
+        self.make_room()?;
+        if bytes.len() > ROOM {
+            self.flush()?;
+        }
+        self.piece.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Appends a frame whose payload is `len` bytes of `input`.
+    fn frame(&mut self, header: &Header, path: &Path, mut input: impl Input) -> std::result::Result<(), Stop> {
+        let changed = |reason: String| Error::Changed { path: path.to_owned(), reason };
+        self.append(&header.to_bytes())?;
+        let (mut left, mut checksum) = (header.stored_len, 0);
+        while left > 0 {
+            self.make_room()?;
+            let before = self.piece.len();
+            let read = input.read_into(&mut self.piece).map_err(Error::io("read", path))? as u64;
+            checksum = crc32c::crc32c_append(checksum, &self.piece[before..]);
+            left = match left.checked_sub(read) {
+                Some(_) if read == 0 => {
+                    return Err(changed(format!("it ends {left} bytes before the {} it had", header.stored_len)).into());
+                }
+                Some(left) => left,
+                None => return Err(changed(format!("it has more than the {} bytes it had", header.stored_len)).into()),
+            };
+        }
+        self.append(&checksum.to_le_bytes())
+    }
+}
+
+/// Something to read that appends to a vector's spare room.
+trait Input {
+    fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize>;
+}
+
+impl Input for File {
+    fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize> {
+        loop {
+            // Straight into memory nobody has zeroed.
+            match rustix::io::read(&*self, spare_capacity(piece)) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return Ok(result?),
+            }
+        }
+    }
+}
+
+/// A decoder.
+struct Decoded<R>(R);
+
+impl<R: Read> Input for Decoded<R> {
+    fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize> {
+        let room = (piece.capacity() - piece.len()) as u64;
+        (&mut self.0).take(room).read_to_end(piece)
+    }
+}
+
+impl Directory {
+    fn write_frame(&self, item: &Item, output: &mut Output) -> std::result::Result<(), Stop> {
+        let Some(relative) = self.file_of(&item.digest) else {
+            let document = self.documents.get(&item.digest).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))?;
+            return output.append(&document_frame(document));
+        };
+        let size = item.size.ok_or_else(|| Error::Internal(format!("nobody says how long {} is", item.digest)))?;
+        let raw = Header { codec: Codec::Raw, kind: Kind::Blob, digest: item.digest, raw_len: size, stored_len: size };
+        let path = self.root.path().join(&relative);
+        let (file, len) = match self.root.file(&relative) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return self.write_encoded(&raw, &relative, output),
+            other => other?,
+        };
+        if len != size {
+            return Err(Error::Changed { path, reason: format!("it had {size} bytes, now it has {len}") }.into());
+        }
+        output.frame(&raw, &path, file)
+    }
+
+    fn write_encoded(&self, raw: &Header, relative: &Path, output: &mut Output) -> std::result::Result<(), Stop> {
+        let relative: PathBuf = layout::encoded(relative);
+        let path = self.root.path().join(&relative);
+        let (file, len) = self.root.file(&relative)?;
+        let Shape { plain, raw_len } = zstd_frame::shape(&file, len).map_err(Error::io("read", &path))?;
+        if plain && raw_len.is_some_and(|found| found != raw.raw_len) {
+            let (document, at) = (path.clone(), "its zstd header".to_owned());
+            return Err(Error::WrongLength { path, document, at, expected: raw.raw_len, found: raw_len.unwrap_or(0) }.into());
+        }
+        let as_it_is = Header { codec: Codec::Zstd, stored_len: len, ..*raw };
+        // Its own parser says what the registry will say.
+        if plain && Header::parse_exact(&as_it_is.to_bytes(), 0, self.limits()).is_ok() {
+            return output.frame(&as_it_is, &path, file);
+        }
+        let decoder = zstd_frame::decoder(file).map_err(Error::io("decode", &path))?;
+        output.frame(raw, &path, Decoded(decoder.take(raw.raw_len + 1)))
+    }
+}

@@ -1,0 +1,126 @@
+//! Watching frames pass by: progress, what a request has moved, and — when receiving — that it is what was asked for.
+
+use crate::error::{Error, Result};
+use crate::plan::{Item, check_size};
+use crate::progress::Progress;
+use bytes::Bytes;
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::{Event, Header, Parser};
+use pfr_schema::{FormatError, Limits};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What one try of one request has moved. A new try starts again from nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    progress: Progress,
+    raw: AtomicU64,
+    blobs: AtomicU64,
+    frame_bytes: AtomicU64,
+}
+
+impl Tally {
+    pub fn new(progress: &Progress) -> Arc<Self> {
+        Arc::new(Self { progress: progress.clone(), ..Self::default() })
+    }
+
+    /// Frames moved.
+    pub fn blobs(&self) -> u64 {
+        self.blobs.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of frames moved.
+    pub fn frame_bytes(&self) -> u64 {
+        self.frame_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Forgets a try that has to be made again.
+    pub fn reset(&self) {
+        self.progress.undo(self.raw.swap(0, Ordering::Relaxed), self.blobs.swap(0, Ordering::Relaxed));
+        self.frame_bytes.store(0, Ordering::Relaxed);
+    }
+
+    fn add_raw(&self, bytes: u64) {
+        self.raw.fetch_add(bytes, Ordering::Relaxed);
+        self.progress.add_bytes_done(bytes);
+    }
+
+    fn end_frame(&self, header: &Header) {
+        self.blobs.fetch_add(1, Ordering::Relaxed);
+        self.progress.add_blobs_done(1);
+        self.frame_bytes.fetch_add(header.frame_len(), Ordering::Relaxed);
+    }
+}
+
+/// Follows a stream of frames piece by piece. Payloads are looked at by nobody here.
+pub(crate) struct Meter {
+    parser: Parser,
+    tally: Arc<Tally>,
+    expected: Option<(Arc<[Item]>, usize)>,
+    current: Option<Header>,
+}
+
+impl Meter {
+    /// Counts.
+    pub fn new(limits: &Limits, tally: Arc<Tally>) -> Self {
+        Self { parser: Parser::new(limits.clone()), tally, expected: None, current: None }
+    }
+
+    /// Counts, and refuses every frame but the expected ones, in their order, with their lengths: a hostile registry must not
+    /// fill the disk with what nobody asked for.
+    pub fn expecting(limits: &Limits, tally: Arc<Tally>, items: Arc<[Item]>) -> Self {
+        Self { expected: Some((items, 0)), ..Self::new(limits, tally) }
+    }
+
+    /// Looks at the next piece.
+    pub fn look(&mut self, piece: &Bytes) -> Result<()> {
+        self.parser.push(piece.clone());
+        while let Some(event) = self.next()? {
+            match event {
+                Event::Begin(header) => {
+                    self.check(&header)?;
+                    self.current = Some(header);
+                }
+                Event::Payload(bytes) => {
+                    if self.current.is_some_and(|h| h.codec == Codec::Raw) {
+                        self.tally.add_raw(bytes.len() as u64);
+                    }
+                }
+                Event::Finish { .. } => {
+                    if let Some(header) = self.current.take() {
+                        if header.codec != Codec::Raw {
+                            self.tally.add_raw(header.raw_len);
+                        }
+                        self.tally.end_frame(&header);
+                    }
+                }
+                Event::End => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Event>> {
+        self.parser.next().map_err(|source| match self.wanted() {
+            Some(item) => Error::Received { digest: item.digest, source },
+            None => Error::Internal(source.to_string()),
+        })
+    }
+
+    fn wanted(&self) -> Option<Item> {
+        let (items, next) = self.expected.as_ref()?;
+        items.get(*next).or(items.last()).copied()
+    }
+
+    fn check(&mut self, header: &Header) -> Result<()> {
+        let Some((items, next)) = &mut self.expected else { return Ok(()) };
+        let digest = header.digest;
+        let unasked = |reason: &str| Error::Received { digest, source: FormatError::Frame { position: 0, reason: reason.into() } };
+        let Some(item) = items.get(*next) else { return Err(unasked("nobody asked for it")) };
+        if item.digest != digest {
+            return Err(unasked(&format!("{} was asked for in its place", item.digest)));
+        }
+        *next += 1;
+        check_size(item, header.raw_len)
+    }
+}

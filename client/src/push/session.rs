@@ -1,0 +1,127 @@
+//! One push session: negotiate, send, commit.
+
+use super::PushTarget;
+use super::batch::{Batch, batches};
+use super::origin::Origin;
+use crate::error::{Error, Result};
+use crate::meter::{Meter, Tally};
+use crate::plan::{Holder, Item, plan};
+use crate::progress::{Phase, Progress};
+use crate::remote::{BoxFrames, Remote};
+use bytes::Bytes;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use pfr_schema::api::{self, DigestGroup, MissingRequest};
+use pfr_schema::frame::end_mark;
+use pfr_schema::Kind;
+use pfr_store::document_frame;
+use std::sync::Arc;
+
+/// Requests with frames in flight.
+const IN_FLIGHT: usize = 4;
+
+/// What has been sent and acknowledged.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    pub blobs: u64,
+    pub frame_bytes: u64,
+}
+
+pub(super) struct Session<'a> {
+    origin: &'a Origin,
+    remote: &'a Remote,
+    target: &'a PushTarget,
+    progress: &'a Progress,
+    push: api::Push,
+}
+
+impl<'a> Session<'a> {
+    pub async fn open(origin: &'a Origin, remote: &'a Remote, target: &'a PushTarget, progress: &'a Progress) -> Result<Self> {
+        let push = remote.open_push(&target.repository).await?;
+        Ok(Self { origin, remote, target, progress, push })
+    }
+
+    /// Everything but the opening.
+    pub async fn run(&self, total_bytes: u64, sent: &mut Sent) -> Result<api::Committed> {
+        let manifest = self.origin.manifest();
+        let plan = plan(manifest, self.origin, self, self.origin.limits()).await?;
+        if self.progress.bytes_deduplicated() == 0 {
+            self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
+        }
+        self.progress.enter(Phase::Sending);
+        let batches = batches(plan, self.push.max_frames_bytes);
+        {
+            let mut acknowledged = stream::iter(batches.together).map(|batch| self.send(batch)).buffer_unordered(IN_FLIGHT);
+            while let Some(one) = acknowledged.try_next().await? {
+                sent.add(one);
+            }
+        }
+        for batch in batches.in_order {
+            sent.add(self.send(batch).await?);
+        }
+        self.progress.enter(Phase::Committing);
+        let request = api::CommitRequest { manifest: manifest.digest, tag: self.target.tag.clone(), if_tag_is: self.target.if_tag_is };
+        let committed = self.remote.commit(&self.target.repository, &self.push.id, &request).await?;
+        if committed.digest != manifest.digest {
+            return Err(self.remote.protocol(format!("{} was to be committed, it committed {}", manifest.digest, committed.digest)));
+        }
+        Ok(committed)
+    }
+
+    pub async fn abort(&self) -> Result<()> {
+        self.remote.abort(&self.target.repository, &self.push.id).await
+    }
+
+    async fn send(&self, batch: Batch) -> Result<Sent> {
+        let tally = Tally::new(self.progress);
+        let (origin, limits) = (self.origin.clone(), self.origin.limits().clone());
+        let frames = {
+            let tally = Arc::clone(&tally);
+            move || {
+                tally.reset();
+                let mut meter = Meter::new(&limits, Arc::clone(&tally));
+                body(&origin, &batch).and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece))).boxed()
+            }
+        };
+        self.remote.put_frames(&self.target.repository, &self.push.id, frames).await?;
+        Ok(Sent { blobs: tally.blobs(), frame_bytes: tally.frame_bytes() })
+    }
+}
+
+impl Sent {
+    fn add(&mut self, other: Self) {
+        self.blobs += other.blobs;
+        self.frame_bytes += other.frame_bytes;
+    }
+}
+
+/// A request's body. Containers are encoded as they are taken.
+fn body(origin: &Origin, batch: &Batch) -> BoxFrames {
+    let containers = Arc::clone(&batch.containers);
+    let documents = stream::iter(0..containers.len()).map(move |i| Ok::<Bytes, Error>(document_frame(&containers[i])));
+    let end = Bytes::from(end_mark(batch.frames()));
+    let blobs = if batch.blobs.is_empty() { stream::empty().boxed() } else { origin.blob_frames(Arc::clone(&batch.blobs)) };
+    blobs.chain(documents).chain(stream::once(async move { Ok(end) })).boxed()
+}
+
+impl Holder for Session<'_> {
+    async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
+        let most = usize::try_from(self.push.max_digests).unwrap_or(usize::MAX).max(1);
+        let mut lacking = Vec::new();
+        for (part, items) in items.chunks(most).enumerate() {
+            // By kind, remembering where each came from.
+            let mut order = Vec::with_capacity(items.len());
+            let mut groups = Vec::new();
+            for kind in Kind::ALL {
+                let of_kind: Vec<usize> = (0..items.len()).filter(|i| items[*i].kind == kind).collect();
+                if !of_kind.is_empty() {
+                    groups.push(DigestGroup { kind, digests: of_kind.iter().map(|i| items[*i].digest).collect() });
+                    order.extend(of_kind);
+                }
+            }
+            let missing = self.remote.missing(&self.target.repository, &self.push.id, &MissingRequest { groups }).await?;
+            lacking.extend(missing.into_iter().map(|position| part * most + order[position]));
+        }
+        lacking.sort_unstable();
+        Ok(lacking)
+    }
+}

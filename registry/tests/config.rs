@@ -1,0 +1,71 @@
+//! Settings: the template is true, names follow one rule, and nothing misspelt is taken for nothing.
+
+use clap::{Args as _, CommandFactory as _};
+use pfr_registry::config::{Config, Overrides, SettingsError};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Parser)]
+struct Flags {
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+fn template() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("pf-registry.toml")
+}
+
+#[test]
+fn the_template_parses_and_shows_every_default() {
+    let text = std::fs::read_to_string(template()).expect("the template");
+    let overrides: Overrides = toml::from_str(&text).expect("the template parses");
+    let given = format!("{overrides:?}");
+    assert!(!given.contains("None"), "the template leaves something out: {given}");
+    assert_eq!(overrides.or_default(), Config { data: "/var/lib/pf-registry".into(), ..Config::default() });
+}
+
+#[test]
+fn every_setting_is_a_flag_a_variable_a_key_and_is_documented_with_its_default() {
+    let text = std::fs::read_to_string(template()).expect("the template");
+    let table: toml::Table = toml::from_str(&text).expect("the template parses");
+    let command = Overrides::augment_args(clap::Command::new("test"));
+    for argument in command.get_arguments() {
+        let flag = argument.get_long().expect("a flag");
+        let variable = argument.get_env().and_then(|name| name.to_str()).expect("a variable");
+        assert_eq!(variable, format!("PF_REGISTRY_{}", flag.replace('-', "_").to_uppercase()));
+        let default = match table.get(flag).unwrap_or_else(|| panic!("{flag} is not in the template")) {
+            toml::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let help = argument.get_help().expect("help").to_string();
+        assert!(flag == "data" || help.contains(&format!("[default: {default}]")), "--{flag}: {help:?} does not say {default}");
+    }
+    Flags::command().debug_assert();
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_defaults() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("settings.toml");
+    std::fs::write(&file, "data = \"/file\"\nmax-requests = 7\nlease-seconds = 9\n").expect("a file");
+    let given = Overrides { max_requests: Some(5), ..Overrides::default() };
+    let config = Config::load(Some(&file), given).expect("settings");
+    assert_eq!((config.data, config.max_requests, config.lease_seconds, config.max_digests), ("/file".into(), 5, 9, 100_000));
+}
+
+#[test]
+fn what_cannot_be_right_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("settings.toml");
+    std::fs::write(&file, "max_requests = 7\n").expect("a file");
+    let error = Config::load(Some(&file), Overrides::default()).expect_err("an unknown key").to_string();
+    assert!(error.contains("max_requests") && error.contains("settings.toml"), "{error}");
+    let missing = Config::load(Some(&dir.path().join("none")), Overrides::default());
+    assert!(matches!(missing, Err(SettingsError::Read { .. })));
+    let data = Some(PathBuf::from("/data"));
+    let exposed = Overrides { data: data.clone(), listen: Some(([0, 0, 0, 0], 1).into()), ..Overrides::default() };
+    assert!(matches!(Config::load(None, exposed.clone()), Err(SettingsError::Exposed(_))));
+    assert!(Config::load(None, Overrides { insecure_listen_anywhere: Some(true), ..exposed }).is_ok());
+    let zero = Overrides { data, lease_seconds: Some(0), ..Overrides::default() };
+    assert!(matches!(Config::load(None, zero), Err(SettingsError::Zero("lease-seconds"))));
+    assert!(matches!(Config::load(None, Overrides::default()), Err(SettingsError::NoData)));
+}
