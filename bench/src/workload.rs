@@ -85,11 +85,16 @@ impl Snapshot {
         self.blobs.iter().try_for_each(|blob| read_through(&blob.path, &mut buffer))
     }
 
-    fn copy_to(&self, dir: &Path) -> Result<Self> {
+    /// A copy in `dir`; what `sibling` has is linked.
+    fn copy_to(&self, dir: &Path, sibling: Option<&Path>) -> Result<Self> {
         for blob in &self.blobs {
-            let path = dir.join(blob.path.strip_prefix(&self.dir)?);
+            let name = blob.path.strip_prefix(&self.dir)?;
+            let path = dir.join(name);
             std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
-            std::fs::copy(&blob.path, path)?;
+            match sibling.map(|sibling| sibling.join(name)).filter(|there| there.exists()) {
+                Some(there) => std::fs::hard_link(there, path)?,
+                None => std::fs::copy(&blob.path, path).map(drop)?,
+            }
         }
         std::fs::copy(self.dir.join("page_manifest.json"), dir.join("page_manifest.json"))?;
         Self::read(dir.to_owned())
@@ -121,7 +126,9 @@ impl Workload {
 
     /// The same in another directory, for a place that should read its own file system.
     pub fn copy_to(&self, dir: &Path) -> Result<Self> {
-        Ok(Self { pages: self.pages, base: self.base.copy_to(&dir.join("base"))?, fork: self.fork.copy_to(&dir.join("fork"))? })
+        let base = self.base.copy_to(&dir.join("base"), None)?;
+        let fork = self.fork.copy_to(&dir.join("fork"), Some(&base.dir))?;
+        Ok(Self { pages: self.pages, base, fork })
     }
 }
 

@@ -13,6 +13,9 @@ use pfr_schema::tree::Document;
 use pfr_schema::{Digest, FormatError, Kind, Limits};
 use std::collections::HashMap;
 
+/// Bytes of a frame besides its payload, at most.
+pub(crate) const FRAME_OVERHEAD: u64 = 128;
+
 /// A blob or container that a container lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
@@ -157,6 +160,24 @@ pub(crate) fn check_size(item: &Item, found: u64) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Cuts a list into consecutive parts of at most `limit` bytes, one item at least.
+pub(crate) fn cut<T>(items: Vec<T>, bytes: impl Fn(&T) -> u64, limit: u64) -> Vec<Vec<T>> {
+    let (mut parts, mut part, mut sum) = (Vec::new(), Vec::new(), 0_u64);
+    for item in items {
+        let size = bytes(&item).saturating_add(FRAME_OVERHEAD);
+        if !part.is_empty() && sum.saturating_add(size) > limit {
+            parts.push(std::mem::take(&mut part));
+            sum = 0;
+        }
+        sum = sum.saturating_add(size);
+        part.push(item);
+    }
+    if !part.is_empty() {
+        parts.push(part);
+    }
+    parts
 }
 
 #[cfg(test)]

@@ -1,12 +1,29 @@
-//! Pull.
+//! Pull: fetch what of a snapshot is not here, and make it visible here.
+//!
+//! ```text
+//! resolve ─▶ manifest ─▶ trees, checkpoints ─▶ runs ─▶ blobs, several requests in flight ─▶ containers ─▶ commit
+//! ```
+//!
+//! Nothing the registry says is believed but which snapshot a tag means: every byte is verified against the digest it was asked
+//! for under, and frames that nobody asked for end the pull. Containers are fetched first, to learn what they list, and
+//! accepted last, since the local store takes a container only when what it lists is there.
 
-use crate::error::{Error, Result};
-use crate::progress::Progress;
+mod fetch;
+mod into_directory;
+mod into_store;
+mod publish;
+mod writer;
+
+use crate::error::Result;
+use crate::plan::Totals;
+use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
+use fetch::Fetcher;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::Store;
 use serde::Serialize;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Where a snapshot goes to.
 #[derive(Clone, Debug)]
@@ -20,11 +37,11 @@ pub enum Destination {
         /// A local tag to point at the snapshot.
         tag: Option<Tag>,
     },
-    /// A snapshot directory, made if it is not there.
+    /// A snapshot directory, made if it is not there. Its page manifest appears last, when everything else is durable.
     Directory {
         /// The directory.
         path: PathBuf,
-        /// A store to take blobs from that need not be fetched.
+        /// A store to take blobs from that need not be fetched. Nothing is added to it.
         store: Option<Store>,
     },
 }
@@ -36,13 +53,13 @@ pub struct PullReport {
     pub digest: Digest,
     /// Pages in it, over all page trees.
     pub pages: u64,
-    /// Blobs it reaches, containers included, each once.
+    /// Blobs and containers that it lists, itself included.
     pub blobs_total: u64,
-    /// Blobs received.
+    /// Blobs and containers received.
     pub blobs_received: u64,
-    /// Raw bytes it reaches, each blob once.
+    /// Raw bytes of everything it lists.
     pub bytes_raw: u64,
-    /// Raw bytes that were here already.
+    /// Raw bytes of what was here already.
     pub bytes_deduplicated: u64,
     /// Bytes of frames received.
     pub bytes_received: u64,
@@ -55,13 +72,39 @@ pub struct PullReport {
 /// Fetches what of a snapshot is not here, and makes it visible here.
 ///
 /// # Errors
-/// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then nothing is published.
+/// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then nothing is published;
+/// [`crate::Error::Unreachable`]. Running it again fetches only what has not arrived.
 pub async fn pull(
-    _remote: &Remote,
-    _repository: &RepositoryName,
-    _selector: &Selector,
-    _destination: &Destination,
-    _progress: &Progress,
+    remote: &Remote,
+    repository: &RepositoryName,
+    selector: &Selector,
+    destination: &Destination,
+    progress: &Progress,
 ) -> Result<PullReport> {
-    Err(Error::Internal("not yet".into()))
+    let (start, trips) = (Instant::now(), remote.round_trips());
+    progress.enter(Phase::Negotiating);
+    let said = remote.snapshot(repository, selector).await?.summary.digest;
+    let digest = match selector {
+        Selector::Digest(asked) if *asked != said => {
+            return Err(remote.protocol(format!("{asked} was asked for, it told of {said}")));
+        }
+        _ => said,
+    };
+    let fetcher = Fetcher::new(remote, repository, progress);
+    let totals: Totals = match destination {
+        Destination::Store { store, repository, tag } => into_store::pull(&fetcher, digest, store, repository, tag.clone()).await?,
+        Destination::Directory { path, store } => into_directory::pull(&fetcher, digest, path, store.as_ref()).await?,
+    };
+    progress.enter(Phase::Done);
+    Ok(PullReport {
+        digest,
+        pages: totals.pages,
+        blobs_total: totals.blobs,
+        blobs_received: fetcher.blobs(),
+        bytes_raw: totals.bytes,
+        bytes_deduplicated: progress.bytes_deduplicated(),
+        bytes_received: fetcher.frame_bytes(),
+        round_trips: remote.round_trips() - trips,
+        seconds: start.elapsed().as_secs_f64(),
+    })
 }

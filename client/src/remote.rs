@@ -7,7 +7,7 @@
 //!
 //! [`send`] has the retries, [`frames`] the streams.
 
-mod backoff;
+pub(crate) mod backoff;
 mod frames;
 mod names;
 mod pushes;
@@ -132,6 +132,10 @@ impl Remote {
     #[must_use]
     pub fn round_trips(&self) -> u64 {
         self.round_trips.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn options(&self) -> &RemoteOptions {
+        &self.options
     }
 
     /// `/v1/…`; segments are percent-encoded, a repository is one segment.

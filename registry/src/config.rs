@@ -57,8 +57,8 @@ settings! {
     insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Requests served at once [default: 256]; more are refused with 503 and Retry-After. Health and metrics are exempt.
     max_requests: usize = 256, "PF_REGISTRY_MAX_REQUESTS", "N";
-    /// Connections held at once [default: 4096]; more wait in the kernel's queue.
-    max_connections: usize = 4096, "PF_REGISTRY_MAX_CONNECTIONS", "N";
+    /// Connections held at once [default: 1024]; more wait in the kernel's queue. Each may buffer up to 512 KiB of a body.
+    max_connections: usize = 1024, "PF_REGISTRY_MAX_CONNECTIONS", "N";
     /// A client that sends, or takes, less than 16 KiB of a body in this many seconds of waiting for it is cut [default: 30].
     body_idle_seconds: u64 = 30, "PF_REGISTRY_BODY_IDLE_SECONDS", "S";
     /// A connection that is idle, or still sending headers, after this many seconds is closed [default: 60].

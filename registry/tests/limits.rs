@@ -158,6 +158,17 @@ async fn more_digests_than_one_request_may_carry_are_refused() {
 }
 
 #[tokio::test]
+async fn as_many_digests_as_a_session_allows_fit_into_one_request() {
+    let registry = Registry::start().await;
+    let push: api::Push = ok(registry.post(&format!("/v1/repositories/{REPO}/pushes"), &json!({})).await).await;
+    let digests: Vec<String> = (0..push.max_digests).map(|i| format!("sha512:{i:0128x}")).collect();
+    let path = format!("/v1/repositories/{REPO}/pushes/{}/missing", push.id);
+    let body = json!({"groups": [{"kind": "blob", "digests": digests}]});
+    let answer: api::MissingResponse = ok(registry.post(&path, &body).await).await;
+    assert_eq!(answer.missing, [(0, push.max_digests)]);
+}
+
+#[tokio::test]
 async fn beyond_the_limit_requests_are_refused_at_once_and_health_is_not() {
     let registry = Registry::start_with(|config| config.max_requests = 1).await;
     let push = registry.open_push(REPO).await;

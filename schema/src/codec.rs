@@ -105,16 +105,25 @@ impl Decoder {
     /// [`FormatError::Codec`] on malformed input or more output than promised; what was given to `sink` until then is void.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
         let codec = self.codec;
-        let Some((decoder, buffer)) = &mut self.zstd else {
+        if self.zstd.is_none() {
             self.left = self.left.checked_sub(stored.len() as u64).ok_or_else(|| codec.error("more bytes than the raw length"))?;
             sink(stored);
             return Ok(());
-        };
-        if stored.is_empty() {
-            // zstd takes repeated calls without input for an endless loop of the caller's.
-            return Ok(());
         }
-        self.head.extend_from_slice(&stored[..stored.len().min(ZSTD_HEADER - self.head.len())]);
+        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. What is accepted in pieces when it is
+        // stored must be accepted as a whole when it is read, so the frame's header always goes in byte by byte.
+        let (head, rest) = stored.split_at(stored.len().min(ZSTD_HEADER - self.head.len()));
+        self.head.extend_from_slice(head);
+        for byte in head.chunks(1) {
+            self.update_zstd(byte, sink)?;
+        }
+        // zstd takes repeated calls without input for an endless loop of the caller's.
+        if rest.is_empty() { Ok(()) } else { self.update_zstd(rest, sink) }
+    }
+
+    fn update_zstd(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
+        let codec = self.codec;
+        let Some((decoder, buffer)) = &mut self.zstd else { return Ok(()) };
         let mut input = InBuffer::around(stored);
         loop {
             if self.ended {
@@ -150,8 +159,7 @@ impl Decoder {
             if !self.head.starts_with(&ZSTD_MAGIC) {
                 return Err(self.codec.error("a skippable frame"));
             }
-            // zstd overlooks a wrong content size where the last block is empty and the frame came in pieces. What is
-            // accepted in pieces when it is stored must be accepted as a whole when it is read.
+            // zstd overlooks a wrong content size where the last block is empty.
             match zstd::zstd_safe::get_frame_content_size(&self.head) {
                 Ok(stated) if stated.is_none_or(|stated| stated == self.raw_len) => {}
                 Ok(stated) => return Err(self.codec.error(format!("the frame states {} bytes", stated.unwrap_or_default()))),

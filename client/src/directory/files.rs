@@ -57,7 +57,7 @@ impl Root {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let open = |path: &Path| OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = match open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::FilesystemLoop => open(&self.follow(&path)?.0),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => open(&self.follow(&path)?.0),
             result => result,
         };
         let file = file.map_err(Error::io("open", &path))?;

@@ -1,11 +1,8 @@
 //! Cutting what has to be sent into requests.
 
-use crate::plan::{Item, Plan};
+use crate::plan::{FRAME_OVERHEAD, Item, Plan, cut};
 use pfr_schema::tree::Document;
 use std::sync::Arc;
-
-/// Bytes of a frame besides its payload, at most.
-const OVERHEAD: u64 = 128;
 
 /// The frames of one request: blobs, then containers, children first.
 #[derive(Clone, Debug, Default)]
@@ -31,10 +28,10 @@ pub(super) struct Batches {
 ///
 /// What fits goes in one request. Otherwise blobs go first, and containers only when all blobs are acknowledged.
 pub(super) fn batches(plan: Plan, limit: u64) -> Batches {
-    let raw = plan.bytes() + OVERHEAD * (plan.blobs.len() + plan.containers.len()) as u64;
+    let raw = plan.bytes() + FRAME_OVERHEAD * (plan.blobs.len() + plan.containers.len()) as u64;
     if raw <= limit {
-        let whole = Batch { blobs: plan.blobs.into(), containers: plan.containers.into() };
-        return Batches { together: Vec::new(), in_order: Vec::from([whole].map(|b| b)).into_iter().filter(|b| b.frames() > 0).collect() };
+        let all = Batch { blobs: plan.blobs.into(), containers: plan.containers.into() };
+        return Batches { together: Vec::new(), in_order: Some(all).into_iter().filter(|b| b.frames() > 0).collect() };
     }
     let blobs = cut(plan.blobs, Item::bytes, limit).into_iter().map(|blobs| Batch { blobs: blobs.into(), ..Batch::default() });
     let containers = cut(plan.containers, |d| d.bytes.len() as u64, limit).into_iter();
@@ -42,24 +39,6 @@ pub(super) fn batches(plan: Plan, limit: u64) -> Batches {
         together: blobs.collect(),
         in_order: containers.map(|containers| Batch { containers: containers.into(), ..Batch::default() }).collect(),
     }
-}
-
-/// Cuts a list into consecutive parts of at most `limit` bytes, one item at least.
-pub(crate) fn cut<T>(items: Vec<T>, bytes: impl Fn(&T) -> u64, limit: u64) -> Vec<Vec<T>> {
-    let (mut parts, mut part, mut sum) = (Vec::new(), Vec::new(), 0_u64);
-    for item in items {
-        let size = bytes(&item).saturating_add(OVERHEAD);
-        if !part.is_empty() && sum.saturating_add(size) > limit {
-            parts.push(std::mem::take(&mut part));
-            sum = 0;
-        }
-        sum = sum.saturating_add(size);
-        part.push(item);
-    }
-    if !part.is_empty() {
-        parts.push(part);
-    }
-    parts
 }
 
 #[cfg(test)]

@@ -3,11 +3,10 @@
 use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
 use crate::error::{Error, Result};
-use crate::plan::{Giver, Item, Totals, parse};
+use crate::plan::{Giver, Item, Totals};
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
-use pfr_schema::container::Container;
 use pfr_schema::frame::{END_LEN, end_mark};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, ErrorCode, FormatError, Kind, Limits};
@@ -126,7 +125,7 @@ fn without_end(frames: BoxStream<'static, Result<Bytes>>, count: u64) -> BoxStre
         let Some(mut piece) = frames.try_next().await? else {
             // A stream that was cut must not pass for a whole one.
             let cut = FormatError::Truncated { position: 0, reason: "inside the frames of the local store" };
-            return if held == end_mark(count) { Ok(None) } else { Err(pfr_store::Error::from(cut).into()) };
+            return if held == end_mark(count) { Ok(None) } else { Err(Error::from(pfr_store::Error::from(cut))) };
         };
         let mut ready = Vec::with_capacity(2);
         if piece.len() >= END_LEN {

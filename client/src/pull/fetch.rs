@@ -1,0 +1,222 @@
+//! Frames from a registry: checked against what was asked for, asked for again where they were cut.
+
+use crate::error::{Error, Result};
+use crate::meter::{Meter, Tally};
+use crate::plan::{Giver, Item, check_size, cut};
+use crate::progress::Progress;
+use crate::remote::{BoxFrames, Remote, backoff};
+use crate::slot::Slot;
+use futures::{StreamExt as _, TryStreamExt as _};
+use pfr_schema::codec;
+use pfr_schema::frame::Header;
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, FormatError, Limits, RepositoryName};
+use pfr_store::{Incoming, verified_frames};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Semaphore;
+
+/// Raw bytes in one request.
+const BATCH_BYTES: u64 = 64 << 20;
+/// Digests in one request.
+const BATCH_DIGESTS: usize = 16 << 10;
+/// Requests in flight.
+pub(super) const IN_FLIGHT: usize = 3;
+/// Bytes of containers held at a time: the page lists of some two million pages.
+const DOCUMENTS: u64 = 128 << 20;
+
+/// Asks one repository of one registry for frames, and counts what came.
+pub(super) struct Fetcher<'a> {
+    pub remote: &'a Remote,
+    pub repository: &'a RepositoryName,
+    pub progress: &'a Progress,
+    pub limits: Limits,
+    /// Documents too large to be many in memory pass one at a time.
+    pub large_documents: Arc<Semaphore>,
+    blobs: AtomicU64,
+    frame_bytes: AtomicU64,
+    document_bytes: AtomicU64,
+}
+
+impl<'a> Fetcher<'a> {
+    pub fn new(remote: &'a Remote, repository: &'a RepositoryName, progress: &'a Progress) -> Self {
+        Self {
+            remote,
+            repository,
+            progress,
+            limits: Limits::default(),
+            large_documents: Arc::new(Semaphore::new(1)),
+            blobs: AtomicU64::new(0),
+            frame_bytes: AtomicU64::new(0),
+            document_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Frames received.
+    pub fn blobs(&self) -> u64 {
+        self.blobs.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of frames received.
+    pub fn frame_bytes(&self) -> u64 {
+        self.frame_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Adds what a try has brought.
+    pub fn count(&self, tally: &Tally) {
+        self.blobs.fetch_add(tally.blobs(), Ordering::Relaxed);
+        self.frame_bytes.fetch_add(tally.frame_bytes(), Ordering::Relaxed);
+    }
+
+    /// The frames of `items`, refused as soon as they are not these. The true error of the stream is kept in the slot.
+    pub async fn frames(&self, items: &Arc<[Item]>, tally: &Arc<Tally>) -> Result<Watched> {
+        let digests = items.iter().map(|item| item.digest).collect();
+        let frames = self.remote.frames(self.repository, digests).await?;
+        Ok(watch(frames, Meter::expecting(&self.limits, Arc::clone(tally), Arc::clone(items))))
+    }
+
+    /// Tries until nothing is left, waiting between tries, and gives up when tries bring nothing more. `attempt` returns what is
+    /// left; that the registry cannot be reached at all was tried often enough below.
+    pub async fn until_all_there<F, T>(&self, items: Vec<Item>, attempt: F) -> Result<()>
+    where
+        F: Fn(Arc<[Item]>) -> T,
+        T: Future<Output = (Vec<Item>, Result<()>)>,
+    {
+        let (mut left, mut failures) = (items, 0);
+        while !left.is_empty() {
+            let before = left.len();
+            let (rest, result) = attempt(left.into()).await;
+            left = rest;
+            let error = match result {
+                _ if left.is_empty() => return Ok(()),
+                Ok(()) => return Err(self.remote.protocol(format!("it did not send {}", left[0].digest))),
+                Err(error) => error,
+            };
+            failures = if left.len() < before { 1 } else { failures + 1 };
+            if !matches!(error, Error::Cut { .. }) || failures > self.remote.options().retries {
+                return Err(error);
+            }
+            let wait = backoff::wait(failures);
+            tracing::debug!(%error, left = left.len(), wait_ms = wait.as_millis(), "fetching the rest");
+            tokio::time::sleep(wait).await;
+        }
+        Ok(())
+    }
+
+    async fn documents_of(&self, items: Arc<[Item]>) -> (Vec<Document>, Result<()>) {
+        let tally = Tally::new(self.progress);
+        let mut documents = Vec::with_capacity(items.len());
+        let result = self.collect(&items, &tally, &mut documents).await;
+        self.count(&tally);
+        (documents, result)
+    }
+
+    async fn collect(&self, items: &Arc<[Item]>, tally: &Arc<Tally>, documents: &mut Vec<Document>) -> Result<()> {
+        let Watched { frames, slot } = self.frames(items, tally).await?;
+        let mut frames = Box::pin(verified_frames(frames, self.limits.clone(), Arc::clone(&self.large_documents)));
+        let mut large: Option<(Header, Vec<u8>)> = None;
+        while let Some(incoming) = frames.next().await {
+            let (header, bytes) = match incoming.map_err(|error| slot.take().unwrap_or_else(|| self.received(error)))? {
+                Incoming::Whole(whole) => {
+                    let digest = whole.header.digest;
+                    (whole.header, whole.raw().map_err(|source| Error::Received { digest, source })?.into_owned())
+                }
+                // A document that the registry holds as a plain blob.
+                Incoming::Begin(header) => {
+                    self.check_document(&header)?;
+                    large = Some((header, Vec::new()));
+                    continue;
+                }
+                Incoming::Piece(piece) => {
+                    large.iter_mut().for_each(|(_, stored)| stored.extend_from_slice(&piece));
+                    continue;
+                }
+                Incoming::Finish { .. } => {
+                    let (header, stored) = large.take().ok_or_else(|| Error::Internal("an end without a beginning".into()))?;
+                    let digest = header.digest;
+                    let raw = codec::decode(header.codec, &stored, header.raw_len);
+                    (header, raw.map_err(|source| Error::Received { digest, source })?)
+                }
+            };
+            self.check_document(&header)?;
+            let held = self.document_bytes.fetch_add(header.raw_len, Ordering::Relaxed) + header.raw_len;
+            if held > DOCUMENTS {
+                let source = FormatError::TooLarge { what: "the page lists of a snapshot, in bytes", found: held, limit: DOCUMENTS };
+                return Err(Error::Received { digest: header.digest, source });
+            }
+            // The meter has made sure that frames come in the order of the items.
+            let item = items.get(documents.len()).ok_or_else(|| Error::Internal("more documents than were asked for".into()))?;
+            check_size(item, bytes.len() as u64)?;
+            documents.push(Document { digest: item.digest, kind: item.kind, bytes });
+        }
+        Ok(())
+    }
+
+    /// A verdict on received bytes that was reached by code of the store.
+    pub fn received(&self, error: pfr_store::Error) -> Error {
+        match error {
+            pfr_store::Error::Frame { digest, source, .. } => Error::Received { digest, source },
+            pfr_store::Error::Format(source @ FormatError::Truncated { .. }) => self.remote.cut(source.to_string()),
+            other => Error::Store(other),
+        }
+    }
+
+    fn check_document(&self, header: &Header) -> Result<()> {
+        let (found, limit) = (header.raw_len, self.limits.document_bytes);
+        if found <= limit {
+            return Ok(());
+        }
+        Err(Error::Received { digest: header.digest, source: FormatError::TooLarge { what: "a document, in bytes", found, limit } })
+    }
+}
+
+impl Giver for Fetcher<'_> {
+    const NEAR: bool = false;
+
+    async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
+        let mut all = Vec::with_capacity(items.len());
+        for batch in batches(items.to_vec()) {
+            let got = std::sync::Mutex::new(Vec::with_capacity(batch.len()));
+            let attempt = |left: Arc<[Item]>| {
+                let got = &got;
+                async move {
+                    let (documents, result) = self.documents_of(Arc::clone(&left)).await;
+                    let rest = left[documents.len()..].to_vec();
+                    got.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(documents);
+                    (rest, result)
+                }
+            };
+            self.until_all_there(batch, attempt).await?;
+            all.extend(got.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
+        }
+        Ok(all)
+    }
+}
+
+/// A stream for a reader that keeps no errors but their words.
+pub(super) struct Watched {
+    pub frames: futures::stream::BoxStream<'static, std::result::Result<bytes::Bytes, pfr_store::Error>>,
+    pub slot: Slot,
+}
+
+/// Lets a meter look at every piece.
+pub(super) fn watch(frames: BoxFrames, mut meter: Meter) -> Watched {
+    let slot = Slot::default();
+    let kept = slot.clone();
+    let frames = frames
+        .and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece)))
+        .map_err(move |error| pfr_store::Error::Input(kept.keep(error).to_string()))
+        .boxed();
+    Watched { frames, slot }
+}
+
+/// Cuts blobs into requests.
+pub(super) fn batches(items: Vec<Item>) -> Vec<Vec<Item>> {
+    let by_bytes = cut(items, Item::bytes, BATCH_BYTES).into_iter();
+    by_bytes.flat_map(|batch| batch.chunks(BATCH_DIGESTS).map(<[Item]>::to_vec).collect::<Vec<_>>()).collect()
+}
+
+/// The manifest of a snapshot, as something to ask for.
+pub(super) fn manifest_item(digest: Digest) -> Item {
+    Item { digest, kind: pfr_schema::Kind::Manifest, size: None }
+}

@@ -1,0 +1,275 @@
+//! Pull into a snapshot directory: every byte is written once, straight from the wire.
+
+use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item, watch};
+use super::publish::Publication;
+use super::writer::{Large, Writer};
+use crate::directory::layout;
+use crate::error::{Error, Result};
+use crate::meter::{Meter, Tally};
+use crate::plan::{Giver, Holder, Item, Plan, Totals, parse, plan};
+use crate::progress::Phase;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use pfr_schema::container::Container;
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Kind};
+use pfr_store::{Incoming, Store, Whole, verified_frames};
+use std::collections::{HashSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+/// Raw bytes written by one task.
+const WRITE: u64 = 1 << 20;
+/// Such tasks in flight, for each request.
+const WRITES: usize = 2;
+/// Present files hashed by one task.
+const HASHED: usize = 64;
+
+pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, store: Option<&Store>) -> Result<Totals> {
+    let progress = fetcher.progress;
+    let unsuitable = |reason: String| Error::Unsuitable { digest, reason };
+    let mut near = Near { fetcher, store, manifest: None };
+    let document = only(near.documents(&[manifest_item(digest)]).await?)?;
+    near.manifest = Some(document.clone());
+    let Container::Manifest(manifest) = parse(&document, &fetcher.limits)? else {
+        return Err(Error::Internal("a manifest parsed as something else".into()));
+    };
+    if !manifest.is_snapshot() {
+        return Err(unsuitable("is an OCI image, not a snapshot; pull it with an OCI client".into()));
+    }
+    let files = layout::named_files(&manifest)
+        .map_err(|title| unsuitable(format!("an attachment has the title {title:?}, which no file may have; pull it into a store")))?;
+    let named = files.iter().map(|(descriptor, path)| (descriptor.digest, path.clone())).collect();
+    let root = path.to_owned();
+    let writer = Arc::new(spawn_blocking(move || Writer::open(&root, named)).await.map_err(Error::joined)??);
+
+    let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size) };
+    let holder = Present { writer: Arc::clone(&writer), config: config.digest };
+    let Plan { blobs, containers } = plan(manifest_item(digest), &near, &holder, &fetcher.limits).await?;
+    let config = only(near.documents(&[config]).await?)?;
+    let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
+    progress.add_bytes_total(totals.bytes);
+    progress.add_blobs_total(totals.blobs);
+    progress.add_bytes_deduplicated(totals.bytes.saturating_sub(blobs.iter().map(Item::bytes).sum()));
+
+    let (limits, to_check) = (fetcher.limits.clone(), Arc::clone(&writer));
+    let make = move || {
+        let publication = Publication::new(&manifest, containers, config, &limits)?;
+        publication.check_free(to_check.root())?;
+        Ok::<_, Error>(publication)
+    };
+    // Before the first blob: a directory that is another snapshot's stays as it is.
+    let publication = spawn_blocking(make).await.map_err(Error::joined)??;
+
+    progress.enter(Phase::Receiving);
+    let receiver = Receiver { fetcher, store, writer: Arc::clone(&writer) };
+    receiver.receive_all(blobs).await?;
+    progress.enter(Phase::Writing);
+    spawn_blocking(move || publication.write(&writer)).await.map_err(Error::joined)??;
+    Ok(totals)
+}
+
+fn only(documents: Vec<Document>) -> Result<Document> {
+    documents.into_iter().next().ok_or_else(|| Error::Internal("one item asked for, none given".into()))
+}
+
+/// Containers from the local store where it has them, else from the registry.
+struct Near<'a> {
+    fetcher: &'a Fetcher<'a>,
+    store: Option<&'a Store>,
+    manifest: Option<Document>,
+}
+
+impl Giver for Near<'_> {
+    const NEAR: bool = false;
+
+    async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
+        let mut found: Vec<Option<Document>> = Vec::with_capacity(items.len());
+        for item in items {
+            let held = self.manifest.as_ref().filter(|d| d.digest == item.digest).cloned();
+            found.push(match (held, self.store) {
+                (Some(document), _) => Some(document),
+                (None, Some(store)) => match store.read(&item.digest).await {
+                    Ok(bytes) => Some(Document { digest: item.digest, kind: item.kind, bytes: bytes.to_vec() }),
+                    // What the store lacks, or holds damaged, is fetched.
+                    Err(_) => None,
+                },
+                (None, None) => None,
+            });
+        }
+        let to_fetch: Vec<Item> = items.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(item, _)| *item).collect();
+        let mut fetched = self.fetcher.documents(&to_fetch).await?.into_iter();
+        let all: Option<Vec<Document>> = found.into_iter().map(|document| document.or_else(|| fetched.next())).collect();
+        all.ok_or_else(|| Error::Internal("fewer documents than were asked for".into()))
+    }
+}
+
+/// What the directory holds: files, hashed. Containers are always wanted, to learn what to write.
+struct Present {
+    writer: Arc<Writer>,
+    config: Digest,
+}
+
+impl Holder for Present {
+    async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
+        let parts: Vec<Vec<(usize, Item)>> =
+            items.iter().copied().enumerate().collect::<Vec<_>>().chunks(HASHED).map(<[_]>::to_vec).collect();
+        let lacking: Vec<Vec<usize>> = stream::iter(parts)
+            .map(|part| {
+                let (writer, config) = (Arc::clone(&self.writer), self.config);
+                let look = move || {
+                    let mut lacking = Vec::new();
+                    for (i, item) in part {
+                        let wanted = item.kind.is_container() || (item.digest != config && !writer.holds(&item)?);
+                        if wanted {
+                            lacking.push(i);
+                        }
+                    }
+                    Ok::<_, Error>(lacking)
+                };
+                async move { spawn_blocking(look).await.map_err(Error::joined)? }
+            })
+            .buffered(4)
+            .try_collect()
+            .await?;
+        Ok(lacking.into_iter().flatten().collect())
+    }
+}
+
+/// Brings blobs into files.
+struct Receiver<'a> {
+    fetcher: &'a Fetcher<'a>,
+    store: Option<&'a Store>,
+    writer: Arc<Writer>,
+}
+
+impl Receiver<'_> {
+    async fn receive_all(&self, blobs: Vec<Item>) -> Result<()> {
+        let (near, far) = self.divide(blobs).await?;
+        for batch in batches(near) {
+            if let Some(store) = self.store {
+                self.copy(store, batch.into()).await?;
+            }
+        }
+        let requests = batches(far).into_iter();
+        stream::iter(requests)
+            .map(|batch| self.fetcher.until_all_there(batch, |left| self.receive(left)))
+            .buffer_unordered(IN_FLIGHT)
+            .try_collect()
+            .await
+    }
+
+    /// What the local store has, and what it has not.
+    async fn divide(&self, blobs: Vec<Item>) -> Result<(Vec<Item>, Vec<Item>)> {
+        let Some(store) = self.store else { return Ok((Vec::new(), blobs)) };
+        let found = store.metadata().locate(blobs.iter().map(|item| item.digest).collect()).await?;
+        let held: HashSet<Digest> = blobs.iter().zip(&found).filter(|(_, at)| at.is_some()).map(|(item, _)| item.digest).collect();
+        Ok(blobs.into_iter().partition(|item| held.contains(&item.digest)))
+    }
+
+    async fn copy(&self, store: &Store, items: Arc<[Item]>) -> Result<()> {
+        let frames = store.frames(items.iter().map(|item| item.digest).collect()).await?;
+        let meter = Meter::expecting(&self.fetcher.limits, Tally::new(self.fetcher.progress), items);
+        let done = AtomicUsize::new(0);
+        self.write(watch(frames.map_err(Error::from).boxed(), meter), &done).await
+    }
+
+    /// Fetches blobs into files; what is left to fetch.
+    async fn receive(&self, items: Arc<[Item]>) -> (Vec<Item>, Result<()>) {
+        let tally = Tally::new(self.fetcher.progress);
+        let done = AtomicUsize::new(0);
+        let result = match self.fetcher.frames(&items, &tally).await {
+            Ok(frames) => self.write(frames, &done).await,
+            Err(error) => Err(error),
+        };
+        self.fetcher.count(&tally);
+        (items[done.into_inner().min(items.len())..].to_vec(), result)
+    }
+
+    /// Writes verified frames as they come; `done` counts those that lie under their names, in order.
+    async fn write(&self, frames: Watched, done: &AtomicUsize) -> Result<()> {
+        let Watched { frames, slot } = frames;
+        let mut frames = Box::pin(verified_frames(frames, self.fetcher.limits.clone(), Arc::clone(&self.fetcher.large_documents)));
+        let mut writes = Writes { writer: Arc::clone(&self.writer), batch: Vec::new(), bytes: 0, running: VecDeque::new(), done };
+        let mut large: Option<Large> = None;
+        while let Some(incoming) = frames.next().await {
+            let incoming = match incoming {
+                Ok(incoming) => incoming,
+                Err(error) => {
+                    // What came whole is kept.
+                    writes.finish().await?;
+                    return Err(slot.take().unwrap_or_else(|| self.fetcher.received(error)));
+                }
+            };
+            match incoming {
+                Incoming::Whole(whole) => writes.add(whole).await?,
+                Incoming::Begin(header) => {
+                    writes.finish().await?;
+                    let writer = Arc::clone(&self.writer);
+                    large = Some(spawn_blocking(move || Large::begin(&writer, &header)).await.map_err(Error::joined)??);
+                }
+                Incoming::Piece(piece) => {
+                    let mut open = large.take().ok_or_else(|| Error::Internal("a piece without a beginning".into()))?;
+                    let append = move || open.append(&piece).map(|()| open);
+                    large = Some(spawn_blocking(append).await.map_err(Error::joined)??);
+                }
+                Incoming::Finish { .. } => {
+                    let open = large.take().ok_or_else(|| Error::Internal("an end without a beginning".into()))?;
+                    spawn_blocking(move || open.finish()).await.map_err(Error::joined)??;
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        writes.finish().await
+    }
+}
+
+/// Small files being written, a few batches at a time, in order.
+struct Writes<'a> {
+    writer: Arc<Writer>,
+    batch: Vec<Whole>,
+    bytes: u64,
+    running: VecDeque<JoinHandle<Result<usize>>>,
+    done: &'a AtomicUsize,
+}
+
+impl Writes<'_> {
+    async fn add(&mut self, whole: Whole) -> Result<()> {
+        self.bytes += whole.header.raw_len.max(whole.header.stored_len);
+        self.batch.push(whole);
+        if self.bytes >= WRITE {
+            self.dispatch();
+            while self.running.len() > WRITES {
+                self.wait().await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self) {
+        let (writer, batch) = (Arc::clone(&self.writer), std::mem::take(&mut self.batch));
+        self.bytes = 0;
+        self.running.push_back(spawn_blocking(move || {
+            for whole in &batch {
+                writer.write(whole)?;
+            }
+            Ok(batch.len())
+        }));
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        if let Some(task) = self.running.pop_front() {
+            self.done.fetch_add(task.await.map_err(Error::joined)??, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<()> {
+        self.dispatch();
+        while !self.running.is_empty() {
+            self.wait().await?;
+        }
+        Ok(())
+    }
+}
