@@ -2,7 +2,7 @@
 //! the page cache, hashed once with SHA-256, compared, and written into 64 MiB files that are on disk when it returns.
 //!
 //! Each thread reads a blob into its buffer, hashes it while it is in the cache of its core, and writes the buffer when it is
-//! full. There are twice as many threads as cores: while one waits for the disk, another one hashes. Files are written past
+//! full. There are more threads than cores: while one waits for the disk, another one hashes. Files are written past
 //! the page cache (`O_DIRECT`) where [`Plan::direct`] says so; which is better depends on the disk, and [`tune`] finds out.
 
 use crate::Result;
@@ -37,7 +37,7 @@ pub struct Plan {
 impl Plan {
     /// What [`tune`] found best here most often.
     pub fn on(direct: bool) -> Self {
-        Self { threads: 2 * crate::machine::cores(), buffer: 4 << 20, direct, hash: true }
+        Self { threads: 4 * crate::machine::cores(), buffer: 1 << 20, direct, hash: true }
     }
 }
 

@@ -98,7 +98,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        drop(rustix::process::kill_process(pid, rustix::process::Signal::TERM));
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         drop(self.0.wait());
     }
 }

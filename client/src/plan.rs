@@ -26,10 +26,6 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    pub fn of(document: &Document) -> Self {
-        Self { digest: document.digest, kind: document.kind, size: Some(document.bytes.len() as u64) }
-    }
-
     /// Raw bytes for sums; runs, which do not say, are small.
     pub fn bytes(&self) -> u64 {
         self.size.unwrap_or(0)
@@ -69,11 +65,6 @@ impl Plan {
     /// Raw bytes of everything in it.
     pub fn bytes(&self) -> u64 {
         self.blobs.iter().map(Item::bytes).sum::<u64>() + self.containers.iter().map(|d| d.bytes.len() as u64).sum::<u64>()
-    }
-
-    /// The container with this digest.
-    pub fn container(&self, digest: &Digest) -> Option<&Document> {
-        self.containers.iter().find(|d| d.digest == *digest)
     }
 }
 

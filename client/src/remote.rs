@@ -2,7 +2,7 @@
 //!
 //! Everything here may be sent twice, so everything is retried: reading changes nothing; a second session merely expires unused;
 //! frames are content-addressed and a second copy is dropped; ending a session twice is no error. Where an effect can be seen by
-//! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows ([`Sent::again`]), and takes
+//! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows ([`send::Failed::again`]), and takes
 //! "it is already as you wish" for success.
 //!
 //! [`send`] has the retries, [`frames`] the streams.

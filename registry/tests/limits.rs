@@ -3,7 +3,7 @@
 mod common;
 
 use common::snapshot::{Snapshot, page, snapshot, stream};
-use common::{REPO, Registry, ok, problem, refused};
+use common::{REPO, Registry, held_request, ok, problem, refused};
 use futures::StreamExt as _;
 use pfr_schema::api::{self, FramesStored};
 use pfr_schema::tree::Document;
@@ -22,25 +22,6 @@ fn slow_body() -> (mpsc::UnboundedSender<Vec<u8>>, Body) {
         receiver.recv().await.map(|piece: Vec<u8>| (Ok::<_, std::io::Error>(piece), receiver))
     });
     (sender, Body::wrap_stream(pieces.boxed()))
-}
-
-/// A request that the registry is serving: it has asked for the body, and gets nothing of it.
-async fn held_request(registry: &Registry, push: &str) -> TcpStream {
-    let head = format!(
-        "POST {push}/missing HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        HELD_BODY.len()
-    );
-    loop {
-        let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
-        stream.write_all(head.as_bytes()).await.expect("written");
-        let mut answer = [0; 25];
-        stream.read_exact(&mut answer).await.expect("an answer");
-        match &answer {
-            b"HTTP/1.1 100 Continue\r\n\r\n" => return stream,
-            // The place of a request is free a moment after its answer is read.
-            refused => assert!(refused.starts_with(b"HTTP/1.1 503"), "{}", String::from_utf8_lossy(refused)),
-        }
-    }
 }
 
 const HELD_BODY: &[u8] = br#"{"groups":[]}"#;
@@ -172,7 +153,7 @@ async fn as_many_digests_as_a_session_allows_fit_into_one_request() {
 async fn beyond_the_limit_requests_are_refused_at_once_and_health_is_not() {
     let registry = Registry::start_with(|config| config.max_requests = 1).await;
     let push = registry.open_push(REPO).await;
-    let mut held = held_request(&registry, &push).await;
+    let mut held = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await;
     let response = registry.get("/v1/repositories").await;
     assert_eq!(response.headers()["retry-after"], "1");
     refused(response, ErrorCode::Overloaded).await;
@@ -190,7 +171,7 @@ async fn beyond_the_limit_requests_are_refused_at_once_and_health_is_not() {
 async fn a_client_that_leaves_in_the_middle_frees_its_place() {
     let registry = Registry::start_with(|config| config.max_requests = 1).await;
     let push = registry.open_push(REPO).await;
-    let held = held_request(&registry, &push).await;
+    let held = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await;
     refused(registry.get("/v1/repositories").await, ErrorCode::Overloaded).await;
     drop(held);
     until(|| registry.get("/v1/repositories"), StatusCode::OK).await;

@@ -3,44 +3,19 @@
 mod common;
 
 use common::snapshot::snapshot;
-use common::{REPO, Registry, ok};
-use futures::StreamExt as _;
+use common::{REPO, Registry, held_request};
 use pfr_schema::api::FramesStored;
-use pfr_schema::media_type;
-use reqwest::{Body, Method};
+use pfr_schema::media_type::FRAMES;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
-
-/// A body whose pieces the test sends; the registry tells that it reads by the second piece being taken.
-fn slow_body() -> (mpsc::Sender<Vec<u8>>, Body) {
-    let (sender, receiver) = mpsc::channel(1);
-    let pieces = futures::stream::unfold(receiver, |mut receiver| async {
-        receiver.recv().await.map(|piece: Vec<u8>| (Ok::<_, std::io::Error>(piece), receiver))
-    });
-    (sender, Body::wrap_stream(pieces.boxed()))
-}
 
 /// Waits until nobody listens any more.
 async fn refused_connection(registry: &Registry) {
     let wait = async { while TcpStream::connect(registry.address).await.is_ok() {} };
     tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the listener closes");
-}
-
-/// Waits until the registry has received bytes of a frame stream.
-async fn until_received(registry: &Registry) {
-    let in_flight = async {
-        loop {
-            let text = registry.get("/metrics").await.text().await.expect("text");
-            let line = text.lines().find(|l| l.starts_with("pf_frames_received_bytes_total ")).expect("the metric").to_owned();
-            if !line.ends_with(" 0") {
-                return;
-            }
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), in_flight).await.expect("the upload begins");
 }
 
 #[tokio::test]
@@ -49,18 +24,16 @@ async fn an_upload_in_flight_is_finished() {
     let sample = snapshot(0..4, vec![]);
     let whole = sample.stream();
     let push = registry.open_push(REPO).await;
-    let (sender, body) = slow_body();
-    let request = registry.request(Method::PUT, &format!("{push}/frames")).header("content-type", media_type::FRAMES).body(body);
-    let upload = tokio::spawn(async { request.send().await.expect("an answer") });
-    sender.send(whole[..100].to_vec()).await.expect("the upload listens");
-    until_received(&registry).await;
-
+    let mut upload = held_request(&registry, "PUT", &format!("{push}/frames"), FRAMES, whole.len()).await;
     registry.begin_stop();
     refused_connection(&registry).await;
     assert!(!registry.has_stopped(), "it did not wait for the upload");
-    sender.send(whole[100..].to_vec()).await.expect("the upload listens");
-    drop(sender);
-    let stored: FramesStored = ok(upload.await.expect("the upload ends")).await;
+    upload.write_all(&whole).await.expect("written");
+    let mut answer = String::new();
+    upload.read_to_string(&mut answer).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let stored: FramesStored = serde_json::from_str(body).expect("what was stored");
     assert_eq!(stored.frames, sample.blobs.len() as u64);
     registry.stopped().await;
 }
@@ -69,14 +42,12 @@ async fn an_upload_in_flight_is_finished() {
 async fn what_does_not_finish_in_the_grace_period_is_cut() {
     let registry = Registry::start_with(|config| config.shutdown_grace = 1).await;
     let push = registry.open_push(REPO).await;
-    let (sender, body) = slow_body();
-    let request = registry.request(Method::PUT, &format!("{push}/frames")).header("content-type", media_type::FRAMES).body(body);
-    let upload = tokio::spawn(request.send());
-    sender.send(vec![b'P']).await.expect("the upload listens");
-    until_received(&registry).await;
+    let mut upload = held_request(&registry, "PUT", &format!("{push}/frames"), FRAMES, 1 << 20).await;
+    upload.write_all(b"P").await.expect("written");
     tokio::time::timeout(Duration::from_secs(30), registry.stopped()).await.expect("it stops");
-    assert!(upload.await.expect("the upload ends").is_err(), "a cut request must not look answered");
-    drop(sender);
+    let mut answer = String::new();
+    let read = upload.read_to_string(&mut answer).await;
+    assert!(answer.is_empty(), "a cut request must not look answered ({read:?}): {answer}");
 }
 
 /// The program, its first line of output read.

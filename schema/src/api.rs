@@ -8,12 +8,12 @@ use crate::snapshot::{Manifest, SnapshotConfig};
 use crate::tree::PageTree;
 use serde::{Deserialize, Serialize};
 
+// Requests refuse fields they do not know: a misspelt condition must not be ignored. Answers may grow.
 macro_rules! api {
     ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)* })*) => {
-        $($(#[$meta])*
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        $(#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-        #[serde(deny_unknown_fields)]
+        $(#[$meta])*
         pub struct $name { $($(#[$field_meta])* pub $field: $type,)* })*
     };
 }
@@ -84,6 +84,7 @@ api! {
     }
 
     /// Digests to be read as one kind.
+    #[serde(deny_unknown_fields)]
     pub struct DigestGroup {
         /// The kind.
         pub kind: Kind,
@@ -92,6 +93,7 @@ api! {
     }
 
     /// Which of these does the registry lack?
+    #[serde(deny_unknown_fields)]
     pub struct MissingRequest {
         /// Digests, grouped by kind.
         pub groups: Vec<DigestGroup>,
@@ -114,6 +116,7 @@ api! {
     }
 
     /// Makes a snapshot visible.
+    #[serde(deny_unknown_fields)]
     pub struct CommitRequest {
         /// The manifest, uploaded before.
         pub manifest: Digest,
@@ -235,6 +238,7 @@ api! {
     }
 
     /// Points a tag at a snapshot of the same repository.
+    #[serde(deny_unknown_fields)]
     pub struct TagRequest {
         /// The snapshot: a tag, `tag~N` or a digest.
         pub snapshot: String,
@@ -244,6 +248,7 @@ api! {
     }
 
     /// Makes tags that point at one snapshot. No bytes move.
+    #[serde(deny_unknown_fields)]
     pub struct ForkRequest {
         /// The snapshot: a tag, `tag~N` or a digest.
         pub snapshot: String,
@@ -322,6 +327,7 @@ api! {
     }
 
     /// Blobs to send.
+    #[serde(deny_unknown_fields)]
     pub struct FramesRequest {
         /// In the order in which they are to come.
         pub digests: Vec<Digest>,

@@ -22,7 +22,8 @@ impl Directory {
             path: path.clone(),
             reason: format!("a layer has the title {title:?}, which no file may have"),
         })?;
-        let files: HashMap<Digest, PathBuf> = files.into_iter().map(|(descriptor, path)| (descriptor.digest, path)).collect();
+        // Of several files with the same bytes the first is the one read.
+        let files: HashMap<Digest, PathBuf> = files.into_iter().rev().map(|(descriptor, path)| (descriptor.digest, path)).collect();
         self.set_manifest(Document::new(Kind::Manifest, bytes));
         self.read_config_of(&manifest, &files)?;
         let mut seen = HashSet::from([manifest.config.digest]);

@@ -69,25 +69,25 @@ pub(crate) fn is_component(name: &str) -> bool {
     plain && !matches!(name, "" | "." | "..") && name.len() <= 255
 }
 
-/// Files outside of `blobs/` that hold what a manifest lists, each digest once; the rest lies in `blobs/`.
+/// Files outside of `blobs/` that hold what a manifest lists, each path once; the rest lies in `blobs/`.
 ///
 /// # Errors
 /// The title that no file may have.
 pub(crate) fn named_files(manifest: &Manifest) -> Result<Vec<(&Descriptor, PathBuf)>, &str> {
     let mut files = vec![(&manifest.config, PathBuf::from(CONFIG))];
     let mut taken: HashSet<PathBuf> = HashSet::new();
-    let mut known: HashSet<Digest> = HashSet::from([manifest.config.digest]);
     let alone = |media_type| manifest.layers_of(media_type).count() == 1;
     for layer in &manifest.layers {
         let path = match (layer.media_type.as_str(), layer.annotations.get(TITLE)) {
             (media_type::TREE, _) => continue,
             (media_type::CHECKPOINT, _) if alone(media_type::CHECKPOINT) => PathBuf::from(CHECKPOINT),
+            (media_type::CHECKPOINT, _) => continue,
             (media_type::TOKENS, None) if alone(media_type::TOKENS) => PathBuf::from(TOKENS),
             (_, Some(title)) if is_component(title) => Path::new(ATTACHMENTS).join(title),
             (_, Some(title)) => return Err(title),
             (_, None) => continue,
         };
-        if known.insert(layer.digest) && taken.insert(path.clone()) {
+        if taken.insert(path.clone()) {
             files.push((layer, path));
         }
     }

@@ -62,6 +62,11 @@ impl<'a> Fetcher<'a> {
         self.frame_bytes.load(Ordering::Relaxed)
     }
 
+    /// Raw bytes of documents received.
+    pub fn document_bytes(&self) -> u64 {
+        self.document_bytes.load(Ordering::Relaxed)
+    }
+
     /// Adds what a try has brought.
     pub fn count(&self, tally: &Tally) {
         self.blobs.fetch_add(tally.blobs(), Ordering::Relaxed);

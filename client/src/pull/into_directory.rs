@@ -7,7 +7,7 @@ use crate::directory::layout;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
 use crate::plan::{Giver, Holder, Item, Plan, Totals, parse, plan};
-use crate::progress::Phase;
+use crate::progress::{Phase, Progress};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
@@ -40,7 +40,8 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     }
     let files = layout::named_files(&manifest)
         .map_err(|title| unsuitable(format!("an attachment has the title {title:?}, which no file may have; pull it into a store")))?;
-    let named = files.iter().map(|(descriptor, path)| (descriptor.digest, path.clone())).collect();
+    // All but the configuration, which comes first and is written with the documents.
+    let named = files.iter().skip(1).rev().map(|(descriptor, path)| (descriptor.digest, path.clone())).collect();
     let root = path.to_owned();
     let writer = Arc::new(spawn_blocking(move || Writer::open(&root, named)).await.map_err(Error::joined)??);
 
@@ -51,7 +52,6 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
     progress.add_bytes_total(totals.bytes);
     progress.add_blobs_total(totals.blobs);
-    progress.add_bytes_deduplicated(totals.bytes.saturating_sub(blobs.iter().map(Item::bytes).sum()));
 
     let (limits, to_check) = (fetcher.limits.clone(), Arc::clone(&writer));
     let make = move || {
@@ -64,7 +64,10 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
 
     progress.enter(Phase::Receiving);
     let receiver = Receiver { fetcher, store, writer: Arc::clone(&writer) };
-    receiver.receive_all(blobs).await?;
+    let (near, far) = receiver.divide(blobs).await?;
+    let moving = far.iter().map(Item::bytes).sum::<u64>() + fetcher.document_bytes();
+    progress.add_bytes_deduplicated(totals.bytes.saturating_sub(moving));
+    receiver.receive_all(near, far).await?;
     progress.enter(Phase::Writing);
     spawn_blocking(move || publication.write(&writer)).await.map_err(Error::joined)??;
     Ok(totals)
@@ -121,7 +124,7 @@ impl Holder for Present {
                 let look = move || {
                     let mut lacking = Vec::new();
                     for (i, item) in part {
-                        let wanted = item.kind.is_container() || (item.digest != config && !writer.holds(&item)?);
+                        let wanted = item.kind.is_container() || ((item.digest != config || writer.names(&config)) && !writer.holds(&item)?);
                         if wanted {
                             lacking.push(i);
                         }
@@ -145,8 +148,7 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    async fn receive_all(&self, blobs: Vec<Item>) -> Result<()> {
-        let (near, far) = self.divide(blobs).await?;
+    async fn receive_all(&self, near: Vec<Item>, far: Vec<Item>) -> Result<()> {
         for batch in batches(near) {
             if let Some(store) = self.store {
                 self.copy(store, batch.into()).await?;
@@ -170,7 +172,8 @@ impl Receiver<'_> {
 
     async fn copy(&self, store: &Store, items: Arc<[Item]>) -> Result<()> {
         let frames = store.frames(items.iter().map(|item| item.digest).collect()).await?;
-        let meter = Meter::expecting(&self.fetcher.limits, Tally::new(self.fetcher.progress), items);
+        // What lies here already is no progress of the transfer.
+        let meter = Meter::expecting(&self.fetcher.limits, Tally::new(&Progress::new()), items);
         let done = AtomicUsize::new(0);
         self.write(watch(frames.map_err(Error::from).boxed(), meter), &done).await
     }

@@ -7,7 +7,7 @@ use build::{Opaque, Parts};
 use pfr_schema::container::Container;
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::run::Run;
-use pfr_schema::snapshot::{Manifest, SnapshotConfig, TITLE};
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig, TITLE};
 use pfr_schema::tree::{Document, PageTree};
 use pfr_schema::{Digest, Kind, Limits, media_type};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,6 +23,8 @@ pub(super) struct Publication {
     /// Containers that lie in `blobs/`.
     containers: Vec<Document>,
     attachments: HashSet<PathBuf>,
+    /// Blobs that lie in one place and belong in another as well.
+    copies: Vec<(Digest, PathBuf)>,
 }
 
 impl Publication {
@@ -33,7 +35,7 @@ impl Publication {
         let received = |source| Error::Received { digest: snapshot, source };
         SnapshotConfig::parse(&config.bytes, limits).map_err(received)?;
         let files = layout::named_files(manifest).map_err(|title| Error::Internal(format!("title {title:?} was accepted")))?;
-        let named: HashMap<Digest, &PathBuf> = files.iter().map(|(d, path)| (d.digest, path)).collect();
+        let named: HashMap<Digest, &PathBuf> = files.iter().skip(1).rev().map(|(d, path)| (d.digest, path)).collect();
         let flats = flats(manifest, &containers, limits)?;
 
         let mut publication = Self::default();
@@ -53,8 +55,11 @@ impl Publication {
                 None => publication.containers.push(checkpoint.clone()),
             }
         }
+        publication.copies = copies(&files, &named, &containers, limits)?;
         publication.attachments = files.iter().map(|(_, path)| path.clone()).collect();
-        if rebuilt(manifest, &flats, &containers, &config)? != Some(snapshot) {
+        // Every layer but the trees has a file of its own, or the files cannot say what there is.
+        let all_named = files.len() - 1 == manifest.layers.len() - flats.len();
+        if !all_named || rebuilt(manifest, &flats, &containers, &config)? != Some(snapshot) {
             publication.documents.insert(layout::SNAPSHOT.into(), own.bytes.clone());
             publication.containers.extend(containers.into_iter().filter(|d| matches!(d.kind, Kind::Run | Kind::Tree)));
         }
@@ -110,9 +115,31 @@ impl Publication {
         for (name, bytes) in &self.documents {
             writer.write_bytes(Path::new(name), bytes)?;
         }
+        for (digest, target) in &self.copies {
+            writer.copy(digest, target)?;
+        }
         writer.sync()?;
         last.iter().try_for_each(|(name, bytes)| writer.publish(Path::new(name), bytes))
     }
+}
+
+/// Second places of blobs: two attachments may be alike, and one may be like a page.
+fn copies(
+    files: &[(&Descriptor, PathBuf)],
+    first: &HashMap<Digest, &PathBuf>,
+    containers: &[Document],
+    limits: &Limits,
+) -> Result<Vec<(Digest, PathBuf)>> {
+    let attachment = |path: &Path| path.starts_with(layout::ATTACHMENTS) || path == Path::new(layout::TOKENS);
+    let alike = files.iter().filter(|(d, path)| attachment(path) && first.get(&d.digest) != Some(&path));
+    let mut copies: Vec<(Digest, PathBuf)> = alike.map(|(d, path)| (d.digest, path.clone())).collect();
+    let mut seen = HashSet::new();
+    for container in containers.iter().filter(|d| matches!(d.kind, Kind::Run | Kind::Checkpoint)) {
+        let listed = crate::plan::children(container, limits)?;
+        let elsewhere = listed.iter().filter(|item| first.contains_key(&item.digest) && seen.insert(item.digest));
+        copies.extend(elsewhere.map(|item| (item.digest, layout::blob(&item.digest))));
+    }
+    Ok(copies)
 }
 
 type Flat = (String, u32, FlatManifest);

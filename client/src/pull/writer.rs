@@ -54,6 +54,11 @@ impl Writer {
         self.root.join(self.named.get(digest).cloned().unwrap_or_else(|| layout::blob(digest)))
     }
 
+    /// Whether a blob has a place outside of `blobs/`.
+    pub fn names(&self, digest: &Digest) -> bool {
+        self.named.contains_key(digest)
+    }
+
     /// Whether a blob is there, every byte of it.
     pub fn holds(&self, item: &Item) -> Result<bool> {
         let path = self.path(&item.digest);
@@ -91,6 +96,15 @@ impl Writer {
     pub fn write_bytes(&self, name: &Path, bytes: &[u8]) -> Result<()> {
         let mut temporary = Temporary::begin(self.root.join(name))?;
         temporary.append(bytes)?;
+        temporary.rename()
+    }
+
+    /// Copies a blob to a second place.
+    pub fn copy(&self, digest: &Digest, target: &Path) -> Result<()> {
+        let path = self.path(digest);
+        let mut from = File::open(&path).map_err(Error::io("open", &path))?;
+        let mut temporary = Temporary::begin(self.root.join(target))?;
+        std::io::copy(&mut from, &mut temporary.file).map_err(Error::io("copy to", &temporary.path))?;
         temporary.rename()
     }
 

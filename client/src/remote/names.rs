@@ -2,12 +2,12 @@
 
 use super::Remote;
 use super::read::page;
-use super::send::{Failed, Sent};
+use super::send::Failed;
 use crate::error::{Error, Result};
 use pfr_schema::api::{self, TagState};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH, IF_NONE_MATCH};
-use reqwest::{Method, RequestBuilder, Url};
+use reqwest::{Method, RequestBuilder, Response, Url};
 use serde::Serialize;
 
 /// Bytes of an answer about names at most: ten thousand forks.
@@ -19,7 +19,7 @@ impl Remote {
         Ok(move || self.client.request(method.clone(), url.clone()).header(CONTENT_TYPE, "application/json").body(bytes.clone()))
     }
 
-    async fn send_idle(&self, build: impl Fn() -> RequestBuilder) -> std::result::Result<Sent, Failed> {
+    async fn send_idle(&self, build: impl Fn() -> RequestBuilder) -> std::result::Result<Response, Failed> {
         self.send(self.options.idle_timeout, build).await
     }
 
@@ -55,7 +55,7 @@ impl Remote {
     pub async fn put_tag(&self, repository: &RepositoryName, tag: &Tag, request: &api::TagRequest) -> Result<api::TagInfo> {
         let url = self.repository_path(repository, &["tags", tag.as_str()]);
         match self.send_idle(self.with_json(Method::PUT, url, request)?).await {
-            Ok(sent) => self.parse(&self.read(sent.response, ANSWER).await?),
+            Ok(response) => self.parse(&self.read(response, ANSWER).await?),
             Err(Failed { error, again }) => {
                 // A first try whose answer was lost has moved the tag to where we wanted it.
                 if again && error.code() == ErrorCode::TagMoved {
@@ -94,7 +94,7 @@ impl Remote {
     pub async fn fork(&self, repository: &RepositoryName, request: &api::ForkRequest) -> Result<api::Forked> {
         let url = self.repository_path(repository, &["forks"]);
         match self.send_idle(self.with_json(Method::POST, url, request)?).await {
-            Ok(sent) => self.parse(&self.read(sent.response, ANSWER).await?),
+            Ok(response) => self.parse(&self.read(response, ANSWER).await?),
             Err(Failed { error, again }) => {
                 if again && error.code() == ErrorCode::TagMoved {
                     if let Some(forked) = self.made_before(repository, request).await? {
@@ -123,7 +123,7 @@ impl Remote {
 }
 
 /// A deletion that finds nothing after a lost answer has done its work before.
-fn gone(result: std::result::Result<Sent, Failed>, unknown: ErrorCode) -> Result<()> {
+fn gone(result: std::result::Result<Response, Failed>, unknown: ErrorCode) -> Result<()> {
     match result {
         Ok(_) => Ok(()),
         Err(Failed { error, again: true }) if error.code() == unknown => Ok(()),

@@ -63,7 +63,7 @@ impl Remote {
     pub async fn commit(&self, repository: &RepositoryName, push: &str, request: &api::CommitRequest) -> Result<api::Committed> {
         let url = self.repository_path(repository, &["pushes", push, "commit"]);
         match self.send(self.options.idle_timeout, self.with_json(Method::POST, url, request)?).await {
-            Ok(sent) => self.parse(&self.read(sent.response, ANSWER).await?),
+            Ok(response) => self.parse(&self.read(response, ANSWER).await?),
             Err(Failed { error, again }) => {
                 // The first try may have been carried out and its answer lost: then the session is over and the tag is where
                 // we wanted it, whatever state we demanded.

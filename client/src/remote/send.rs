@@ -17,23 +17,16 @@ const PROBLEM: usize = 1 << 20;
 /// How long a registry may take to read and hash a whole snapshot.
 pub(super) const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
-/// An answer with a status of success.
-pub(super) struct Sent {
-    pub response: Response,
-    /// Whether the request may have reached the registry before: its effect may be its own.
-    pub again: bool,
-}
-
 /// A failed request.
 pub(super) struct Failed {
     pub error: Error,
-    /// As in [`Sent`].
+    /// Whether an earlier try may have reached the registry: what stands in the way may be its effect.
     pub again: bool,
 }
 
 impl Remote {
     /// Sends what `build` makes until it succeeds or there is no use.
-    pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> std::result::Result<Sent, Failed> {
+    pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> std::result::Result<Response, Failed> {
         let mut failures = 0;
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
@@ -41,7 +34,7 @@ impl Remote {
             let (error, retry_after) = match tokio::time::timeout(idle, build().send()).await {
                 Err(_) => (self.silent(idle, failures + 1), None),
                 Ok(Err(error)) => (self.unreachable(&error, failures + 1), None),
-                Ok(Ok(response)) if response.status().is_success() => return Ok(Sent { response, again }),
+                Ok(Ok(response)) if response.status().is_success() => return Ok(response),
                 Ok(Ok(response)) => self.refusal(response).await,
             };
             failures += 1;
@@ -57,7 +50,7 @@ impl Remote {
 
     /// [`Self::send`] for requests whose repetition cannot be told from the first.
     pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder) -> Result<Response> {
-        self.send(self.options.idle_timeout, build).await.map(|sent| sent.response).map_err(|failed| failed.error)
+        self.send(self.options.idle_timeout, build).await.map_err(|failed| failed.error)
     }
 
     /// [`Self::request`], the answer as JSON. A cut answer is asked for again.

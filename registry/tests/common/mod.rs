@@ -14,6 +14,8 @@ use snapshot::Snapshot;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -136,6 +138,24 @@ impl Registry {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["content-type"], media_type::FRAMES);
         snapshot::decode(response.bytes().await.expect("a whole body"))
+    }
+}
+
+/// A request that the registry is serving: it has asked for the body (100 Continue), and got nothing of it yet.
+pub async fn held_request(registry: &Registry, method: &str, path: &str, content_type: &str, length: usize) -> TcpStream {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n"
+    );
+    loop {
+        let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
+        stream.write_all(head.as_bytes()).await.expect("written");
+        let mut answer = [0; 25];
+        stream.read_exact(&mut answer).await.expect("an answer");
+        match &answer {
+            b"HTTP/1.1 100 Continue\r\n\r\n" => return stream,
+            // The place of a request is free a moment after its answer is read.
+            refused => assert!(refused.starts_with(b"HTTP/1.1 503"), "{}", String::from_utf8_lossy(refused)),
+        }
     }
 }
 
