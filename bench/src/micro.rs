@@ -1,7 +1,65 @@
-//! The store alone.
+//! The store alone, in this process: how fast metadata answers and grows, how fast bytes come in and go out, what a commit costs.
+
+mod bytes;
+mod commits;
+mod metadata;
+
 use crate::Result;
+use crate::machine::describe;
+use std::path::PathBuf;
+use std::time::Instant;
+
 /// Arguments of `store`.
 #[derive(clap::Args)]
-pub struct Args {}
-/// Measures.
-pub fn run(_: &Args) -> Result<()> { Ok(()) }
+pub struct Args {
+    /// Objects in the metadata
+    #[arg(long, default_value_t = 1_000_000)]
+    objects: usize,
+    /// Pages whose bytes are moved: 360,448 bytes each
+    #[arg(long, default_value_t = 2048)]
+    pages: usize,
+    /// Pages of the smaller snapshot whose fork is committed; the larger one has ten times as many
+    #[arg(long, default_value_t = 4096)]
+    fork_pages: usize,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Directory on disk to work in [default: the system's temporary directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Directory in memory to work in, for bytes
+    #[arg(long, default_value = "/dev/shm")]
+    tmpfs: PathBuf,
+}
+
+/// Measures and prints a line each.
+pub fn run(args: &Args) -> Result<()> {
+    let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let machine = describe(&[("disk", &disk), ("tmpfs", &args.tmpfs)]);
+    println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
+    println!("| what | median | min–max |\n|---|---|---|");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        metadata::run(&disk, args.objects, args.rounds).await?;
+        bytes::run(&args.tmpfs, args.pages, args.rounds).await?;
+        commits::run(&disk, args.fork_pages, args.rounds).await
+    })
+}
+
+/// Prints a line of the table.
+fn line(what: &str, values: &[f64], unit: &str) {
+    if let Some(spread) = crate::report::Spread::of(values.iter().copied()) {
+        println!("| {what} | {} {unit} | {}–{} |", short(spread.median), short(spread.min), short(spread.max));
+    }
+}
+
+fn short(value: f64) -> String {
+    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+/// Seconds that `work` takes, and what it returns.
+async fn timed<T>(work: impl Future<Output = pfr_store::Result<T>>) -> Result<(f64, T)> {
+    let start = Instant::now();
+    let value = work.await?;
+    Ok((start.elapsed().as_secs_f64(), value))
+}

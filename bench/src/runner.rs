@@ -10,7 +10,7 @@ use crate::floor::Plan;
 use crate::machine::{describe, file_system};
 use crate::meter::Meter;
 use crate::report::{Report, json, svg, table};
-use crate::workload::Workload;
+use crate::workload::{Workload, empty_dir};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `run`.
@@ -78,6 +78,8 @@ pub fn run(args: &Args) -> Result<()> {
         _ if args.wants("docker-registry") => notes.push(INSTALL.to_owned()),
         _ => {}
     }
+    // Emptied after each measurement, removed at the end: see `empty_dir`.
+    let mut used = Vec::new();
     for round in 0..args.rounds {
         for place in &places {
             let mut contenders: Vec<Box<dyn Contender + '_>> = Vec::new();
@@ -97,10 +99,12 @@ pub fn run(args: &Args) -> Result<()> {
                 let dir = tempfile::Builder::new().prefix("pf-bench-").tempdir_in(&place.dir)?;
                 let mut meter = Meter { place: place.name, contender: contender.name(), round, samples: &mut report.samples };
                 contender.round(&place.workload, dir.path(), &mut meter)?;
-                dir.close()?;
+                empty_dir(dir.path())?;
+                used.push(dir);
             }
         }
     }
+    drop(used);
     report.notes = notes;
     println!("{}", table::render(&report));
     if let Some(path) = &args.json {

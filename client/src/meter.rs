@@ -94,7 +94,7 @@ impl Meter {
                         self.tally.end_frame(&header);
                     }
                 }
-                Event::End => {}
+                Event::End => self.check_end()?,
             }
         }
         Ok(())
@@ -107,15 +107,25 @@ impl Meter {
         })
     }
 
+    fn check_end(&self) -> Result<()> {
+        match &self.expected {
+            Some((items, next)) if *next < items.len() => {
+                let source = FormatError::Frame { position: self.parser.position(), reason: "the stream ends without it".into() };
+                Err(Error::Received { digest: items[*next].digest, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn wanted(&self) -> Option<Item> {
         let (items, next) = self.expected.as_ref()?;
         items.get(*next).or(items.last()).copied()
     }
 
     fn check(&mut self, header: &Header) -> Result<()> {
+        let (digest, position) = (header.digest, self.parser.position());
         let Some((items, next)) = &mut self.expected else { return Ok(()) };
-        let digest = header.digest;
-        let unasked = |reason: &str| Error::Received { digest, source: FormatError::Frame { position: 0, reason: reason.into() } };
+        let unasked = |reason: &str| Error::Received { digest, source: FormatError::Frame { position, reason: reason.into() } };
         let Some(item) = items.get(*next) else { return Err(unasked("nobody asked for it")) };
         if item.digest != digest {
             return Err(unasked(&format!("{} was asked for in its place", item.digest)));

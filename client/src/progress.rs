@@ -27,16 +27,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Self; 8] = [
-        Self::Starting,
-        Self::Reading,
-        Self::Negotiating,
-        Self::Sending,
-        Self::Receiving,
-        Self::Writing,
-        Self::Committing,
-        Self::Done,
-    ];
+    const ALL: [Self; 8] =
+        [Self::Starting, Self::Reading, Self::Negotiating, Self::Sending, Self::Receiving, Self::Writing, Self::Committing, Self::Done];
 }
 
 impl fmt::Display for Phase {

@@ -1,4 +1,5 @@
 //! The real `pf` in empty surroundings: exit codes, and what goes to which stream.
+#![expect(clippy::unwrap_used, reason = "a helper that cannot go on ends the test")]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -1,1 +1,69 @@
-//! .
+//! Harness of the end-to-end tests: the real binaries as child processes, snapshot directories, a network that can be cut.
+//!
+//! Everything random is derived from a seed that is printed; `PF_SEED` repeats a run.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::missing_panics_doc,
+    reason = "a test that cannot go on should stop and say where"
+)]
+
+mod network;
+mod processes;
+mod snapshots;
+
+pub use network::{Proxy, Tamper};
+pub use processes::{Output, Pf, Registry, peak_memory};
+pub use snapshots::{Shape, SnapshotDir, Wire};
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Path of one of the workspace's binaries, beside the running test.
+#[must_use]
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.parent().unwrap().parent().unwrap().join(name);
+    assert!(path.exists(), "{} is not built: run ./check, or cargo build --workspace --bins", path.display());
+    path
+}
+
+/// Waits until `condition` yields something; panics after `seconds`.
+pub fn wait_for<T>(what: &str, seconds: u64, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {seconds} s for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The seed of a random test: `PF_SEED` or a fixed one mixed with the process id; printed.
+#[must_use]
+pub fn seed() -> u64 {
+    let seed = std::env::var("PF_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()) * 0x9e37_79b9);
+    println!("seed = {seed} (repeat with PF_SEED={seed})");
+    seed
+}
+
+/// Every file below `dir` with its bytes, sorted by path.
+#[must_use]
+pub fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut stack = vec![dir.to_owned()];
+    while let Some(next) = stack.pop() {
+        for entry in std::fs::read_dir(&next).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                stack.push(path)
+            } else {
+                found.push((path.strip_prefix(dir).unwrap().to_owned(), std::fs::read(&path).unwrap()))
+            }
+        }
+    }
+    found.sort();
+    found
+}

@@ -4,7 +4,7 @@ use super::Contender;
 use crate::Result;
 use crate::meter::{Meter, Said, Step};
 use crate::usage::{Server, peak_memory, run};
-use crate::workload::{Workload, warm_dir};
+use crate::workload::{Workload, empty_dir, warm_dir};
 use serde::Deserialize;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -82,9 +82,9 @@ impl Contender for Pf {
         step(Step::Push, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])?;
         warm_dir(&data)?;
         step(Step::PullStore, "store", &["pull".as_ref(), "bench/w:base".as_ref()])?;
-        std::fs::remove_dir_all(dir.join("store"))?;
+        empty_dir(&dir.join("store"))?;
         step(Step::PullDir, "unused", &["pull".as_ref(), "bench/w:base".as_ref(), dir.join("pulled").as_os_str()])?;
-        std::fs::remove_dir_all(dir.join("pulled"))?;
+        empty_dir(&dir.join("pulled"))?;
         workload.base.warm()?;
         step(Step::PushFork, "unused", &["push".as_ref(), fork, "bench/w:fork".as_ref()])?;
         step(Step::Repush, "unused", &["push".as_ref(), base, "bench/w:base".as_ref()])

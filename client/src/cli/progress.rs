@@ -13,6 +13,10 @@ const REDRAW: Duration = Duration::from_millis(100);
 const MEMORY: Duration = Duration::from_secs(3);
 /// Terminals narrower than this are told less.
 const ROOMY: usize = 90;
+/// Columns of a bar at most.
+const WIDEST: usize = 60;
+/// Spaces between the parts, and room for the `^C` that a terminal writes after them: a line that wraps cannot be cleared.
+const MARGIN: usize = 6;
 
 /// Where an operation stands. Bytes are raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,7 +65,9 @@ impl Standing {
 /// Runs `work` and draws a bar of `standing` beside it, if anybody sees it and it takes long enough.
 pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
-    let Some(width) = stderr_width().filter(|_| !quiet) else { return work.await };
+    if quiet || stderr_width().is_none() {
+        return work.await;
+    }
     let start = Instant::now();
     let mut ticks = interval(REDRAW);
     let mut rate = Rate::new(start);
@@ -73,7 +79,8 @@ pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl F
                 let standing = standing();
                 let rate = rate.after(standing.done, now);
                 if start.elapsed() >= PATIENCE {
-                    bar.get_or_insert_with(Bar::new).show(&standing, &standing.words(rate, width));
+                    // The terminal may have been resized.
+                    bar.get_or_insert_with(Bar::new).show(&standing, rate, stderr_width().unwrap_or(ROOMY));
                 }
             }
         }
@@ -113,15 +120,21 @@ impl Bar {
         Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)))
     }
 
-    fn show(&self, standing: &Standing, words: &str) {
-        let template = if standing.total > 0 { "{prefix} {wide_bar:.cyan/dim} {msg}" } else { "{spinner:.cyan} {prefix} {msg}" };
-        // The templates are constants; one that does not parse shows indicatif's own.
+    fn show(&self, standing: &Standing, rate: f64, width: usize) {
+        let words = standing.words(rate, width);
+        let bar = width.saturating_sub(human::columns(&standing.phase) + human::columns(&words) + MARGIN).min(WIDEST);
+        let template = match (standing.total, bar) {
+            (0, _) => "{spinner:.cyan} {prefix} {msg}",
+            (_, 0..4) => "{prefix} {msg}",
+            _ => &format!("{{prefix}} {{bar:{bar}.cyan/dim}} {{msg}}"),
+        };
+        // A template that does not parse shows indicatif's own; these do.
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         self.0.set_style(style.progress_chars("━╸─"));
         self.0.set_length(standing.total);
         self.0.set_position(standing.done + standing.deduplicated);
         self.0.set_prefix(standing.phase.clone());
-        self.0.set_message(words.to_owned());
+        self.0.set_message(words);
         self.0.tick();
     }
 }

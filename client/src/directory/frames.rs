@@ -5,11 +5,11 @@ use super::{Directory, layout};
 use crate::error::{Error, Result};
 use crate::plan::Item;
 use bytes::Bytes;
-use futures::stream::{self, BoxStream};
 use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use pfr_schema::{ErrorCode, Kind};
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::Header;
-use pfr_schema::Kind;
 use pfr_store::document_frame;
 use rustix::buffer::spare_capacity;
 use std::fs::File;
@@ -40,7 +40,7 @@ pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>) -> BoxStream
         match written.and_then(|()| output.flush()) {
             // Nobody reads on: the request was cut, and says so itself.
             Ok(()) | Err(Stop::Unread) => {}
-            Err(Stop::Failed(error)) => drop(output.sender.blocking_send(Err(error))),
+            Err(Stop::Failed(error)) => drop(output.sender.blocking_send(Err(*error))),
         }
     };
     // Started when the first piece is wanted, so that a stream that is never read reads nothing.
@@ -53,12 +53,12 @@ pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>) -> BoxStream
 
 enum Stop {
     Unread,
-    Failed(Error),
+    Failed(Box<Error>),
 }
 
 impl From<Error> for Stop {
     fn from(error: Error) -> Self {
-        Self::Failed(error)
+        Self::Failed(Box::new(error))
     }
 }
 
@@ -98,7 +98,7 @@ impl Output {
         while left > 0 {
             self.make_room()?;
             let before = self.piece.len();
-            let read = input.read_into(&mut self.piece).map_err(Error::io("read", path))? as u64;
+            let read = input.read_into(&mut self.piece).map_err(|e| unreadable(e, path, header))? as u64;
             checksum = crc32c::crc32c_append(checksum, &self.piece[before..]);
             left = match left.checked_sub(read) {
                 Some(_) if read == 0 => {
@@ -110,6 +110,14 @@ impl Output {
         }
         self.append(&checksum.to_le_bytes())
     }
+}
+
+/// The system cannot read a file, or its bytes do not decode: only the latter is damage.
+fn unreadable(error: std::io::Error, path: &Path, header: &Header) -> Error {
+    if error.raw_os_error().is_some() {
+        return Error::io("read", path)(error);
+    }
+    Error::WrongBytes { path: path.to_owned(), digest: header.digest, code: ErrorCode::CorruptFrame, reason: format!("it does not decode: {error}") }
 }
 
 /// Something to read that appends to a vector's spare room.
@@ -149,7 +157,9 @@ impl Directory {
         let raw = Header { codec: Codec::Raw, kind: Kind::Blob, digest: item.digest, raw_len: size, stored_len: size };
         let path = self.root.path().join(&relative);
         let (file, len) = match self.root.file(&relative) {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return self.write_encoded(&raw, &relative, output),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return self.write_encoded(&raw, &relative, output);
+            }
             other => other?,
         };
         if len != size {

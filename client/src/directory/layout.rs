@@ -105,7 +105,9 @@ mod tests {
             assert!(is_component(&name) && !name.contains(".."), "{group}: {name}");
             assert_eq!(group_and_rank(&name), Some((group.to_owned(), 7)));
         }
-        for name in [PAGE_MANIFEST, "page_manifest.a.b.json", "page_manifest.%4.1.json", "page_manifest.%61.1.json", "page_manifest.a.01.json"] {
+        for name in
+            [PAGE_MANIFEST, "page_manifest.a.b.json", "page_manifest.%4.1.json", "page_manifest.%61.1.json", "page_manifest.a.01.json"]
+        {
             assert_eq!(group_and_rank(name), None, "{name}");
         }
     }

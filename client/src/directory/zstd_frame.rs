@@ -120,7 +120,11 @@ mod tests {
                 let mut encoder = zstd::stream::Encoder::new(Vec::new(), level).unwrap();
                 encoder.include_checksum(true).unwrap();
                 encoder.write_all(&raw).unwrap();
-                assert_eq!(found(&encoder.finish().unwrap()), Shape { plain: true, raw_len: None }, "{len} bytes streamed at level {level}");
+                assert_eq!(
+                    found(&encoder.finish().unwrap()),
+                    Shape { plain: true, raw_len: None },
+                    "{len} bytes streamed at level {level}"
+                );
             }
         }
     }

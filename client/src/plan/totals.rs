@@ -2,9 +2,9 @@
 
 use crate::error::Result;
 use crate::plan::parse;
+use pfr_schema::Limits;
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
-use pfr_schema::Limits;
 
 /// Bytes of a run besides its digests, and of one digest in it.
 const RUN_HEADER: u64 = 20;

@@ -124,7 +124,8 @@ impl Holder for Present {
                 let look = move || {
                     let mut lacking = Vec::new();
                     for (i, item) in part {
-                        let wanted = item.kind.is_container() || ((item.digest != config || writer.names(&config)) && !writer.holds(&item)?);
+                        let wanted =
+                            item.kind.is_container() || ((item.digest != config || writer.names(&config)) && !writer.holds(&item)?);
                         if wanted {
                             lacking.push(i);
                         }

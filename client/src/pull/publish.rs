@@ -160,7 +160,8 @@ fn flats(manifest: &Manifest, containers: &[Document], limits: &Limits) -> Resul
 
 fn flat<'a>(tree: &PageTree, digest: Digest, find: impl Fn(&Digest) -> Result<&'a Document>, limits: &Limits) -> Result<Flat> {
     let received = |source| Error::Received { digest, source };
-    let runs: Vec<Run> = tree.runs.iter().map(|run| Run::parse(&find(&run.digest)?.bytes, limits).map_err(received)).collect::<Result<_>>()?;
+    let runs: Vec<Run> =
+        tree.runs.iter().map(|run| Run::parse(&find(&run.digest)?.bytes, limits).map_err(received)).collect::<Result<_>>()?;
     let flat = tree.to_flat(&runs, limits).map_err(received)?;
     Ok((tree.group.name.clone(), tree.rank, flat))
 }

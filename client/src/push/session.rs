@@ -10,9 +10,9 @@ use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use pfr_schema::Kind;
 use pfr_schema::api::{self, DigestGroup, MissingRequest};
 use pfr_schema::frame::end_mark;
-use pfr_schema::Kind;
 use pfr_store::document_frame;
 use std::sync::Arc;
 

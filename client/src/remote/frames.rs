@@ -4,17 +4,22 @@ use super::send::words;
 use super::{FrameSource, Remote, backoff};
 use crate::error::Result;
 use crate::slot::Slot;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::{Digest, RepositoryName, api, media_type};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Body, Method, Response, Url};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A stream of frames with an end mark. An error ends it without one.
 pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
+
+/// Pieces smaller than this are gathered…
+const CRUMB: usize = 64 << 10;
+/// …into pieces of this size.
+const PIECE: usize = 256 << 10;
 
 impl Remote {
     /// Frames of `digests`, in that order, with an end mark. Nothing about the bytes is verified.
@@ -24,18 +29,8 @@ impl Remote {
     pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>) -> Result<BoxFrames> {
         let url = self.repository_path(repository, &["frames"]);
         let response = self.request(self.with_json(Method::POST, url, &api::FramesRequest { digests })?).await?;
-        let remote = self.clone();
-        let idle = self.options.idle_timeout;
-        let pieces = stream::try_unfold(response, move |mut response| {
-            let remote = remote.clone();
-            async move {
-                match tokio::time::timeout(idle, response.chunk()).await {
-                    Err(_) => Err(remote.cut(format!("no byte for {} seconds", idle.as_secs()))),
-                    Ok(Err(error)) => Err(remote.cut(words(&error))),
-                    Ok(Ok(piece)) => Ok(piece.map(|piece| (piece, response))),
-                }
-            }
-        });
+        let incoming = Incoming { remote: self.clone(), response, held: BytesMut::new(), ended: None };
+        let pieces = stream::try_unfold(incoming, |mut incoming| async move { Ok(incoming.next().await?.map(|piece| (piece, incoming))) });
         Ok(pieces.boxed())
     }
 
@@ -92,5 +87,42 @@ impl Remote {
             return Err(error);
         }
         result.map_err(|e| self.unreachable(&e, attempt))
+    }
+}
+
+/// An answer's body, in pieces worth a task: a registry may send a large blob in crumbs of a few KiB.
+struct Incoming {
+    remote: Remote,
+    response: Response,
+    held: BytesMut,
+    ended: Option<Result<()>>,
+}
+
+impl Incoming {
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            if self.held.len() >= PIECE || (self.ended.is_some() && !self.held.is_empty()) {
+                return Ok(Some(self.held.split().freeze()));
+            }
+            if let Some(end) = &mut self.ended {
+                return std::mem::replace(end, Ok(())).map(|()| None);
+            }
+            match self.receive().await {
+                Ok(Some(piece)) if self.held.is_empty() && piece.len() >= CRUMB => return Ok(Some(piece)),
+                Ok(Some(piece)) => self.held.extend_from_slice(&piece),
+                // What came before the end, of either kind, is handed on before it.
+                Ok(None) => self.ended = Some(Ok(())),
+                Err(error) => self.ended = Some(Err(error)),
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Option<Bytes>> {
+        let idle = self.remote.options.idle_timeout;
+        match tokio::time::timeout(idle, self.response.chunk()).await {
+            Err(_) => Err(self.remote.cut(format!("no byte for {} seconds", idle.as_secs()))),
+            Ok(Err(error)) => Err(self.remote.cut(words(&error))),
+            Ok(Ok(piece)) => Ok(piece),
+        }
     }
 }

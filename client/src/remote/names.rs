@@ -29,7 +29,8 @@ impl Remote {
     /// `snapshot_unknown`.
     pub async fn delete_snapshot(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<()> {
         let url = self.repository_path(repository, &["snapshots", &snapshot.to_string()]);
-        gone(self.send_idle(|| self.client.delete(url.clone())).await, ErrorCode::SnapshotUnknown)
+        let sent = self.send_idle(|| self.client.delete(url.clone())).await;
+        gone(sent).map_err(|failed| failed.error)
     }
 
     /// Tags by name.
@@ -84,7 +85,14 @@ impl Remote {
                 Some(TagState::Absent) => request.header(IF_NONE_MATCH, "*"),
             }
         };
-        gone(self.send_idle(build).await, ErrorCode::TagUnknown)
+        match gone(self.send_idle(build).await) {
+            // To a demand for a state, a tag that is gone has moved.
+            Err(Failed { error, again: true }) if error.code() == ErrorCode::TagMoved => match self.tag(repository, tag).await {
+                Err(unknown) if unknown.code() == ErrorCode::TagUnknown => Ok(()),
+                _ => Err(error),
+            },
+            result => result.map_err(|failed| failed.error),
+        }
     }
 
     /// Makes tags that point at one snapshot. No bytes move.
@@ -96,10 +104,11 @@ impl Remote {
         match self.send_idle(self.with_json(Method::POST, url, request)?).await {
             Ok(response) => self.parse(&self.read(response, ANSWER).await?),
             Err(Failed { error, again }) => {
-                if again && error.code() == ErrorCode::TagMoved {
-                    if let Some(forked) = self.made_before(repository, request).await? {
-                        return Ok(forked);
-                    }
+                if again
+                    && error.code() == ErrorCode::TagMoved
+                    && let Some(forked) = self.made_before(repository, request).await?
+                {
+                    return Ok(forked);
                 }
                 Err(error)
             }
@@ -122,11 +131,11 @@ impl Remote {
     }
 }
 
-/// A deletion that finds nothing after a lost answer has done its work before.
-fn gone(result: std::result::Result<Response, Failed>, unknown: ErrorCode) -> Result<()> {
+/// A deletion that finds nothing after a lost answer has done its work before; the repository may have gone with its last snapshot.
+fn gone(result: std::result::Result<Response, Failed>) -> std::result::Result<(), Failed> {
     match result {
         Ok(_) => Ok(()),
-        Err(Failed { error, again: true }) if error.code() == unknown => Ok(()),
-        Err(Failed { error, .. }) => Err(error),
+        Err(Failed { error: Error::Registry { problem }, again: true }) if problem.status == 404 => Ok(()),
+        Err(failed) => Err(failed),
     }
 }

@@ -1,7 +1,7 @@
 //! Endpoints of a push session.
 
-use super::{BoxFrames, Remote};
 use super::send::Failed;
+use super::{BoxFrames, Remote};
 use crate::error::{Error, Result};
 use pfr_schema::api::{self, TagState};
 use pfr_schema::{ErrorCode, RepositoryName};

@@ -138,7 +138,9 @@ fn accept(
             known.insert(child.digest, object);
         }
         let Some(object) = known.get_mut(&child.digest).filter(|o| o.kind.satisfies(child.kind)) else {
-            missing.push(child.digest);
+            if seen.insert(child.digest) {
+                missing.push(child.digest);
+            }
             continue;
         };
         check_shape(digest, child, object)?;

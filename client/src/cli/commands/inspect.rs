@@ -46,7 +46,7 @@ fn head(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
         ("parents", parents.join("  ")),
         ("pushed", format!("{}, {}", utc(s.pushed_at), age(s.pushed_at, now_ms()))),
         ("tokens", number(detail.trees.iter().map(PageTree::tokens).max().unwrap_or(0))),
-        ("pages", format!("{}, {}", count(pages, "page"), bytes(page_bytes))),
+        ("pages", format!("{}, {}", number(pages), bytes(page_bytes))),
         ("logical", format!("{}, of which {} were new", bytes(s.logical_bytes), bytes(s.new_bytes))),
         ("agent", text(&config.agent)),
         ("engine", text(&config.engine)),
@@ -76,7 +76,7 @@ fn groups(out: &mut Out, trees: &[PageTree]) -> Result<(), Failure> {
         Column::right("PAGES"),
         Column::right("PAGE"),
         Column::right("RUNS").optional(),
-        Column::left("SHARD").optional(),
+        Column::left("RANK").optional(),
         Column::left("LAYOUT").style(Style::Dim).optional(),
     ]);
     for tree in trees {
@@ -91,7 +91,7 @@ fn groups(out: &mut Out, trees: &[PageTree]) -> Result<(), Failure> {
             number(tree.pages()),
             format!("{} × {}", tree.components.len(), bytes(tree.page_bytes)),
             number(tree.runs.len() as u64),
-            format!("{}/{}", tree.rank + 1, tree.world),
+            if tree.world > 1 { format!("{} of {}", tree.rank, tree.world) } else { String::new() },
             one_line(&tree.layout),
         ]);
     }

@@ -117,7 +117,8 @@ pub async fn fork(context: &mut Context, args: Fork) -> Result<(), Failure> {
         (None, Selector::Tag { tag, .. }) => format!("{tag}-fork"),
         (None, Selector::Digest(digest)) => format!("{}-fork", digest.short()),
     };
-    let forked = side.fork(&args.reference.repository, &selector, args.count, &prefix).await?;
+    let forked = side.fork(&args.reference.repository, &selector, args.count, &prefix).await;
+    let forked = forked.map_err(|f| if f.exit() == 3 { f.hint("no fork was made; choose another --prefix") } else { f })?;
     if context.json {
         return context.out.json(&forked);
     }

@@ -14,7 +14,8 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let selector = args.reference.selector_or_latest();
     let repository = args.reference.repository.clone();
     let destination = match &args.dir {
-        Some(path) => Destination::Directory { path: path.clone(), store: None },
+        // A local store only saves requests here; one that is not there, or cannot be opened, does not matter.
+        Some(path) => Destination::Directory { path: path.clone(), store: context.existing_store().await.ok() },
         None => {
             let tag = match &selector {
                 Selector::Tag { tag, back: 0 } => Some(tag.clone()),
@@ -30,22 +31,21 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
         return context.out.json(&report);
     }
     if !context.quiet {
-        let summary = describe(&report);
+        let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
         context.out.line(context.out.paint.dim(&summary))?;
     }
     context.out.line(report.digest.to_string())
 }
 
-/// One line about a pull.
-pub fn describe(report: &PullReport) -> String {
+/// One line about a pull, without its time.
+pub fn brief(report: &PullReport) -> String {
     format!(
-        "{}, {} raw: received {} in {}, {} already here, {}, {}",
+        "{}, {} raw: received {} ({}), {} already here, {}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
         count(report.blobs_received, "frame"),
         bytes(report.bytes_received),
         bytes(report.bytes_deduplicated),
-        count(report.round_trips, "round trip"),
-        duration(Duration::from_secs_f64(report.seconds))
+        count(report.round_trips, "round trip")
     )
 }

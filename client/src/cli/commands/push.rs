@@ -24,7 +24,7 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
         return context.out.json(&report);
     }
     if !context.quiet {
-        let summary = describe(&report);
+        let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
         context.out.line(context.out.paint.dim(&summary))?;
     }
     context.out.line(report.digest.to_string())
@@ -93,17 +93,16 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
     Ok(digests)
 }
 
-/// One line about a push.
-pub fn describe(report: &PushReport) -> String {
+/// One line about a push, without its time.
+pub fn brief(report: &PushReport) -> String {
     format!(
-        "{}, {} raw: sent {} in {}, {} deduplicated, {}, {}",
+        "{}, {} raw: sent {} ({}), {} deduplicated, {}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
         count(report.blobs_sent, "frame"),
         bytes(report.bytes_sent),
         bytes(report.bytes_deduplicated),
-        count(report.round_trips, "round trip"),
-        duration(Duration::from_secs_f64(report.seconds))
+        count(report.round_trips, "round trip")
     )
 }
 

@@ -97,8 +97,8 @@ impl<'a> Play<'a> {
         let (here, there) = (format!("host-b/{tag}"), format!("host-a/{tag}"));
         self.narrator.command(&format!("pf pull {REPOSITORY}:{tag} ./{here}"))?;
         let report = self.pull(&tag, Destination::Directory { path: self.stage.at(&here), store: None }).await?;
-        self.narrator.result(&pull::describe(&report))?;
-        self.narrator.command(&format!("diff -r {there} {here}"))?;
+        self.narrator.result(&pull::brief(&report))?;
+        self.narrator.command(&format!("diff -r -x config.json {there} {here}"))?;
         let compared = compare(&self.stage.at(&there), &self.stage.at(&here))?;
         self.narrator.result(&format!(
             "equal: the manifest and {} of page bytes in {}",
@@ -120,11 +120,12 @@ impl<'a> Play<'a> {
         self.narrator.step("What there is now, and what it costs")?;
         self.narrator.command(&format!("pf log {REPOSITORY}"))?;
         let list = self.remote.snapshots(&self.repository, None, 100).await?;
-        log::print(self.narrator.out(), &Lineage { snapshots: list.snapshots, truncated: false })?;
+        let lineage = Lineage { snapshots: list.snapshots, truncated: false };
+        self.narrator.show(|out| log::print(out, &lineage))?;
         self.narrator.say("")?;
         self.narrator.command(&format!("pf stats {REPOSITORY}"))?;
         let costs = self.remote.stats(Some(&self.repository)).await?;
-        stats::print(self.narrator.out(), &costs)?;
+        self.narrator.show(|out| stats::print(out, &costs))?;
         expect(costs.dedup_ratio > 1.0, "forks should have shared pages")
     }
 
@@ -142,12 +143,11 @@ impl<'a> Play<'a> {
             Err(failure) => failure,
         };
         let Failure::Error { exit: 4, message, .. } = &refused else { return Err(refused) };
-        let paint = self.narrator.out().paint;
-        let message = message.replace(&format!("{}/", self.stage.root().display()), "");
-        self.narrator.also(&format!("{} {message}", paint.red("error:")))?;
+        self.narrator.refusal(&message.replace(&format!("{}/", self.stage.root().display()), ""))?;
         let tag = self.remote.tag(&self.repository, &"damaged".parse()?).await;
         expect(matches!(&tag, Err(e) if e.code() == ErrorCode::TagUnknown), "the refused push should not have left a tag")?;
-        self.narrator.result("refused with exit code 4, as it should be; no tag, nothing visible")?;
+        self.narrator.result("refused with exit code 4, as it should be: no tag, nothing visible")?;
+        self.narrator.also("the undamaged copy goes through, and what had arrived is not sent twice:")?;
         let tag = format!("{PREFIX}-{spare}");
         self.push(&good, &tag, Some(("step-2", step_2)), None).await.map(drop)
     }
@@ -173,7 +173,7 @@ impl<'a> Play<'a> {
         self.narrator.command(&command)?;
         let parents: Vec<Digest> = parent.iter().map(|(_, digest)| *digest).collect();
         let report = self.send(dir, tag, &parents, if_tag_is).await?;
-        self.narrator.result(&push::describe(&report))?;
+        self.narrator.result(&push::brief(&report))?;
         Ok(report)
     }
 
@@ -189,7 +189,7 @@ impl<'a> Play<'a> {
         self.narrator.command(&format!("pf pull {REPOSITORY}:{tag}"))?;
         let destination = Destination::Store { store: store.clone(), repository: self.repository.clone(), tag: Some(tag.parse()?) };
         let report = self.pull(&tag, destination).await?;
-        self.narrator.result(&pull::describe(&report))?;
+        self.narrator.result(&pull::brief(&report))?;
         Ok(report)
     }
 

@@ -92,7 +92,7 @@ mod tests {
     fn sample(dir: &Path) {
         let geometry = Geometry { page_size_tokens: 2, n_layers: 1, n_heads: 1, head_dim: 1, dtype: Dtype::F32 };
         let page = |ix: u32| {
-            let mut put = |tag: u8| {
+            let put = |tag: u8| {
                 let bytes = [tag, ix as u8, 0, 0, 0, 0, 0, 0];
                 let digest = Digest::sha256(&bytes);
                 let path = blob(dir, &digest);

@@ -15,7 +15,7 @@ use super::args::Demo;
 use super::context::Context;
 use super::failure::Failure;
 use super::output::Out;
-use super::output::human::duration;
+use super::output::human::{columns, duration, pad};
 use acts::Play;
 use cast::Cast;
 use narrator::{Narrator, Told};
@@ -71,17 +71,21 @@ pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
 }
 
 fn epilogue(narrator: &mut Narrator, stage: &Stage) -> Result<(), Failure> {
-    let paint = narrator.out().paint;
-    narrator.say("")?;
-    narrator.say("Next:")?;
-    if stage.kept() {
-        let registry = stage.at("registry");
-        narrator.say(&format!("  pf-registry serve --data {}    {}", registry.display(), paint.dim("the demo's registry again")))?;
-        narrator.say(&format!("  pf stats agent/main                 {}", paint.dim("look around in it")))?;
+    let own = "a snapshot directory of yours";
+    let mut next = if stage.kept() {
+        vec![
+            (format!("pf-registry serve --data {}", stage.at("registry").display()), "the demo's registry again"),
+            ("pf stats agent/main".into(), "look around in it"),
+        ]
     } else {
-        narrator.say(&format!("  pf demo --keep DIR                  {}", paint.dim("the same, and keep everything to look at")))?;
-        narrator.say(&format!("  pf-registry serve --data DIR        {}", paint.dim("a registry of your own, on port 5077")))?;
-    }
-    narrator.say(&format!("  pf push DIR team/agent:step-1       {}", paint.dim("a snapshot directory of yours")))?;
-    narrator.say(&format!("  pf --help                           {}", paint.dim("everything else")))
+        vec![
+            ("pf demo --keep DIR".into(), "the same, and keep everything to look at"),
+            ("pf-registry serve --data DIR".into(), "a registry of your own"),
+        ]
+    };
+    next.extend([("pf push DIR team/agent:step-1".into(), own), ("pf --help".into(), "everything else")]);
+    let widest = next.iter().map(|(command, _)| columns(command)).max().unwrap_or(0);
+    let paint = narrator.out().paint;
+    narrator.say("\nNext:")?;
+    next.iter().try_for_each(|(command, why)| narrator.say(&format!("  {}  {}", pad(command, widest), paint.dim(why))))
 }

@@ -2,11 +2,15 @@
 
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
-use crate::cli::output::human::{columns, duration};
+use crate::cli::output::human::{columns, duration, wrap};
 use serde::Serialize;
 use std::time::Instant;
 
-const INDENT: &str = "    ";
+const INDENT: usize = 4;
+/// Wider lines are harder to read, however wide the terminal is.
+const WIDEST: usize = 100;
+/// Room for the time at the right.
+const TIME: usize = 10;
 
 /// A step that is over.
 #[derive(Clone, Debug, Serialize)]
@@ -23,13 +27,12 @@ pub struct Narrator {
     told: Vec<Told>,
     step_start: Instant,
     command_start: Instant,
-    pending: Option<String>,
 }
 
 impl Narrator {
     /// Speaks to `out`.
     pub fn new(out: Out) -> Self {
-        Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now(), pending: None }
+        Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now() }
     }
 
     /// Where tables and graphs go.
@@ -55,30 +58,50 @@ impl Narrator {
     /// The command that a user would have typed.
     pub fn command(&mut self, command: &str) -> Result<(), Failure> {
         self.command_start = Instant::now();
-        self.pending = Some(command.to_owned());
         if let Some(step) = self.told.last_mut() {
             step.commands.push(command.to_owned());
         }
-        self.say(&format!("{INDENT}{}", self.out.paint.dim(&format!("$ {command}"))))
+        let mut lines = wrap(&format!("$ {command}"), self.room());
+        let last = lines.len().saturating_sub(1);
+        for (i, line) in lines.iter_mut().enumerate() {
+            let (before, after) = (if i > 0 { "      " } else { "" }, if i < last { " \\" } else { "" });
+            *line = self.out.paint.dim(&format!("{before}{line}{after}"));
+        }
+        self.lines(&lines)
     }
 
     /// What came of the last command, with the time it took at the right.
     pub fn result(&mut self, text: &str) -> Result<(), Failure> {
         let time = duration(self.command_start.elapsed());
         self.remember(text);
-        let room = self.out.width.unwrap_or(100).min(100);
-        let used = INDENT.len() + columns(text) + columns(&time);
-        let line = match room.checked_sub(used).filter(|gap| *gap >= 2) {
-            Some(gap) => format!("{INDENT}{text}{}{}", " ".repeat(gap), self.out.paint.dim(&time)),
-            None => format!("{INDENT}{text}  {}", self.out.paint.dim(&time)),
-        };
-        self.say(&line)
+        let mut lines = wrap(text, self.room());
+        if let Some(last) = lines.last_mut() {
+            let gap = (self.room() + TIME).saturating_sub(columns(last) + columns(&time)).max(2);
+            *last = format!("{last}{}{}", " ".repeat(gap), self.out.paint.dim(&time));
+        }
+        self.lines(&lines)
     }
 
     /// Another thing to see about the last command.
     pub fn also(&mut self, text: &str) -> Result<(), Failure> {
         self.remember(text);
-        self.say(&format!("{INDENT}{text}"))
+        self.lines(&wrap(text, self.room()))
+    }
+
+    /// An error that was to be.
+    pub fn refusal(&mut self, message: &str) -> Result<(), Failure> {
+        self.remember(&format!("error: {message}"));
+        let mut lines = wrap(&format!("error: {message}"), self.room());
+        if let Some(first) = lines.first_mut() {
+            *first = first.replacen("error:", &self.out.paint.red("error:"), 1);
+        }
+        self.lines(&lines)
+    }
+
+    /// A table or a drawing.
+    pub fn show(&mut self, draw: impl FnOnce(&mut Out) -> Result<(), Failure>) -> Result<(), Failure> {
+        self.out.indented(INDENT, draw)?;
+        self.out.flush()
     }
 
     /// Everything told, once the last step is over.
@@ -90,6 +113,15 @@ impl Narrator {
     /// The title of the step that runs.
     pub fn current(&self) -> Option<&str> {
         self.told.last().map(|step| step.title.as_str())
+    }
+
+    /// Columns for text, between the indentation and the time.
+    fn room(&self) -> usize {
+        self.out.width.unwrap_or(WIDEST).min(WIDEST).saturating_sub(INDENT + TIME).max(20)
+    }
+
+    fn lines(&mut self, lines: &[String]) -> Result<(), Failure> {
+        self.show(|out| lines.iter().try_for_each(|line| out.line(line)))
     }
 
     fn remember(&mut self, text: &str) {

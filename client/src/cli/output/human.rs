@@ -131,6 +131,24 @@ pub fn clip(text: &str, width: usize) -> String {
     clipped
 }
 
+/// Lines of at most `width` columns, broken at spaces; a longer word stays whole.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        if line.is_empty() {
+            line.push_str(word);
+        } else if columns(line) + 1 + columns(word) <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,6 +203,13 @@ mod tests {
     fn foreign_text_cannot_steer_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\nc");
         assert_eq!(one_line("a\nb"), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn wrapping_breaks_at_spaces_and_keeps_long_words() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("a sha256:0123456789 b", 6), ["a", "sha256:0123456789", "b"]);
+        assert_eq!(wrap("", 6), [""]);
     }
 
     #[test]

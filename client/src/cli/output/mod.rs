@@ -17,8 +17,9 @@ pub struct Out {
     writer: BufWriter<Box<dyn Write + Send>>,
     /// Colours, or none.
     pub paint: Paint,
-    /// Columns of the terminal; none in a pipe.
+    /// Columns of the terminal that are left to the right of the indentation; none in a pipe.
     pub width: Option<usize>,
+    indent: usize,
 }
 
 impl Out {
@@ -26,19 +27,34 @@ impl Out {
     pub fn stdout() -> Self {
         let terminal = io::stdout().is_terminal();
         let width = terminal.then(|| terminal_width(io::stdout())).flatten();
-        Self { writer: BufWriter::new(Box::new(io::stdout())), paint: Paint::for_stream(terminal), width }
+        Self { writer: BufWriter::new(Box::new(io::stdout())), paint: Paint::for_stream(terminal), width, indent: 0 }
     }
 
     /// Stderr of this process, for narration when stdout carries JSON.
     pub fn stderr() -> Self {
         let width = stderr_width();
-        Self { writer: BufWriter::new(Box::new(io::stderr())), paint: Paint::for_stream(width.is_some()), width }
+        Self { writer: BufWriter::new(Box::new(io::stderr())), paint: Paint::for_stream(width.is_some()), width, indent: 0 }
     }
 
     /// One line.
     pub fn line(&mut self, text: impl AsRef<str>) -> Result<(), Failure> {
-        self.write(text.as_ref().as_bytes())?;
+        let text = text.as_ref();
+        if !text.is_empty() {
+            self.write(" ".repeat(self.indent).as_bytes())?;
+        }
+        self.write(text.as_bytes())?;
         self.write(b"\n")
+    }
+
+    /// Runs `lines` with everything it writes moved to the right.
+    pub fn indented<T>(&mut self, columns: usize, lines: impl FnOnce(&mut Self) -> T) -> T {
+        let width = self.width;
+        self.indent += columns;
+        self.width = width.map(|w| w.saturating_sub(columns));
+        let result = lines(self);
+        self.indent -= columns;
+        self.width = width;
+        result
     }
 
     /// One JSON document: indented for a person, on one line for a program.
@@ -110,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_closed_pipe_ends_the_command_as_a_success() {
-        let mut out = Out { writer: BufWriter::new(Box::new(Closed)), paint: Paint::plain(), width: None };
+        let mut out = Out { writer: BufWriter::new(Box::new(Closed)), paint: Paint::plain(), width: None, indent: 0 };
         out.line("text").unwrap();
         assert_eq!(out.flush().unwrap_err().exit(), 0);
     }

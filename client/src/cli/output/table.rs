@@ -28,7 +28,7 @@ impl Column {
         Self { title, right: true, optional: false, style: Style::Plain }
     }
 
-    /// Left out, the last first, where the terminal is too narrow.
+    /// Left out if it is empty and, the last first, where the terminal is too narrow.
     pub const fn optional(self) -> Self {
         Self { optional: true, ..self }
     }
@@ -67,7 +67,8 @@ impl Table {
                 cells.max(columns(self.columns[i].title))
             })
             .collect();
-        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        let filled = |i: usize| !self.columns[i].optional || self.rows.iter().any(|row| !row[i].is_empty());
+        let mut shown: Vec<usize> = (0..self.columns.len()).filter(|&i| filled(i)).collect();
         if let Some(width) = width {
             self.fit(&mut widths, &mut shown, width);
         }
@@ -125,6 +126,13 @@ mod tests {
             lines,
             ["NAME                          SIZE  NOTE", "team/agent-with-a-long-name      1  hello", "x                            12345"]
         );
+    }
+
+    #[test]
+    fn empty_optional_columns_are_left_out() {
+        let mut table = Table::new([Column::left("A").optional(), Column::left("B")]);
+        table.row([String::new(), "x".into()]);
+        assert_eq!(table.render(&Paint::plain(), None), ["B", "x"]);
     }
 
     #[test]

@@ -1,0 +1,118 @@
+//! A real registry in this process, snapshot directories to push, and a front that gets in the way.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+pub mod front;
+pub mod sample;
+
+use pfr_client::{Destination, Error, Progress, PullReport, PushReport, PushTarget, Remote, RemoteOptions, Source, pull, push};
+use pfr_registry::{Config, Server};
+use pfr_schema::{Digest, RepositoryName, Selector, Tag};
+use pfr_store::{Options, Store};
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A registry that serves until the test ends.
+pub struct Registry {
+    pub url: String,
+    pub store: Store,
+    _dir: TempDir,
+}
+
+impl Registry {
+    pub async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    pub async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config { data: dir.path().join("store"), listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
+        change(&mut config);
+        let server = Server::bind(config).await.unwrap();
+        let (url, store) = (format!("http://{}", server.local_addr()), server.store().clone());
+        tokio::spawn(server.run(std::future::pending()));
+        Self { url, store, _dir: dir }
+    }
+
+    pub fn remote(&self) -> Remote {
+        remote(&self.url)
+    }
+}
+
+/// A client that does not wait long.
+pub fn remote(url: &str) -> Remote {
+    Remote::new(url, RemoteOptions { retries: 2, idle_timeout: Duration::from_secs(20), ..RemoteOptions::default() }).unwrap()
+}
+
+pub fn repository() -> RepositoryName {
+    "team/agent".parse().unwrap()
+}
+
+pub fn tag(name: &str) -> Tag {
+    name.parse().unwrap()
+}
+
+pub fn selector(text: &str) -> Selector {
+    text.parse().unwrap()
+}
+
+pub fn target(name: &str) -> PushTarget {
+    PushTarget { repository: repository(), tag: Some(tag(name)), if_tag_is: None, parents: Vec::new() }
+}
+
+pub async fn push_dir(remote: &Remote, path: &Path, name: &str) -> Result<PushReport, Error> {
+    push(&Source::Directory(path.into()), remote, target(name), &Progress::new()).await
+}
+
+pub async fn pull_dir(remote: &Remote, what: &str, path: &Path) -> Result<PullReport, Error> {
+    let destination = Destination::Directory { path: path.into(), store: None };
+    pull(remote, &repository(), &selector(what), &destination, &Progress::new()).await
+}
+
+pub async fn pull_store(remote: &Remote, what: &str, store: &Store) -> Result<PullReport, Error> {
+    let destination = Destination::Store { store: store.clone(), repository: repository(), tag: Some(tag("here")) };
+    pull(remote, &repository(), &selector(what), &destination, &Progress::new()).await
+}
+
+pub async fn memory() -> Store {
+    Store::open_in_memory(Options::default()).await.unwrap()
+}
+
+/// Whether a repository has nothing to show.
+pub async fn is_empty(store: &Store) -> bool {
+    match store.snapshots(&repository(), None, 10).await {
+        Ok(page) => page.rows.is_empty(),
+        Err(error) => error.code() == pfr_schema::ErrorCode::RepositoryUnknown,
+    }
+}
+
+/// Every file below a directory, by relative path.
+pub fn files(root: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let mut found = std::collections::BTreeMap::new();
+    let mut stack = vec![root.to_owned()];
+    while let Some(path) = stack.pop() {
+        for entry in std::fs::read_dir(&path).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                stack.push(path);
+            } else {
+                found.insert(path.strip_prefix(root).unwrap().display().to_string(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// The names in [`files`], for messages.
+pub fn same_files(a: &Path, b: &Path) {
+    let (a, b) = (files(a), files(b));
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    for (name, bytes) in &a {
+        assert!(bytes == &b[name], "{name} differs");
+    }
+}
+
+pub fn digest_of(bytes: &[u8]) -> Digest {
+    Digest::sha256(bytes)
+}

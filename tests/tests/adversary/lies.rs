@@ -1,0 +1,205 @@
+//! Whatever a registry answers, a client publishes the truth or nothing.
+
+use crate::liar::{Fate, Liar, Seen};
+use crate::nothing_published;
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::{self, Header};
+use pfr_schema::{Digest, Kind};
+use pfr_tests::{Output, Pf, Registry, Shape, SnapshotDir, Wire, files, seed};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+const PAGES: u64 = 200;
+const MEMORY: u64 = 256 << 20;
+
+fn pushed() -> (Registry, SnapshotDir, Pf) {
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::SMALL, &(0..PAGES).collect::<Vec<_>>());
+    pf.run(&["push", dir.arg(), "a:t"]).ok();
+    (registry, dir, pf)
+}
+
+fn pull(host: &Pf, into_directory: bool) -> Output {
+    let out = host.path("out");
+    if into_directory { host.run(&["pull", "a:t", out.to_str().unwrap()]) } else { host.run(&["pull", "a:t"]) }
+}
+
+fn endless_frames(_: &[Digest]) -> Fate {
+    Fate::Endless(Wire::blob(&[5; 4000]))
+}
+
+/// One frame that claims to be `digest`.
+fn claim(digest: Digest, codec: Codec, raw_len: u64, payload: &[u8]) -> Vec<u8> {
+    let header = Header { codec, kind: Kind::Blob, digest, raw_len, stored_len: payload.len() as u64 };
+    [frame::encode(&header, payload), frame::end_mark(1)].concat()
+}
+
+fn instead(body: Vec<u8>) -> Fate {
+    Fate::Instead(200, "application/vnd.pf.frames.v1", body)
+}
+
+/// Name, answer to a request for these digests, exit code.
+type Lie = (&'static str, fn(&[Digest]) -> Fate, i32);
+
+const LIES: &[Lie] = &[
+    ("another blob's frame", |_| instead(Wire::stream(&[Wire::blob(b"another")])), 4),
+    ("other bytes under the asked name", |d| instead(claim(d[0], Codec::Raw, 5, b"wrong")), 4),
+    ("a stream of nothing, well ended", |_| instead(Wire::stream(&[])), 4),
+    ("not frames", |_| instead(b"<html>It works!</html>".to_vec()), 4),
+    ("frames that nobody asked for, without end", endless_frames, 4),
+    ("noughts without end", |_| Fate::Endless(vec![0; 64 << 10]), 4),
+    ("an exabyte", |d| instead(Header { codec: Codec::Raw, kind: Kind::Blob, digest: d[0], raw_len: 1 << 60, stored_len: 1 << 60 }.to_bytes()), 4),
+    ("a zip bomb", |d| instead(claim(d[0], Codec::Zstd, 16 << 10, &zstd::bulk::compress(&vec![0; 32 << 20], 1).unwrap())), 4),
+    ("a blob a thousand times too large", |d| instead(claim(d[0], Codec::Raw, 16 << 20, &vec![0; 16 << 20])), 4),
+];
+
+fn check(lie: &Lie, of_pages: bool, into_directory: bool, registry: &Registry) -> Result<(), String> {
+    let (name, answer, code) = *lie;
+    let what = format!("{name}, for {}, into a {}", if of_pages { "pages" } else { "containers" }, if into_directory { "directory" } else { "store" });
+    let liar = Liar::before(&registry.url(), move |seen: &Seen| match seen.asked() {
+        Some(digests) if seen.asks_for_pages() == of_pages => answer(&digests),
+        _ => Fate::Pass,
+    });
+    let host = Pf::new(&liar.url);
+    let output = pull(&host, into_directory);
+    assert!(liar.lies() > 0, "{what}: nobody asked");
+    nothing_published(&host, &host.path("out"), &what);
+    assert!(output.peak_memory < MEMORY, "{what}: {} MiB", output.peak_memory >> 20);
+    let said = output.stderr.starts_with("error: ") && output.stdout.is_empty();
+    if output.code == code && said { Ok(()) } else { Err(format!("{what}: expected exit code {code}, found {output:?}")) }
+}
+
+#[test]
+fn frames_that_are_not_what_was_asked_for_are_refused_and_nothing_is_published() {
+    let (registry, dir, _) = pushed();
+    let mut failed = Vec::new();
+    for lie in LIES {
+        for of_pages in [false, true] {
+            failed.extend([false, true].into_iter().filter_map(|into| check(lie, of_pages, into, &registry).err()));
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+    let host = Pf::new(&registry.url());
+    pull(&host, true).ok();
+    assert_eq!(files(&host.path("out")), files(&dir.path), "the registry itself is unharmed");
+}
+
+#[test]
+fn answers_that_are_not_the_protocols_are_refused_and_nothing_is_published() {
+    let (registry, _, _) = pushed();
+    let problem = br#"{"type":"urn:pf:problem:internal","title":"t","status":500,"detail":"d","code":"internal","retryable":false}"#;
+    let cases: Vec<(&str, fn(&Seen) -> bool, Box<dyn Fn() -> Fate + Send>, i32)> = vec![
+        ("a page for people", is_snapshot, Box::new(|| Fate::Instead(200, "text/html", b"<html>".to_vec())), 1),
+        ("half a document", is_snapshot, Box::new(|| Fate::Change(Box::new(|body| body[..body.len() / 2].to_vec()))), 1),
+        ("a document without end", is_snapshot, Box::new(|| Fate::Endless(vec![b' '; 1 << 20])), 1),
+        ("a redirection", is_snapshot, Box::new(|| Fate::Instead(302, "text/html", Vec::new())), 1),
+        ("a bug", is_snapshot, Box::new(move || Fate::Instead(500, "application/problem+json", problem.to_vec())), 70),
+        ("a gateway's 500", is_snapshot, Box::new(|| Fate::Instead(500, "text/plain", b"oops".to_vec())), 7),
+        ("somebody else's 404", is_snapshot, Box::new(|| Fate::Instead(404, "text/plain", b"nope".to_vec())), 5),
+    ];
+    let mut failed = Vec::new();
+    for (name, matches, fate, code) in cases {
+        let liar = Liar::before(&registry.url(), move |seen: &Seen| if matches(seen) { fate() } else { Fate::Pass });
+        let host = Pf::new(&liar.url);
+        let output = pull(&host, false);
+        assert!(liar.lies() > 0, "{name}: nobody asked");
+        nothing_published(&host, &host.path("out"), name);
+        assert!(output.peak_memory < MEMORY, "{name}: {} MiB", output.peak_memory >> 20);
+        if output.code != code || !output.stderr.starts_with("error: ") {
+            failed.push(format!("{name}: expected exit code {code}, found {output:?}"));
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+}
+
+fn is_snapshot(seen: &Seen) -> bool {
+    seen.path.contains("/snapshots/")
+}
+
+#[test]
+fn a_registry_that_tells_of_another_snapshot_than_was_asked_for_by_digest_is_refused() {
+    let (registry, _, pf) = pushed();
+    let other = SnapshotDir::write(&pf.path("other"), Shape::SMALL, &[1, 2, 3]);
+    let theirs = pf.run(&["push", other.arg(), "a:other"]).ok().last_line().to_owned();
+    let ours = pf.tags("a")["t"].clone();
+    let (from, to) = (ours.clone(), theirs);
+    let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+        let (from, to) = (from.clone(), to.clone());
+        let swap = move |body: Vec<u8>| String::from_utf8(body).unwrap().replace(&from, &to).into_bytes();
+        if is_snapshot(seen) { Fate::Change(Box::new(swap)) } else { Fate::Pass }
+    });
+    let host = Pf::new(&liar.url);
+    let output = host.run(&["pull", &format!("a@{ours}")]);
+    assert_eq!(output.code, 1, "{output:?}");
+    assert!(output.stderr.contains("was asked for"), "{output:?}");
+    nothing_published(&host, &host.path("out"), "another snapshot");
+}
+
+#[test]
+fn any_bytes_of_any_answer_may_be_wrong_and_the_truth_or_nothing_is_published() {
+    let (registry, dir, _) = pushed();
+    let expected = files(&dir.path);
+    let mut random = StdRng::seed_from_u64(seed());
+    let (mut refused, mut harmless) = (0, 0);
+    for round in 0..40 {
+        let (nth, share, bit) = (random.random_range(0..6_u32), random.random_range(0.0..1.0), random.random_range(0..8));
+        let mut count = 0;
+        let liar = Liar::before(&registry.url(), move |_: &Seen| {
+            count += 1;
+            let flip = move |mut body: Vec<u8>| {
+                let at = (body.len() as f64 * share) as usize;
+                body.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << bit);
+                body
+            };
+            if count - 1 == nth { Fate::Change(Box::new(flip)) } else { Fate::Pass }
+        });
+        let host = Pf::new(&liar.url);
+        let output = pull(&host, round % 2 == 0);
+        assert!([0, 1, 4, 5, 7].contains(&output.code), "round {round}: {output:?}");
+        assert!(!output.stderr.contains("panicked"), "round {round}: {output:?}");
+        if output.code == 0 {
+            // The answer's JSON has parts that nobody needs.
+            harmless += 1;
+            if round % 2 == 0 {
+                assert_eq!(files(&host.path("out")), expected, "round {round}: something else was published");
+            } else {
+                host.run(&["verify", "--local", "a:t"]).ok();
+            }
+        } else {
+            refused += 1;
+            nothing_published(&host, &host.path("out"), &format!("round {round}"));
+        }
+    }
+    println!("{refused} refused, {harmless} harmless");
+    assert!(refused > 10, "{refused} of 40 flips were refused");
+}
+
+#[test]
+fn a_push_to_a_registry_that_lies_ends_without_a_panic_and_never_says_it_was_stored_when_it_was_not() {
+    let (registry, _, pf) = pushed();
+    let answers: [(&str, &'static [u8]); 9] = [
+        ("/missing", br#"{"missing":[[0,18446744073709551615]]}"#),
+        ("/missing", br#"{"missing":[[99999,3]]}"#),
+        ("/missing", br#"{"missing":[[1,1],[0,1]]}"#),
+        ("/missing", br#"{"missing":[]}"#),
+        ("/missing", br#"{"missing":[[18446744073709551615,2]]}"#),
+        ("/pushes", br#"{"id":"../../x","lease_seconds":0,"max_digests":0,"max_frames_bytes":0}"#),
+        ("/pushes", br#"{"id":"","lease_seconds":0,"max_digests":1,"max_frames_bytes":1}"#),
+        ("/commit", br#"{"digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","created":true,"logical_bytes":0,"new_bytes":0}"#),
+        ("/frames", br#"{"frames":0,"new":0,"bytes":0}"#),
+    ];
+    for (i, (end, body)) in answers.into_iter().enumerate() {
+        let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+            if seen.path.ends_with(end) { Fate::Instead(200, "application/json", body.to_vec()) } else { Fate::Pass }
+        });
+        let dir = SnapshotDir::write(&pf.path(&format!("lied-to-{i}")), Shape::TINY, &[1000 + i as u64, 2000 + i as u64]);
+        let host = Pf::new(&liar.url);
+        let (tag, text) = (format!("a:lied-to-{i}"), String::from_utf8_lossy(body));
+        let output = host.run(&["push", dir.arg(), &tag]);
+        assert!(liar.lies() > 0, "{text}: nobody asked");
+        assert!([0, 1, 4, 5, 7].contains(&output.code) && !output.stderr.contains("panicked"), "{end} {text}: {output:?}");
+        if output.code == 0 {
+            pf.run(&["verify", &tag]).ok();
+        }
+    }
+}

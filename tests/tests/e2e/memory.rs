@@ -1,0 +1,60 @@
+//! Memory is bounded whatever the size of snapshots and blobs, as the operating system counts it.
+
+use pfr_tests::{Pf, Registry, Shape, SnapshotDir};
+use std::io::Write as _;
+
+const LIMIT: u64 = 256 << 20;
+
+fn check(what: &str, registry: &Registry, peaks: &[(&str, u64)]) {
+    let mib = |bytes: u64| bytes >> 20;
+    println!(
+        "{what}: registry {} MiB, {:?} MiB",
+        mib(registry.peak_memory()),
+        peaks.iter().map(|(n, p)| (*n, mib(*p))).collect::<Vec<_>>()
+    );
+    assert!(registry.peak_memory() < LIMIT, "{what}: the registry took {} MiB", mib(registry.peak_memory()));
+    for (name, peak) in peaks {
+        assert!(*peak > 1 << 20, "{what}: {name} was not measured");
+        assert!(*peak < LIMIT, "{what}: {name} took {} MiB", mib(*peak));
+    }
+}
+
+#[test]
+fn a_snapshot_of_one_and_a_half_gigabytes_passes_in_256_mib() {
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINYLLAMA, &(0..4096).collect::<Vec<_>>());
+    let push = pf.run(&["push", dir.arg(), "a:t"]).ok().peak_memory;
+    std::fs::remove_dir_all(&dir.path).unwrap();
+    let pull = pf.run(&["pull", "a:t"]).ok().peak_memory;
+    std::fs::remove_dir_all(pf.path("store")).unwrap();
+    let out = pf.path("out");
+    let directory = pf.run(&["pull", "a:t", out.to_str().unwrap()]).ok().peak_memory;
+    check("4,096 pages", &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
+}
+
+#[test]
+fn a_single_blob_of_three_gigabytes_passes_in_256_mib() {
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINY, &[1, 2]);
+    std::fs::create_dir(dir.path.join("attachments")).unwrap();
+    let mut file = std::fs::File::create(dir.path.join("attachments/large")).unwrap();
+    let piece = Shape(pfr_schema::geometry::Geometry { head_dim: 1 << 17, ..Shape::TINY.0 }).page(7);
+    let mut written = 0_u64;
+    while written < 3 << 30 {
+        file.write_all(&written.to_le_bytes()).unwrap();
+        file.write_all(&piece).unwrap();
+        written += 8 + piece.len() as u64;
+    }
+    drop(file);
+    let push = pf.run(&["push", dir.arg(), "a:t"]).ok().peak_memory;
+    let pull = pf.run(&["pull", "a:t"]).ok().peak_memory;
+    std::fs::remove_dir_all(pf.path("store")).unwrap();
+    let out = pf.path("out");
+    let directory = pf.run(&["pull", "a:t", out.to_str().unwrap()]).ok().peak_memory;
+    check("3 GB", &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
+    let same =
+        std::process::Command::new("cmp").arg(dir.path.join("attachments/large")).arg(out.join("attachments/large")).status().unwrap();
+    assert!(same.success());
+}

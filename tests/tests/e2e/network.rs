@@ -1,0 +1,119 @@
+//! Cut connections and registries that lie.
+
+use pfr_tests::{Pf, Proxy, Registry, Shape, SnapshotDir, Tamper, files};
+
+/// Pages × components × bytes.
+const PAGES: u64 = 1500;
+const WHOLE: u64 = PAGES * 2 * (16 << 10);
+
+fn pushed() -> (Registry, Pf, SnapshotDir) {
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::SMALL, &(0..PAGES).collect::<Vec<_>>());
+    pf.run(&["push", dir.arg(), "a:t"]).ok();
+    (registry, pf, dir)
+}
+
+#[test]
+fn a_pull_that_is_cut_goes_on_where_it_was() {
+    let (registry, _, dir) = pushed();
+    for into_directory in [false, true] {
+        let proxy = Proxy::to(registry.address(), Tamper::Nothing);
+        let host = Pf::new(&proxy.url());
+        let out = host.path("out");
+        let arguments = if into_directory { vec!["pull", "a:t", out.to_str().unwrap()] } else { vec!["pull", "a:t"] };
+        // Cut three times in a row, in three runs; then let it finish.
+        for _ in 0..3 {
+            proxy.cut_after(WHOLE / 5);
+            let mut child = host.command(&arguments).spawn().unwrap();
+            pfr_tests::wait_for("the cut", 60, || (proxy.cuts() > 0 && proxy.budget() < 0).then_some(()));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(!out.join("page_manifest.json").exists());
+        proxy.cut_after(i64::MAX as u64);
+        host.run(&arguments).ok();
+        assert!(
+            proxy.from_registry() < WHOLE + WHOLE * 2 / 5,
+            "{} bytes for {WHOLE}: what had come was fetched again",
+            proxy.from_registry()
+        );
+        if into_directory {
+            assert_eq!(files(&out.join("blobs")), files(&dir.path.join("blobs")));
+        } else {
+            host.run(&["verify", "--local"]).ok();
+        }
+    }
+}
+
+#[test]
+fn one_pull_survives_cuts_by_itself() {
+    let (registry, _, _) = pushed();
+    let proxy = Proxy::to(registry.address(), Tamper::Nothing);
+    let host = Pf::new(&proxy.url());
+    proxy.cut_after(WHOLE / 3);
+    let child = host.command(&["pull", "a:t"]).spawn().unwrap();
+    pfr_tests::wait_for("the cut", 60, || (proxy.cuts() > 0).then_some(()));
+    proxy.cut_after(i64::MAX as u64);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    host.run(&["verify", "--local"]).ok();
+}
+
+#[test]
+fn a_push_that_is_cut_goes_on_where_it_was() {
+    let registry = Registry::start();
+    let proxy = Proxy::to(registry.address(), Tamper::Nothing);
+    let pf = Pf::new(&proxy.url());
+    // More than one request's worth, so that whole requests are acknowledged before the cut.
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINYLLAMA, &(0..600).collect::<Vec<_>>());
+    let whole = 600 * 2 * Shape::TINYLLAMA.page_bytes() as u64;
+    proxy.cut_after(whole * 4 / 5);
+    let child = pf.command(&["push", dir.arg(), "a:t"]).spawn().unwrap();
+    pfr_tests::wait_for("the cut", 60, || (proxy.cuts() > 0).then_some(()));
+    proxy.cut_after(i64::MAX as u64);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    pf.run(&["verify", "a:t"]).ok();
+}
+
+#[test]
+fn wrong_bytes_from_a_registry_are_detected_and_nothing_is_published() {
+    let (registry, _, _) = pushed();
+    let mut refused = 0;
+    // Deep in the answers: inside pages, whose bytes nothing but their digest protects.
+    for at in [200_000_u64, 700_001, 1_500_002, 3_000_003] {
+        for into_directory in [false, true] {
+            let proxy = Proxy::to(registry.address(), Tamper::Flip(at));
+            let host = Pf::new(&proxy.url());
+            let out = host.path("out");
+            let arguments = if into_directory { vec!["pull", "a:t", out.to_str().unwrap()] } else { vec!["pull", "a:t"] };
+            let output = host.run(&arguments);
+            if output.code == 0 {
+                // The flip lay beyond what one connection carried.
+                continue;
+            }
+            refused += 1;
+            assert_eq!(output.code, 4, "{output:?}");
+            assert!(!out.join("page_manifest.json").exists());
+            assert_ne!(host.run(&["ls", "a", "--local"]).code, 0, "nothing is published");
+        }
+    }
+    assert!(refused >= 4, "only {refused} flips were met");
+}
+
+#[test]
+fn damage_on_the_registrys_disk_is_found_by_pull_and_verify_and_healed_by_nobody_silently() {
+    let (registry, pf, _) = pushed();
+    let (path, mut bytes) = files(&registry.data().join("packs")).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(registry.data().join("packs").join(path), bytes).unwrap();
+    let output = pf.run(&["verify", "a:t"]);
+    assert_eq!(output.code, 4, "{output:?}");
+    assert!(output.stderr.contains("sha256:"), "it names the blob: {output:?}");
+    let host = Pf::new(&registry.url());
+    let output = host.run(&["pull", "a:t"]);
+    assert_eq!(output.code, 4, "{output:?}");
+    assert_ne!(host.run(&["ls", "a", "--local"]).code, 0);
+}
