@@ -63,21 +63,20 @@ struct Place {
 pub fn run(args: &Args) -> Result<()> {
     let workload = Workload::prepare(args.pages, &sibling("pf-kv")?)?;
     let places = places(args, workload)?;
-    let mut notes = Vec::new();
+    let mut docker = Docker::find()?.filter(|_| args.wants("docker-registry"));
+    let notes = match (&mut docker, places.first()) {
+        (Some(docker), Some(place)) => vec![format!("docker-registry: {}", docker.tune(&place.workload, &place.dir)?)],
+        _ if args.wants("docker-registry") => vec![INSTALL.to_owned()],
+        _ => Vec::new(),
+    };
     let mut report = Report {
         date: args.date.clone(),
         machine: describe(&places.iter().map(|place| (place.name, place.dir.as_path())).collect::<Vec<_>>()),
         pages: args.pages,
-        rounds: args.rounds,
-        notes: Vec::new(),
+        rounds: 0,
+        notes,
         samples: Vec::new(),
     };
-    let mut docker = Docker::find()?.filter(|_| args.wants("docker-registry"));
-    match (&mut docker, places.first()) {
-        (Some(docker), Some(place)) => notes.push(format!("docker-registry: {}", docker.tune(&place.workload, &place.dir)?)),
-        _ if args.wants("docker-registry") => notes.push(INSTALL.to_owned()),
-        _ => {}
-    }
     // Emptied after each measurement, removed at the end: see `empty_dir`.
     let mut used = Vec::new();
     for round in 0..args.rounds {
@@ -103,20 +102,26 @@ pub fn run(args: &Args) -> Result<()> {
                 used.push(dir);
             }
         }
+        // After each round: a run that is cut short has still found something.
+        report.rounds = round + 1;
+        args.save(&report)?;
     }
     drop(used);
-    report.notes = notes;
     println!("{}", table::render(&report));
-    if let Some(path) = &args.json {
-        std::fs::write(path, json::render(&report)?)?;
-    }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, svg::render(&report))?;
-    }
     Ok(())
 }
 
 impl Args {
+    fn save(&self, report: &Report) -> Result<()> {
+        if let Some(path) = &self.json {
+            std::fs::write(path, json::render(report)?)?;
+        }
+        if let Some(path) = &self.svg {
+            std::fs::write(path, svg::render(report))?;
+        }
+        Ok(())
+    }
+
     fn wants(&self, contender: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| name == contender)
     }

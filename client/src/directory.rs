@@ -12,9 +12,9 @@
 //! snapshot.json                      only where the above does not say everything: the snapshot's manifest
 //! ```
 //!
-//! Without `snapshot.json` the snapshot is built from the files ([`plain`]), always in the same way, so that an unchanged directory
-//! has one digest. With it, the files must be exactly what it says ([`exact`]), and page trees and runs lie in `blobs/` too.
-//! Everything is read in place. [`layout`] has the names, for readers and writers alike.
+//! Without `snapshot.json` the snapshot is built from the files (`plain`), always in the same way, so that an unchanged directory
+//! has one digest. With it, the files must be exactly what it says (`exact`), and page trees and runs lie in `blobs/` too.
+//! Everything is read in place. `layout` has the names, for readers and writers alike.
 
 pub(crate) mod build;
 mod exact;
@@ -150,3 +150,6 @@ impl Giver for Directory {
         items.iter().map(|item| find(item).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,10 +2,10 @@
 //!
 //! Everything here may be sent twice, so everything is retried: reading changes nothing; a second session merely expires unused;
 //! frames are content-addressed and a second copy is dropped; ending a session twice is no error. Where an effect can be seen by
-//! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows ([`send::Failed::again`]), and takes
+//! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows (`send::Failed`), and takes
 //! "it is already as you wish" for success.
 //!
-//! [`send`] has the retries, [`frames`] the streams.
+//! `send` has the retries, `frames` the streams.
 
 pub(crate) mod backoff;
 mod frames;
@@ -85,7 +85,7 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// A registry at `base_url`, `http(s)://host[:port][/prefix]`. Nothing is sent yet.
+    /// A registry at `base_url`, `http(`send::Failed`)://host[:port][/prefix]`. Nothing is sent yet.
     ///
     /// # Errors
     /// [`Error::Url`].

@@ -144,7 +144,15 @@ async fn a_zstd_file_of_something_else_is_named() {
     for (content, code) in [
         (zstd::bulk::compress(&page(5, 128), 1).unwrap(), ErrorCode::DigestMismatch),
         (zstd::bulk::compress(&page(2, 129), 1).unwrap(), ErrorCode::LengthMismatch),
-        (b"not zstd at all".to_vec(), ErrorCode::InvalidRequest),
+        (b"not zstd at all".to_vec(), ErrorCode::CorruptFrame),
+        (
+            [zstd::bulk::compress(&page(2, 64), 1).unwrap(), zstd::bulk::compress(&page(2, 63), 1).unwrap()].concat(),
+            ErrorCode::LengthMismatch,
+        ),
+        (
+            [zstd::bulk::compress(&page(2, 64), 1).unwrap(), zstd::bulk::compress(&page(2, 65), 1).unwrap()].concat(),
+            ErrorCode::LengthMismatch,
+        ),
     ] {
         std::fs::write(&zst, content).unwrap();
         let error = push_dir(&registry.remote(), source.path(), "t").await.unwrap_err();

@@ -305,3 +305,42 @@ async fn something_else_than_a_registry_is_told_apart() {
     let error = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_err();
     assert!(error.to_string().contains("does not parse"), "{error}");
 }
+
+#[tokio::test]
+async fn a_registry_that_says_nothing_is_given_up() {
+    // The kernel takes the connection; nobody ever reads from it.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let idle_timeout = std::time::Duration::from_millis(200);
+    let options = pfr_client::RemoteOptions { retries: 0, idle_timeout, ..pfr_client::RemoteOptions::default() };
+    let silent = pfr_client::Remote::new(&url, options).unwrap();
+    let error = silent.stats(None).await.unwrap_err();
+    assert!(error.to_string().contains("no byte moved"), "{error}");
+    let frames = || futures::StreamExt::boxed(futures::stream::pending());
+    let error = silent.put_frames(&repository(), "x", frames).await.unwrap_err();
+    assert!(error.to_string().contains("no byte moved"), "{error}");
+    drop(listener);
+}
+
+#[tokio::test]
+async fn a_large_blob_in_crumbs_arrives_whole_or_not_at_all() {
+    let registry = Registry::start().await;
+    let source = directory(SMALL, &[1]);
+    std::fs::create_dir(source.path().join("attachments")).unwrap();
+    std::fs::write(source.path().join("attachments/large"), page(5, 12 << 20)).unwrap();
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let front = Front::start(&registry.url, first(100, download, || Fate::Lie(flipped_bit))).await;
+    let dir = tempfile::tempdir().unwrap();
+    pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
+    let late = |mut body: Vec<u8>| {
+        body.get_mut(6 << 20).into_iter().for_each(|byte| *byte ^= 1);
+        body
+    };
+    let rule = move |seen: &Seen| if download(seen) { Fate::Lie(late) } else { Fate::Pass };
+    let front = Front::start(&registry.url, rule).await;
+    let error = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
+    assert_eq!(error.code().exit_code(), 4, "{error}");
+    assert!(!files(dir.path()).keys().any(|name| name.contains("large")), "{:?}", files(dir.path()).keys());
+    pull_dir(&registry.remote(), "t", dir.path()).await.unwrap();
+    same_files(source.path(), dir.path());
+}

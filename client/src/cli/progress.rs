@@ -15,8 +15,8 @@ const MEMORY: Duration = Duration::from_secs(3);
 const ROOMY: usize = 90;
 /// Columns of a bar at most.
 const WIDEST: usize = 60;
-/// Spaces between the parts, and room for the `^C` that a terminal writes after them: a line that wraps cannot be cleared.
-const MARGIN: usize = 6;
+/// Spaces between the parts, and one behind them: a line that wraps could not be cleared.
+const MARGIN: usize = 3;
 
 /// Where an operation stands. Bytes are raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

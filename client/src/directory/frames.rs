@@ -7,9 +7,9 @@ use crate::plan::Item;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use pfr_schema::{ErrorCode, Kind};
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::Header;
+use pfr_schema::{ErrorCode, Kind};
 use pfr_store::document_frame;
 use rustix::buffer::spare_capacity;
 use std::fs::File;
@@ -91,8 +91,8 @@ impl Output {
     }
 
     /// Appends a frame whose payload is `len` bytes of `input`.
-    fn frame(&mut self, header: &Header, path: &Path, mut input: impl Input) -> std::result::Result<(), Stop> {
-        let changed = |reason: String| Error::Changed { path: path.to_owned(), reason };
+    fn frame<I: Input>(&mut self, header: &Header, path: &Path, mut input: I) -> std::result::Result<(), Stop> {
+        let other_length = |found: String| I::other_length(path, header, &found);
         self.append(&header.to_bytes())?;
         let (mut left, mut checksum) = (header.stored_len, 0);
         while left > 0 {
@@ -102,10 +102,10 @@ impl Output {
             checksum = crc32c::crc32c_append(checksum, &self.piece[before..]);
             left = match left.checked_sub(read) {
                 Some(_) if read == 0 => {
-                    return Err(changed(format!("it ends {left} bytes before the {} it had", header.stored_len)).into());
+                    return Err(other_length(format!("{}", header.stored_len - left)).into());
                 }
                 Some(left) => left,
-                None => return Err(changed(format!("it has more than the {} bytes it had", header.stored_len)).into()),
+                None => return Err(other_length("more".into()).into()),
             };
         }
         self.append(&checksum.to_le_bytes())
@@ -117,12 +117,20 @@ fn unreadable(error: std::io::Error, path: &Path, header: &Header) -> Error {
     if error.raw_os_error().is_some() {
         return Error::io("read", path)(error);
     }
-    Error::WrongBytes { path: path.to_owned(), digest: header.digest, code: ErrorCode::CorruptFrame, reason: format!("it does not decode: {error}") }
+    Error::WrongBytes {
+        path: path.to_owned(),
+        digest: header.digest,
+        code: ErrorCode::CorruptFrame,
+        reason: format!("it does not decode: {error}"),
+    }
 }
 
 /// Something to read that appends to a vector's spare room.
 trait Input {
     fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize>;
+
+    /// What it means that there are not as many bytes as the header says.
+    fn other_length(path: &Path, header: &Header, found: &str) -> Error;
 }
 
 impl Input for File {
@@ -135,6 +143,10 @@ impl Input for File {
             }
         }
     }
+
+    fn other_length(path: &Path, header: &Header, found: &str) -> Error {
+        Error::Changed { path: path.to_owned(), reason: format!("it had {} bytes, now it has {found}", header.stored_len) }
+    }
 }
 
 /// A decoder.
@@ -144,6 +156,11 @@ impl<R: Read> Input for Decoded<R> {
     fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize> {
         let room = (piece.capacity() - piece.len()) as u64;
         (&mut self.0).take(room).read_to_end(piece)
+    }
+
+    fn other_length(path: &Path, header: &Header, found: &str) -> Error {
+        let reason = format!("it decodes to {found} bytes, {} expected", header.raw_len);
+        Error::WrongBytes { path: path.to_owned(), digest: header.digest, code: ErrorCode::LengthMismatch, reason }
     }
 }
 

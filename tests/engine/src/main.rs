@@ -89,7 +89,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pf-kv: {error}");
-            ExitCode::FAILURE
+            // 7 means unreachable, as with pf.
+            if matches!(error, EngineError::Download(_)) { ExitCode::from(7) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -5,6 +5,7 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
+use futures::StreamExt as _;
 use futures::stream;
 use pfr_schema::Digest;
 use std::convert::Infallible;
@@ -118,8 +119,13 @@ async fn forward(State(inside): State<Inside>, request: Request) -> Response {
             Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone())))
         }
         Fate::Cut(after) => {
-            let pieces = [Ok(body.slice(..after.min(body.len()))), Err(std::io::Error::other("cut"))];
-            Body::from_stream(stream::iter(pieces))
+            let piece = body.slice(..after.min(body.len()));
+            let cut = async {
+                // Lets the server send what it has before it learns of the cut.
+                tokio::task::yield_now().await;
+                Err(std::io::Error::other("cut"))
+            };
+            Body::from_stream(stream::iter([Ok(piece)]).chain(stream::once(cut)))
         }
         Fate::Lose => return StatusCode::BAD_GATEWAY.into_response(),
     };

@@ -44,7 +44,8 @@ async fn push(registry: &Registry, tag: &str, group: &str, titles: &[&str]) -> D
 #[tokio::test]
 async fn a_title_that_leaves_the_directory_is_refused_before_anything_is_written() {
     let registry = Registry::start();
-    for (i, title) in ["../evil", "../../evil", "/tmp/pf-evil", "a/b", "..", ".", "", "a\\b", "x\0y", "line\nbreak"].into_iter().enumerate() {
+    for (i, title) in ["../evil", "../../evil", "/tmp/pf-evil", "a/b", "..", ".", "", "a\\b", "x\0y", "line\nbreak"].into_iter().enumerate()
+    {
         let tag = format!("t{i}");
         push(&registry, &tag, "main", &["fine", title]).await;
         let host = Pf::new(&registry.url());

@@ -15,41 +15,69 @@ type Trap = (&'static str, fn(&SnapshotDir), &'static str);
 
 const TRAPS: &[Trap] = &[
     ("a pipe for a page", |d| pipe(&d.page_file(3)), "regular file"),
-    ("a pipe for a compressed page", |d| {
-        std::fs::remove_file(d.page_file(3)).unwrap();
-        pipe(&d.page_file(3).with_extension("zst"));
-    }, "regular file"),
+    (
+        "a pipe for a compressed page",
+        |d| {
+            std::fs::remove_file(d.page_file(3)).unwrap();
+            pipe(&d.page_file(3).with_extension("zst"));
+        },
+        "regular file",
+    ),
     ("a pipe for the manifest", |d| pipe(&d.manifest()), "regular file"),
     ("a pipe for the configuration", |d| pipe(&d.path.join("config.json")), "regular file"),
     ("a pipe for the tokens", |d| pipe(&d.path.join("tokens.bin")), "regular file"),
-    ("a pipe among the attachments", |d| {
-        std::fs::create_dir(d.path.join("attachments")).unwrap();
-        pipe(&d.path.join("attachments/notes"));
-    }, "regular file"),
+    (
+        "a pipe among the attachments",
+        |d| {
+            std::fs::create_dir(d.path.join("attachments")).unwrap();
+            pipe(&d.path.join("attachments/notes"));
+        },
+        "regular file",
+    ),
     ("a folder among the attachments", |d| std::fs::create_dir_all(d.path.join("attachments/notes")).unwrap(), "regular file"),
-    ("an attachment that is a link out", |d| {
-        std::fs::create_dir(d.path.join("attachments")).unwrap();
-        symlink("/etc/hostname", d.path.join("attachments/notes")).unwrap();
-    }, "link"),
+    (
+        "an attachment that is a link out",
+        |d| {
+            std::fs::create_dir(d.path.join("attachments")).unwrap();
+            symlink("/etc/hostname", d.path.join("attachments/notes")).unwrap();
+        },
+        "link",
+    ),
     ("attachments that are a link out", |d| symlink("/etc", d.path.join("attachments")).unwrap(), "link"),
-    ("a manifest that is a link out", |d| {
-        let outside = d.path.with_extension("outside");
-        std::fs::rename(d.manifest(), &outside).unwrap();
-        symlink(outside, d.manifest()).unwrap();
-    }, "link"),
-    ("blobs that are a link out", |d| {
-        let outside = d.path.with_extension("blobs");
-        std::fs::rename(d.path.join("blobs"), &outside).unwrap();
-        symlink(outside, d.path.join("blobs")).unwrap();
-    }, "link"),
-    ("a link to itself", |d| {
-        std::fs::remove_file(d.page_file(3)).unwrap();
-        symlink(d.page_file(3), d.page_file(3)).unwrap();
-    }, "follow"),
-    ("a link to a device", |d| {
-        std::fs::remove_file(d.page_file(3)).unwrap();
-        symlink("/dev/zero", d.page_file(3)).unwrap();
-    }, "link"),
+    (
+        "a manifest that is a link out",
+        |d| {
+            let outside = d.path.with_extension("outside");
+            std::fs::rename(d.manifest(), &outside).unwrap();
+            symlink(outside, d.manifest()).unwrap();
+        },
+        "link",
+    ),
+    (
+        "blobs that are a link out",
+        |d| {
+            let outside = d.path.with_extension("blobs");
+            std::fs::rename(d.path.join("blobs"), &outside).unwrap();
+            symlink(outside, d.path.join("blobs")).unwrap();
+        },
+        "link",
+    ),
+    (
+        "a link to itself",
+        |d| {
+            std::fs::remove_file(d.page_file(3)).unwrap();
+            symlink(d.page_file(3), d.page_file(3)).unwrap();
+        },
+        "follow",
+    ),
+    (
+        "a link to a device",
+        |d| {
+            std::fs::remove_file(d.page_file(3)).unwrap();
+            symlink("/dev/zero", d.page_file(3)).unwrap();
+        },
+        "link",
+    ),
 ];
 
 #[test]

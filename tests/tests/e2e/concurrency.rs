@@ -31,8 +31,8 @@ fn overlapping_and_equal_pushes_at_once_all_succeed_and_are_stored_once() {
         let unique = stats["unique"].as_u64().unwrap();
         assert!(unique >= pages && unique < pages + (1 << 19), "450 pages are {pages} bytes, unique is {unique}");
         assert_eq!(stats["snapshots"].as_array().unwrap().len(), 3);
-        for i in 0..4 {
-            hosts[i].run(&["verify", &format!("team/agent:t{i}")]).ok();
+        for (i, host) in hosts.iter().enumerate() {
+            host.run(&["verify", &format!("team/agent:t{i}")]).ok();
         }
     }
 }

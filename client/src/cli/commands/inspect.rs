@@ -133,7 +133,7 @@ fn tokens(sequence: &TreeSequence, tree: &PageTree) -> u64 {
 
 fn layers(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
     let mut table = Table::new([
-        Column::left("LAYER").style(Style::Yellow),
+        Column::left("LAYER").style(Style::Yellow).fixed(),
         Column::right("SIZE"),
         Column::left("TITLE").optional(),
         Column::left("MEDIA TYPE").style(Style::Dim).optional(),

@@ -56,7 +56,7 @@ async fn contents(context: &mut Context, side: &Side, repository: RepositoryName
     }
     let now = now_ms();
     let mut table = Table::new([
-        Column::left("SNAPSHOT").style(Style::Yellow),
+        Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
         Column::left("TAGS").style(Style::Cyan),
         Column::left("PUSHED").optional(),
         Column::right("LOGICAL"),

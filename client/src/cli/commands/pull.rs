@@ -40,7 +40,7 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
 /// One line about a pull, without its time.
 pub fn brief(report: &PullReport) -> String {
     format!(
-        "{}, {} raw: received {} ({}), {} already here, {}",
+        "{}, {}: received {} ({}), {} already here, {}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
         count(report.blobs_received, "frame"),

@@ -96,7 +96,7 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
 /// One line about a push, without its time.
 pub fn brief(report: &PushReport) -> String {
     format!(
-        "{}, {} raw: sent {} ({}), {} deduplicated, {}",
+        "{}, {}: sent {} ({}), {} deduplicated, {}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
         count(report.blobs_sent, "frame"),

@@ -27,11 +27,11 @@ pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> 
 /// Writes the table and the totals.
 pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
     let mut table = Table::new([
-        Column::left("SNAPSHOT").style(Style::Yellow),
+        Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
         Column::left("TAGS").style(Style::Cyan),
         Column::right("LOGICAL"),
         Column::right("NEW"),
-        Column::right("SHARED"),
+        Column::right("SHARED").optional(),
         Column::right("EXCLUSIVE"),
         Column::left("█ EXCLUSIVE ░ SHARED").optional(),
     ]);

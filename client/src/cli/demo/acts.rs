@@ -7,7 +7,7 @@ use super::narrator::Narrator;
 use super::stage::Stage;
 use crate::cli::commands::{log, pull, push, stats};
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count};
+use crate::cli::output::human::{bytes, count, short_digests};
 use crate::cli::progress::{Standing, watch};
 use pfr_client::{Destination, Progress, PullReport, PushReport, PushTarget, Remote, RemoteOptions, Source};
 use pfr_schema::api::{ForkRequest, Lineage, TagState};
@@ -50,8 +50,7 @@ impl<'a> Play<'a> {
     }
 
     async fn capture_and_push(&mut self) -> Result<(), Failure> {
-        let title = format!("Host A: {} thinks, its KV cache is captured and pushed", self.cast.name());
-        self.narrator.step(&title)?;
+        self.narrator.step(self.cast.title())?;
         let dir = self.cast.first(self.narrator, self.stage, self.quiet).await?;
         let first = self.push(&dir, "step-1", None, None).await?;
         self.narrator.also(&format!("{} is durable now", first.digest))?;
@@ -136,14 +135,15 @@ impl<'a> Play<'a> {
         // The last page is one that the registry has never seen: what it has, it does not ask for.
         let file = damaged_copy(&good, &bad, |m| m.pages().last().map(|p| p.v))?;
         let name = file.strip_prefix(&bad).unwrap_or(&file);
-        self.narrator.also(&format!("host-a/damaged/{}", name.display()))?;
+        self.narrator.also(&short_digests(&format!("host-a/damaged/{}", name.display())))?;
         self.narrator.command(&format!("pf push ./host-a/damaged {REPOSITORY}:damaged"))?;
         let refused = match self.send(&bad, "damaged", &[], None).await {
             Ok(report) => return Err(Failure::new(4, format!("a damaged page was accepted as {}", report.digest))),
             Err(failure) => failure,
         };
         let Failure::Error { exit: 4, message, .. } = &refused else { return Err(refused) };
-        self.narrator.refusal(&message.replace(&format!("{}/", self.stage.root().display()), ""))?;
+        let message = message.replace(&format!("{}/", self.stage.root().display()), "");
+        self.narrator.refusal(&short_digests(&message))?;
         let tag = self.remote.tag(&self.repository, &"damaged".parse()?).await;
         expect(matches!(&tag, Err(e) if e.code() == ErrorCode::TagUnknown), "the refused push should not have left a tag")?;
         self.narrator.result("refused with exit code 4, as it should be: no tag, nothing visible")?;

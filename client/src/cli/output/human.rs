@@ -109,6 +109,23 @@ pub fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// Text in which every digest is cut to its first 12 hex digits.
+pub fn short_digests(text: &str) -> String {
+    const SHORTEST: usize = 64;
+    let mut short = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(|c: char| c.is_ascii_hexdigit()) {
+        let (before, found) = rest.split_at(start);
+        let (hex, after) = found.split_at(found.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(found.len()));
+        short.push_str(before);
+        short.push_str(if hex.len() < SHORTEST { hex } else { &hex[..12] });
+        short.push_str(if hex.len() < SHORTEST { "" } else { "…" });
+        rest = after;
+    }
+    short.push_str(rest);
+    short
+}
+
 /// Columns that text takes, near enough: one for each character.
 pub fn columns(text: &str) -> usize {
     text.chars().count()
@@ -203,6 +220,13 @@ mod tests {
     fn foreign_text_cannot_steer_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\nc");
         assert_eq!(one_line("a\nb"), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn only_digests_are_shortened() {
+        let hex = "0123456789abcdef".repeat(4);
+        assert_eq!(short_digests(&format!("at 12, sha256:{hex} of é/{hex}")), "at 12, sha256:0123456789ab… of é/0123456789ab…");
+        assert_eq!(short_digests("nothing here"), "nothing here");
     }
 
     #[test]

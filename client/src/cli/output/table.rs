@@ -5,7 +5,7 @@ use super::paint::{Paint, Style};
 
 /// Spaces between columns.
 const GAP: usize = 2;
-/// What a flexible column keeps at least.
+/// What a clipped column keeps at least.
 const NARROWEST: usize = 10;
 
 /// A column.
@@ -14,23 +14,29 @@ pub struct Column {
     title: &'static str,
     right: bool,
     optional: bool,
+    fixed: bool,
     style: Style,
 }
 
 impl Column {
     /// Text, to the left.
     pub const fn left(title: &'static str) -> Self {
-        Self { title, right: false, optional: false, style: Style::Plain }
+        Self { title, right: false, optional: false, fixed: false, style: Style::Plain }
     }
 
     /// Numbers, to the right.
     pub const fn right(title: &'static str) -> Self {
-        Self { title, right: true, optional: false, style: Style::Plain }
+        Self { title, right: true, optional: false, fixed: true, style: Style::Plain }
     }
 
     /// Left out if it is empty and, the last first, where the terminal is too narrow.
     pub const fn optional(self) -> Self {
         Self { optional: true, ..self }
+    }
+
+    /// Never clipped.
+    pub const fn fixed(self) -> Self {
+        Self { fixed: true, ..self }
     }
 
     /// How its cells look.
@@ -100,7 +106,7 @@ impl Table {
             shown.remove(last);
         }
         while total(widths, shown) > width {
-            let widest = shown.iter().copied().filter(|&i| !self.columns[i].right && widths[i] > NARROWEST).max_by_key(|&i| widths[i]);
+            let widest = shown.iter().copied().filter(|&i| !self.columns[i].fixed && widths[i] > NARROWEST).max_by_key(|&i| widths[i]);
             let Some(widest) = widest else { break };
             let over = total(widths, shown) - width;
             widths[widest] = widths[widest].saturating_sub(over).max(NARROWEST);

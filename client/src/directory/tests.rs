@@ -1,0 +1,87 @@
+use super::*;
+use crate::error::Error;
+use futures::TryStreamExt as _;
+use pfr_schema::flat::{FlatManifest, Page};
+use pfr_schema::geometry::{Dtype, Geometry};
+use std::sync::Arc;
+
+/// A directory of one page whose K and V are the same `len` bytes, and where they lie.
+fn one_page(len: u32) -> (tempfile::TempDir, PathBuf, Item) {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = vec![7; len as usize];
+    let digest = Digest::sha256(&bytes);
+    let path = dir.path().join(layout::blob(&digest));
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let geometry = Geometry { page_size_tokens: 1, n_layers: 1, n_heads: 1, head_dim: len / 4, dtype: Dtype::F32 };
+    let page = Page { ix: 0, k: digest, v: digest };
+    let flat = FlatManifest::new(geometry, vec![page], vec![], &Limits::default()).unwrap();
+    std::fs::write(dir.path().join(layout::PAGE_MANIFEST), flat.to_bytes()).unwrap();
+    (dir, path, Item { digest, kind: Kind::Blob, size: Some(u64::from(len)) })
+}
+
+async fn read(directory: Directory, items: &[Item]) -> Result<Vec<u8>> {
+    let pieces: Vec<bytes::Bytes> = frames::frames(Arc::new(directory), items.into()).try_collect().await?;
+    Ok(pieces.concat())
+}
+
+#[tokio::test]
+async fn frames_are_what_files_hold_at_every_size_around_a_piece() {
+    for len in [4_u32, 400, (1 << 20) - 600, (1 << 20) - 92, 1 << 20, (1 << 20) + 4, 5 << 20] {
+        let (dir, path, item) = one_page(len);
+        let directory = Directory::open(dir.path(), &Limits::default()).unwrap();
+        let stream = read(directory, &[item, item]).await.unwrap();
+        let raw = std::fs::read(&path).unwrap();
+        let length = u64::from(len);
+        let codec = pfr_schema::codec::Codec::Raw;
+        let header = pfr_schema::frame::Header { codec, kind: Kind::Blob, digest: item.digest, raw_len: length, stored_len: length };
+        let frame = pfr_schema::frame::encode(&header, &raw);
+        assert!(stream == [&frame[..], &frame].concat(), "{len} bytes");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_changes_after_it_was_checked_is_an_error_that_names_it() {
+    type Change = fn(&Path);
+    let changes: [(&str, Change); 3] = [
+        ("shorter", |path| std::fs::write(path, "x").unwrap()),
+        ("longer", |path| std::fs::write(path, vec![7; 401]).unwrap()),
+        ("gone", |path| std::fs::remove_file(path).unwrap()),
+    ];
+    for (name, change) in changes {
+        let (dir, path, item) = one_page(400);
+        let directory = Directory::open(dir.path(), &Limits::default()).unwrap();
+        change(&path);
+        let error = read(directory, &[item]).await.unwrap_err();
+        assert!(matches!(error, Error::Changed { .. } | Error::Io { .. }), "{name}: {error}");
+        assert!(error.to_string().contains(&path.display().to_string()), "{name}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_on_ends_its_reader() {
+    let (dir, _, item) = one_page(4 << 20);
+    let directory = Arc::new(Directory::open(dir.path(), &Limits::default()).unwrap());
+    let mut stream = frames::frames(Arc::clone(&directory), vec![item; 50].into());
+    stream.try_next().await.unwrap();
+    drop(stream);
+    // The reader holds the directory until it has noticed.
+    while Arc::strong_count(&directory) > 1 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[test]
+fn an_unchanged_directory_is_always_the_same_snapshot() {
+    let (dir, _, _) = one_page(400);
+    let digest = |parents: Vec<Digest>| {
+        let directory = Directory::open(dir.path(), &Limits::default()).unwrap();
+        directory.with_parents(parents).unwrap().digest()
+    };
+    let parent = Digest::sha256(b"parent");
+    assert_eq!(digest(vec![]), Directory::open(dir.path(), &Limits::default()).unwrap().digest());
+    assert_eq!(digest(vec![parent]), digest(vec![parent]));
+    assert_ne!(digest(vec![]), digest(vec![parent]));
+    let three = Directory::open(dir.path(), &Limits::default()).unwrap().with_parents(vec![parent; 3]);
+    assert!(three.is_err());
+}
