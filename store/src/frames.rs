@@ -7,7 +7,7 @@ use crate::pack_writer::path;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
-use object_store::{GetOptions, GetRange, ObjectStoreExt as _};
+use object_store::ObjectStoreExt as _;
 use pfr_schema::codec;
 use pfr_schema::frame::{CHECKSUM, Header, end_mark};
 use pfr_schema::{Digest, FormatError, Kind, Limits};
@@ -73,25 +73,37 @@ fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
     extents
 }
 
-/// The bytes of an extent: at once if it is small, streamed if it is one large frame.
+/// The bytes of an extent: at once if it is small, part by part if it is one large frame.
 async fn read_extent(store: &Store, extent: Extent) -> Result<BoxFrames> {
-    if extent.range.end - extent.range.start <= 2 * READ {
+    let len = extent.range.end - extent.range.start;
+    if len <= 2 * READ {
         let bytes = read_range(store, extent).await?;
         return Ok(stream::once(async move { Ok(bytes) }).boxed());
     }
-    let result = open_large(store, &extent).await?;
-    Ok(result.into_stream().map_err(Error::packs).boxed())
+    let starts = (0..len).step_by(usize::try_from(READ).unwrap_or(usize::MAX));
+    let store = store.clone();
+    let parts = stream::iter(starts).map(move |start| {
+        let (store, extent) = (store.clone(), extent.clone());
+        async move { read_part(&store, &extent, start..len.min(start + READ)).await }
+    });
+    Ok(parts.buffered(AHEAD).boxed())
 }
 
-async fn open_large(store: &Store, extent: &Extent) -> Result<object_store::GetResult> {
-    let options = |range: &Range<u64>| GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
-    match store.packs.get_opts(&path(&extent.pack), options(&extent.range)).await {
+/// A part of one large frame, relative to its beginning: the same bytes wherever the frame lies.
+async fn read_part(store: &Store, extent: &Extent, part: Range<u64>) -> Result<Bytes> {
+    let shifted = |base: u64| base + part.start..base + part.end;
+    let bytes = match store.packs.get_range(&path(&extent.pack), shifted(extent.range.start)).await {
         Err(object_store::Error::NotFound { .. }) => {
-            let moved = relocate(store, extent).await?;
-            store.packs.get_opts(&path(&moved.pack), options(&moved.range)).await.map_err(|e| gone(extent, e))
+            let digests: Vec<Digest> = extent.frames.iter().map(|(_, digest)| *digest).collect();
+            let moved = plan(locate(store, &digests).await?).pop().ok_or_else(|| Error::Internal("an extent without frames".into()))?;
+            store.packs.get_range(&path(&moved.pack), shifted(moved.range.start)).await.map_err(|e| gone(&moved, e))?
         }
-        other => other.map_err(Error::packs),
+        other => other.map_err(Error::packs)?,
+    };
+    if part.start == 0 {
+        check_headers(extent, &bytes, &store.options.limits)?;
     }
+    Ok(bytes)
 }
 
 async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
@@ -112,11 +124,6 @@ async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
     };
     check_headers(&extent, &bytes, &store.options.limits)?;
     Ok(bytes)
-}
-
-async fn relocate(store: &Store, extent: &Extent) -> Result<Extent> {
-    let digests: Vec<Digest> = extent.frames.iter().map(|(_, digest)| *digest).collect();
-    plan(locate(store, &digests).await?).pop().ok_or_else(|| Error::Internal("an extent without frames".into()))
 }
 
 /// A pack that metadata names and that is not there (twice) is damage, not absence.

@@ -41,7 +41,7 @@ pub struct Global {
     #[arg(long, global = true, value_name = "URL", env = "PF_REGISTRY", hide_env_values = true)]
     pub registry: Option<String>,
     /// Directory of the local store
-    #[arg(long, global = true, value_name = "DIR", env = "PF_STORE", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
     pub store: Option<PathBuf>,
     /// Write one JSON document to stdout instead of text
     #[arg(long, global = true)]
@@ -108,6 +108,7 @@ Interrupted, run the same command again: what arrived is not sent twice.";
 #[derive(Debug, clap::Args)]
 pub struct Push {
     /// A snapshot directory, or a REF in the local store
+    #[arg(value_hint = clap::ValueHint::DirPath)]
     pub source: String,
     /// Where to: repository and tag
     #[arg(value_name = "REF")]
@@ -136,6 +137,7 @@ pub struct Pull {
     #[arg(value_name = "REF")]
     pub reference: Reference,
     /// Write a snapshot directory here, past the local store
+    #[arg(value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
 }
 
@@ -277,10 +279,10 @@ pub struct Completions {
 #[derive(Debug, clap::Args)]
 pub struct Demo {
     /// Work in this directory and keep it
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub keep: Option<PathBuf>,
     /// Take this snapshot directory as input instead of running a model
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub kv: Option<PathBuf>,
 }
 

@@ -44,7 +44,14 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|e| e.to_string().trim_end().to_owned())
+        let config: Self = toml::from_str(text).map_err(|e| e.to_string().trim_end().to_owned())?;
+        match &config.store {
+            // No shell is there to expand a ~, and a relative path would be another one in every directory.
+            Some(store) if !store.is_absolute() => {
+                Err(format!("store: expected an absolute path, found {:?}", store.display().to_string()))
+            }
+            _ => Ok(config),
+        }
     }
 }
 
@@ -94,6 +101,11 @@ mod tests {
     fn refuses_what_it_does_not_know() {
         let error = Config::parse("regstry = \"x\"").unwrap_err();
         assert!(error.contains("regstry") && error.contains("registry"), "{error}");
+    }
+
+    #[test]
+    fn a_store_needs_an_absolute_path() {
+        assert!(Config::parse("store = \"~/pf\"").unwrap_err().contains("absolute"));
     }
 
     #[test]

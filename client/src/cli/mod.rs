@@ -15,7 +15,7 @@ mod progress;
 mod side;
 mod signals;
 
-use args::Args;
+use args::{Args, Command};
 use clap::Parser as _;
 use context::Context;
 use failure::Failure;
@@ -47,10 +47,14 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return Failure::new(BUG, format!("cannot start worker threads: {error}")).report(),
     };
+    let farewell = match &args.command {
+        Command::Demo(_) => "everything the demo started has been stopped",
+        _ => "run the same command again to resume",
+    };
     let result = runtime.block_on(async {
         tokio::select! {
             result = run(args) => result,
-            interrupted = signals::interrupted() => Err(interrupted),
+            interrupted = signals::interrupted(farewell) => Err(interrupted),
         }
     });
     // Hashing threads may still be busy with pages nobody wants any more.

@@ -4,13 +4,13 @@ use super::failure::Failure;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Resolves when the command is to end, with the exit code that a shell expects: 128 and the signal's number.
-pub async fn interrupted() -> Failure {
+pub async fn interrupted(farewell: &str) -> Failure {
     let number = tokio::select! {
         () = next(SignalKind::interrupt()) => 2,
         () = next(SignalKind::terminate()) => 15,
         () = next(SignalKind::hangup()) => 1,
     };
-    Failure::plain(128 + number, "interrupted; run the same command again to resume")
+    Failure::plain(128 + number, format!("interrupted; {farewell}"))
 }
 
 async fn next(kind: SignalKind) {

@@ -36,11 +36,11 @@ async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
         Place::Directory(path) => Ok(Source::Directory(path)),
         Place::Store(reference) => {
             let store = context.existing_store().await.map_err(|f| f.context(&format!("{text} is not a directory")))?;
-            let snapshot = store
-                .resolve(&reference.repository, &reference.selector_or_latest())
-                .await
-                .map_err(Failure::from)
-                .map_err(|f| f.hint("SOURCE is a snapshot directory, or a REF that `pf ls --local` knows"))?;
+            let snapshot =
+                store.resolve(&reference.repository, &reference.selector_or_latest()).await.map_err(Failure::from).map_err(|f| {
+                    f.context(&format!("{text} is not a directory"))
+                        .hint("SOURCE is a snapshot directory, or a REF that `pf ls --local` knows")
+                })?;
             Ok(Source::Store { store, snapshot })
         }
     }
