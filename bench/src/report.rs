@@ -60,6 +60,8 @@ pub struct Row<'a> {
     pub seconds: Spread,
     /// Time relative to the floor's, each round by itself.
     pub of_floor: Option<Spread>,
+    /// Processor time relative to the floor's, likewise: what others do on the machine matters less to it.
+    pub processor_of_floor: Option<Spread>,
     /// How often as fast as docker-registry, each round by itself.
     pub of_docker: Option<Spread>,
     /// What it waits for.
@@ -101,9 +103,10 @@ impl Report {
             Spread::of(samples.iter().filter_map(pair))
         };
         let of_floor = rounds(&floor, |own, floor| own.seconds / floor.seconds);
+        let processor_of_floor = rounds(&floor, |own, floor| own.processor_seconds / floor.processor_seconds.max(0.01));
         let of_docker = rounds(&docker, |own, docker| docker.seconds / own.seconds);
         let limit = self.limit(place, step, &samples);
-        Some(Row { place, contender, step, samples, seconds, of_floor, of_docker, limit })
+        Some(Row { place, contender, step, samples, seconds, of_floor, processor_of_floor, of_docker, limit })
     }
 
     fn of(&self, place: &str, contender: &str, step: Step) -> Vec<&Sample> {

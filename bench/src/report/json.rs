@@ -12,7 +12,7 @@ pub fn render(report: &Report) -> Result<String> {
         .map(|row| {
             json!({
                 "place": row.place, "step": row.step, "contender": row.contender, "seconds": row.seconds,
-                "of_floor": row.of_floor, "of_docker_registry": row.of_docker, "limit": row.limit,
+                "of_floor": row.of_floor, "processor_of_floor": row.processor_of_floor, "of_docker_registry": row.of_docker, "limit": row.limit,
             })
         })
         .collect();

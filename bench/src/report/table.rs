@@ -28,8 +28,8 @@ pub fn render(report: &Report) -> String {
     for note in &report.notes {
         line(format!("{note}\n"));
     }
-    line("| where | what | who | seconds (min–max) | GB/s | × floor's time | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | requests |".into());
-    line("|---|---|---|---|---|---|---|---|---|---|---|---|---|".into());
+    line("| where | what | who | seconds (min–max) | GB/s | × floor's time | × floor's CPU | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | requests |".into());
+    line("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|".into());
     let rows = report.rows();
     for row in &rows {
         line(cells(row));
@@ -55,12 +55,13 @@ fn cells(row: &Row<'_>) -> String {
     let sync = of(|s| s.sync_seconds);
     let sync = if row.contender == "docker-registry" && sync > 0.05 { format!(" + {sync:.2} sync") } else { String::new() };
     format!(
-        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {} | {} | {:.2} | {:.2} | {} | {} / {} | {} | {} |",
+        "| {} | {} | {} | {seconds:.2} ({min:.2}–{max:.2}){sync} | {} | {} | {} | {} | {:.2} | {:.2} | {} | {} / {} | {} | {} |",
         row.place,
         row.step.name(),
         row.contender,
         if whole { format!("{:.2}", raw / seconds / 1e9) } else { "–".into() },
         ratio(row.of_floor),
+        row.processor_of_floor.map_or_else(|| "–".into(), |s| format!("{:.2}", s.median)),
         ratio(row.of_docker),
         of(|s| s.processor_seconds),
         of(|s| s.others_seconds),

@@ -55,8 +55,8 @@ impl Remote {
     /// `snapshot_unknown`, `tag_moved`.
     pub async fn put_tag(&self, repository: &RepositoryName, tag: &Tag, request: &api::TagRequest) -> Result<api::TagInfo> {
         let url = self.repository_path(repository, &["tags", tag.as_str()]);
-        match self.send_idle(self.with_json(Method::PUT, url, request)?).await {
-            Ok(response) => self.parse(&self.read(response, ANSWER).await?),
+        match self.send_whole(ANSWER, self.with_json(Method::PUT, url, request)?).await {
+            Ok(bytes) => self.parse(&bytes),
             Err(Failed { error, again }) => {
                 // A first try whose answer was lost has moved the tag to where we wanted it.
                 if again && error.code() == ErrorCode::TagMoved {
@@ -101,8 +101,8 @@ impl Remote {
     /// `snapshot_unknown`; `tag_moved` if one of the tags exists.
     pub async fn fork(&self, repository: &RepositoryName, request: &api::ForkRequest) -> Result<api::Forked> {
         let url = self.repository_path(repository, &["forks"]);
-        match self.send_idle(self.with_json(Method::POST, url, request)?).await {
-            Ok(response) => self.parse(&self.read(response, ANSWER).await?),
+        match self.send_whole(ANSWER, self.with_json(Method::POST, url, request)?).await {
+            Ok(bytes) => self.parse(&bytes),
             Err(Failed { error, again }) => {
                 if again
                     && error.code() == ErrorCode::TagMoved

@@ -1,7 +1,7 @@
 //! Endpoints of a push session.
 
 use super::send::Failed;
-use super::{BoxFrames, Remote};
+use super::{BoxFrames, Remote, backoff};
 use crate::error::{Error, Result};
 use pfr_schema::api::{self, TagState};
 use pfr_schema::{ErrorCode, RepositoryName};
@@ -51,9 +51,18 @@ impl Remote {
     /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`…; an error of the stream itself comes back as it is.
     pub async fn put_frames(&self, repository: &RepositoryName, push: &str, frames: impl FrameSource) -> Result<api::FramesStored> {
         let url = self.repository_path(repository, &["pushes", push, "frames"]);
-        let response = self.upload(url, &frames).await?;
-        let bytes = self.read(response, ANSWER).await?;
-        self.parse(&bytes)
+        let mut failures = 0;
+        loop {
+            let response = self.upload(url.clone(), &frames).await?;
+            match self.read(response, ANSWER).await {
+                Ok(bytes) => return self.parse(&bytes),
+                Err(error) if error.retryable() && failures < self.options.retries => {
+                    failures += 1;
+                    tokio::time::sleep(backoff::wait(failures)).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Makes an uploaded manifest visible.
@@ -62,8 +71,8 @@ impl Remote {
     /// `tag_moved`, `push_unknown`, `missing_blobs`.
     pub async fn commit(&self, repository: &RepositoryName, push: &str, request: &api::CommitRequest) -> Result<api::Committed> {
         let url = self.repository_path(repository, &["pushes", push, "commit"]);
-        match self.send(self.options.idle_timeout, self.with_json(Method::POST, url, request)?).await {
-            Ok(response) => self.parse(&self.read(response, ANSWER).await?),
+        match self.send_whole(ANSWER, self.with_json(Method::POST, url, request)?).await {
+            Ok(bytes) => self.parse(&bytes),
             Err(Failed { error, again }) => {
                 // The first try may have been carried out and its answer lost: then the session is over and the tag is where
                 // we wanted it, whatever state we demanded.

@@ -61,15 +61,21 @@ impl Remote {
 
     /// [`Self::request`], the answer whole.
     pub(super) async fn body(&self, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
+        self.send_whole(ANSWER, build).await.map_err(|failed| failed.error)
+    }
+
+    /// [`Self::send`], the answer whole. One that is cut counts as lost: the request is sent again.
+    pub(super) async fn send_whole(&self, limit: usize, build: impl Fn() -> RequestBuilder) -> std::result::Result<Bytes, Failed> {
         let mut failures = 0;
         loop {
-            let response = self.request(&build).await?;
-            match self.read(response, ANSWER).await {
+            let sent = self.send(self.options.idle_timeout, &build).await;
+            let response = sent.map_err(|failed| Failed { again: failed.again || failures > 0, ..failed })?;
+            match self.read(response, limit).await {
                 Err(error) if error.retryable() && failures < self.options.retries => {
                     failures += 1;
                     tokio::time::sleep(backoff::wait(failures)).await;
                 }
-                result => return result,
+                result => return result.map_err(|error| Failed { error, again: true }),
             }
         }
     }

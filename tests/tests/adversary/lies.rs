@@ -92,6 +92,54 @@ fn frames_that_are_not_what_was_asked_for_are_refused_and_nothing_is_published()
     same_files(&host.path("out"), &dir.path, "the registry itself");
 }
 
+/// The same frames with the same names, lengths and checksums that fit, and other bytes: only a digest can tell.
+fn forged(stream: &[u8]) -> Vec<u8> {
+    let limits = pfr_schema::Limits::default();
+    let (mut at, mut frames) = (0, Vec::new());
+    while at + frame::END_LEN < stream.len() {
+        let end = at + Header::len(pfr_schema::Algorithm::Sha256);
+        let header = Header::parse_exact(&stream[at..end], at as u64, &limits).unwrap();
+        let stored = usize::try_from(header.stored_len).unwrap();
+        let mut raw = pfr_schema::codec::decode(header.codec, &stream[end..end + stored], header.raw_len).unwrap();
+        if raw.starts_with(b"{") {
+            // Still the same document, spelled otherwise.
+            raw.push(b'\n');
+        } else {
+            raw.fill(0);
+        }
+        let raw_len = raw.len() as u64;
+        frames.push(frame::encode(&Header { codec: Codec::Raw, raw_len, stored_len: raw_len, ..header }, &raw));
+        at = end + stored + 4;
+    }
+    Wire::stream(&frames)
+}
+
+#[test]
+fn well_formed_frames_of_forged_bytes_are_refused_by_their_digests() {
+    let (registry, _dir, _pf) = pushed();
+    for nth in 0..6 {
+        for into_directory in [false, true] {
+            let mut count = 0;
+            let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+                count += u32::from(seen.asked().is_some());
+                if seen.asked().is_some() && count == nth + 1 { Fate::Change(Box::new(|body| forged(&body))) } else { Fate::Pass }
+            });
+            let host = Pf::new(&liar.url);
+            let output = pull(&host, into_directory);
+            let what = format!("request {nth} for frames, into a {}", if into_directory { "directory" } else { "store" });
+            if liar.lies() == 0 {
+                // There are fewer requests.
+                assert!(nth >= 4, "{what}: nobody asked");
+                assert_eq!(output.code, 0, "{what}: {output:?}");
+                continue;
+            }
+            nothing_published(&host, &host.path("out"), &what);
+            assert_eq!(output.code, 4, "{what}: {output:?}");
+            assert!(output.stderr.contains("sha256:"), "{what}: it names the blob: {output:?}");
+        }
+    }
+}
+
 #[test]
 fn answers_that_are_not_the_protocols_are_refused_and_nothing_is_published() {
     let (registry, _dir, _pf) = pushed();
