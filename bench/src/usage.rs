@@ -25,8 +25,8 @@ pub fn processor(servers: &[u32]) -> Processor {
         let words: Vec<&str> = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
         fields.iter().filter_map(|field| words.get(field - 3)?.parse::<f64>().ok()).sum::<f64>() / ticks
     };
-    let ours = of("/proc/self/stat".into(), &[14, 15, 16, 17])
-        + servers.iter().map(|pid| of(format!("/proc/{pid}/stat"), &[14, 15])).sum::<f64>();
+    let ours =
+        of("/proc/self/stat".into(), &[14, 15, 16, 17]) + servers.iter().map(|pid| of(format!("/proc/{pid}/stat"), &[14, 15])).sum::<f64>();
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let cpu: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
     // user, nice, system, and after idle and iowait: irq, softirq, steal.

@@ -77,8 +77,13 @@ impl Docker {
                 data.display()
             ),
         )?;
-        let child =
-            Command::new(&self.program).arg("serve").arg(&config).stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).spawn()?;
+        let child = Command::new(&self.program)
+            .arg("serve")
+            .arg(&config)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .stdin(Stdio::null())
+            .spawn()?;
         let server = Server::new(child);
         let deadline = Instant::now() + Duration::from_secs(20);
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {

@@ -41,7 +41,8 @@ pub async fn run(disk: &Path, objects: usize, rounds: usize) -> Result<()> {
         for round in 0..rounds {
             // Spread over the whole table, another part of it every round.
             let step = (objects / ASKED).max(1);
-            let wanted: Vec<(Digest, Kind)> = (0..ASKED.min(objects)).map(|i| (digest(first + (i * step + round) % objects), Kind::Blob)).collect();
+            let wanted: Vec<(Digest, Kind)> =
+                (0..ASKED.min(objects)).map(|i| (digest(first + (i * step + round) % objects), Kind::Blob)).collect();
             let count = wanted.len() as f64;
             let (took, _) = timed(metadata.missing(push.clone(), wanted, LEASE)).await?;
             speeds.push(count / took);

@@ -43,7 +43,8 @@ pub fn render(report: &Report) -> String {
 
 fn median(row: &Row<'_>, value: impl Fn(&Sample) -> Option<u64>, unit: u64) -> String {
     let spread = Spread::of(row.samples.iter().filter_map(|s| value(s)).map(|v| v as f64 / unit as f64));
-    spread.map_or_else(|| "–".into(), |s| if unit == 1 || s.median >= 10.0 { format!("{:.0}", s.median) } else { format!("{:.2}", s.median) })
+    spread
+        .map_or_else(|| "–".into(), |s| if unit == 1 || s.median >= 10.0 { format!("{:.0}", s.median) } else { format!("{:.2}", s.median) })
 }
 
 fn cells(row: &Row<'_>) -> String {
@@ -79,7 +80,8 @@ fn judge(row: &Row<'_>) -> Option<String> {
     }
     let verdict = |met: bool| if met { "met" } else { "MISSED" };
     let floor = row.of_floor.map(|s| format!("{:.2} × floor (goal ≤ {OF_FLOOR}: {})", s.median, verdict(s.median <= OF_FLOOR)));
-    let docker = row.of_docker.map(|s| format!("{:.1} × docker-registry (goal ≥ {OF_DOCKER}: {})", s.median, verdict(s.median >= OF_DOCKER)));
+    let docker =
+        row.of_docker.map(|s| format!("{:.1} × docker-registry (goal ≥ {OF_DOCKER}: {})", s.median, verdict(s.median >= OF_DOCKER)));
     let found: Vec<String> = floor.into_iter().chain(docker).collect();
     (!found.is_empty()).then(|| format!("* {}, {}: {}", row.place, row.step.name(), found.join(", ")))
 }

@@ -60,7 +60,8 @@ impl Client {
         for (number, layers) in snapshot.blobs.chunks(LAYERS).enumerate() {
             let layers: Vec<_> =
                 layers.iter().map(|b| serde_json::json!({"mediaType": LAYER, "digest": b.name(), "size": b.len})).collect();
-            let config = serde_json::json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config.name(), "size": config.len});
+            let config =
+                serde_json::json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config.name(), "size": config.len});
             let manifest = serde_json::json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers});
             let url = format!("{}/manifests/{tag}-{number}", self.0.repository);
             let request = self.0.http.put(url).header(CONTENT_TYPE, MANIFEST).body(serde_json::to_vec(&manifest)?);
