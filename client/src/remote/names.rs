@@ -60,7 +60,11 @@ impl Remote {
             Err(Failed { error, again }) => {
                 // A first try whose answer was lost has moved the tag to where we wanted it.
                 if again && error.code() == ErrorCode::TagMoved {
-                    let found = self.tag(repository, tag).await?;
+                    let found = match self.tag(repository, tag).await {
+                        // Not our doing, and not there: it is elsewhere than it was said to be.
+                        Err(unknown) if unknown.code() == ErrorCode::TagUnknown => return Err(error),
+                        found => found?,
+                    };
                     let wanted: Selector = request.snapshot.parse().map_err(|_| Error::Internal("a selector was refused late".into()))?;
                     if self.snapshot(repository, &wanted).await?.summary.digest == found.digest {
                         return Ok(found);
@@ -122,10 +126,11 @@ impl Remote {
         let mut tags = Vec::new();
         for i in 1..=request.count {
             let tag: Tag = format!("{}-{i}", request.prefix).parse().map_err(|_| Error::Internal("a tag was refused late".into()))?;
-            if self.tag(repository, &tag).await?.digest != digest {
-                return Ok(None);
+            match self.tag(repository, &tag).await {
+                Ok(found) if found.digest == digest => tags.push(tag),
+                Err(error) if error.code() != ErrorCode::TagUnknown => return Err(error),
+                _ => return Ok(None),
             }
-            tags.push(tag);
         }
         Ok(Some(api::Forked { digest, tags }))
     }

@@ -133,6 +133,71 @@ fn a_push_whose_commit_was_done_but_not_answered_succeeds_by_itself_and_is_no_co
 }
 
 #[test]
+fn any_answer_of_a_command_that_changes_something_may_be_lost_or_come_in_part() {
+    let registry = Registry::start();
+    let direct = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&direct.path("dir"), Shape::TINY, &[1, 2, 3]);
+    direct.run(&["push", dir.arg(), "a:t"]).ok();
+    for lose in [true, false] {
+        for nth in 0..6 {
+            let liar = |skip: u32| {
+                let mut count = 0;
+                Liar::before(&registry.url(), move |_: &Seen| {
+                    count += 1;
+                    match (count == skip + 1, lose) {
+                        (true, true) => Fate::Lose,
+                        (true, false) => Fate::Cut(5),
+                        (false, _) => Fate::Pass,
+                    }
+                })
+            };
+            let what = format!("answer {nth}, lost as a whole: {lose}");
+            let next = SnapshotDir::write(&direct.path(&format!("d{lose}-{nth}")), Shape::TINY, &[1, 1000 + nth + 100 * u64::from(lose)]);
+            let tag = format!("a:x-{lose}-{nth}");
+            for arguments in [
+                &["push", next.arg(), &tag, "--if-tag-is", "absent"][..],
+                &["tag", "a:t", &format!("y-{lose}-{nth}"), "--if-tag-is", "absent"],
+                &["fork", "a:t", "-n", "3", "--prefix", &format!("z-{lose}-{nth}")],
+                &["rm", &tag],
+            ] {
+                let output = Pf::new(&liar(nth as u32).url).run(arguments);
+                assert_eq!(output.code, 0, "{what}, {arguments:?}: {output:?}");
+            }
+        }
+    }
+    let tags = direct.tags("a");
+    assert_eq!(tags.len(), 1 + 12 + 36, "{tags:?}");
+    assert!(tags.values().all(|digest| *digest == tags["t"]), "{tags:?}");
+}
+
+#[test]
+fn a_conflict_whose_answer_was_lost_is_still_a_conflict() {
+    let registry = Registry::start();
+    let direct = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&direct.path("dir"), Shape::TINY, &[1, 2, 3]);
+    let next = SnapshotDir::write(&direct.path("next"), Shape::TINY, &[4]);
+    let digest = direct.run(&["push", dir.arg(), "a:t"]).ok().last_line().to_owned();
+    direct.run(&["tag", "a:t", "z-2"]).ok();
+    let before = direct.tags("a");
+    for (end, arguments) in [
+        ("/forks", &["fork", "a:t", "-n", "3", "--prefix", "z"][..]),
+        ("/tags/new", &["tag", "a:t", "new", "--if-tag-is", &digest]),
+        ("/commit", &["push", next.arg(), "a:new", "--if-tag-is", &digest]),
+        ("/commit", &["push", next.arg(), "a:t", "--if-tag-is", "absent"]),
+    ] {
+        let mut lost = false;
+        let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+            let meant = seen.path.ends_with(end) && seen.method != "GET";
+            if meant && !std::mem::replace(&mut lost, true) { Fate::Lose } else { Fate::Pass }
+        });
+        let output = Pf::new(&liar.url).run(arguments);
+        assert_eq!(liar.lies(), 1, "{arguments:?}");
+        assert_eq!(output.code, 3, "{arguments:?}: {output:?}");
+        assert_eq!(direct.tags("a"), before, "{arguments:?}");
+    }
+}
+
+#[test]
 fn a_pull_cut_again_and_again_ends_whole_and_fetches_little_twice() {
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());
