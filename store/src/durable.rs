@@ -1,14 +1,14 @@
-//! Durable files: the idioms that a call site must not forget, in one place.
+//! Durable directories: a new entry is on disk only when its parent was synced.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 /// Creates a directory and its parents; every new entry is on disk when it returns.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn create_dir_all(path: &Path) -> io::Result<()> {
+pub(crate) fn create_dir_all(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
@@ -22,44 +22,15 @@ pub fn create_dir_all(path: &Path) -> io::Result<()> {
     sync_parent(path)
 }
 
-/// Puts a file in place of `path`, whole or not at all: temporary file beside it, fsync, rename, fsync of the directory.
-///
-/// # Errors
-/// Those of the file system; the temporary file is then removed.
-pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a file needs a name"))?;
-    let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), uuid::Uuid::now_v7()));
-    let result = (|| {
-        let mut file = File::create_new(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    })();
-    if result.is_err() {
-        drop(std::fs::remove_file(&temporary));
-    }
-    result?;
-    sync_parent(path)
-}
-
 /// Makes the entry of `path` in its directory durable.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn sync_parent(path: &Path) -> io::Result<()> {
+fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
         _ => File::open(".")?.sync_all(),
     }
-}
-
-/// Makes everything written to the file system of `path` durable: one call for thousands of files.
-///
-/// # Errors
-/// Those of the file system.
-pub fn sync_file_system(path: &Path) -> io::Result<()> {
-    rustix::fs::syncfs(File::open(path)?)?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -67,17 +38,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole_and_no_temporary_stays() {
+    fn directories_are_made_with_their_parents_and_again() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let deep = dir.path().join("a/b/c");
         create_dir_all(&deep).expect("created");
         create_dir_all(&deep).expect("created again");
-        let path = deep.join("file");
-        write(&path, b"one").expect("written");
-        write(&path, b"two").expect("replaced");
-        assert_eq!(std::fs::read(&path).expect("read"), b"two");
-        assert_eq!(std::fs::read_dir(&deep).expect("listed").count(), 1);
-        assert!(write(&deep.join("missing/file"), b"x").is_err());
-        sync_file_system(&deep).expect("synced");
+        assert!(deep.is_dir());
+        std::fs::write(dir.path().join("file"), b"").expect("written");
+        assert!(create_dir_all(&dir.path().join("file/below")).is_err());
     }
 }

@@ -14,7 +14,7 @@
 //! in the same transaction. So *present* means *complete*, and [`Store::missing`] may stop at the first container it finds.
 
 mod clock;
-pub mod durable;
+mod durable;
 mod error;
 mod frames;
 mod ingest;
