@@ -204,6 +204,48 @@ error_codes! {
     Unauthorized = "unauthorized", 401, 6, false;
     /// The token does not allow this.
     Denied = "denied", 403, 6, false;
+    /// A payload does not hash to its payload_hash.
+    PayloadHashMismatch = "payload_hash_mismatch", 422, 4, false;
+    /// A tensor's logical value does not hash to its value_hash.
+    ValueHashMismatch = "value_hash_mismatch", 422, 4, false;
+    /// A stored value cannot be converted to the logical type without loss.
+    InexactStorage = "inexact_storage", 422, 4, false;
+    /// The snapshot has another number of pages than its boundary needs.
+    PageCountMismatch = "page_count_mismatch", 409, 4, false;
+    /// The engine's pages have another shape than the snapshot's.
+    GeometryMismatch = "geometry_mismatch", 409, 4, false;
+    /// The snapshot was taken from another deployment (weights, kernels, parallelism …).
+    FingerprintMismatch = "fingerprint_mismatch", 409, 4, false;
+    /// Tokens, salt or adapter are not those of the snapshot's prefix.
+    PrefixMismatch = "prefix_mismatch", 409, 4, false;
+    /// A group of layers that the engine requires is not in the snapshot, or the other way round.
+    MissingGroup = "missing_group", 409, 4, false;
+    /// State tensors that the engine requires are not in the snapshot.
+    MissingState = "missing_state", 409, 4, false;
+    /// The snapshot has other ranks than the engine.
+    RankMismatch = "rank_mismatch", 409, 4, false;
+    /// Pages, state and tokens do not lie at one boundary.
+    BoundaryMismatch = "boundary_mismatch", 409, 4, false;
+    /// The engine's memory does not hold what was written to it.
+    LiveMismatch = "live_mismatch", 409, 4, false;
+    /// The first step after the restore gave other scores than the step that was recorded.
+    OracleMismatch = "oracle_mismatch", 409, 4, false;
+    /// A page changed while it was read: the engine did not keep still.
+    TornCopy = "torn_copy", 409, 4, true;
+    /// The snapshot would not be exact, and exactness was asked for.
+    NotExact = "not_exact", 409, 3, false;
+    /// No such engine on this host.
+    EngineUnknown = "engine_unknown", 404, 5, false;
+    /// No such sequence in this engine.
+    SequenceUnknown = "sequence_unknown", 404, 5, false;
+    /// The engine is not ready, does not serve this, or is busy with another capture or restore.
+    EngineBusy = "engine_busy", 409, 3, true;
+    /// The engine went away or did not answer in time.
+    EngineLost = "engine_lost", 503, 7, true;
+    /// The engine refused or broke the protocol.
+    EngineRefused = "engine_refused", 502, 70, false;
+    /// Not enough memory, GPU memory, disk or ring for this; nothing was begun.
+    NoRoom = "no_room", 507, 7, true;
     /// Too many requests at once.
     Overloaded = "overloaded", 503, 7, true;
     /// The store behind the registry cannot be reached or is full; nothing is said about what it holds.

@@ -13,11 +13,13 @@
 //! assert_eq!(digest.to_string().parse::<Digest>().unwrap(), digest);
 //! ```
 
+pub mod agent;
 pub mod api;
 pub mod checkpoint;
 pub mod codec;
 pub mod container;
 pub mod digest;
+pub mod engine;
 pub mod error;
 pub mod flat;
 pub mod frame;
@@ -25,6 +27,7 @@ pub mod geometry;
 pub mod media_type;
 pub mod name;
 pub mod pack;
+pub mod prefix;
 pub mod ranges;
 pub mod run;
 pub mod snapshot;

@@ -48,6 +48,15 @@ pub struct SnapshotConfig {
     /// Token boundary at which the state was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boundary: Option<u64>,
+    /// Which prefix the state belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<crate::checkpoint::Key>,
+    /// Settings that decide the next tokens and are not in memory: temperature, seed, penalties …
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sampling: BTreeMap<String, serde_json::Value>,
+    /// What could change the next token and was not recorded; empty if exact.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrecorded: Vec<String>,
     /// Digests of the parents: none, one, or two for a merge.
     #[serde(default)]
     pub parents: Vec<Digest>,

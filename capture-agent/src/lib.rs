@@ -1,0 +1,24 @@
+//! The capture agent: engines on this host, captured into a local store, restored from it, and the store kept in step with a registry.
+//!
+//! ```text
+//! engine ⇄ engines (session, layout, pause, tables)     memory (hash, copy out, write)
+//!    snapshot: pause ─▶ set aside ─▶ pin ─▶ resume ─▶ hash ─▶ lacking? ─▶ copy, hash again ─▶ frames ─▶ manifest ─▶ pushes
+//!    restore:  pull ─▶ checks ─▶ allocate ─▶ write ─▶ hash live ─▶ oracle ─▶ activate
+//! control: HTTP over a Unix socket, for `pf` and for fleets
+//! ```
+
+pub mod agent;
+pub mod config;
+pub mod control;
+pub mod drain;
+pub mod engines;
+pub mod error;
+pub mod library;
+pub mod memory;
+pub mod pushes;
+pub mod restore;
+pub mod snapshot;
+
+pub use agent::Agent;
+pub use config::Config;
+pub use error::{Error, Result};

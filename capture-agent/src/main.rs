@@ -1,0 +1,3 @@
+//! `pf-agent`: the capture agent as a daemon.
+
+fn main() {}

@@ -1,0 +1,116 @@
+//! An engine's memory as the agent sees it: pages are hashed where they lie, copied out through a bounded ring, and written.
+//!
+//! One trait, three back ends: POSIX shared memory (`shm`), a CUDA allocation shared by IPC handle (`cuda::ipc`), and one shared by
+//! a descriptor of CUDA's virtual memory management (`cuda::vmm`). A page is a list of spans; its bytes are theirs, one after another.
+
+use bytes::Bytes;
+use pfr_schema::{Algorithm, Digest};
+
+/// Bytes in a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Where they begin.
+    pub offset: u64,
+    /// How many there are.
+    pub bytes: u64,
+}
+
+/// A page or a state tensor: its spans in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// The spans, all of one memory.
+    pub spans: Vec<Span>,
+}
+
+impl Page {
+    /// Bytes of the page.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.spans.iter().map(|span| span.bytes).sum()
+    }
+}
+
+/// What goes wrong with memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The engine described memory that is not there.
+    #[error("bytes {offset}..{end} of a memory of {size} bytes")]
+    OutOfBounds {
+        /// Where the span begins.
+        offset: u64,
+        /// Where it ends.
+        end: u64,
+        /// Bytes of the memory.
+        size: u64,
+    },
+    /// Not enough of something; nothing was begun.
+    #[error("{what}: {needed} bytes needed, {free} free")]
+    NoRoom {
+        /// Of what: `ring`, `GPU memory` …
+        what: &'static str,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes there.
+        free: u64,
+    },
+    /// The memory cannot be mapped or reached (any more).
+    #[error("{what}: {reason}")]
+    Unreachable {
+        /// What was tried: `map shared memory`, `open IPC handle` …
+        what: &'static str,
+        /// What the system says.
+        reason: String,
+    },
+    /// This build or machine cannot do it.
+    #[error("{what} is not supported here: {reason}")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// Who takes the bytes has given up.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// Takes a page's bytes as they come out of the ring; `false` stops the copying with [`MemoryError::Stopped`].
+pub type Deliver<'a> = dyn FnMut(usize, Bytes) -> bool + 'a;
+
+/// An engine's memory. Calls block; the agent makes them on threads of their own.
+pub trait PageMemory: Send + Sync + std::fmt::Debug {
+    /// Bytes.
+    fn size(&self) -> u64;
+
+    /// Whether `bytes` more can be set aside ([`PageMemory::set_aside`]) and pages of `largest` bytes can be copied out.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoRoom`].
+    fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError>;
+
+    /// Digests of pages, computed where they lie.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    fn hash(&self, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError>;
+
+    /// Copies pages out, in order, each delivered whole with its position. Memory in flight is bounded by the ring: a page's slot is
+    /// free again when the delivered bytes are dropped.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; [`MemoryError::NoRoom`] if a page is larger than the ring.
+    fn read(&self, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError>;
+
+    /// Copies pages within the memory's own device, quickly, so that the engine may overwrite them; the copy is a memory of its own
+    /// in which page `i` is one span after page `i − 1`.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoRoom`].
+    fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError>;
+
+    /// Writes pages; when it returns they lie in memory. `after` is a CUDA IPC event to wait for first.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; a page and its bytes must have one length.
+    fn write(&self, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError>;
+}

@@ -1,0 +1,280 @@
+//! Requests and answers of the capture agent's control interface: HTTP with JSON over a Unix socket, errors as
+//! [`crate::api::Problem`]. `docs/capture.md` lists the paths.
+
+use crate::digest::Digest;
+use crate::engine::Verb;
+use crate::snapshot::Exactness;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// An engine on this host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineInfo {
+    /// Its name.
+    pub engine: String,
+    /// Whether it can be captured or restored into; otherwise what is missing.
+    pub state: EngineState,
+    /// What it serves.
+    pub verbs: Vec<Verb>,
+    /// Ranks.
+    pub world: u32,
+    /// Its deployment.
+    pub deployment: BTreeMap<String, Value>,
+    /// Digest of the deployment.
+    pub fingerprint: Digest,
+    /// Names of its groups.
+    pub groups: Vec<String>,
+    /// Bytes of memory mapped.
+    pub mapped_bytes: u64,
+    /// Snapshots taken since it registered.
+    pub snapshots: u64,
+    /// Restores since it registered.
+    pub restores: u64,
+}
+
+/// Whether an engine can be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum EngineState {
+    /// Ready.
+    Ready {},
+    /// A capture or restore is running.
+    Busy {
+        /// What.
+        with: String,
+    },
+    /// Members are missing.
+    Incomplete {
+        /// Which.
+        missing: String,
+    },
+}
+
+/// Answer to `GET /v1/engines`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Engines {
+    /// By name.
+    pub engines: Vec<EngineInfo>,
+}
+
+/// What becomes of a snapshot after it lies in the local store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Push {
+    /// It is pushed in the background; the push survives restarts of the agent.
+    #[default]
+    Background,
+    /// The answer comes when it is pushed.
+    Wait,
+    /// It stays here.
+    Never,
+}
+
+/// Body of `POST /v1/engines/{engine}/snapshots`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotRequest {
+    /// Which sequence; may be left out if there is just one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<String>,
+    /// Where it goes: `[http://host[:port]/]repository[:tag]`. Without a host the agent's registry.
+    pub reference: String,
+    /// The agent whose state it is, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
+    /// Labels for the manifest.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Refuse with `not_exact` if something that decides the next token is not recorded.
+    #[serde(default)]
+    pub exact: bool,
+    /// Pushing.
+    #[serde(default)]
+    pub push: Push,
+    /// Highest scores to record of the step at the boundary; 0 for none. Default 8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oracle: Option<u32>,
+}
+
+/// What a snapshot did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SnapshotReport {
+    /// The snapshot.
+    pub digest: Digest,
+    /// `repository[:tag]` in the local store.
+    pub reference: String,
+    /// The engine.
+    pub engine: String,
+    /// The sequence.
+    pub sequence: String,
+    /// Tokens with state.
+    pub boundary: u64,
+    /// Tokens, those chosen and not computed included.
+    pub tokens: u64,
+    /// Pages, over all groups and ranks.
+    pub pages: u64,
+    /// Raw bytes of pages and state tensors.
+    pub bytes_resident: u64,
+    /// Raw bytes that left the engine's memory.
+    pub bytes_moved: u64,
+    /// Raw bytes that the local store did not have.
+    pub bytes_new: u64,
+    /// Of these, bytes of state tensors.
+    pub bytes_state: u64,
+    /// How long the engine stood still, in seconds.
+    pub pause_seconds: f64,
+    /// From the request to the commit in the local store, in seconds.
+    pub total_seconds: f64,
+    /// How faithful.
+    pub exactness: Exactness,
+    /// What was not recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrecorded: Vec<String>,
+    /// Whether the scores of the step at the boundary are in it.
+    pub oracle: bool,
+    /// The snapshot it follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Digest>,
+    /// The push, unless it stays here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<PushJob>,
+}
+
+/// A push in the background.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PushJob {
+    /// Its id.
+    pub id: String,
+    /// The snapshot.
+    pub digest: Digest,
+    /// Where it goes.
+    pub reference: String,
+    /// How far it is.
+    pub state: PushState,
+    /// Tries so far.
+    pub attempts: u32,
+    /// Why the last one failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Bytes of frames sent, when done.
+    #[serde(default)]
+    pub bytes_sent: u64,
+}
+
+/// How far a push is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PushState {
+    /// Not begun, or to be tried again.
+    Waiting,
+    /// Under way.
+    Running,
+    /// The registry has it.
+    Done,
+    /// Refused for good.
+    Failed,
+}
+
+/// Answer to `GET /v1/pushes`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pushes {
+    /// Oldest first.
+    pub pushes: Vec<PushJob>,
+}
+
+/// Body of `POST /v1/engines/{engine}/restores`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreRequest {
+    /// What: `[http://host[:port]/]repository[:tag[~N]|@digest]`.
+    pub reference: String,
+    /// Take it from the local store only.
+    #[serde(default)]
+    pub local: bool,
+}
+
+/// What a restore did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RestoreReport {
+    /// The snapshot.
+    pub digest: Digest,
+    /// The engine.
+    pub engine: String,
+    /// The new sequence, of an engine that takes one at any time; else the next request with these tokens resumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<String>,
+    /// Tokens with state.
+    pub boundary: u64,
+    /// Tokens, those chosen and not computed included.
+    pub tokens: u64,
+    /// Pages.
+    pub pages: u64,
+    /// Bytes of frames fetched from the registry.
+    pub bytes_pulled: u64,
+    /// Raw bytes written to the engine's memory.
+    pub bytes_written: u64,
+    /// State tensors whose value was recomputed.
+    pub values_computed: u64,
+    /// State tensors whose value is only attested.
+    pub values_attested: u64,
+    /// Whether the first step's scores were compared (and equal).
+    pub oracle: bool,
+    /// Wall time in seconds.
+    pub total_seconds: f64,
+}
+
+/// Body of `POST /v1/drain`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainRequest {
+    /// Repository under which each engine's sequences get a repository of their own: `<repository>/<engine>`, tag = sequence.
+    pub repository: String,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub plan_only: bool,
+}
+
+/// Answer to `POST /v1/drain`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drain {
+    /// What there is to do.
+    pub plan: Vec<DrainItem>,
+    /// What was done; empty if only the plan was asked for.
+    pub done: Vec<SnapshotReport>,
+    /// What could not be done.
+    pub failed: Vec<DrainFailure>,
+    /// Raw bytes to move at most (what the store has already is not moved).
+    pub bytes: u64,
+    /// Seconds to move them at the rate of the last captures and pushes; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<f64>,
+    /// Tokens that would have to be computed again otherwise.
+    pub recompute_tokens: u64,
+}
+
+/// One sequence to be drained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrainItem {
+    /// The engine.
+    pub engine: String,
+    /// The sequence.
+    pub sequence: String,
+    /// Where it goes.
+    pub reference: String,
+    /// Tokens with state.
+    pub boundary: u64,
+    /// Raw bytes of pages and state.
+    pub bytes: u64,
+}
+
+/// One sequence that could not be drained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrainFailure {
+    /// The engine.
+    pub engine: String,
+    /// The sequence.
+    pub sequence: String,
+    /// Why.
+    pub problem: crate::api::Problem,
+}

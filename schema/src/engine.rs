@@ -1,0 +1,457 @@
+//! The protocol between an engine and the capture agent on its host: messages on a Unix stream socket.
+//!
+//! ```text
+//! engine ─ register (memory by file descriptor, layout) ─▶ agent        one connection = one member of one engine
+//! agent  ─ pause, table, pin, resume, unpin, oracle ─▶ engine           snapshot
+//! agent  ─ allocate … (agent writes pages) … activate | discard ─▶ engine   restore, engines that take a sequence at any time
+//! engine ─ match, fill, abandon ─▶ agent                                restore, engines that ask when a request comes
+//! ```
+//!
+//! A message is a `u32` little-endian length and that many bytes of JSON, at most [`MAX_MESSAGE`]. File descriptors travel as
+//! `SCM_RIGHTS` with the message's first byte. Calls carry an id that the answer repeats; each side numbers its own calls.
+//! The end of the connection is the end of the member: the agent drops its mappings, an engine that was paused goes on.
+//!
+//! `docs/capture.md` tells the same for who writes a connector.
+
+use crate::checkpoint::Layout;
+use crate::digest::Digest;
+use crate::error::ErrorCode;
+use crate::geometry::Geometry;
+use crate::tree::GroupKind;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Version of the protocol.
+pub const PROTOCOL: u32 = 1;
+/// Bytes of one message: 64 MiB. A table of 380 K tokens is about 3 MB.
+pub const MAX_MESSAGE: u32 = 64 << 20;
+/// File descriptors with one message.
+pub const MAX_DESCRIPTORS: usize = 64;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Message<C> {
+    /// A call.
+    Call {
+        /// Chosen by the caller, unique among its open calls.
+        id: u64,
+        /// What is asked for: `"call": name, "args": {…}`.
+        #[serde(flatten)]
+        call: C,
+    },
+    /// The answer to a call.
+    Ok {
+        /// The call's id.
+        id: u64,
+        /// The call's result; `{}` where there is none.
+        ok: Value,
+    },
+    /// The call failed; nothing has changed.
+    Error {
+        /// The call's id.
+        id: u64,
+        /// Why.
+        error: Failure,
+    },
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// One of the closed set.
+    pub code: ErrorCode,
+    /// What happened, for people.
+    pub detail: String,
+}
+
+/// What an engine calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "call", content = "args", rename_all = "kebab-case")]
+pub enum ToAgent {
+    /// First message of a connection. Descriptors of memories come with it. Answer: [`Registered`].
+    Register(Box<Register>),
+    /// A request has come: is there state for it? Answer: [`Matched`].
+    Match(Match),
+    /// Fill the blocks allocated for a matched request, on this member's rank. Answers `{}` when the pages lie in memory and
+    /// were hashed there; an error means that the blocks must not be used.
+    Fill(Fill),
+    /// The matched request went away.
+    Abandon(Abandon),
+}
+
+/// What the agent calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "call", content = "args", rename_all = "kebab-case")]
+pub enum ToEngine {
+    /// Finish the step in hand, start no other. Answers `{}` when memory is at rest.
+    Pause {},
+    /// Go on. Answers `{}`. Allowed when not paused.
+    Resume {},
+    /// Which sequences are there, and where do they lie? Answer: [`Table`]. While paused.
+    Table(TableRequest),
+    /// Keep the sealed blocks of a sequence as they are, whatever becomes of it. Answer: [`Pinned`]. While paused.
+    Pin(PinRequest),
+    /// Blocks of this pin may be reused. Answers `{}`.
+    Unpin(Pinned),
+    /// The scores of the step that computes the token at the boundary. May be answered once that step was done. Answer: [`Oracle`].
+    Oracle(OracleRequest),
+    /// Take blocks for a sequence to be restored; it does not run. Answer: [`Allocated`].
+    Allocate(Box<Allocate>),
+    /// The blocks are filled and proven: the sequence may run. Answers `{}`.
+    Activate(SequenceName),
+    /// The restore was given up: free the blocks, forget the sequence. Answers `{}`.
+    Discard(SequenceName),
+}
+
+/// What a member of an engine serves. An engine is ready when its members together serve [`Verb::Pause`] and [`Verb::Table`] (or
+/// neither, if it only restores) and every rank's memory is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// `pause`, `resume`.
+    Pause,
+    /// `table`.
+    Table,
+    /// `pin`, `unpin`. Without it an engine stays paused until its bytes have left.
+    Pin,
+    /// `oracle`.
+    Oracle,
+    /// `allocate`, `activate`, `discard`.
+    Allocate,
+    /// Calls `match`, `fill`, `abandon` itself.
+    Request,
+}
+
+/// A member of an engine introduces itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Register {
+    /// [`PROTOCOL`].
+    pub protocol: u32,
+    /// The engine's name on this host: letters, digits, `.`, `_`, `-`; at most 64. Members with one name are one engine.
+    pub engine: String,
+    /// The member's name, unique in the engine: `scheduler`, `worker-0` …
+    pub member: String,
+    /// What it serves.
+    pub verbs: Vec<Verb>,
+    /// This member's rank; matters where it has memory.
+    #[serde(default)]
+    pub rank: u32,
+    /// Ranks of the engine, 1 or more.
+    pub world: u32,
+    /// What must be equal for a restore: at least `weights` (digest), `engine` (kind and version), `backend` (kernels), and whatever
+    /// else changes a bit of the result: `quantization`, `deterministic`, `graph_buckets`, `tp`, `pp`. Values are strings,
+    /// integers, booleans or lists of them. The same for every member.
+    pub deployment: BTreeMap<String, Value>,
+    /// Memory that holds pages, in the order of the descriptors sent with this message.
+    #[serde(default)]
+    pub memories: Vec<Memory>,
+    /// Where the pages lie. Empty for a member without memory.
+    #[serde(default)]
+    pub groups: Vec<GroupLayout>,
+}
+
+/// Answer to [`ToAgent::Register`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Registered {
+    /// The agent's version.
+    pub agent: String,
+    /// Digest of the deployment.
+    pub fingerprint: Digest,
+}
+
+/// How memory is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryKind {
+    /// A descriptor of POSIX shared memory (or a memfd).
+    PosixShm,
+    /// A CUDA IPC handle of an allocation.
+    CudaIpc,
+    /// A descriptor exported from CUDA's virtual memory management.
+    CudaVmm,
+}
+
+/// One piece of shared memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Its name within the member.
+    pub name: String,
+    /// How it is shared.
+    pub kind: MemoryKind,
+    /// Bytes, from `offset`.
+    pub bytes: u64,
+    /// Where it begins in the allocation that handle or descriptor stands for.
+    #[serde(default)]
+    pub offset: u64,
+    /// The 64 bytes of a CUDA IPC handle, in hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handle: Option<String>,
+    /// UUID of the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
+
+/// Block `b` of a part is the `bytes` bytes at `offset + b · block_stride` of its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Name of the memory.
+    pub memory: String,
+    /// Where block 0 lies.
+    pub offset: u64,
+    /// Bytes from one block to the next.
+    pub block_stride: u64,
+    /// Bytes of one block.
+    pub bytes: u64,
+}
+
+/// One of the blobs that make up a page: the bytes of its parts (one for each layer, as a rule), one after another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Component {
+    /// `k` and `v`, or `kv`, or `latent`.
+    pub name: String,
+    /// Its parts.
+    pub parts: Vec<Part>,
+}
+
+/// A tensor of recurrent state: one block of its part for each sequence, overwritten in every step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Name, unique in the engine's rank: `layers.3.recurrent`.
+    pub name: String,
+    /// As in [`crate::checkpoint::Tensor`].
+    pub kind: String,
+    /// Layer, if it belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<u32>,
+    /// Logical dimensions.
+    pub shape: Vec<u64>,
+    /// Element type of the logical value.
+    pub logical_dtype: String,
+    /// Element type in memory.
+    pub storage_dtype: String,
+    /// Where each element lies in the block; without strides the bytes are the engine's own.
+    pub layout: Layout,
+    /// Where the blocks lie.
+    pub part: Part,
+}
+
+/// A group of layers that share a block table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupLayout {
+    /// Name, unique in the engine.
+    pub name: String,
+    /// What its blocks hold. [`GroupKind::Recurrent`] has `states`, the others `components`.
+    pub kind: GroupKind,
+    /// Tokens in a block; for recurrent groups 1.
+    pub block_tokens: u32,
+    /// Blocks in memory.
+    pub blocks: u32,
+    /// The block that stands for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub null_block: Option<u32>,
+    /// Tokens that a sliding window looks back on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
+    /// Whether a snapshot without it is refused.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub required: bool,
+    /// Whether every rank holds the same bytes: then rank 0's are taken.
+    #[serde(default, skip_serializing_if = "is_no")]
+    pub replicated: bool,
+    /// [`crate::flat::LAYOUT`] if pages are just that, else `opaque/<engine>/<backend>/…`: bytes that only the same deployment reads.
+    pub layout: String,
+    /// Shape of a page; given exactly when the layout is [`crate::flat::LAYOUT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub geometry: Option<Geometry>,
+    /// Blobs of a page.
+    #[serde(default)]
+    pub components: Vec<Component>,
+    /// State tensors.
+    #[serde(default)]
+    pub states: Vec<State>,
+}
+
+fn yes() -> bool {
+    true
+}
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_yes(value: &bool) -> bool {
+    *value
+}
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_no(value: &bool) -> bool {
+    !*value
+}
+
+/// Arguments of [`ToEngine::Table`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableRequest {
+    /// Only this sequence; all that run, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<String>,
+}
+
+/// Answer to [`ToEngine::Table`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// The sequences.
+    pub sequences: Vec<Sequence>,
+}
+
+/// One sequence at rest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sequence {
+    /// The engine's name for it.
+    pub id: String,
+    /// Token ids: the computed ones, then those chosen and not yet computed (as a rule one).
+    pub tokens: Vec<u32>,
+    /// T: tokens whose state is in memory. At most `tokens`.
+    pub boundary: u64,
+    /// For each group its blocks by column: ⌈T / block_tokens⌉ of them, the null block for columns that fell out of a window.
+    /// For a recurrent group the one block that holds the state at T.
+    pub blocks: BTreeMap<String, Vec<u32>>,
+    /// Tenant salt of the prefix.
+    #[serde(default)]
+    pub salt: String,
+    /// Adapter (LoRA) in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// Settings that decide the next tokens and are not in memory: temperature, seed, penalties …
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sampling: BTreeMap<String, Value>,
+    /// What could change the next token and is neither in memory nor in `sampling`: `rng`, `grammar`, `speculation` …
+    /// A snapshot with any of these is not exact.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unrecorded: Vec<String>,
+}
+
+/// Arguments of [`ToEngine::Pin`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinRequest {
+    /// The sequence.
+    pub sequence: String,
+}
+
+/// A pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Its number.
+    pub pin: u64,
+}
+
+/// Names a sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SequenceName {
+    /// The engine's name for it.
+    pub sequence: String,
+}
+
+/// Arguments of [`ToEngine::Oracle`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OracleRequest {
+    /// The sequence.
+    pub sequence: String,
+    /// T: the step that computes `tokens[T]`.
+    pub boundary: u64,
+    /// Scores wanted, the highest first.
+    pub top: u32,
+}
+
+/// The highest scores of one step. Equal scores after a restore prove the resume end to end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Oracle {
+    /// T.
+    pub boundary: u64,
+    /// Token id and the bits of its score as `f32`, highest first; ties by lower id. Empty if the step will not come.
+    pub top: Vec<(u32, u32)>,
+}
+
+/// Arguments of [`ToEngine::Allocate`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Allocate {
+    /// As in [`Sequence`].
+    pub tokens: Vec<u32>,
+    /// T.
+    pub boundary: u64,
+    /// Tenant salt of the prefix.
+    #[serde(default)]
+    pub salt: String,
+    /// Adapter in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// As in [`Sequence`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sampling: BTreeMap<String, Value>,
+}
+
+/// Answer to [`ToEngine::Allocate`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocated {
+    /// The new sequence.
+    pub sequence: String,
+    /// Its blocks, as in [`Sequence::blocks`].
+    pub blocks: BTreeMap<String, Vec<u32>>,
+}
+
+/// Arguments of [`ToAgent::Match`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Match {
+    /// The request's tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens whose state the engine has already.
+    #[serde(default)]
+    pub computed: u64,
+    /// Tenant salt of the prefix.
+    #[serde(default)]
+    pub salt: String,
+    /// Adapter in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+}
+
+/// Answer to [`ToAgent::Match`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "match", rename_all = "kebab-case")]
+pub enum Matched {
+    /// Everything up to `boundary` lies verified in host memory or in the local store.
+    Ready {
+        /// T: state for the first T tokens.
+        boundary: u64,
+        /// Names this match in `fill` and `abandon`.
+        restore: String,
+    },
+    /// It is on its way: ask again.
+    Later {},
+    /// There is none.
+    None {
+        /// Why: which of the two keys did not hold.
+        reason: String,
+    },
+}
+
+/// Arguments of [`ToAgent::Fill`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    /// The match.
+    pub restore: String,
+    /// Blocks that the engine allocated, as in [`Sequence::blocks`].
+    pub blocks: BTreeMap<String, Vec<u32>>,
+    /// A CUDA IPC event, 64 bytes in hex: writes wait for it (engines zero fresh blocks on a stream of their own).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+}
+
+/// Arguments of [`ToAgent::Abandon`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Abandon {
+    /// The match.
+    pub restore: String,
+}

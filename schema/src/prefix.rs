@@ -1,0 +1,103 @@
+//! Which prefix a state belongs to: the deployment fingerprint and the `pf-prefix-v1` chain.
+//!
+//! ```text
+//! fingerprint = sha256(canonical JSON of the deployment)
+//! h₀ = sha256("pf-prefix-v1" ‖ fingerprint ‖ len(salt) ‖ salt ‖ adapter?)      hᵢ = sha256(hᵢ₋₁ ‖ token ids of block i)
+//! ```
+//!
+//! Lengths are `u64`, token ids `u32`, little-endian; a fingerprint and a link are the 32 bytes of a digest; `adapter?` is one zero
+//! byte if there is none, else a one, its length and its bytes. Blocks are [`BLOCK`] tokens whatever an engine's pages hold, the
+//! last one may be shorter. State of other weights, kernels or another salt does not match, by construction.
+
+use crate::digest::{Algorithm, Digest, Hasher};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Name of the scheme.
+pub const SCHEME: &str = "pf-prefix-v1";
+/// Tokens in one link of the chain.
+pub const BLOCK: usize = 16;
+
+/// The fingerprint of a deployment: the digest of its compact JSON, keys sorted at every depth.
+#[must_use]
+pub fn fingerprint(deployment: &BTreeMap<String, Value>) -> Digest {
+    // serde_json's maps are sorted: the `preserve_order` feature is off, and a test holds it so.
+    Digest::sha256(&crate::json::bytes(deployment))
+}
+
+/// The key of the first `tokens.len()` tokens.
+#[must_use]
+pub fn key(fingerprint: &Digest, salt: &str, adapter: Option<&str>, tokens: &[u32]) -> Digest {
+    keys(fingerprint, salt, adapter, tokens).last().copied().unwrap_or_else(|| root(fingerprint, salt, adapter))
+}
+
+/// The keys at each block's end and at the end.
+#[must_use]
+pub fn keys(fingerprint: &Digest, salt: &str, adapter: Option<&str>, tokens: &[u32]) -> Vec<Digest> {
+    let mut link = root(fingerprint, salt, adapter);
+    tokens
+        .chunks(BLOCK)
+        .map(|block| {
+            let mut hasher = Hasher::new(Algorithm::Sha256);
+            hasher.update(link.as_bytes());
+            block.iter().for_each(|token| hasher.update(&token.to_le_bytes()));
+            link = hasher.finish();
+            link
+        })
+        .collect()
+}
+
+fn root(fingerprint: &Digest, salt: &str, adapter: Option<&str>) -> Digest {
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    hasher.update(SCHEME.as_bytes());
+    hasher.update(fingerprint.as_bytes());
+    hasher.update(&(salt.len() as u64).to_le_bytes());
+    hasher.update(salt.as_bytes());
+    hasher.update(&[u8::from(adapter.is_some())]);
+    if let Some(adapter) = adapter {
+        hasher.update(&(adapter.len() as u64).to_le_bytes());
+        hasher.update(adapter.as_bytes());
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_the_identity_changes_the_key() {
+        let (a, b) = (Digest::sha256(b"a"), Digest::sha256(b"b"));
+        let tokens: Vec<u32> = (0..40).collect();
+        let base = key(&a, "", None, &tokens);
+        for (name, other) in [
+            ("fingerprint", key(&b, "", None, &tokens)),
+            ("salt", key(&a, "s", None, &tokens)),
+            ("adapter", key(&a, "", Some(""), &tokens)),
+            ("adapter's name", key(&a, "", Some("s"), &tokens)),
+            ("length", key(&a, "", None, &tokens[..39])),
+            ("a token", key(&a, "", None, &[&tokens[..39], &[7]].concat())),
+        ] {
+            assert_ne!(base, other, "{name}");
+        }
+        assert_ne!(key(&a, "s", None, &[]), key(&a, "", Some("s"), &[]));
+    }
+
+    #[test]
+    fn the_chain_of_a_prefix_is_a_prefix_of_the_chain() {
+        let fingerprint = Digest::sha256(b"a");
+        let tokens: Vec<u32> = (0..100).collect();
+        let all = keys(&fingerprint, "salt", None, &tokens);
+        assert_eq!(all.len(), 7);
+        assert_eq!(keys(&fingerprint, "salt", None, &tokens[..64]), all[..4]);
+        assert_eq!(key(&fingerprint, "salt", None, &tokens[..64]), all[3]);
+        assert_ne!(key(&fingerprint, "salt", None, &tokens[..63]), all[3]);
+    }
+
+    #[test]
+    fn the_fingerprint_does_not_depend_on_the_order_of_keys() {
+        let one = serde_json::from_str(r#"{"b":{"y":1,"x":2},"a":"w"}"#).expect("JSON");
+        let two = serde_json::from_str(r#"{"a":"w","b":{"x":2,"y":1}}"#).expect("JSON");
+        assert_eq!(fingerprint(&one), fingerprint(&two));
+    }
+}
