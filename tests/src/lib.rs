@@ -9,10 +9,14 @@
     reason = "a test that cannot go on should stop and say where"
 )]
 
+mod capture;
+mod disk;
 mod network;
 mod processes;
 mod snapshots;
 
+pub use capture::{Engine, Host, Model, Step};
+pub use disk::SmallDisk;
 pub use network::{Proxy, Tamper};
 pub use processes::{Output, Pf, Registry, peak_memory};
 pub use snapshots::{Shape, SnapshotDir, Wire};

@@ -202,6 +202,12 @@ impl Pf {
         self.dir.path().join(name)
     }
 
+    /// The registry it talks to.
+    #[must_use]
+    pub fn registry(&self) -> &str {
+        &self.registry
+    }
+
     /// Talks to another registry (a proxy, say) from now on.
     pub fn talk_to(&mut self, registry: &str) {
         self.registry = registry.to_owned();
@@ -217,6 +223,7 @@ impl Pf {
             .env("HOME", self.dir.path())
             .env("PF_STORE", self.path("store"))
             .env("PF_REGISTRY", &self.registry)
+            .env("PF_AGENT_SOCKET", self.path("agent.sock"))
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -1,26 +1,6 @@
 //! A full disk: a clear error, reads go on, and when there is room again the same push succeeds.
 
-use pfr_tests::{Pf, Registry, Shape, SnapshotDir};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-/// A small file system of its own, where this process may make one.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: &Path, megabytes: u32) -> Option<Self> {
-        std::fs::create_dir_all(path).unwrap();
-        let options = format!("size={megabytes}m");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).status();
-        mounted.is_ok_and(|s| s.success()).then(|| Self(path.to_owned()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg("-l").arg(&self.0).status());
-    }
-}
+use pfr_tests::{Pf, Registry, Shape, SmallDisk, SnapshotDir};
 
 #[test]
 fn a_full_disk_is_said_clearly_reads_go_on_and_a_retry_succeeds() {
@@ -30,8 +10,8 @@ fn a_full_disk_is_said_clearly_reads_go_on_and_a_retry_succeeds() {
         println!("not run: a full disk needs the right to mount a tmpfs");
         return;
     };
-    let ballast = disk.0.join("ballast");
-    let registry = Registry::over(&disk.0.join("data"), &[]);
+    let ballast = disk.path().join("ballast");
+    let registry = Registry::over(&disk.path().join("data"), &[]);
     let pf = Pf::new(&registry.url());
     let small = SnapshotDir::write(&pf.path("small"), Shape::SMALL, &(0..100).collect::<Vec<_>>());
     let large = SnapshotDir::write(&pf.path("large"), Shape::SMALL, &(1000..1500).collect::<Vec<_>>());
