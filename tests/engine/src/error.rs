@@ -17,6 +17,14 @@ pub enum EngineError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// Shared memory cannot be had.
+    #[error("{what}: {source}")]
+    Memory {
+        /// What was tried.
+        what: &'static str,
+        /// The operating system's answer.
+        source: io::Error,
+    },
     /// The model could not be downloaded.
     #[error("cannot get the model: {0}")]
     Download(String),

@@ -1,19 +1,28 @@
-//! A small deterministic CPU engine for SmolLM2-135M-Instruct that produces real KV pages.
+//! A small deterministic CPU engine that produces real KV pages, and the reference engine of capture and restore.
 //!
 //! Demo, tests and benchmarks need KV bytes as a model makes them, and a process whose generation can be
-//! interrupted and continued from stored pages. The product itself does not use this crate.
+//! interrupted and continued from stored state. The product itself does not use this crate. It has two faces:
 //!
-//! What the engine promises, bit for bit: the same tokens give the same pages and scores in every run, on
-//! every machine, with any number of threads, however the prompt is cut into [`Engine::prefill`] calls, in
-//! whatever physical blocks they lie, and after [`Engine::restore`].
+//! * [`Engine`]: SmolLM2-135M-Instruct in this process, in ordinary memory — for snapshot directories and measurements.
+//! * [`serve`]: a process of its own (`pf-kv serve`) with its state in shared memory ([`shared`], [`blocks`]), which registers with
+//!   a capture agent ([`attach`]) like any engine. It runs one of two cores ([`compute`]): SmolLM2 again, or a random [`hybrid`]
+//!   with recurrent state and a sliding window.
+//!
+//! What all of it promises, bit for bit: the same tokens give the same pages and scores in every run, on
+//! every machine, with any number of threads, however the prompt is cut, in whatever physical blocks they lie,
+//! whatever lay there before, and after a restore.
 #![warn(missing_docs)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod attach;
+pub mod blocks;
 pub mod cache;
+pub mod compute;
 pub mod dump;
 mod error;
 mod forward;
 pub mod gguf;
+pub mod hybrid;
 pub mod kernel;
 pub mod math;
 pub mod model;
@@ -21,6 +30,8 @@ mod parallel;
 pub mod quant;
 pub mod rng;
 pub mod sample;
+pub mod serve;
+pub mod shared;
 pub mod text;
 pub mod tinyllama;
 pub mod tokenizer;

@@ -1,15 +1,21 @@
-//! `pf-kv`: writes snapshot directories of real KV pages, for the demo, tests and benchmarks.
+//! `pf-kv`: an engine for the demo, tests and benchmarks. It writes snapshot directories of real KV pages, and serves: a process
+//! that a capture agent attaches to.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pfr_engine::blocks::Placement;
+use pfr_engine::compute::{Core, Dense};
 use pfr_engine::dump::{Written, write_snapshot_dir};
+use pfr_engine::hybrid::Hybrid;
+use pfr_engine::serve;
 use pfr_engine::text::{SEQUENCE_TOKENS, corpus};
 use pfr_engine::tinyllama::{Source, write_tinyllama_dir, write_tinyllama_fork};
 use pfr_engine::{Engine, EngineError, Options, PAGE_TOKENS, Sampler, SeqId, default_cache_dir, locate_model};
-use std::io::Write;
+use pfr_schema::engine::Verb;
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Writes directories of real KV pages (page_manifest.json and blobs/) with a small deterministic engine.
+/// A small deterministic engine: writes directories of real KV pages (page_manifest.json and blobs/), or serves.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -23,6 +29,9 @@ enum Command {
     Smollm2(Smollm2),
     /// Any number of pages of TinyLlama's shape, filled with head vectors from a SmolLM2 cache.
     Tinyllama(Tinyllama),
+    /// An engine process with its state in shared memory, for a capture agent; driven by JSON lines on standard input.
+    #[command(after_long_help = serve::HELP)]
+    Serve(Serve),
 }
 
 #[derive(Args)]
@@ -80,10 +89,77 @@ struct Tinyllama {
     fork_out: Option<PathBuf>,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum ModelKind {
+    /// SmolLM2-135M-Instruct: full attention, real weights.
+    Smollm2,
+    /// Linear, full and sliding-window attention with random weights.
+    Hybrid,
+}
+
+#[derive(Args)]
+struct Serve {
+    /// The model.
+    #[arg(long, value_enum, default_value = "smollm2")]
+    model: ModelKind,
+    /// Socket of the capture agent. It need not be there yet, and may come back.
+    #[arg(long, value_name = "SOCKET")]
+    agent: Option<PathBuf>,
+    /// Name under which the engine registers.
+    #[arg(long, default_value = "engine")]
+    name: String,
+    /// Blocks in each group.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    blocks: u32,
+    /// Shuffle the physical blocks with this seed; results do not depend on it.
+    #[arg(long, value_name = "SEED")]
+    placement: Option<u64>,
+    /// Fill memory, and every block that becomes free, with garbage from this seed; results do not depend on it.
+    #[arg(long, value_name = "SEED")]
+    dirty: Option<u64>,
+    /// Threads for prompts; results do not depend on it. 0 = all.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Seed of the hybrid's weights.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A field to add to the deployment or to replace in it. The value is JSON, or else text.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = deployment)]
+    deployment: Vec<(String, serde_json::Value)>,
+    /// Claim to have so many ranks.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    world: u32,
+    /// Claim to be this rank.
+    #[arg(long, value_name = "RANK", default_value_t = 0)]
+    rank_override: u32,
+    /// Do not serve a verb: pause, table, pin, oracle or allocate.
+    #[arg(long, value_name = "VERB", value_parser = verb)]
+    no_verb: Vec<Verb>,
+    /// Tenant salt of sequences opened here.
+    #[arg(long, default_value = "")]
+    salt: String,
+    /// Adapter of sequences opened here.
+    #[arg(long)]
+    adapter: Option<String>,
+    /// Where the model file is kept. Default: $PF_CACHE, $XDG_CACHE_HOME/pf or ~/.cache/pf.
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+}
+
+fn deployment(text: &str) -> Result<(String, serde_json::Value), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    Ok((key.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
+}
+
+fn verb(text: &str) -> Result<Verb, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
+}
+
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Smollm2(args) => smollm2(&args),
         Command::Tinyllama(args) => tinyllama(&args),
+        Command::Serve(args) => serve(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,6 +208,30 @@ fn tinyllama(args: &Tinyllama) -> Result<(), EngineError> {
         report(dir, write_tinyllama_fork(&args.common.out, dir, source, percent, 1)?)?;
     }
     Ok(())
+}
+
+fn serve(args: Serve) -> Result<(), EngineError> {
+    let placement = Placement { seed: args.placement, dirty: args.dirty };
+    let core: Box<dyn Core> = match args.model {
+        ModelKind::Hybrid => Box::new(Hybrid::new(args.seed, args.blocks, placement)?),
+        ModelKind::Smollm2 => {
+            let model = locate_model(&args.cache_dir.map_or_else(default_cache_dir, Ok)?)?;
+            let threads = if args.threads > 0 { args.threads } else { std::thread::available_parallelism().map_or(1, usize::from) };
+            Box::new(Dense::load(&model, threads, args.blocks, placement)?)
+        }
+    };
+    let all = serve::Options::default().verbs;
+    let options = serve::Options {
+        agent: args.agent,
+        name: args.name,
+        verbs: all.into_iter().filter(|verb| !args.no_verb.contains(verb)).collect(),
+        world: args.world,
+        rank: args.rank_override,
+        deployment: args.deployment.into_iter().collect(),
+        salt: args.salt,
+        adapter: args.adapter,
+    };
+    serve::run(core, options, BufReader::new(std::io::stdin()), std::io::stdout())
 }
 
 fn report(dir: &Path, written: Written) -> Result<(), EngineError> {

@@ -229,7 +229,7 @@ fn stored_row(row: usize) -> usize {
 }
 
 /// `base^(−i/32)` by square roots and products only, so that every machine gets the same bits.
-fn frequencies(base: f64) -> Vec<f64> {
+pub(crate) fn frequencies(base: f64) -> Vec<f64> {
     let root = (0..5).fold(base, |x, _| x.sqrt());
     (0..LANES as i32 / 2).map(|i| 1.0 / (0..i).fold(1.0, |x, _| x * root)).collect()
 }
