@@ -1,10 +1,14 @@
 //! The agent: one a host. What it owns, and nothing else.
 
 use crate::config::Config;
+use crate::drain::Rate;
 use crate::engines::Engines;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pushes::Pushes;
+use crate::restore::Staged;
 use pfr_store::Store;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
 use std::sync::Arc;
 
 /// The agent. Cheap to clone; all clones are one.
@@ -17,17 +21,22 @@ struct Inner {
     store: Store,
     engines: Engines,
     pushes: Pushes,
+    staged: Staged,
+    rate: Rate,
+    _lock: File,
 }
 
 impl Agent {
     /// Opens the local store and takes up pushes that were not finished.
     ///
     /// # Errors
-    /// [`crate::Error::Store`], [`crate::Error::Io`].
+    /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.
     pub async fn open(config: Config) -> Result<Self> {
+        let lock = lock(&config)?;
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         let pushes = Pushes::open(&config, store.clone()).await?;
-        Ok(Self(Arc::new(Inner { engines: Engines::new(&config), config, store, pushes })))
+        let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
+        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, _lock: lock })))
     }
 
     /// Its configuration.
@@ -52,5 +61,31 @@ impl Agent {
     #[must_use]
     pub fn pushes(&self) -> &Pushes {
         &self.0.pushes
+    }
+
+    /// Restores that wait for an engine to ask.
+    #[must_use]
+    pub fn staged(&self) -> &Staged {
+        &self.0.staged
+    }
+
+    /// How fast captures were.
+    #[must_use]
+    pub fn rate(&self) -> &Rate {
+        &self.0.rate
+    }
+}
+
+/// Two agents over one queue would push everything twice, and take each other's sockets. The lock ends with the process.
+fn lock(config: &Config) -> Result<File> {
+    crate::durable::private_dir(&config.data).map_err(Error::io(format!("data folder {}", config.data.display())))?;
+    let path = config.data.join("lock");
+    let file = File::create(&path).map_err(Error::io(format!("lock {}", path.display())))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Error::Invalid(format!("another agent has the data folder {}; stop it, or give --data DIR", config.data.display())))
+        }
+        Err(error) => Err(Error::io(format!("lock {}", path.display()))(error.into())),
     }
 }

@@ -1,24 +1,272 @@
-//! The agent's configuration: a TOML file, then `PF_AGENT_*`, then flags.
+//! The agent's configuration: a TOML file, then `PF_AGENT_*`, then flags. The file denies unknown keys: a misspelt setting must not
+//! silently be none.
 
-use std::path::PathBuf;
+use crate::error::{Error, Result};
+use clap::ValueEnum;
+use pfr_client::{Remote, RemoteOptions};
+use serde::Deserialize;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A bearer token. Never printed.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<secret>")
+    }
+}
+
+impl Secret {
+    /// A token.
+    #[must_use]
+    pub fn new(token: impl Into<String>) -> Self {
+        Self(token.into())
+    }
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
 
 /// The agent's configuration. `pf-agent.toml` in the agent's folder is the annotated template.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Folder of the local store, push queue and sockets.
     pub data: PathBuf,
+    /// The control socket.
+    pub socket: PathBuf,
+    /// The socket for engines.
+    pub engine_socket: PathBuf,
     /// Registry for references without a host.
     pub registry: Option<String>,
+    /// Token for that registry, and no other: a reference to a stranger must not hand it out.
+    pub token: Option<Secret>,
     /// Bytes of host memory that pages in flight may take. Default 256 MiB.
     pub ring_bytes: u64,
-    /// Seconds that an engine may take to answer a call. Default 30.
-    pub engine_timeout: std::time::Duration,
+    /// Time that an engine may take to answer a call. Default 30 s.
+    pub engine_timeout: Duration,
+    /// Wait after the first failed try of a push; doubles with each. Default 1 s.
+    pub push_retry: Duration,
+    /// Longest wait between two tries of a push. Default 5 min.
+    pub push_retry_max: Duration,
+    /// Loopback address for `/metrics` over TCP, besides the control socket.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Time that captures and restores under way get to finish at the end. Default 30 s.
+    pub shutdown_grace: Duration,
+    /// Form of the log on standard error.
+    pub log_format: LogFormat,
+    /// What is logged: a level, or per-module directives. Default `info`.
+    pub log: String,
+}
+
+/// Settings as given: by flags and environment, or by a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Overrides {
+    /// Folder of the local store, push queue and sockets [default: $XDG_DATA_HOME/pf/agent or ~/.local/share/pf/agent].
+    #[arg(long, env = "PF_AGENT_DATA", value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Control socket [default: $XDG_RUNTIME_DIR/pf/agent.sock, else agent.sock in the data folder].
+    #[arg(long, env = "PF_AGENT_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Socket for engines [default: engines.sock beside the control socket].
+    #[arg(long, env = "PF_AGENT_ENGINE_SOCKET", value_name = "PATH")]
+    pub engine_socket: Option<PathBuf>,
+    /// Registry for references without a host: http(s)://host[:port].
+    #[arg(long, env = "PF_AGENT_REGISTRY", value_name = "URL")]
+    pub registry: Option<String>,
+    /// Token for that registry; by file or `PF_AGENT_TOKEN`, since everybody sees flags.
+    #[arg(skip)]
+    pub token: Option<Secret>,
+    /// File with the token, instead.
+    #[arg(long, env = "PF_AGENT_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Bytes of host memory that pages in flight may take [default: 268435456].
+    #[arg(long, env = "PF_AGENT_RING_BYTES", value_name = "BYTES")]
+    pub ring_bytes: Option<u64>,
+    /// Seconds that an engine may take to answer a call [default: 30].
+    #[arg(long, env = "PF_AGENT_ENGINE_TIMEOUT", value_name = "S")]
+    pub engine_timeout: Option<u64>,
+    /// Milliseconds to wait after the first failed try of a push; doubles with each [default: 1000].
+    #[arg(long, env = "PF_AGENT_PUSH_RETRY_MS", value_name = "MS")]
+    pub push_retry_ms: Option<u64>,
+    /// Seconds to wait at most between two tries of a push [default: 300].
+    #[arg(long, env = "PF_AGENT_PUSH_RETRY_MAX", value_name = "S")]
+    pub push_retry_max: Option<u64>,
+    /// Loopback address for /metrics over TCP, besides the control socket [default: none].
+    #[arg(long, env = "PF_AGENT_METRICS_LISTEN", value_name = "ADDR:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Seconds that captures and restores under way get to finish at the end [default: 30].
+    #[arg(long, env = "PF_AGENT_SHUTDOWN_GRACE", value_name = "S")]
+    pub shutdown_grace: Option<u64>,
+    /// Form of the log on standard error [default: text].
+    #[arg(long, env = "PF_AGENT_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// What is logged: a level, or per-module directives such as `info,pfr_agent=debug` [default: info].
+    #[arg(long, env = "PF_AGENT_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+macro_rules! stronger {
+    ($self:ident, $weaker:ident: $($name:ident)*) => { Self { $($name: $self.$name.or($weaker.$name),)* } };
+}
+
+impl Overrides {
+    /// These settings where given, else those of `weaker`.
+    #[must_use]
+    pub fn or(self, weaker: Self) -> Self {
+        // One token: a file given by flag is not outvoted by a token in the settings file.
+        let weaker = if self.token.is_some() || self.token_file.is_some() { Self { token: None, token_file: None, ..weaker } } else { weaker };
+        stronger!(self, weaker: data socket engine_socket registry token token_file ring_bytes engine_timeout push_retry_ms push_retry_max
+            metrics_listen shutdown_grace log_format log)
+    }
+
+    fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io(format!("settings file {}", path.display())))?;
+        toml::from_str(&text).map_err(|e| Error::Invalid(format!("settings file {}: {}", path.display(), e.to_string().trim_end())))
+    }
+
+    fn token(&self) -> Result<Option<Secret>> {
+        let token = match (&self.token, &self.token_file) {
+            (Some(_), Some(_)) => return Err(Error::Invalid("token and token-file are both given; give one".into())),
+            (None, None) => return Ok(None),
+            (Some(token), None) => token.clone(),
+            (None, Some(path)) => {
+                let text = std::fs::read_to_string(path).map_err(Error::io(format!("token file {}", path.display())))?;
+                Secret(text.trim().to_owned())
+            }
+        };
+        if token.0.is_empty() { Err(Error::Invalid("the token is empty".into())) } else { Ok(Some(token)) }
+    }
+}
+
+/// The directories that a login shell gives; relative ones are ignored.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// `HOME`.
+    pub home: Option<PathBuf>,
+    /// `XDG_DATA_HOME`.
+    pub data_home: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`.
+    pub runtime: Option<PathBuf>,
+}
+
+impl Environment {
+    /// Of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+        Self { home: absolute("HOME"), data_home: absolute("XDG_DATA_HOME"), runtime: absolute("XDG_RUNTIME_DIR") }
+    }
+
+    fn data(&self) -> Option<PathBuf> {
+        let base = self.data_home.clone().or_else(|| Some(self.home.as_ref()?.join(".local/share")))?;
+        Some(base.join("pf/agent"))
+    }
 }
 
 impl Config {
+    /// Everything below `data`, no registry, defaults.
+    #[must_use]
+    pub fn new(data: impl Into<PathBuf>) -> Self {
+        let data = data.into();
+        Self {
+            socket: data.join("agent.sock"),
+            engine_socket: data.join("engines.sock"),
+            data,
+            registry: None,
+            token: None,
+            ring_bytes: 256 << 20,
+            engine_timeout: Duration::from_secs(30),
+            push_retry: Duration::from_secs(1),
+            push_retry_max: Duration::from_secs(300),
+            metrics_listen: None,
+            shutdown_grace: Duration::from_secs(30),
+            log_format: LogFormat::Text,
+            log: "info".into(),
+        }
+    }
+
+    /// Settings from the file, if one is named, and from what was given on the command line.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Io`]: which setting, and what to do.
+    pub fn load(file: Option<&Path>, given: Overrides, environment: &Environment) -> Result<Self> {
+        let given = given.or(file.map(Overrides::read).transpose()?.unwrap_or_default());
+        let token = given.token()?;
+        let no_data = || Error::Invalid("no data folder: give --data DIR (there is no home directory to put it in)".into());
+        let data = given.data.or_else(|| environment.data()).ok_or_else(no_data)?;
+        let mut config = Self::new(data);
+        let runtime = environment.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
+        config.socket = given.socket.or(runtime).unwrap_or(config.socket);
+        config.engine_socket = given.engine_socket.unwrap_or_else(|| config.socket.with_file_name("engines.sock"));
+        config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| r.trim_end_matches('/').to_owned());
+        config.token = token;
+        config.ring_bytes = given.ring_bytes.unwrap_or(config.ring_bytes);
+        config.engine_timeout = given.engine_timeout.map_or(config.engine_timeout, Duration::from_secs);
+        config.push_retry = given.push_retry_ms.map_or(config.push_retry, Duration::from_millis);
+        config.push_retry_max = given.push_retry_max.map_or(config.push_retry_max, Duration::from_secs);
+        config.metrics_listen = given.metrics_listen;
+        config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
+        config.log_format = given.log_format.unwrap_or_default();
+        config.log = given.log.unwrap_or(config.log);
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        let zero = [
+            ("ring-bytes", self.ring_bytes == 0),
+            ("engine-timeout", self.engine_timeout.is_zero()),
+            ("push-retry-ms", self.push_retry.is_zero()),
+            ("push-retry-max", self.push_retry_max.is_zero()),
+        ];
+        if let Some((name, _)) = zero.iter().find(|(_, is_zero)| *is_zero) {
+            return Err(Error::Invalid(format!("{name} is 0; leave it out for the default")));
+        }
+        if let Some(address) = self.metrics_listen.filter(|address| !address.ip().is_loopback()) {
+            return Err(Error::Invalid(format!("metrics-listen {address}: only a loopback address; a scraper elsewhere needs a proxy")));
+        }
+        if self.socket == self.engine_socket {
+            return Err(Error::Invalid(format!("socket and engine-socket are both {}", self.socket.display())));
+        }
+        if let Some(registry) = &self.registry {
+            self.remote(registry)?;
+        }
+        Ok(())
+    }
+
     /// Where the local store lies.
     #[must_use]
     pub fn store_dir(&self) -> PathBuf {
         self.data.join("store")
+    }
+
+    /// Where pushes wait.
+    #[must_use]
+    pub fn pushes_dir(&self) -> PathBuf {
+        self.data.join("pushes")
+    }
+
+    /// A registry, with the token if it is the agent's own.
+    ///
+    /// # Errors
+    /// [`Error::Client`] if it is no base URL.
+    pub fn remote(&self, registry: &str) -> Result<Remote> {
+        let own = self.registry.as_deref().is_some_and(|own| own.trim_end_matches('/') == registry.trim_end_matches('/'));
+        let token = self.token.as_ref().filter(|_| own).map(|token| token.0.clone());
+        Ok(Remote::new(registry, RemoteOptions { token, retries: 2, ..RemoteOptions::default() })?)
     }
 }

@@ -1,1 +1,192 @@
-//! (being written)
+//! Drain: everything that runs here into the registry, so that the host can go away.
+
+use crate::Agent;
+use crate::engines::Engine;
+use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, SnapshotReport, SnapshotRequest};
+use pfr_schema::engine::{Sequence, Verb};
+use pfr_schema::tree::GroupKind;
+use pfr_schema::Reference;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+/// Weight of the last capture in the running average.
+const NEWEST: f64 = 0.3;
+/// How often an engine is looked at that another capture has.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Bytes a second of earlier captures: what to expect of the next.
+#[derive(Debug, Default)]
+pub struct Rate(Mutex<Option<f64>>);
+
+impl Rate {
+    /// Takes a capture into account.
+    pub fn note(&self, report: &SnapshotReport) {
+        // One that moved nothing says nothing.
+        if report.bytes_moved == 0 || report.total_seconds <= 0.0 {
+            return;
+        }
+        let rate = report.bytes_moved as f64 / report.total_seconds;
+        let mut average = self.0.lock();
+        *average = Some(average.map_or(rate, |average| average * (1.0 - NEWEST) + rate * NEWEST));
+    }
+
+    /// Seconds for `bytes`; `None` before the first capture.
+    #[must_use]
+    pub fn seconds(&self, bytes: u64) -> Option<f64> {
+        self.0.lock().map(|rate| bytes as f64 / rate)
+    }
+}
+
+impl Agent {
+    /// Captures every sequence of every engine and waits until the registry has them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a repository that is none. What cannot be captured or pushed is listed, and the rest goes on.
+    pub async fn drain(&self, request: DrainRequest) -> Result<Drain> {
+        let target: Reference = request.repository.parse()?;
+        if target.selector.is_some() {
+            return Err(Error::Invalid(format!("{:?}: a drain takes a repository, the tags are its own", request.repository)));
+        }
+        if target.registry.is_none() && self.config().registry.is_none() {
+            return Err(Error::Invalid(format!("{:?} names no registry and the agent has none", request.repository)));
+        }
+        let mut failed = Vec::new();
+        let plan = self.plan(&target, &mut failed).await;
+        let bytes = plan.iter().map(|item| item.bytes).sum();
+        let recompute_tokens = plan.iter().map(|item| item.boundary).sum();
+        let eta_seconds = self.rate().seconds(bytes);
+        let mut done = Vec::new();
+        if !request.plan_only {
+            for item in &plan {
+                match self.capture(item).await {
+                    Ok(report) => done.push(report),
+                    Err(error) => failed.push(failure(&item.engine, &item.sequence, &error)),
+                }
+            }
+            // All are safe on this host before the first wait for the network.
+            for report in &mut done {
+                if let Some(job) = &mut report.push {
+                    *job = self.pushes().wait(&job.id).await.unwrap_or_else(|| job.clone());
+                }
+            }
+        }
+        Ok(Drain { plan, done, failed, bytes, eta_seconds, recompute_tokens })
+    }
+
+    async fn plan(&self, target: &Reference, failed: &mut Vec<DrainFailure>) -> Vec<DrainItem> {
+        let mut plan = Vec::new();
+        let mut references = HashSet::new();
+        for info in self.engines().list() {
+            if let EngineState::Incomplete { missing } = info.state {
+                let error = Error::Incomplete { engine: info.engine.clone(), missing };
+                failed.push(failure(&info.engine, "", &error));
+                continue;
+            }
+            match self.look(&info.engine).await {
+                Ok(sequences) => {
+                    for (sequence, bytes) in sequences {
+                        let reference = name(target, &info.engine, &sequence.id, &mut references);
+                        let (engine, boundary) = (info.engine.clone(), sequence.boundary);
+                        plan.push(DrainItem { engine, sequence: sequence.id, reference, boundary, bytes });
+                    }
+                }
+                Err(error) => failed.push(failure(&info.engine, "", &error)),
+            }
+        }
+        plan
+    }
+
+    /// The sequences of an engine that have state, and the bytes of it.
+    async fn look(&self, engine: &str) -> Result<Vec<(Sequence, u64)>> {
+        let engine = self.engines().get(engine)?;
+        if !engine.serves(Verb::Pause) {
+            // It only takes state.
+            return Ok(Vec::new());
+        }
+        let pause = engine.pause().await?;
+        let sequences = pause.sequences().await;
+        pause.resume().await?;
+        Ok(sequences?.into_iter().filter(|s| s.boundary > 0).map(|s| (bytes(&engine, &s), s)).map(|(bytes, s)| (s, bytes)).collect())
+    }
+
+    async fn capture(&self, item: &DrainItem) -> Result<SnapshotReport> {
+        let patience = Instant::now() + self.config().engine_timeout;
+        loop {
+            let (sequence, reference) = (Some(item.sequence.clone()), item.reference.clone());
+            let request = SnapshotRequest { sequence, reference, push: Push::Background, ..SnapshotRequest::default() };
+            match self.snapshot(&item.engine, request).await {
+                Err(Error::Busy { .. }) if Instant::now() < patience => tokio::time::sleep(LOOK).await,
+                Ok(report) => {
+                    self.rate().note(&report);
+                    return Ok(report);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn failure(engine: &str, sequence: &str, error: &Error) -> DrainFailure {
+    DrainFailure { engine: engine.into(), sequence: sequence.into(), problem: error.problem() }
+}
+
+/// Raw bytes of a sequence's pages and state.
+fn bytes(engine: &Engine, sequence: &Sequence) -> u64 {
+    let groups = (0..engine.world()).flat_map(|rank| engine.groups(rank).iter().filter(move |g| rank == 0 || !g.layout.replicated));
+    let here = groups.filter(|group| sequence.blocks.contains_key(&group.layout.name));
+    here.map(|group| match group.layout.kind {
+        GroupKind::Recurrent => group.layout.states.iter().map(|state| state.part.bytes).sum(),
+        _ => {
+            let columns = group.columns(sequence.boundary);
+            (columns.end - columns.start) * group.layout.components.len() as u64 * group.page_bytes()
+        }
+    })
+    .sum()
+}
+
+/// `<repository>/<engine>:<sequence>` in characters that names may have, each reference once.
+fn name(target: &Reference, engine: &str, sequence: &str, taken: &mut HashSet<String>) -> String {
+    let engine: String = engine.to_lowercase().chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' }).collect();
+    let engine = match engine.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-") {
+        empty if empty.is_empty() => "engine".to_owned(),
+        engine => engine,
+    };
+    let tag: String = sequence.chars().map(|c| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' }).take(100).collect();
+    let tag = match tag.trim_start_matches(['.', '-']) {
+        "" => "sequence".to_owned(),
+        tag => tag.to_owned(),
+    };
+    let under = format!("{}/{engine}", target.repository);
+    let prefix = target.registry.as_ref().map_or_else(String::new, |registry| format!("{registry}/"));
+    let mut reference = format!("{prefix}{under}:{tag}");
+    let mut n = 2;
+    while !taken.insert(reference.clone()) {
+        reference = format!("{prefix}{under}:{tag}-{n}");
+        n += 1;
+    }
+    reference
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::unwrap_used, reason = "tests")]
+    fn names_are_valid_and_each_once() {
+        let target: Reference = "http://r:1/team/evacuated".parse().unwrap();
+        let mut taken = HashSet::new();
+        for (engine, sequence, expected) in [
+            ("vllm-0", "seq-1", "http://r:1/team/evacuated/vllm-0:seq-1"),
+            ("vllm-0", "seq 1", "http://r:1/team/evacuated/vllm-0:seq-1-2"),
+            ("A_b.", "…", "http://r:1/team/evacuated/a-b:sequence"),
+            ("__", "..x", "http://r:1/team/evacuated/engine:x"),
+        ] {
+            let name = name(&target, engine, sequence, &mut taken);
+            assert_eq!(name, expected);
+            name.parse::<Reference>().unwrap();
+        }
+    }
+}

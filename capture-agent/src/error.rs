@@ -3,7 +3,7 @@
 use crate::memory::MemoryError;
 use pfr_schema::api::Problem;
 use pfr_schema::engine::Failure;
-use pfr_schema::{Digest, ErrorCode, FormatError};
+use pfr_schema::{ErrorCode, FormatError};
 
 /// Result of the agent's library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

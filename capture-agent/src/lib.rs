@@ -10,6 +10,7 @@
 pub mod agent;
 pub mod config;
 pub mod control;
+pub mod daemon;
 pub mod drain;
 pub mod engines;
 pub mod error;
@@ -18,6 +19,10 @@ pub mod memory;
 pub mod pushes;
 pub mod restore;
 pub mod snapshot;
+pub mod telemetry;
+
+mod durable;
+mod socket;
 
 pub use agent::Agent;
 pub use config::Config;

@@ -47,6 +47,28 @@ pub enum Error {
         /// How often it was tried.
         attempts: u32,
     },
+    /// No capture agent behind its control socket.
+    #[error("no capture agent answers at {socket}: {reason}. Start one with `pf-agent serve`, or name its socket with --agent", socket = socket.display())]
+    NoAgent {
+        /// The socket.
+        socket: PathBuf,
+        /// What happened.
+        reason: String,
+    },
+    /// The capture agent refused, in its own words.
+    #[error("{}{}", problem.detail, request_id(problem))]
+    Agent {
+        /// The agent's answer.
+        problem: Box<Problem>,
+    },
+    /// An answer that is none of the control interface's.
+    #[error("what listens at {socket} is no capture agent: {reason}", socket = socket.display())]
+    NotAnAgent {
+        /// The socket.
+        socket: PathBuf,
+        /// What it answered.
+        reason: String,
+    },
     /// An answer that was cut short.
     #[error("the answer of the registry at {url} was cut: {reason}")]
     Cut {
@@ -169,9 +191,9 @@ impl Error {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Url { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
-            Self::Registry { problem } => problem.code,
+            Self::Registry { problem } | Self::Agent { problem } => problem.code,
             Self::WrongBytes { code, .. } => *code,
-            Self::Unreachable { .. } | Self::Cut { .. } => ErrorCode::Unavailable,
+            Self::Unreachable { .. } | Self::Cut { .. } | Self::NoAgent { .. } => ErrorCode::Unavailable,
             Self::Foreign { status, .. } => match status {
                 401 => ErrorCode::Unauthorized,
                 403 => ErrorCode::Denied,
@@ -180,7 +202,7 @@ impl Error {
                 500.. => ErrorCode::Unavailable,
                 _ => ErrorCode::InvalidRequest,
             },
-            Self::Protocol { .. } | Self::Changed { .. } => ErrorCode::InvalidRequest,
+            Self::Protocol { .. } | Self::Changed { .. } | Self::NotAnAgent { .. } => ErrorCode::InvalidRequest,
             Self::Received { source, .. } | Self::Document { source, .. } => source.code(),
             Self::Store(error) => error.code(),
             Self::MissingBlob { .. } => ErrorCode::MissingBlobs,
@@ -199,7 +221,7 @@ impl Error {
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Registry { problem } => problem.retryable,
+            Self::Registry { problem } | Self::Agent { problem } => problem.retryable,
             Self::Unreachable { .. } | Self::Cut { .. } => true,
             Self::Foreign { status, .. } => matches!(status, 408 | 429 | 502 | 503 | 504),
             _ => false,

@@ -10,8 +10,9 @@
 //! Both directions can be cut at any point and run again: what arrived is not moved twice.
 //!
 //! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it; [`Directory`] is the interchange
-//! form on disk; [`Progress`] is what a progress bar looks at.
+//! form on disk; [`AgentClient`] asks the capture agent of this host; [`Progress`] is what a progress bar looks at.
 
+pub mod agent;
 pub mod directory;
 pub mod error;
 pub mod progress;
@@ -23,6 +24,7 @@ mod meter;
 mod plan;
 mod slot;
 
+pub use agent::AgentClient;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};

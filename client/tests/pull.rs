@@ -7,6 +7,7 @@ mod common;
 use common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
 use common::{Registry, files, memory, pull_dir, pull_store, push_dir, repository, same_files, selector, tag, target};
 use pfr_client::{Destination, Progress, Source, pull, push};
+use pfr_schema::api::MatchRequest;
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::run::Run;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig, TITLE};
@@ -34,6 +35,18 @@ async fn a_snapshot_is_pulled_into_a_store_once() {
     assert_eq!(second.bytes_deduplicated, second.bytes_raw);
     let by_digest = pull_store(&remote, &pushed.digest.to_string(), &local).await.unwrap();
     assert_eq!(by_digest.digest, pushed.digest);
+}
+
+#[tokio::test]
+async fn a_registry_says_why_tokens_match_nothing() {
+    let (registry, source) = (Registry::start().await, directory(SMALL, &[1]));
+    let remote = registry.remote();
+    let request = MatchRequest { tokens: vec![1, 2], fingerprint: Digest::sha256(b"d"), salt: String::new(), adapter: None };
+    let error = remote.match_prefix(&repository(), &request).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::RepositoryUnknown);
+    let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
+    let response = remote.match_prefix(&repository(), &request).await.unwrap();
+    assert_eq!((response.digest, response.boundary, response.rejected[0].digest), (None, 0, pushed.digest));
 }
 
 #[tokio::test]

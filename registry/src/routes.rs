@@ -43,6 +43,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(inspect::page_manifest))
         .routes(routes!(inspect::diff))
         .routes(routes!(inspect::verify))
+        .routes(routes!(inspect::match_prefix))
         .routes(routes!(tags::list))
         .routes(routes!(tags::get, tags::put, tags::delete))
         .routes(routes!(forks::fork))
@@ -103,6 +104,8 @@ pub(crate) mod failures {
         Listing = [ANY, &[CorruptStore]];
         /// Reads in a repository.
         Reading = [ANY, NAMED, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
+        /// Matches.
+        Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];
         /// Opening a session.
         Opening = [ANY, NAMED, &[StorageFull]];
         /// Ending a session.

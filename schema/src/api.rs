@@ -369,7 +369,7 @@ api! {
         pub digests: Vec<Digest>,
     }
 
-    /// A snapshot was proven whole: every blob read and hashed.
+    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be computed was.
     pub struct Verified {
         /// The snapshot.
         pub digest: Digest,
@@ -377,6 +377,12 @@ api! {
         pub blobs: u64,
         /// Raw bytes hashed.
         pub bytes: u64,
+        /// Checkpoint tensors whose value hash was computed and is right.
+        #[serde(default)]
+        pub values_computed: u64,
+        /// Checkpoint tensors of an opaque layout: the value hash is their writer's word.
+        #[serde(default)]
+        pub values_attested: u64,
     }
 }
 

@@ -1,7 +1,23 @@
 //! Checkpoints: the non-KV state tensors at one boundary, the hybrid checkpoint ABI (vLLM RFC 40533).
 //!
-//! This module holds the document and its structure; `payload_hash` is the digest of a tensor's stored blob and is
-//! verified like any blob. `value_hash` is carried, and checked where tensors are captured and restored.
+//! A tensor is named twice: by the digest of its stored bytes (`payload_hash`, verified like that of any blob) and by the hash of what
+//! they mean (`value_hash`), which anyone can compute from the payload and the tensor's [`Layout`]. `docs/checkpoint-abi.md` is the
+//! specification in words, `tests/golden/checkpoint-vectors.json` has vectors.
+
+mod coherence;
+mod dtype;
+mod layout;
+mod number;
+mod tensor;
+mod value;
+
+pub use coherence::{coherent, rank};
+pub use dtype::Dtype;
+pub use layout::{GATHER_BYTES, MAX_RANK};
+pub use tensor::Proof;
+pub use value::{ValueHash, ValueHasher, value_hash};
+
+use tensor::{check_kind, check_rank};
 
 use crate::digest::Digest;
 use crate::error::FormatError;
@@ -38,10 +54,10 @@ pub struct Key {
 pub struct Layout {
     /// The backend's own name for it.
     pub tag: String,
-    /// Distance between neighbours along each dimension; absent for an opaque layout.
+    /// Distance between neighbours along each dimension, any sign or 0; absent for an opaque layout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strides: Option<Vec<i64>>,
-    /// Position of the first element.
+    /// Position of the element whose indices are all 0; there exactly if strides are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
 }
@@ -60,17 +76,17 @@ pub struct Tensor {
     /// Logical dimensions.
     pub shape: Vec<u64>,
     /// Element type of the logical value.
-    pub logical_dtype: String,
+    pub logical_dtype: Dtype,
     /// Element type of the payload.
-    pub storage_dtype: String,
+    pub storage_dtype: Dtype,
     /// Layout of the payload.
     pub layout: Layout,
     /// Digest of the payload blob.
     pub payload_hash: Digest,
     /// Bytes of the payload blob.
     pub payload_bytes: u64,
-    /// `pfv1:<digest>` of the canonical logical value.
-    pub value_hash: String,
+    /// Hash of the canonical logical value; a writer's word if the layout is opaque.
+    pub value_hash: ValueHash,
 }
 
 /// A checkpoint. The order of the fields is the order of the bytes.
@@ -102,32 +118,20 @@ impl Checkpoint {
         }
         too_many("tensors in a checkpoint", checkpoint.tensors.len() as u64, limits.tensors)?;
         let mut names = std::collections::HashSet::new();
+        let mut values = 0_u64;
         for (i, tensor) in checkpoint.tensors.iter().enumerate() {
-            let field = |name: &str, expected: &str, found: String| {
-                Err(FormatError::field(DOCUMENT, format!("$.tensors[{i}].{name}"), expected, found))
-            };
+            let path = |field: &str| format!("$.tensors[{i}].{field}");
             if !names.insert(&tensor.name) {
-                return field("name", "every name once", format!("{:?} again", tensor.name));
+                return Err(FormatError::field(DOCUMENT, path("name"), "every name once", format!("{:?} again", tensor.name)));
             }
-            const KINDS: [&str; 7] = ["recurrent", "conv", "ssm", "window", "mtp", "last-hidden", "rng"];
-            if !KINDS.contains(&tensor.kind.as_str()) && tensor.kind.strip_prefix("other:").is_none_or(str::is_empty) {
-                return field("kind", "recurrent, conv, ssm, window, mtp, last-hidden, rng or other:<name>", format!("{:?}", tensor.kind));
-            }
-            let value = tensor.value_hash.strip_prefix("pfv1:").map(str::parse::<Digest>);
-            if !matches!(value, Some(Ok(_))) {
-                return field("value_hash", "pfv1:<digest>", format!("{:?}", tensor.value_hash));
-            }
-            if tensor.layout.strides.as_ref().is_some_and(|s| s.len() != tensor.shape.len()) {
-                return field("layout.strides", "one stride for each dimension", format!("{:?}", tensor.layout.strides));
-            }
-            if tensor.payload_bytes > limits.blob_bytes {
-                return Err(FormatError::TooLarge {
-                    what: "a tensor payload in bytes",
-                    found: tensor.payload_bytes,
-                    limit: limits.blob_bytes,
-                });
+            let walk = tensor.check(limits, |_, field| path(field))?;
+            // Strides of 0 let few bytes stand for many: what all of them stand for is what proving them costs.
+            if walk.is_some() {
+                let elements = tensor.shape.iter().fold(1_u64, |product, dimension| product.saturating_mul(*dimension));
+                values = values.saturating_add(elements.saturating_mul(tensor.logical_dtype.bytes() as u64));
             }
         }
+        too_many("the logical values of a checkpoint in bytes", values, limits.blob_bytes)?;
         Ok(checkpoint)
     }
 

@@ -1,5 +1,6 @@
 //! Errors: what is wrong with foreign bytes, and the closed set of codes that crosses the wire.
 
+use crate::checkpoint::{Dtype, ValueHash};
 use crate::digest::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -105,6 +106,40 @@ pub enum FormatError {
         /// Bytes found.
         found: u64,
     },
+    /// A tensor's payload is not the one that was stored.
+    #[error("tensor {tensor:?}: the payload hashes to {found}, its payload_hash is {expected}")]
+    PayloadHashMismatch {
+        /// The tensor's name.
+        tensor: String,
+        /// What the checkpoint says.
+        expected: Digest,
+        /// What the bytes hash to.
+        found: Digest,
+    },
+    /// A tensor does not have the value that was captured.
+    #[error("tensor {tensor:?}: its value hashes to {found}, its value_hash is {expected}")]
+    ValueHashMismatch {
+        /// The tensor's name.
+        tensor: String,
+        /// What the checkpoint says.
+        expected: ValueHash,
+        /// What the canonical value hashes to.
+        found: ValueHash,
+    },
+    /// The logical type does not hold a stored value exactly.
+    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be said in {logical}")]
+    InexactStorage {
+        /// The tensor's name; its kind where it has none.
+        tensor: String,
+        /// The element's index along each dimension.
+        index: Vec<u64>,
+        /// The stored value.
+        value: String,
+        /// The type it is stored in.
+        storage: Dtype,
+        /// The type it should have.
+        logical: Dtype,
+    },
 }
 
 impl FormatError {
@@ -123,6 +158,9 @@ impl FormatError {
             Self::Truncated { .. } => ErrorCode::Truncated,
             Self::DigestMismatch { .. } => ErrorCode::DigestMismatch,
             Self::LengthMismatch { .. } => ErrorCode::LengthMismatch,
+            Self::PayloadHashMismatch { .. } => ErrorCode::PayloadHashMismatch,
+            Self::ValueHashMismatch { .. } => ErrorCode::ValueHashMismatch,
+            Self::InexactStorage { .. } => ErrorCode::InexactStorage,
         }
     }
 }

@@ -38,13 +38,19 @@ pub fn keys(fingerprint: &Digest, salt: &str, adapter: Option<&str>, tokens: &[u
     tokens
         .chunks(BLOCK)
         .map(|block| {
-            let mut hasher = Hasher::new(Algorithm::Sha256);
-            hasher.update(link.as_bytes());
-            block.iter().for_each(|token| hasher.update(&token.to_le_bytes()));
-            link = hasher.finish();
+            link = next(&link, block);
             link
         })
         .collect()
+}
+
+/// The key after one more block of at most [`BLOCK`] tokens; `link` is the key of whole blocks.
+#[must_use]
+pub fn next(link: &Digest, block: &[u32]) -> Digest {
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    hasher.update(link.as_bytes());
+    block.iter().for_each(|token| hasher.update(&token.to_le_bytes()));
+    hasher.finish()
 }
 
 fn root(fingerprint: &Digest, salt: &str, adapter: Option<&str>) -> Digest {
@@ -92,6 +98,7 @@ mod tests {
         assert_eq!(keys(&fingerprint, "salt", None, &tokens[..64]), all[..4]);
         assert_eq!(key(&fingerprint, "salt", None, &tokens[..64]), all[3]);
         assert_ne!(key(&fingerprint, "salt", None, &tokens[..63]), all[3]);
+        assert_eq!(key(&fingerprint, "salt", None, &tokens[..70]), next(&all[3], &tokens[64..70]));
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub struct Descriptor {
 
 /// Annotation that carries an attachment's file name.
 pub const TITLE: &str = "org.opencontainers.image.title";
+/// Annotation of a checkpoint layer: the rank it belongs to, decimal; 0 if it is not there.
+pub const RANK: &str = "org.pf.rank";
 
 impl Descriptor {
     /// Points at `document`.

@@ -11,7 +11,7 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_schema::api::{Committed, TagState};
 use pfr_schema::container::Container;
-use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::snapshot::Manifest;
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag, codec};
 use std::path::Path;
 use std::sync::Arc;
@@ -177,17 +177,14 @@ impl Store {
     /// Makes an uploaded manifest visible in the session's repository and moves `tag`, in one transaction. Ends the session.
     ///
     /// # Errors
-    /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::TagMoved`], [`Error::PushUnknown`].
+    /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::Format`] if configuration and checkpoints contradict each other,
+    /// [`Error::TagMoved`], [`Error::PushUnknown`].
     pub async fn commit(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, if_tag_is: Option<TagState>) -> Result<Committed> {
         if tag.is_none() && if_tag_is.is_some() {
             return Err(Error::Invalid("if_tag_is needs a tag".into()));
         }
         let document = self.manifest(&manifest).await?;
-        let parents = if document.is_snapshot() {
-            SnapshotConfig::parse(&self.read(&document.config.digest).await?, &self.options.limits)?.parents
-        } else {
-            Vec::new()
-        };
+        let parents = self.coherent_config(&document).await?.map(|config| config.parents).unwrap_or_default();
         let commit = Commit {
             manifest,
             parents,

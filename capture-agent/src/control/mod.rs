@@ -1,1 +1,92 @@
-//! (being written)
+//! The control interface: HTTP with JSON over a Unix socket that only this user can open. `docs/capture.md` lists the paths.
+
+mod answer;
+mod handlers;
+mod observe;
+
+use crate::error::{Error, Result};
+use crate::{Agent, socket};
+use answer::Failure;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusHandle;
+use pfr_schema::ErrorCode;
+use std::net::SocketAddr;
+use tokio::net::{TcpListener, UnixListener};
+
+/// Bytes of a request's body.
+const BODY_BYTES: usize = 1 << 20;
+
+/// The control interface, listening. Nothing is answered before [`Control::run`].
+#[derive(Debug)]
+pub struct Control {
+    listener: UnixListener,
+    unlink: socket::Unlink,
+    agent: Agent,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    agent: Agent,
+}
+
+impl Control {
+    /// Listens on the configuration's socket.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; also if another agent listens there.
+    pub fn bind(agent: Agent) -> Result<Self> {
+        let (listener, unlink) = socket::bind(&agent.config().socket)?;
+        Ok(Self { listener, unlink, agent })
+    }
+
+    /// Answers until `stop` completes; then accepts nothing more and returns when what is under way was answered.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of the listener.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        let served = axum::serve(self.listener, router(self.agent)?).with_graceful_shutdown(stop);
+        let served = served.await.map_err(Error::io("control socket"));
+        drop(self.unlink);
+        served
+    }
+}
+
+fn router(agent: Agent) -> Result<Router> {
+    let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
+    Ok(Router::new()
+        .route("/v1/engines", get(handlers::engines))
+        .route("/v1/engines/{engine}", get(handlers::engine))
+        .route("/v1/engines/{engine}/snapshots", post(handlers::snapshot))
+        .route("/v1/engines/{engine}/restores", post(handlers::restore))
+        .route("/v1/pushes", get(handlers::pushes))
+        .route("/v1/drain", post(handlers::drain))
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(handlers::ready))
+        .merge(metrics_router(recorder))
+        .fallback(async || Failure::new(ErrorCode::NotFound, "no such page; see docs/capture.md for those there are"))
+        .method_not_allowed_fallback(async || {
+            let failure = Failure::new(ErrorCode::InvalidRequest, "this page does not take this method");
+            failure.with_status(StatusCode::METHOD_NOT_ALLOWED)
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES))
+        .layer(axum::middleware::from_fn(observe::middleware))
+        .with_state(State { agent }))
+}
+
+fn metrics_router<S: Clone + Send + Sync + 'static>(recorder: PrometheusHandle) -> Router<S> {
+    Router::new().route("/metrics", get(async move || ([("content-type", "text/plain; version=0.0.4")], recorder.render())))
+}
+
+/// Answers `/metrics` on a loopback address until the future is dropped.
+///
+/// # Errors
+/// [`Error::Io`].
+pub async fn serve_metrics(address: SocketAddr) -> Result<()> {
+    let what = format!("metrics on {address}");
+    let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
+    let listener = TcpListener::bind(address).await.map_err(Error::io(what.clone()))?;
+    axum::serve(listener, metrics_router::<()>(recorder)).await.map_err(Error::io(what))
+}

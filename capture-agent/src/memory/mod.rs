@@ -3,6 +3,17 @@
 //! One trait, three back ends: POSIX shared memory (`shm`), a CUDA allocation shared by IPC handle (`cuda::ipc`), and one shared by
 //! a descriptor of CUDA's virtual memory management (`cuda::vmm`). A page is a list of spans; its bytes are theirs, one after another.
 
+pub mod cuda;
+pub mod host;
+pub mod ring;
+pub mod shm;
+
+mod pages;
+
+pub use host::{Available, HostMemory};
+pub use ring::Ring;
+pub use shm::ShmMemory;
+
 use bytes::Bytes;
 use pfr_schema::{Algorithm, Digest};
 

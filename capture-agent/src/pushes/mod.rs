@@ -1,40 +1,131 @@
 //! Pushes in the background: a queue on disk, worked off with patience, taken up again after a restart.
+//!
+//! One file a job. A registry that does not answer is asked for ever, with growing waits; one that refuses is believed.
+
+mod files;
+mod work;
 
 use crate::config::Config;
-use crate::error::Result;
-use pfr_schema::Digest;
-use pfr_schema::agent::PushJob;
+use crate::error::{Error, Result};
+use files::Files;
+use parking_lot::Mutex;
+use pfr_schema::agent::{PushJob, PushState};
+use pfr_schema::{Digest, Reference, Selector};
 use pfr_store::Store;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// Finished jobs that are remembered.
+const REMEMBERED: usize = 100;
+/// Pushes to one registry at a time.
+const PER_REGISTRY: usize = 2;
 
 /// The queue. Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]
-pub struct Pushes;
+pub struct Pushes(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    store: Store,
+    files: Files,
+    /// By id, which is by age.
+    jobs: Mutex<BTreeMap<String, PushJob>>,
+    /// Raised whenever a job changes.
+    changed: watch::Sender<()>,
+    registries: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// Aborted when the queue is dropped; they do not keep it.
+    tasks: Mutex<JoinSet<()>>,
+}
 
 impl Pushes {
     /// Opens the queue and goes on with it.
     ///
     /// # Errors
     /// [`crate::Error::Io`].
-    pub async fn open(_config: &Config, _store: Store) -> Result<Self> {
-        todo!()
+    pub async fn open(config: &Config, store: Store) -> Result<Self> {
+        let files = Files::open(config.pushes_dir()).await?;
+        let mut jobs = files.load().await?;
+        for job in jobs.values_mut().filter(|job| job.state == PushState::Running) {
+            job.state = PushState::Waiting;
+        }
+        let open: Vec<String> = jobs.values().filter(|job| !is_finished(job)).map(|job| job.id.clone()).collect();
+        let pushes = Self(Arc::new(Inner {
+            config: config.clone(),
+            store,
+            files,
+            jobs: Mutex::new(jobs),
+            changed: watch::Sender::new(()),
+            registries: Mutex::default(),
+            tasks: Mutex::default(),
+        }));
+        open.into_iter().for_each(|id| pushes.start(id));
+        Ok(pushes)
     }
 
     /// Adds a push of a snapshot of the local store to `reference` (with host). On disk when it returns.
     ///
     /// # Errors
-    /// [`crate::Error::Io`].
-    pub async fn add(&self, _snapshot: Digest, _reference: &str) -> Result<PushJob> {
-        todo!()
+    /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
+    pub async fn add(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
+        let target = Target::parse(reference)?;
+        self.0.config.remote(&target.registry)?;
+        let id = uuid::Uuid::now_v7().to_string();
+        let job = PushJob { id, digest: snapshot, reference: reference.into(), state: PushState::Waiting, attempts: 0, error: None, bytes_sent: 0 };
+        self.0.files.write(&job).await?;
+        self.0.jobs.lock().insert(job.id.clone(), job.clone());
+        self.0.changed.send_replace(());
+        self.start(job.id.clone());
+        Ok(job)
     }
 
     /// Waits until a push is done or has failed for good.
-    pub async fn wait(&self, _id: &str) -> Option<PushJob> {
-        todo!()
+    pub async fn wait(&self, id: &str) -> Option<PushJob> {
+        let mut changed = self.0.changed.subscribe();
+        loop {
+            let job = self.0.jobs.lock().get(id).cloned()?;
+            if is_finished(&job) || changed.changed().await.is_err() {
+                return Some(job);
+            }
+        }
     }
 
     /// All of them, oldest first.
     #[must_use]
     pub fn list(&self) -> Vec<PushJob> {
-        todo!()
+        self.0.jobs.lock().values().cloned().collect()
+    }
+
+    fn start(&self, id: String) {
+        let mut tasks = self.0.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(work::run(Arc::downgrade(&self.0), id));
+    }
+}
+
+fn is_finished(job: &PushJob) -> bool {
+    matches!(job.state, PushState::Done | PushState::Failed)
+}
+
+/// A reference to push to.
+#[derive(Clone, Debug)]
+struct Target {
+    registry: String,
+    repository: pfr_schema::RepositoryName,
+    tag: Option<pfr_schema::Tag>,
+}
+
+impl Target {
+    fn parse(text: &str) -> Result<Self> {
+        let reference: Reference = text.parse()?;
+        let registry = reference.registry.ok_or_else(|| Error::Invalid(format!("{text:?} names no registry to push to")))?;
+        let tag = match reference.selector {
+            None => None,
+            Some(Selector::Tag { tag, back: 0 }) => Some(tag),
+            Some(_) => return Err(Error::Invalid(format!("{text:?}: a push goes to a tag"))),
+        };
+        Ok(Self { registry, repository: reference.repository, tag })
     }
 }

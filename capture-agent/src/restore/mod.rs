@@ -1,1 +1,119 @@
-//! (being written)
+//! Restore: a snapshot into an engine's memory, proven equal before the sequence runs.
+//!
+//! ```text
+//! source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
+//!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
+//!    engines that ask (on_request): prove pages, keep ready ─▶ match ─▶ fill: write ─▶ live
+//! ```
+//!
+//! Whatever fails, panics or is given up before `activate`: the allocation's guard gives the blocks back, and no sequence runs.
+
+mod blobs;
+mod documents;
+mod live;
+pub mod on_request;
+mod oracle;
+mod plan;
+mod prove;
+mod source;
+mod staged;
+mod write;
+
+pub use staged::Staged;
+
+use crate::Agent;
+use crate::engines::Engine;
+use crate::error::{Error, Result};
+use crate::telemetry;
+use documents::Documents;
+use pfr_schema::Digest;
+use pfr_schema::agent::{RestoreReport, RestoreRequest};
+use pfr_schema::engine::{Allocate, Verb};
+use plan::Plan;
+use prove::Values;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Agent {
+    /// Restores a snapshot into an engine; into one that asks for state itself, keeps it ready for the next request.
+    ///
+    /// # Errors
+    /// Anything of [`crate::Error`]. No sequence runs then, and what was allocated is given back.
+    pub async fn restore(&self, engine: &str, request: RestoreRequest) -> Result<RestoreReport> {
+        let started = Instant::now();
+        let result = self.restore_within(engine, &request, started).await;
+        let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
+        metrics::counter!(telemetry::RESTORES, "outcome" => outcome).increment(1);
+        match &result {
+            Ok(report) => {
+                metrics::histogram!(telemetry::RESTORE_SECONDS).record(report.total_seconds);
+                metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
+                let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
+                let sequence = report.sequence.as_deref().unwrap_or("(when asked)");
+                tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "restore");
+            }
+            Err(error) => tracing::warn!(engine, reference = request.reference, outcome, %error, "no restore"),
+        }
+        result
+    }
+
+    async fn restore_within(&self, name: &str, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
+        // Whoever names a wrong engine need not wait for a pull.
+        must_take_state(&self.engines().get(name)?)?;
+        let found = source::find(self, request).await?;
+        // It may have come and gone during the pull.
+        let engine = self.engines().get(name)?;
+        let documents = Arc::new(Documents::read(self.store(), found.digest).await?);
+        let plan = Arc::new(Plan::make(&engine, &documents)?);
+        let mut done = if engine.serves(Verb::Allocate) {
+            let _taken = engine.take("a restore")?;
+            let values = prove::states(self.store(), &plan).await?;
+            self.into_sequence(&engine, &documents, &plan, values).await?
+        } else {
+            self.staged().keep(self, &engine, Arc::clone(&documents), &plan).await?
+        };
+        engine.count_restore();
+        done.bytes_pulled = found.bytes_pulled;
+        done.total_seconds = started.elapsed().as_secs_f64();
+        Ok(done)
+    }
+
+    async fn into_sequence(&self, engine: &Engine, documents: &Documents, plan: &Arc<Plan>, values: Values) -> Result<RestoreReport> {
+        let Plan { tokens, boundary, key, .. } = &**plan;
+        let (salt, adapter, sampling) = (key.salt.clone(), key.adapter.clone(), documents.config.sampling.clone());
+        let what = Allocate { tokens: tokens.clone(), boundary: *boundary, salt, adapter, sampling };
+        let allocation = engine.allocate(what).await?;
+        let ranks = 0..engine.world();
+        let places = Arc::new(write::Places::of(engine, plan, ranks, allocation.blocks()));
+        let bytes_written = write::write(self, &places, None).await?;
+        live::check(self, &places).await?;
+        let oracle = oracle::check(engine, allocation.sequence(), documents.oracle.as_ref()).await?;
+        let sequence = allocation.activate().await?;
+        engine.set_parent(&sequence, documents.digest);
+        Ok(RestoreReport { sequence: Some(sequence), bytes_written, oracle, ..report(engine, documents.digest, plan, values) })
+    }
+}
+
+fn must_take_state(engine: &Engine) -> Result<()> {
+    if engine.serves(Verb::Allocate) || engine.serves(Verb::Request) {
+        return Ok(());
+    }
+    Err(Error::NotServed { engine: engine.name().into(), verb: "allocate" })
+}
+
+fn report(engine: &Engine, digest: Digest, plan: &Plan, values: Values) -> RestoreReport {
+    RestoreReport {
+        digest,
+        engine: engine.name().into(),
+        sequence: None,
+        boundary: plan.boundary,
+        tokens: plan.tokens.len() as u64,
+        pages: plan.pages(),
+        bytes_pulled: 0,
+        bytes_written: 0,
+        values_computed: values.computed,
+        values_attested: values.attested,
+        oracle: false,
+        total_seconds: 0.0,
+    }
+}

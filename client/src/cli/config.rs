@@ -29,6 +29,8 @@ pub struct Config {
     pub token: Option<Secret>,
     /// Directory of the local store.
     pub store: Option<PathBuf>,
+    /// Control socket of this host's capture agent.
+    pub agent: Option<PathBuf>,
 }
 
 impl Config {
@@ -64,18 +66,31 @@ pub struct Environment {
     pub config_home: Option<PathBuf>,
     /// `XDG_DATA_HOME`.
     pub data_home: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`.
+    pub runtime: Option<PathBuf>,
 }
 
 impl Environment {
     /// Of this process; relative paths are ignored, as the XDG specification asks.
     pub fn of_process() -> Self {
         let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        Self { home: absolute("HOME"), config_home: absolute("XDG_CONFIG_HOME"), data_home: absolute("XDG_DATA_HOME") }
+        Self {
+            home: absolute("HOME"),
+            config_home: absolute("XDG_CONFIG_HOME"),
+            data_home: absolute("XDG_DATA_HOME"),
+            runtime: absolute("XDG_RUNTIME_DIR"),
+        }
     }
 
     fn config_file(&self) -> Option<PathBuf> {
         let base = self.config_home.clone().or_else(|| Some(self.home.as_ref()?.join(".config")))?;
         Some(base.join("pf/config.toml"))
+    }
+
+    /// Where the capture agent listens unless something else says so.
+    pub fn agent_socket(&self) -> Option<PathBuf> {
+        let runtime = self.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
+        runtime.or_else(|| Some(self.store_dir()?.join("agent/agent.sock")))
     }
 
     /// Where the local store is unless something else says so.
@@ -101,6 +116,14 @@ mod tests {
     fn refuses_what_it_does_not_know() {
         let error = Config::parse("regstry = \"x\"").unwrap_err();
         assert!(error.contains("regstry") && error.contains("registry"), "{error}");
+    }
+
+    #[test]
+    fn the_agent_is_looked_for_where_it_listens() {
+        let mut environment = Environment { home: Some("/h".into()), ..Environment::default() };
+        assert_eq!(environment.agent_socket(), Some("/h/.local/share/pf/agent/agent.sock".into()));
+        environment.runtime = Some("/run/u".into());
+        assert_eq!(environment.agent_socket(), Some("/run/u/pf/agent.sock".into()));
     }
 
     #[test]

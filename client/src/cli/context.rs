@@ -5,7 +5,7 @@ use super::config::{Config, DEFAULT_REGISTRY, Environment, Secret};
 use super::failure::Failure;
 use super::output::Out;
 use super::side::Side;
-use pfr_client::{Remote, RemoteOptions};
+use pfr_client::{AgentClient, Remote, RemoteOptions};
 use pfr_schema::{ErrorCode, Reference};
 use pfr_store::{Options, Store};
 use std::path::{Path, PathBuf};
@@ -28,6 +28,7 @@ pub struct Settings {
     file: Config,
     token: Option<Secret>,
     store: Option<PathBuf>,
+    agent: Option<PathBuf>,
 }
 
 impl Context {
@@ -82,6 +83,14 @@ impl Context {
         Ok(Side::Local(self.existing_store().await?))
     }
 
+    /// The capture agent of this host: the one at `given`, else the configured one.
+    pub fn agent(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
+        let socket = given.filter(|p| !p.as_os_str().is_empty()).or(self.settings.agent.as_deref());
+        let socket =
+            socket.ok_or_else(|| Failure::usage("there is no home directory to look for a capture agent in").hint("use --agent SOCKET"))?;
+        Ok(AgentClient::new(socket)?)
+    }
+
     fn store_dir(&self) -> Result<&Path, Failure> {
         self.settings
             .store
@@ -97,6 +106,7 @@ impl Settings {
             registry: base_url(given.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned(),
             token,
             store: store.filter(|s| !s.as_os_str().is_empty()).or_else(|| file.store.clone()).or_else(|| environment.store_dir()),
+            agent: file.agent.clone().or_else(|| environment.agent_socket()),
             file,
         }
     }

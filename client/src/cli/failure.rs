@@ -115,6 +115,9 @@ impl From<pfr_client::Error> for Failure {
     fn from(error: pfr_client::Error) -> Self {
         match error {
             pfr_client::Error::Store(error) => error.into(),
+            // The hint of this code speaks of the registry.
+            pfr_client::Error::NoAgent { .. } => Self::new(ErrorCode::Unavailable.exit_code(), error.to_string())
+                .hint("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too"),
             error => Self::of_code(error.code(), error.to_string()),
         }
     }
@@ -141,9 +144,28 @@ pub fn hint(code: ErrorCode) -> Option<&'static str> {
         }
         ErrorCode::StorageFull => "free space (`pf rm`, then garbage collection), and run the same command again",
         ErrorCode::Internal => "this is a bug; please report it with the message above",
-        ErrorCode::InvalidRequest | ErrorCode::InvalidDocument | ErrorCode::TooLarge | ErrorCode::BlobUnknown | ErrorCode::NotFound => {
-            return None;
+        ErrorCode::PayloadHashMismatch | ErrorCode::ValueHashMismatch | ErrorCode::LiveMismatch | ErrorCode::OracleMismatch => {
+            "the state is not the one that was captured; the sequence was not started"
         }
+        ErrorCode::FingerprintMismatch | ErrorCode::GeometryMismatch | ErrorCode::RankMismatch => {
+            "restore into an engine with the same weights, kernels and parallelism"
+        }
+        ErrorCode::TornCopy | ErrorCode::EngineBusy | ErrorCode::EngineLost => "run the same command again in a while",
+        ErrorCode::NoRoom => "free memory or disk on this host and run the same command again; nothing was begun",
+        ErrorCode::NotExact => "take the snapshot without asking for exactness, or turn off what cannot be recorded",
+        ErrorCode::EngineUnknown | ErrorCode::SequenceUnknown => "`pf engines` lists the engines of this host and their sequences",
+        ErrorCode::InvalidRequest
+        | ErrorCode::InvalidDocument
+        | ErrorCode::TooLarge
+        | ErrorCode::BlobUnknown
+        | ErrorCode::NotFound
+        | ErrorCode::InexactStorage
+        | ErrorCode::PageCountMismatch
+        | ErrorCode::PrefixMismatch
+        | ErrorCode::MissingGroup
+        | ErrorCode::MissingState
+        | ErrorCode::BoundaryMismatch
+        | ErrorCode::EngineRefused => return None,
     })
 }
 

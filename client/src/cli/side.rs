@@ -3,7 +3,8 @@
 use super::failure::Failure;
 use pfr_client::Remote;
 use pfr_schema::api::{
-    Diff, ForkRequest, Forked, Lineage, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo, TagRequest, TagState, Verified,
+    Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo,
+    TagRequest, TagState, Verified,
 };
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::{RepositoryRow, Store, TagRow};
@@ -74,6 +75,14 @@ impl Side {
         match self {
             Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), rows as tag_info),
             Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.tags(repository, after.as_deref(), PAGE), tags as identity),
+        }
+    }
+
+    /// The deepest snapshot that tokens can be resumed from.
+    pub async fn match_prefix(&self, repository: &RepositoryName, request: &MatchRequest) -> Result<MatchResponse, Failure> {
+        match self {
+            Self::Local(store) => Ok(store.match_prefix(repository, request).await?),
+            Self::Remote(remote) => Ok(remote.match_prefix(repository, request).await?),
         }
     }
 

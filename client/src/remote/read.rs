@@ -94,6 +94,15 @@ impl Remote {
         self.parse(&bytes)
     }
 
+    /// The deepest boundary at which a snapshot of a repository can be resumed by these tokens, and why nearer ones cannot.
+    ///
+    /// # Errors
+    /// `repository_unknown`, `too_large`.
+    pub async fn match_prefix(&self, repository: &RepositoryName, request: &api::MatchRequest) -> Result<api::MatchResponse> {
+        let url = self.repository_path(repository, &["match"]);
+        self.json(|| self.client.post(url.clone()).json(request)).await
+    }
+
     /// How much the snapshots of a repository, or of the whole domain, share.
     ///
     /// # Errors

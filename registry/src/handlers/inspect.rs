@@ -1,9 +1,9 @@
-//! Looking into snapshots: lineage, flat page manifests, differences, proof.
+//! Looking into snapshots: lineage, flat page manifests, differences, proof, matching.
 
 use super::Answer;
 use crate::app::App;
 use crate::http::conditions::etag;
-use crate::http::extract::{Asked, In, Other, limit};
+use crate::http::extract::{Asked, In, JsonBody, Other, limit};
 use crate::problem::Failure;
 use crate::routes::failures;
 use axum::Json;
@@ -131,7 +131,7 @@ pub(crate) async fn diff(
 
 /// Proves a snapshot whole
 ///
-/// Reads and hashes every blob it reaches. Takes as long as reading the snapshot; closing the connection stops it.
+/// Reads and hashes every blob it reaches, and computes the value hashes of checkpoint tensors. Takes as long as reading the snapshot; closing the connection stops it.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/snapshots/{ref}/verify", operation_id = "verify", tag = "read",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = String, Path, description = "`tag`, `tag~N` or a digest")),
@@ -145,4 +145,22 @@ pub(crate) async fn verify(
     let digest = app.store.resolve(&repository, &selector).await?;
     let _proof = app.proof()?;
     Ok(Json(app.store.verify(&digest, &mut |_| {}).await?))
+}
+
+/// Finds a snapshot that tokens can be resumed from
+///
+/// The deepest boundary at which both keys hold: the prefix of the pages, and that of the checkpoint. `rejected` says why nearer ones do not.
+#[utoipa::path(
+    post, path = "/v1/repositories/{repo}/match", operation_id = "match_prefix", tag = "read",
+    params(("repo" = RepositoryName, Path, description = "Repository")),
+    request_body(content = api::MatchRequest),
+    responses((status = 200, description = "The match, or none", body = api::MatchResponse), failures::Matching),
+)]
+pub(crate) async fn match_prefix(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    JsonBody { value: request, .. }: JsonBody<api::MatchRequest>,
+) -> Answer<Json<api::MatchResponse>> {
+    let _turn = app.documents().await?;
+    Ok(Json(app.store.match_prefix(&repository, &request).await?))
 }

@@ -1,3 +1,4 @@
+use pfr_schema::checkpoint::{Dtype, ValueHash};
 use pfr_schema::{Digest, ErrorCode, FormatError};
 use std::collections::HashSet;
 
@@ -18,10 +19,10 @@ fn names_of_codes_are_unique_and_an_unknown_one_is_refused() {
 }
 
 #[test]
-fn only_server_side_statuses_are_worth_a_retry_and_no_failure_exits_with_success() {
+fn only_conflicts_and_server_side_statuses_are_worth_a_retry_and_no_failure_exits_with_success() {
     for code in ErrorCode::ALL {
         assert!((400..600).contains(&code.status()), "{code}");
-        assert!(!code.retryable() || code.status() >= 500, "{code}");
+        assert!(!code.retryable() || code.status() == 409 || code.status() >= 500, "{code}");
         assert_ne!(code.exit_code(), 0, "{code}");
         // 2 is what a shell and clap call a usage error, 128 and up are signals.
         assert!(code.exit_code() != 2 && code.exit_code() < 128, "{code}");
@@ -31,6 +32,9 @@ fn only_server_side_statuses_are_worth_a_retry_and_no_failure_exits_with_success
 #[test]
 fn every_format_error_has_the_code_of_its_meaning() {
     let digest = Digest::sha256(b"");
+    let value: ValueHash = format!("pfv1:{digest}").parse().unwrap();
+    let inexact =
+        FormatError::InexactStorage { tensor: "t".into(), index: vec![1], value: "-0".into(), storage: Dtype::F32, logical: Dtype::I8 };
     let table = [
         (FormatError::Digest { found: "x".into(), reason: "y" }, ErrorCode::InvalidName),
         (FormatError::Name { what: "tag", found: "x".into(), reason: "y" }, ErrorCode::InvalidName),
@@ -43,6 +47,9 @@ fn every_format_error_has_the_code_of_its_meaning() {
         (FormatError::Truncated { position: 0, reason: "r" }, ErrorCode::Truncated),
         (FormatError::DigestMismatch { expected: digest, found: digest }, ErrorCode::DigestMismatch),
         (FormatError::LengthMismatch { digest, expected: 1, found: 2 }, ErrorCode::LengthMismatch),
+        (FormatError::PayloadHashMismatch { tensor: "t".into(), expected: digest, found: digest }, ErrorCode::PayloadHashMismatch),
+        (FormatError::ValueHashMismatch { tensor: "t".into(), expected: value, found: value }, ErrorCode::ValueHashMismatch),
+        (inexact, ErrorCode::InexactStorage),
     ];
     for (error, code) in table {
         assert_eq!(error.code(), code, "{error}");

@@ -5,6 +5,8 @@
 
 use crate::checkpoint::checkpoint;
 use crate::common::{GEOMETRY, digest};
+use crate::vectors::vectors;
+use pfr_schema::checkpoint::Key;
 use pfr_schema::codec::Codec;
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
 use pfr_schema::frame::{Header, encode, end_mark};
@@ -39,8 +41,18 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
         deployment: BTreeMap::from([("tp".into(), 1.into()), ("weights".into(), digest("weights").to_string().into())]),
         fingerprint: Some(digest("deployment")),
         boundary: Some(53),
+        prefix: Some(Key {
+            scheme: "pf-prefix-v1".into(),
+            prefix: digest("prefix"),
+            tokens: 53,
+            alignment: 1,
+            salt: "tenant".into(),
+            adapter: Some("adapter-1".into()),
+        }),
+        sampling: BTreeMap::from([("seed".into(), 7.into()), ("temperature".into(), 0.into())]),
+        unrecorded: vec!["grammar".into()],
         parents: vec![digest("parent")],
-        exactness: Some(Exactness::BitExact),
+        exactness: Some(Exactness::NearExact),
         created: Some("2026-01-02T03:04:05Z".into()),
     };
     let config = Document::new(Kind::Blob, config.to_bytes());
@@ -81,6 +93,7 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("page-run.bin", runs[0].bytes.clone()),
         ("page-tree.json", tree.bytes),
         ("checkpoint.json", checkpoint.bytes),
+        ("checkpoint-vectors.json", vectors()),
         ("snapshot-config.json", config.bytes),
         ("snapshot-manifest.json", snapshot.bytes),
         ("frame-stream.bin", stream),
@@ -112,7 +125,7 @@ fn golden_files_are_what_the_code_writes() {
 #[test]
 fn golden_files_are_all_the_files_there_are() {
     golden("page-run.bin");
-    let mut known: Vec<_> = files().into_iter().map(|(name, _)| name.to_owned()).collect();
+    let mut known: Vec<_> = files().into_iter().map(|(name, _)| name.to_owned()).chain(["check_vectors.py".into()]).collect();
     let mut found: Vec<_> = std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     known.sort();
     found.sort();

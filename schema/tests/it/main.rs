@@ -19,3 +19,5 @@ mod ranges;
 mod run;
 mod snapshot;
 mod tree;
+mod values;
+mod vectors;

@@ -16,6 +16,7 @@ fn config() -> SnapshotConfig {
         parents: vec![digest("parent")],
         exactness: Some(Exactness::BitExact),
         created: Some("2026-01-02T03:04:05Z".into()),
+        ..SnapshotConfig::default()
     }
 }
 

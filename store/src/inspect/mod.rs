@@ -1,7 +1,10 @@
-//! Looking into snapshots: details, lineage, differences, statistics, proof.
+//! Looking into snapshots: details, lineage, differences, statistics, matching, proof.
 
+mod coherence;
 mod diff;
+mod matching;
 mod stats;
+mod values;
 mod verify;
 
 pub use verify::VerifyProgress;

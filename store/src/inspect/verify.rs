@@ -1,10 +1,12 @@
 //! Proof that a manifest is whole: every blob it reaches is read and hashed.
 
 use super::ROWS;
+use super::values::Values;
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{ObjectId, ObjectRow};
 use crate::verify::{Incoming, verified_frames};
+use bytes::Bytes;
 use futures::StreamExt as _;
 use pfr_schema::{Container, Digest, Kind, api};
 use std::collections::HashSet;
@@ -22,30 +24,49 @@ pub struct VerifyProgress {
 }
 
 impl Store {
-    /// Proves a manifest whole: reads and hashes every blob it reaches, and follows the references in the bytes, not only in metadata.
+    /// Proves a manifest whole: reads and hashes every blob it reaches, follows the references in the bytes, not only in metadata, and
+    /// computes the value hash of every checkpoint tensor whose layout is not opaque.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] naming the first blob that is not what its name says.
+    /// [`Error::Corrupt`] naming the first blob that is not what its name says, or the checkpoint and the tensor that has another value.
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         let rows = self.reach(manifest).await?;
         let reached: HashSet<Digest> = rows.iter().map(|row| row.digest).collect();
+        let mut values = self.values(&rows).await?;
         let mut done = VerifyProgress { total_bytes: rows.iter().map(|row| row.size).sum(), ..VerifyProgress::default() };
         for batch in rows.chunks(ROWS) {
-            self.verify_batch(batch.iter().map(|row| row.digest).collect(), &reached, &mut done, progress).await?;
+            self.verify_batch(batch.iter().map(|row| row.digest).collect(), &reached, &mut values, &mut done, progress).await?;
         }
-        Ok(api::Verified { digest: *manifest, blobs: done.blobs, bytes: done.bytes })
+        let Values { computed: values_computed, attested: values_attested, .. } = values;
+        Ok(api::Verified { digest: *manifest, blobs: done.blobs, bytes: done.bytes, values_computed, values_attested })
+    }
+
+    /// The tensors of the checkpoints among `rows`.
+    async fn values(&self, rows: &[ObjectRow]) -> Result<Values> {
+        let mut values = Values::default();
+        for row in rows.iter().filter(|row| row.kind == Kind::Checkpoint) {
+            let container = self.container(&row.digest, Kind::Checkpoint).await.map_err(|error| match error {
+                Error::Format(source) => Error::Corrupt { digest: row.digest, reason: source.to_string() },
+                other => other,
+            })?;
+            if let Container::Checkpoint(checkpoint) = container {
+                values.add(row.digest, checkpoint);
+            }
+        }
+        Ok(values)
     }
 
     async fn verify_batch(
         &self,
         digests: Vec<Digest>,
         reached: &HashSet<Digest>,
+        values: &mut Values,
         done: &mut VerifyProgress,
         progress: &mut (dyn FnMut(VerifyProgress) + Send),
     ) -> Result<()> {
         let frames = self.frames(digests).await?;
         let mut frames = Box::pin(verified_frames(frames, self.options.limits.clone(), Arc::clone(&self.large_documents)));
-        let mut large = None;
+        let (mut large, mut passing) = (None, None);
         while let Some(item) = frames.next().await {
             let item = item.map_err(|error| match error {
                 Error::Frame { digest, source, .. } => Error::Corrupt { digest, reason: source.to_string() },
@@ -53,11 +74,22 @@ impl Store {
             })?;
             let header = match item {
                 Incoming::Begin(header) => {
+                    passing = values.begin(&header, &self.large_documents).await?;
                     large = Some(header);
                     continue;
                 }
-                Incoming::Piece(_) => continue,
-                Incoming::Finish { .. } => large.take().ok_or_else(|| Error::Internal("an end without a beginning".into()))?,
+                Incoming::Piece(piece) => {
+                    if let Some(before) = passing.take() {
+                        passing = Some(before.piece(piece).await?);
+                    }
+                    continue;
+                }
+                Incoming::Finish { .. } => {
+                    if let Some(passed) = passing.take() {
+                        values.computed += passed.finish().await?;
+                    }
+                    large.take().ok_or_else(|| Error::Internal("an end without a beginning".into()))?
+                }
                 Incoming::Whole(whole) => {
                     let header = whole.header;
                     let corrupt = |reason: String| Error::Corrupt { digest: header.digest, reason };
@@ -69,6 +101,8 @@ impl Store {
                             return Err(corrupt(format!("it lists {}, which metadata does not hold under it", lost.digest)));
                         }
                     }
+                    let raw = || whole.raw().map(|raw| Bytes::from(raw.into_owned())).map_err(|e| corrupt(e.to_string()));
+                    values.check(&header.digest, raw).await?;
                     header
                 }
             };

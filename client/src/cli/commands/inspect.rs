@@ -51,14 +51,16 @@ fn head(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
         ("agent", text(&config.agent)),
         ("engine", text(&config.engine)),
         ("boundary", config.boundary.map(number).unwrap_or_default()),
+        ("prefix", config.prefix.as_ref().map(|key| format!("{} {}", one_line(&key.scheme), key.prefix)).unwrap_or_default()),
         ("exactness", exactness.to_owned()),
+        ("unrecorded", one_line(&config.unrecorded.join(", "))),
         ("fingerprint", config.fingerprint.map(|d| d.to_string()).unwrap_or_default()),
         ("created", text(&config.created)),
     ])?;
-    let more: Vec<(String, String)> = config
-        .deployment
-        .iter()
-        .map(|(key, value)| (format!("deployment {key}"), value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+    let named = |what: &'static str| move |(key, value): (&String, &serde_json::Value)| (format!("{what} {key}"), value.clone());
+    let more: Vec<(String, String)> = (config.deployment.iter().map(named("deployment")))
+        .chain(config.sampling.iter().map(named("sampling")))
+        .map(|(key, value)| (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
         .chain(detail.manifest.annotations.iter().map(|(key, value)| (key.clone(), value.clone())))
         .map(|(key, value)| (one_line(&key), one_line(&value)))
         .collect();

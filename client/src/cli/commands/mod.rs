@@ -1,9 +1,13 @@
 //! One module per command, or per family of commands.
 
+mod agent;
+pub mod capture;
 mod diff;
+mod drain;
 mod inspect;
 mod list;
 pub mod log;
+mod matching;
 mod names;
 pub mod pull;
 pub mod push;
@@ -31,6 +35,12 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Fork(args) => names::fork(context, args).await,
         Command::Stats(args) => stats::run(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Engines(at) => agent::engines(context, at).await,
+        Command::Snapshot(args) => capture::snapshot(context, args).await,
+        Command::Restore(args) => capture::restore(context, args).await,
+        Command::Match(args) => matching::run(context, args).await,
+        Command::Pushes(at) => agent::pushes(context, at).await,
+        Command::Drain(args) => drain::run(context, args).await,
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);

@@ -42,9 +42,10 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
                 paint.green("whole"),
                 paint.yellow(&digest.short()),
                 paint.dim(&format!(
-                    "{}, {} read and hashed in {}",
+                    "{}, {} read and hashed{} in {}",
                     count(verified.blobs, "blob"),
                     bytes(verified.bytes),
+                    values(&verified),
                     duration(start.elapsed())
                 ))
             ))?;
@@ -57,6 +58,15 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
         (true, None) => context.out.json(&proofs),
         (false, _) if proofs.is_empty() => context.out.line("nothing here has a tag"),
         (false, _) => Ok(()),
+    }
+}
+
+/// What was proven of state tensors beyond their bytes.
+fn values(verified: &Verified) -> String {
+    match (verified.values_computed, verified.values_attested) {
+        (0, 0) => String::new(),
+        (n, 0) => format!(", {} recomputed", count(n, "value")),
+        (n, attested) => format!(", {} recomputed and {attested} attested", count(n, "value")),
     }
 }
 

@@ -1,0 +1,197 @@
+"""Registry, agents and engines as child processes, each host with folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+CONNECTORS = Path(__file__).resolve().parent.parent
+ROOTS = [CONNECTORS / name for name in ("shared", "vllm", "transformers", "sglang")]
+PATIENCE = 300.0
+"""Seconds that anything may take: engines start slowly on two cores."""
+
+
+class Stopped(Exception):
+    """A child process ended, or did not do what it should in time."""
+
+
+def wait_for(what: str, look: Callable[[], Any], alive: Callable[[], None] = lambda: None) -> Any:
+    """What `look` finds, as soon as it finds something."""
+    end = time.monotonic() + PATIENCE
+    while not (found := look()):
+        alive()
+        if time.monotonic() > end:
+            raise Stopped(f"waited {PATIENCE:.0f} s for {what}")
+        time.sleep(0.05)
+    return found
+
+
+class Child:
+    """A child process whose output goes to a log."""
+
+    def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str], **options: Any) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(command, stderr=out, env=env, stdout=options.pop("stdout", out), **options)
+
+    def alive(self) -> None:
+        """Raises with the end of the log if the process is gone."""
+        if self.process.poll() is not None:
+            raise Stopped(f"{self.name} ended with {self.process.returncode}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Registry(Child):
+    """`pf-registry` on a free port."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        command = [str(binaries / "pf-registry"), "serve", "--listen", "127.0.0.1:0", "--data", str(folder / "data")]
+        super().__init__("pf-registry", command, folder / "log", _env(folder), stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        if not line.startswith("listening on "):
+            self.process.wait()
+            self.alive()
+        self.url = line.removeprefix("listening on ").strip()
+
+
+class Host:
+    """A GPU host without a GPU: a home, a local store, an agent."""
+
+    def __init__(self, name: str, binaries: Path, folder: Path, registry: str) -> None:
+        folder.mkdir(parents=True)
+        self.name = name
+        self.folder = folder
+        self.control = folder / "agent.sock"
+        self.engines = folder / "engines.sock"
+        self._binaries = binaries
+        self._registry = registry
+        command = [str(binaries / "pf-agent"), "serve", "--data", str(folder / "agent"), "--socket", str(self.control)]
+        command += ["--engine-socket", str(self.engines), "--registry", registry]
+        self.agent = Child(f"pf-agent on {name}", command, folder / "agent.log", _env(folder))
+        wait_for("the agent", lambda: self.control.exists() and self.engines.exists(), self.agent.alive)
+
+    def pf(self, *args: str) -> dict[str, Any]:
+        """`pf --json`. Raises `Refusal` with the error's code."""
+        command = [str(self._binaries / "pf"), *args, "--json"]
+        env = _env(self.folder) | {"PF_AGENT_SOCKET": str(self.control), "PF_REGISTRY": self._registry, "PF_STORE": str(self.folder / "store")}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if done.returncode:
+            raise Refusal(done.returncode, done.stderr or done.stdout)
+        return json.loads(done.stdout)
+
+    def engine(self, name: str) -> dict[str, Any] | None:
+        """What the agent says of an engine."""
+        return next((e for e in self.pf("engines")["engines"] if e["engine"] == name), None)
+
+    def wait_ready(self, name: str, engine: Child, also: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        """Waits until an engine can be used."""
+
+        def look() -> dict[str, Any] | None:
+            info = self.engine(name)
+            return info if info and info["state"]["state"] == "ready" and also(info) else None
+
+        return wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
+
+    def stop(self) -> None:
+        """Ends the agent."""
+        self.agent.stop()
+
+
+class Refusal(Exception):
+    """`pf` said no."""
+
+    def __init__(self, exit_code: int, said: str) -> None:
+        self.exit_code = exit_code
+        try:
+            error = json.loads(said.strip().splitlines()[-1])["error"]
+            self.code = str(error["code"])
+            self.detail = str(error.get("detail") or error.get("message") or "")
+        except (ValueError, KeyError, IndexError):
+            self.code, self.detail = "unknown", said
+        super().__init__(f"{self.code} (exit {exit_code}): {self.detail}")
+
+
+class Engine(Child):
+    """An engine program of this folder: commands go to standard input, events come on a pipe of their own."""
+
+    def __init__(self, python: str, program: str, folder: Path, args: list[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        read, write = os.pipe()
+        env = _env(folder) | {
+            "PYTHONPATH": os.pathsep.join(map(str, ROOTS)),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        }
+        command = [python, str(CONNECTORS / "checks" / program), "--events", str(write), *args]
+        try:
+            super().__init__(program, command, folder / "engine.log", env, stdin=subprocess.PIPE, text=True, pass_fds=[write])
+        finally:
+            os.close(write)
+        self._events = os.fdopen(read)
+
+    def send(self, **work: Any) -> None:
+        """Asks for work."""
+        self.process.stdin.write(json.dumps(work) + "\n")
+        self.process.stdin.flush()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events as they come."""
+        for line in self._events:
+            yield json.loads(line)
+        self.process.wait()
+        raise Stopped(f"{self.name} ended with {self.process.returncode}:\n{self.tail()}")
+
+    def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        """The next such event."""
+        return next(e for e in self.events() if e["event"] == event and where(e))
+
+    def stop(self) -> None:
+        """Closes standard input and waits; ends it the hard way if it stays."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            super().stop()
+        self._events.close()
+
+
+def _env(folder: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "OMP_NUM_THREADS") if name in os.environ}
+    return kept | {"HOME": str(folder)}
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def note(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)

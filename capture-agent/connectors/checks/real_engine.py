@@ -1,0 +1,53 @@
+"""Runs the connectors with real engines, real agents and a real registry, and says what was proven.
+
+    python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [transformers]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from processes import ROOTS, Stopped, note
+
+sys.path[:0] = [str(root) for root in ROOTS]
+
+CHECKS = ("vllm-dense", "vllm-hybrid", "transformers")
+
+
+def main() -> int:
+    """Command line; 0 if everything holds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--binaries", required=True, type=Path)
+    parser.add_argument("--work", required=True, type=Path)
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    args = parser.parse_args()
+    from transformers_check import check as check_transformers
+    from vllm_check import Outcome
+    from vllm_check import check as check_vllm
+
+    failed, tables = False, []
+    for name in args.checks or CHECKS:
+        started, folder = time.monotonic(), args.work / name
+        try:
+            if name == "transformers":
+                outcomes = check_transformers(args.python, args.binaries, folder)
+            else:
+                outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
+        except (Stopped, AssertionError) as error:
+            outcomes = [Outcome("it runs", False, str(error))]
+        failed |= not all(outcome.holds for outcome in outcomes)
+        tables.append((name, time.monotonic() - started, outcomes))
+        note(f"{name}: {'holds' if all(o.holds for o in outcomes) else 'FAILS'} after {tables[-1][1]:.0f} s")
+    for name, seconds, outcomes in tables:
+        print(f"\n{name} ({seconds:.0f} s)")
+        for outcome in outcomes:
+            print(f"  {'ok  ' if outcome.holds else 'FAIL'}  {outcome.claim}\n        {outcome.seen}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""vLLM, captured on one host while it generates, continued on another by a process that never saw the prompt."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from processes import Engine, Host, Refusal, Registry, fresh, note
+from proxy import Proxy
+
+ENGINE = "vllm-0"
+PROMPT = 100
+STEPS = 400
+CAPTURE_AFTER = 20
+
+
+@dataclass
+class Outcome:
+    """One line of the table: what was claimed, whether it holds, what was seen."""
+
+    claim: str
+    holds: bool
+    seen: str
+
+
+def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]:
+    """Runs one model through capture and restore."""
+    fresh(folder)
+    model = folder / "model"
+    note(f"{kind}: writing a model with random weights")
+    here = Path(__file__).resolve().parent
+    subprocess.run([python, str(here / "models.py"), kind, str(model)], check=True, capture_output=True)
+    # The digest stands for the weights: both hosts have the same files.
+    args = ["--model", str(model), "--engine", ENGINE, "--weights", f"name:{kind}", *(["--block", "32"] if kind == "dense" else [])]
+    registry = Registry(binaries, folder / "registry")
+    try:
+        return _hosts(kind, python, binaries, folder, registry, args)
+    finally:
+        registry.stop()
+
+
+def _hosts(kind: str, python: str, binaries: Path, folder: Path, registry: Registry, args: list[str]) -> list[Outcome]:
+    reference = f"{registry.url}/real/{kind}"
+    random.seed(7)
+    prompt = [random.randrange(1, 500) for _ in range(PROMPT)]
+    a = Host("host A", binaries, folder / "a", registry.url)
+    try:
+        full, report, outcomes = _capture(kind, python, a, args, prompt, reference)
+    finally:
+        a.stop()
+    b = Host("host B", binaries, folder / "b", registry.url)
+    try:
+        return outcomes + _restore(kind, python, b, args, prompt, full, report, reference)
+    finally:
+        b.stop()
+
+
+def _capture(
+    kind: str, python: str, host: Host, args: list[str], prompt: list[int], reference: str
+) -> tuple[dict[str, Any], dict[str, Any], list[Outcome]]:
+    proxy = Proxy(host.folder / "proxy.sock", host.engines)
+    note(f"{kind}: starting vLLM on host A")
+    engine = Engine(python, "vllm_host.py", host.folder / "engine", [*args, "--socket", str(host.folder / "proxy.sock")])
+    try:
+        engine.until("ready")
+        host.wait_ready(ENGINE, engine)
+        note(f"{kind}: generating without interruption")
+        # Another salt, so that the second run computes its prompt itself.
+        engine.send(tokens=prompt, count=STEPS, name="uninterrupted", salt="other")
+        whole = engine.until("done")
+        note(f"{kind}: generating, captured after {CAPTURE_AFTER} tokens")
+        engine.send(tokens=prompt, count=STEPS, name="captured")
+        engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
+        report = _snapshot_in_block(host, engine, f"{reference}:mid", 32 if kind == "dense" else 384)
+        if kind == "hybrid":
+            # The same engine once more, seen through a connector that does not know of recurrent state.
+            proxy.omit = "recurrent"
+            proxy.cut()
+            host.wait_ready(ENGINE, engine, lambda info: not any(g.startswith("recurrent") for g in info["groups"]))
+            host.pf("snapshot", ENGINE, f"{reference}:stateless", "--push", "wait")
+        full = engine.until("done")
+    finally:
+        engine.stop()
+        proxy.close()
+    same = full["tokens"] == whole["tokens"] and full["scores"] == whole["scores"]
+    seen = (
+        f"T={report['boundary']}, {report['pages']} pages, {report['bytes_moved']:,} bytes moved, "
+        f"{report['bytes_state']:,} of them state, paused {report['pause_seconds'] * 1e3:.0f} ms, {report['exactness']}"
+    )
+    return full, report, [Outcome("a running generation is captured, and goes on as if nothing had been", same, seen)]
+
+
+def _snapshot_in_block(host: Host, engine: Engine, reference: str, block: int) -> dict[str, Any]:
+    """Captures at a boundary that is not a block's end: then the last page is part full, and state lies between two boundaries."""
+    for _ in range(5):
+        report = host.pf("snapshot", ENGINE, reference, "--push", "wait", "--exact")
+        if report["boundary"] % block:
+            return report
+    raise AssertionError("five boundaries in a row at a block's end")
+
+
+def _restore(
+    kind: str, python: str, host: Host, args: list[str], prompt: list[int], full: dict[str, Any], report: dict[str, Any], reference: str
+) -> list[Outcome]:
+    note(f"{kind}: starting a fresh vLLM on host B")
+    engine = Engine(python, "vllm_host.py", host.folder / "engine", [*args, "--socket", str(host.engines)])
+    outcomes = []
+    try:
+        engine.until("ready")
+        host.wait_ready(ENGINE, engine)
+        if kind == "hybrid":
+            outcomes.append(_refused(host, f"{reference}:stateless"))
+        restored = host.pf("restore", f"{reference}:mid", ENGINE)
+        boundary = report["boundary"]
+        tokens = (prompt + full["tokens"])[: boundary + 1]
+        made = len(tokens) - len(prompt)
+        engine.send(tokens=tokens, count=STEPS - made, name="continued")
+        done = engine.until("done")
+        cached = done["cached"]
+        seen = f"{cached} tokens taken as computed, {restored['bytes_pulled']:,} bytes pulled, {restored['values_computed']} state values proven"
+        outcomes.append(Outcome("a fresh process takes the state at T and computes none of it", cached == boundary, seen))
+        equal = done["tokens"] == full["tokens"][made:]
+        outcomes.append(Outcome("the continuation has the same tokens", equal, f"{len(done['tokens'])} tokens"))
+        bits = done["scores"] == full["scores"][made:]
+        outcomes.append(Outcome("and the same log-probabilities, bit for bit", bits, f"{len(done['scores'])} numbers"))
+    finally:
+        engine.stop()
+    return outcomes
+
+
+def _refused(host: Host, reference: str) -> Outcome:
+    claim = "without its recurrent state the snapshot is refused"
+    try:
+        host.pf("restore", reference, ENGINE)
+    except Refusal as refusal:
+        return Outcome(claim, refusal.code in ("missing_state", "missing_group"), str(refusal)[:160])
+    return Outcome(claim, False, "it was restored")

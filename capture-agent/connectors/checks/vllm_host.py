@@ -1,0 +1,101 @@
+"""A vLLM engine with the connector, driven by JSON lines: requests on standard input, events on the descriptor `--events`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+
+EVENTS = -1
+
+
+def say(**event: Any) -> None:
+    """One event. Standard output belongs to vLLM and its children."""
+    os.write(EVENTS, (json.dumps(event) + "\n").encode())
+
+
+async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: str | None) -> None:
+    """Generates greedily and reports every token with its log-probability, bit for bit."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(
+        max_tokens=count, temperature=0, ignore_eos=True, detokenize=False, logprobs=3, output_kind=RequestOutputKind.DELTA
+    )
+    prompt: dict[str, Any] = {"prompt_token_ids": tokens}
+    if salt:
+        prompt["cache_salt"] = salt
+    out, scores, cached = [], [], None
+    async for piece in engine.generate(prompt, params, name):
+        step = piece.outputs[0]
+        for token, chosen in zip(step.token_ids, step.logprobs):
+            out.append(token)
+            scores.append(float(chosen[token].logprob).hex())
+        cached = piece.num_cached_tokens if piece.num_cached_tokens is not None else cached
+        say(event="progress", name=name, tokens=len(out))
+    say(event="done", name=name, tokens=out, scores=scores, cached=cached)
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Starts the engine, then obeys until standard input ends."""
+    from pf_connector.vllm import Control
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    transfer = KVTransferConfig(
+        kv_connector="PfConnector",
+        kv_connector_module_path="pf_connector.vllm",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"engine": args.engine, "socket": args.socket, "weights": args.weights},
+    )
+    options: dict[str, Any] = {"block_size": args.block} if args.block else {}
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=args.model,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=2048,
+            enforce_eager=True,
+            max_num_seqs=4,
+            seed=0,
+            enable_prefix_caching=True,
+            prefix_caching_hash_algo="sha256_cbor",
+            disable_hybrid_kv_cache_manager=False,
+            kv_transfer_config=transfer,
+            **options,
+        )
+    )
+    control = Control(engine)
+    say(event="ready")
+    loop, running = asyncio.get_running_loop(), set()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        work = json.loads(line)
+        task = asyncio.create_task(generate(engine, work["tokens"], work["count"], work["name"], work.get("salt")))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    control.close()
+    engine.shutdown()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--block", type=int)
+    parser.add_argument("--events", required=True, type=int)
+    args = parser.parse_args()
+    global EVENTS
+    EVENTS = args.events
+    asyncio.run(serve(args))
+
+
+if __name__ == "__main__":
+    main()

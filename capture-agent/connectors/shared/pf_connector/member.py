@@ -1,0 +1,229 @@
+"""A member of an engine: one connection to the capture agent, kept by a thread.
+
+The thread registers, reconnects with growing pauses, answers the agent's calls one after another, and hands answers to whoever waits.
+When the connection ends, `on_lost` runs after the calls that had come: an engine that was paused goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from .wire import PROTOCOL, Failure, Lost, WireError, receive, send
+
+log = logging.getLogger("pf_connector")
+
+Verb = Callable[[dict[str, Any]], dict[str, Any]]
+"""Answers one of the agent's calls. Raises `Failure` to refuse it."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
+
+
+class Member:
+    """One member of one engine.
+
+    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls to functions; `descriptors` go
+    with the registration and stay the caller's.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        registration: dict[str, Any],
+        calls: dict[str, Verb] | None = None,
+        *,
+        descriptors: Sequence[int] = (),
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._path = path
+        self._registration = {"protocol": PROTOCOL, **registration}
+        self._calls = dict(calls or {})
+        self._descriptors = [os.dup(fd) for fd in descriptors]
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._open: dict[int, Future[dict[str, Any]]] = {}
+        self._next = 1
+        self._registered = threading.Event()
+        self._closed = threading.Event()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        name = f"pf-{registration['member']}"
+        self._threads = [
+            threading.Thread(target=self._connect_forever, name=name, daemon=True),
+            threading.Thread(target=self._answer_forever, name=f"{name}-calls", daemon=True),
+        ]
+
+    def start(self) -> Member:
+        """Begins to connect; returns at once."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    @property
+    def registered(self) -> bool:
+        """Whether the agent has taken this member in."""
+        return self._registered.is_set()
+
+    def wait_registered(self, timeout: float | None = None) -> bool:
+        """Waits until the agent has taken this member in."""
+        return self._registered.wait(timeout)
+
+    def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
+        """Makes a call. The future's exception is a `Failure`; `Lost` if there is no connection."""
+        future: Future[dict[str, Any]] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            sock = self._socket if self._registered.is_set() else None
+            if sock is not None:
+                number = self._next
+                self._next += 1
+                self._open[number] = future
+        if sock is None:
+            future.set_exception(Lost())
+            return future
+        try:
+            self._send(sock, {"id": number, "call": call, "args": args})
+        except (OSError, WireError) as error:
+            with self._lock:
+                mine = self._open.pop(number, None)
+            if mine is not None:
+                mine.set_exception(Lost(str(error)))
+        return future
+
+    def call(self, call: str, args: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """Makes a call and waits for its answer. Raises `Failure`, `TimeoutError`."""
+        return self.submit(call, args).result(timeout)
+
+    def close(self) -> None:
+        """Leaves the engine. The agent drops its mappings."""
+        self._closed.set()
+        with self._lock:
+            sock = self._socket
+        if sock is not None:
+            _shut(sock)
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout=5)
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors = []
+
+    def _send(self, sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        with self._sending:
+            send(sock, message, descriptors)
+
+    def _connect_forever(self) -> None:
+        pause, said = _FIRST_PAUSE, ""
+        while not self._closed.is_set():
+            try:
+                pause, said = self._session(), ""
+            except (OSError, WireError, Failure) as error:
+                if (reason := str(error)) != said:
+                    log.warning("capture agent at %s: %s; trying again", self._path, reason)
+                    said = reason
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            self._closed.wait(pause)
+        self._work.put(None)
+
+    def _session(self) -> float:
+        """One connection, from registering to its end; the pause before the next one."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(self._path)
+            with self._lock:
+                self._socket = sock
+            try:
+                if self._closed.is_set():
+                    return 0.0
+                self._send(sock, {"id": 0, "call": "register", "args": self._registration}, self._descriptors)
+                answer = receive(sock)
+                if answer is None:
+                    raise WireError("the connection ended before the registration was answered")
+                if "error" in answer:
+                    raise _failure(answer["error"])
+                self._registered.set()
+                log.info("registered %s with the capture agent", self._registration["member"])
+                self._read(sock)
+            finally:
+                self._forget(sock)
+        return _FIRST_PAUSE
+
+    def _read(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                message = receive(sock)
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                raise WireError(str(error)) from error
+            if message is None:
+                return
+            if "call" in message:
+                self._work.put(lambda message=message: self._answer(sock, message))
+            else:
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            future = self._open.pop(message.get("id"), None)  # type: ignore[arg-type]
+        if future is None:
+            raise WireError(f"an answer to no open call: {message.get('id')!r}")
+        if "error" in message:
+            future.set_exception(_failure(message["error"]))
+        else:
+            future.set_result(message.get("ok") or {})
+
+    def _forget(self, sock: socket.socket) -> None:
+        was = self._registered.is_set()
+        with self._lock:
+            self._registered.clear()
+            self._socket = None
+            lost, self._open = self._open, {}
+        for future in lost.values():
+            future.set_exception(Lost("the connection to the capture agent ended"))
+        if was and self._on_lost is not None:
+            self._work.put(self._on_lost)
+
+    def _answer_forever(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                log.exception("answering the capture agent")
+
+    def _answer(self, sock: socket.socket, message: dict[str, Any]) -> None:
+        number, name = message.get("id"), message.get("call")
+        try:
+            verb = self._calls.get(name)  # type: ignore[arg-type]
+            if verb is None:
+                raise Failure("invalid_request", f"this member does not serve {name!r}")
+            answer = {"id": number, "ok": verb(message.get("args") or {})}
+        except Failure as failure:
+            answer = {"id": number, "error": {"code": failure.code, "detail": failure.detail}}
+        except Exception as error:
+            log.exception("the agent's call %r", name)
+            answer = {"id": number, "error": {"code": "internal", "detail": f"{type(error).__name__}: {error}"}}
+        try:
+            self._send(sock, answer)
+        except OSError as error:
+            log.warning("an answer to the capture agent was lost: %s", error)
+
+
+def _failure(error: Any) -> Failure:
+    if not isinstance(error, dict):
+        return Failure("internal", f"an error without code: {error!r}")
+    return Failure(str(error.get("code", "internal")), str(error.get("detail", "")))
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass

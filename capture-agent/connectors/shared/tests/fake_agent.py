@@ -1,0 +1,119 @@
+"""A capture agent for unit tests: takes registrations, makes calls, answers as told."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pf_connector.wire import receive, send
+
+
+class FakeAgent:
+    """Listens on a socket. Each connection is a `Link`, in the order in which they came."""
+
+    def __init__(self, path: str, answer: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None) -> None:
+        self.links: list[Link] = []
+        self.came = threading.Condition()
+        self._answer = answer or (lambda call, args: {})
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(path)
+        self._server.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._session, args=(sock,), daemon=True).start()
+
+    def _session(self, sock: socket.socket) -> None:
+        link = Link(sock, self._answer)
+        with self.came:
+            self.links.append(link)
+            self.came.notify_all()
+        link.run()
+
+    def link(self, number: int, timeout: float = 10) -> Link:
+        """The connection that came as `number`, registered."""
+        with self.came:
+            if not self.came.wait_for(lambda: len(self.links) > number, timeout):
+                raise TimeoutError(f"connection {number} did not come")
+        link = self.links[number]
+        if not link.registered.wait(timeout):
+            raise TimeoutError(f"connection {number} did not register")
+        return link
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._server.close()
+        for link in self.links:
+            link.close()
+
+
+class Link:
+    """One connection."""
+
+    def __init__(self, sock: socket.socket, answer: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+        self.register: dict[str, Any] = {}
+        self.descriptors: list[int] = []
+        self.registered = threading.Event()
+        self._sock = sock
+        self._answer = answer
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._came = threading.Condition()
+        self._next = 100
+
+    def run(self) -> None:
+        """Reads until the connection ends."""
+        try:
+            head, self.descriptors, _, _ = socket.recv_fds(self._sock, 4, 64)
+            (length,) = struct.unpack("<I", head)
+            body = b""
+            while len(body) < length:
+                body += self._sock.recv(length - len(body))
+            first = json.loads(body)
+            self.register = first["args"]
+            send(self._sock, {"id": first["id"], "ok": {"agent": "test", "fingerprint": "sha256:" + "0" * 64}})
+            self.registered.set()
+            while (message := receive(self._sock)) is not None:
+                if "call" in message:
+                    self._reply(message)
+                else:
+                    with self._came:
+                        self._answers[message["id"]] = message
+                        self._came.notify_all()
+        except OSError:
+            pass
+
+    def _reply(self, message: dict[str, Any]) -> None:
+        answer = self._answer(message["call"], message["args"])
+        key = "error" if "code" in answer else "ok"
+        send(self._sock, {"id": message["id"], key: answer})
+
+    def call(self, name: str, args: dict[str, Any] | None = None, timeout: float = 10) -> dict[str, Any]:
+        """Calls the engine and waits for the whole answer message."""
+        self._next += 1
+        number = self._next
+        send(self._sock, {"id": number, "call": name, "args": args or {}})
+        with self._came:
+            if not self._came.wait_for(lambda: number in self._answers, timeout):
+                raise TimeoutError(name)
+            return self._answers.pop(number)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+        for fd in self.descriptors:
+            os.close(fd)
+        self.descriptors = []

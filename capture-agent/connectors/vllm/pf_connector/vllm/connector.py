@@ -1,0 +1,114 @@
+"""The class that vLLM loads, in its scheduler and in each worker.
+
+Loads are asynchronous for every model: blocks are filled while the engine goes on, and a failure is reported per request. Reports per
+block, as synchronous loads make them, are ambiguous as soon as a model has two cache groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+
+from .deployment import identity
+from .scheduler import Load, Scheduler
+from .worker import Worker
+
+
+@dataclass
+class PfMetadata(KVConnectorMetadata):
+    """What the scheduler tells the workers in a step."""
+
+    loads: list[Load] = field(default_factory=list)
+
+
+class PfConnector(KVConnectorBase_V1, SupportsHMA):
+    """Connects this engine to the capture agent on its host."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        who = identity(vllm_config)
+        self._scheduler = Scheduler(who, kv_cache_config) if role == KVConnectorRole.SCHEDULER else None
+        self._worker = Worker(who, vllm_config.parallel_config.rank) if role == KVConnectorRole.WORKER else None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A snapshot is taken on request; no request waits for one."""
+        return False
+
+    def shutdown(self) -> None:
+        """Leaves the engine."""
+        half = self._scheduler or self._worker
+        if half is not None:
+            half.close()
+
+    # Scheduler.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """The block tables."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._scheduler.bind(kv_cache_manager)
+
+    def on_new_request(self, request: Any) -> None:
+        """A request has come."""
+        self._scheduler.add(request)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """All groups of a sequence are restored, or none."""
+        return self._kv_cache_config.transfer_group_ids
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded beyond those computed, and that they are loaded while the engine goes on."""
+        found = self._scheduler.matched(request, num_computed_tokens)
+        return found, bool(found)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks to be filled."""
+        if num_external_tokens > 0:
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """What the workers load from this step on."""
+        return PfMetadata(self._scheduler.take_loads())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks may be freed at once."""
+        self._scheduler.finish(request)
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks may be freed at once."""
+        self._scheduler.finish(request)
+        return False, None
+
+    # Worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """The caches are allocated and bound to their layers."""
+        layers = self._vllm_config.compilation_config.static_forward_context
+        self._worker.register(self._kv_cache_config, kv_caches, layers)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begins what this step's metadata asks for."""
+        self._worker.load(self._get_connector_metadata().loads)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that are done with."""
+        done, failed = self._worker.finished()
+        return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request runs when all of its layers are loaded."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: the agent reads pages itself."""
+
+    def wait_for_save(self) -> None:
+        """Nothing."""

@@ -1,0 +1,133 @@
+"""Pauses and resumes vLLM: in the process that has the `AsyncLLM`, or beside `vllm serve`.
+
+    python -m pf_connector.vllm.control --engine vllm-0 --server http://127.0.0.1:8000
+
+The server offers `/pause` and `/resume` when it runs with `VLLM_SERVER_DEV_MODE=1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from pf_connector.agent import control_socket, engine_info
+from pf_connector.member import Member
+from pf_connector.wire import Failure
+
+from .deployment import identity, socket_path
+
+log = logging.getLogger("pf_connector")
+
+_PAUSE = 25.0
+"""Seconds for the steps in hand; the agent gives up a little later."""
+
+
+class Switch:
+    """The member `control`: two functions that pause and resume, and whether the engine stands still because of them."""
+
+    def __init__(self, path: str, registration: dict[str, Any], pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        self._pause_engine = pause
+        self._resume_engine = resume
+        self._paused = False
+        calls = {"pause": self._pause, "resume": self._resume}
+        self.member = Member(path, registration | {"member": "control", "verbs": ["pause"]}, calls, on_lost=self._lost).start()
+
+    def close(self) -> None:
+        """Leaves the engine; it goes on if it was paused."""
+        self.member.close()
+
+    def _pause(self, _: dict[str, Any]) -> dict[str, Any]:
+        # From here on a resume is owed, even if pausing fails half-way.
+        self._paused = True
+        try:
+            self._pause_engine()
+        except Exception:
+            self._resume({})
+            raise
+        return {}
+
+    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
+        if self._paused:
+            self._resume_engine()
+            self._paused = False
+        return {}
+
+    def _lost(self) -> None:
+        if self._paused:
+            log.warning("the capture agent went away: the engine goes on")
+            self._resume({})
+
+
+class Control(Switch):
+    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process. Make it on that loop, or name the loop."""
+
+    def __init__(self, engine: Any, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        who = identity(engine.vllm_config)
+        loop = loop or asyncio.get_running_loop()
+
+        def pause() -> None:
+            # Without `keep` running requests are thrown away, and `clear_cache` would free what is to be captured.
+            wait(engine.pause_generation(mode="keep", clear_cache=False))
+
+        def resume() -> None:
+            wait(engine.resume_generation())
+
+        def wait(work: Any) -> None:
+            try:
+                asyncio.run_coroutine_threadsafe(work, loop).result(_PAUSE)
+            except TimeoutError as error:
+                raise Failure("timeout", "vLLM did not answer in time") from error
+
+        registration = {"engine": who.engine, "world": who.world, "deployment": who.deployment}
+        super().__init__(who.socket, registration, pause, resume)
+
+
+def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event) -> None:
+    """Pauses a `vllm serve` over its HTTP interface until told to stop."""
+
+    def post(what: str) -> None:
+        request = urllib.request.Request(f"{server.rstrip('/')}/{what}", data=b"", method="POST")
+        try:
+            urllib.request.urlopen(request, timeout=_PAUSE).close()
+        except urllib.error.HTTPError as error:
+            hint = "; run the server with VLLM_SERVER_DEV_MODE=1" if error.code == 404 else ""
+            raise Failure("engine_refused", f"/{what}: HTTP {error.code}{hint}") from error
+        except OSError as error:
+            raise Failure("engine_lost", f"{server}: {error}") from error
+
+    info = None
+    while not stop.is_set() and (info := engine_info(agent, engine)) is None:
+        stop.wait(1.0)
+    if info is None:
+        return
+    # The other members have said what the deployment is; a member must say the same.
+    registration = {"engine": engine, "world": info["world"], "deployment": info["deployment"]}
+    switch = Switch(path, registration, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"))
+    stop.wait()
+    switch.close()
+
+
+def main() -> None:
+    """Command line of the sidecar."""
+    parser = argparse.ArgumentParser(prog="pf_connector.vllm.control", description="Pauses a vLLM server for the capture agent.")
+    parser.add_argument("--engine", default="vllm", help="the engine's name, as in kv_connector_extra_config")
+    parser.add_argument("--server", default="http://127.0.0.1:8000", help="where vLLM listens")
+    parser.add_argument("--socket", help="the agent's socket for engines [default: the agent's own]")
+    parser.add_argument("--agent", help="the agent's control socket [default: the agent's own]")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    serve(args.engine, args.server, socket_path(args.socket), control_socket(args.agent), stop)
+
+
+if __name__ == "__main__":
+    main()

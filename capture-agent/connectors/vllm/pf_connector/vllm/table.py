@@ -1,0 +1,109 @@
+"""What a running request is: tokens, boundary, blocks, and what decides its next tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .layout import Group, columns
+
+_RECORDED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "max_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "logit_bias",
+)
+"""Sampling settings worth their place in a snapshot; kept if they are not the default."""
+
+
+def sequence(request: Any, groups: list[Group], blocks: tuple[list[int], ...]) -> dict[str, Any]:
+    """The protocol's `Sequence` of a request at rest."""
+    boundary = int(request.num_computed_tokens)
+    described: dict[str, Any] = {
+        "id": request.request_id,
+        "tokens": [int(token) for token in request.all_token_ids],
+        "boundary": boundary,
+        "blocks": columns(groups, blocks, boundary),
+        "salt": salt(request),
+        "sampling": sampling(request),
+        "unrecorded": unrecorded(request),
+    }
+    if name := adapter(request):
+        described["adapter"] = name
+    return described
+
+
+def salt(request: Any) -> str:
+    """The prefix's tenant salt. Inputs that are not tokens belong to it: placeholders alone do not tell two images apart."""
+    words = [request.cache_salt or ""]
+    for feature in getattr(request, "mm_features", None) or ():
+        words.append(f"{feature.modality}:{feature.identifier}@{feature.mm_position.offset}")
+    return "\n".join(words)
+
+
+def adapter(request: Any) -> str | None:
+    """The adapter in use."""
+    lora = request.lora_request
+    return None if lora is None else str(lora.lora_name)
+
+
+def matchable(request: Any) -> bool:
+    """Whether tokens, salt and adapter say all about this request's prefix."""
+    return request.prompt_embeds is None and request.sampling_params is not None and not request.skip_reading_prefix_cache
+
+
+def sampling(request: Any) -> dict[str, Any]:
+    """Settings that are not the default, and where the prompt ended: penalties look at that."""
+    params = request.sampling_params
+    if params is None:
+        return {}
+    default = type(params)()
+    found: dict[str, Any] = {"prompt_tokens": int(request.num_prompt_tokens)}
+    for name in _RECORDED:
+        value = getattr(params, name, None)
+        if value is not None and value != getattr(default, name, None):
+            found[name] = _plain(value)
+    return found
+
+
+def unrecorded(request: Any) -> list[str]:
+    """What could change the next token and is neither in memory nor in `sampling`."""
+    params, found = request.sampling_params, []
+    if params is None or request.prompt_embeds is not None:
+        found.append("embeddings")
+    if params is not None:
+        if params.temperature > 0:
+            found.append("rng")
+        if params.structured_outputs is not None:
+            found.append("grammar")
+        if params.presence_penalty or params.frequency_penalty:
+            # They count generated tokens only; after a restore all are prompt.
+            found.append("penalties")
+        if params.extra_args or getattr(params, "thinking_token_budget", None) is not None:
+            found.append("logits-processors")
+    if request.spec_token_ids:
+        found.append("speculation")
+    if getattr(request, "mm_features", None):
+        found.append("multimodal")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(inner) for inner in value]
+    return value

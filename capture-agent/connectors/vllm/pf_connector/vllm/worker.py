@@ -1,0 +1,91 @@
+"""A worker's half: hands over its memory, and has blocks filled."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import Any
+
+from pf_connector.member import Member
+from pf_connector.memory import CannotShare
+from pf_connector.wire import Lost
+
+from .deployment import Identity
+from .layout import Pages, Unsupported
+from .scheduler import Load
+
+log = logging.getLogger("pf_connector")
+
+
+class Worker:
+    """State of a worker's half."""
+
+    def __init__(self, identity: Identity, rank: int) -> None:
+        self._identity = identity
+        self._rank = rank
+        self._member: Member | None = None
+        self._pages: Pages | None = None
+        self._fills: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
+
+    def register(self, config: Any, caches: dict[str, Any], layers: dict[str, Any]) -> None:
+        """Shares the caches. An engine that cannot be captured serves on, and the agent shows what is missing."""
+        tag = self._identity.deployment["engine"].replace("/", "-")
+        try:
+            self._pages = Pages(config, caches, layers, tag)
+        except (CannotShare, Unsupported) as error:
+            log.error("this engine cannot be captured: %s", error)
+            return
+        registration = {
+            "engine": self._identity.engine,
+            "member": f"worker-{self._rank}",
+            "verbs": [],
+            "rank": self._rank,
+            "world": self._identity.world,
+            "deployment": self._identity.deployment,
+            "memories": self._pages.memories,
+            "groups": self._pages.groups,
+        }
+        self._member = Member(self._identity.socket, registration, descriptors=self._pages.descriptors).start()
+
+    def load(self, loads: list[Load]) -> None:
+        """Begins to fill blocks; the engine goes on meanwhile."""
+        for load in loads:
+            event = _event()
+            if load.restore is None or self._member is None:
+                future: Future[dict[str, Any]] = Future()
+                future.set_exception(Lost("these blocks cannot be filled"))
+            else:
+                args: dict[str, Any] = {"restore": load.restore, "blocks": load.blocks}
+                if event is not None:
+                    args["after"] = bytes(event.ipc_handle()).hex()
+                future = self._member.submit("fill", args)
+            self._fills[load.request] = (future, event)
+
+    def finished(self) -> tuple[set[str], set[str]]:
+        """Requests whose blocks are done with since the last call, and those of them that failed."""
+        done, failed = set(), set()
+        for name, (future, _) in list(self._fills.items()):
+            if not future.done():
+                continue
+            del self._fills[name]
+            done.add(name)
+            if (error := future.exception()) is not None:
+                log.warning("request %s could not be restored: %s", name, error)
+                failed.add(name)
+        return done, failed
+
+    def close(self) -> None:
+        """Leaves the engine."""
+        if self._member is not None:
+            self._member.close()
+
+
+def _event() -> Any:
+    """An event after which blocks are no longer touched by what the engine has launched (zeroing, steps before); CUDA only."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    event = torch.cuda.Event(interprocess=True)
+    event.record()
+    return event

@@ -1,0 +1,54 @@
+//! The one middleware: id, panics, problems, a log line and a count for each request.
+
+use super::answer::Failure;
+use axum::extract::{MatchedPath, Request};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures::FutureExt as _;
+use pfr_schema::ErrorCode;
+use std::panic::AssertUnwindSafe;
+use std::time::Instant;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+pub(super) async fn middleware(request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = uuid::Uuid::now_v7().to_string();
+    let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let panicked = |_| Failure::new(ErrorCode::Internal, "a bug in the agent; please report it with the request id").into_response();
+    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(panicked);
+    let (mut response, failure) = explain(response, &id);
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    let status = response.status().as_u16();
+    metrics::counter!(crate::telemetry::REQUESTS, "route" => route, "status" => status.to_string()).increment(1);
+    let seconds = started.elapsed().as_secs_f64();
+    match failure {
+        Some(failure) => {
+            tracing::warn!(request = id, %method, path, status, seconds, code = %failure.code(), detail = failure.detail(), "request");
+        }
+        None if path.starts_with("/v1/") => tracing::info!(request = id, %method, path, status, seconds, "request"),
+        None => tracing::debug!(request = id, %method, path, status, seconds, "request"),
+    }
+    response
+}
+
+/// Turns every failure into a problem, also those of extractors.
+fn explain(mut response: Response, id: &str) -> (Response, Option<Failure>) {
+    let status = response.status();
+    let failure = match response.extensions_mut().remove::<Failure>() {
+        Some(failure) => failure,
+        None if !status.is_client_error() && !status.is_server_error() => return (response, None),
+        None if status == StatusCode::PAYLOAD_TOO_LARGE => Failure::new(ErrorCode::TooLarge, "the request's body is over the limit"),
+        None if status.is_client_error() => Failure::new(ErrorCode::InvalidRequest, format!("the request was refused: {status}")),
+        None => Failure::new(ErrorCode::Internal, format!("a response without a reason: {status}")),
+    };
+    let mut problem = failure.clone().into_problem(id);
+    if let Some(allowed) = response.headers_mut().remove(header::ALLOW) {
+        problem.headers_mut().insert(header::ALLOW, allowed);
+    }
+    (problem, Some(failure))
+}

@@ -1,0 +1,112 @@
+//! The daemon: both sockets, until a signal; then what is under way gets its time, and engines go on.
+
+use crate::control::{Control, serve_metrics};
+use crate::error::{Error, Result};
+use crate::{Agent, Config, socket};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How often the recorder folds up what it has collected.
+const UPKEEP: Duration = Duration::from_secs(5);
+/// How long guards get to tell engines to go on, after what was under way was cut.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Opens the agent and serves until SIGTERM or SIGINT; a second signal ends the process at once. `listening` is called when both
+/// sockets are there.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Store`], [`Error::Invalid`] if another agent has the data folder.
+pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()> {
+    // Before anyone is told that it runs: a signal must not find it unprepared.
+    let stop = signals()?;
+    let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
+    let agent = Agent::open(config.clone()).await?;
+    socket::folder(&config.engine_socket)?;
+    let control = Control::bind(agent.clone())?;
+
+    let mut engines = JoinSet::new();
+    let (serving, socket) = (agent.clone(), config.engine_socket.clone());
+    let mut serve = Box::pin(async move { serving.engines().serve(serving.clone(), &socket).await });
+    // It listens once it was polled: nobody is told before.
+    match futures::poll!(&mut serve) {
+        Poll::Ready(ended) => return Err(unasked(Ok(ended))),
+        Poll::Pending => drop(engines.spawn(serve)),
+    }
+    if let Some(address) = config.metrics_listen {
+        engines.spawn(serve_metrics(address));
+    }
+    let (stopping, mut stopped) = watch::channel(false);
+    let mut controls = JoinSet::new();
+    controls.spawn(control.run(async move { drop(stopped.wait_for(|stop| *stop).await) }));
+
+    listening(&config);
+    tell_manager("READY=1");
+    let mut upkeep = tokio::time::interval(UPKEEP);
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            _ = upkeep.tick() => recorder.run_upkeep(),
+            Some(ended) = engines.join_next() => return Err(unasked(ended)),
+            Some(ended) = controls.join_next() => return Err(unasked(ended)),
+        }
+    }
+    tell_manager("STOPPING=1");
+    stopping.send_replace(true);
+    if tokio::time::timeout(config.shutdown_grace, controls.join_next()).await.is_err() {
+        tracing::warn!("what is still under way is cut; engines go on");
+        controls.shutdown().await;
+        tokio::time::sleep(FAREWELL).await;
+    }
+    // Connections end with their sessions, and an engine whose connection ended is not paused.
+    engines.shutdown().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn unasked(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Error {
+    match ended {
+        Ok(Ok(())) => Error::Internal("a listener ended".into()),
+        Ok(Err(error)) => error,
+        Err(panic) => Error::Internal(format!("a listener: {panic}")),
+    }
+}
+
+fn signals() -> Result<impl Future<Output = ()>> {
+    let fail = |what: &'static str| Error::io(what);
+    let mut terminate = signal(SignalKind::terminate()).map_err(fail("SIGTERM"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(fail("SIGINT"))?;
+    Ok(async move {
+        let which = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        tracing::info!(signal = which, "stopping; a second signal stops at once");
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {},
+                _ = interrupt.recv() => {},
+            }
+            std::process::exit(1);
+        });
+    })
+}
+
+/// One datagram to the service manager, if there is one.
+fn tell_manager(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+    if let Err(error) = sent {
+        tracing::warn!(%error, state, "the service manager was not told");
+    }
+}

@@ -1,0 +1,150 @@
+//! A member of an engine: one connection, or one attachment in this process.
+
+use super::engine::Shared;
+use super::layout::Group;
+use super::{Engines, Link};
+use crate::error::{Error, Result};
+use pfr_schema::engine::{ToEngine, Verb};
+use pfr_schema::{Digest, ErrorCode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub engine: String,
+    pub name: String,
+    pub rank: u32,
+    pub verbs: BTreeSet<Verb>,
+    pub groups: Vec<Group>,
+    pub mapped: u64,
+    link: Arc<dyn Link>,
+    gone: watch::Sender<bool>,
+}
+
+impl Member {
+    pub fn new(engine: &str, name: &str, rank: u32, verbs: &[Verb], groups: Vec<Group>, mapped: u64, link: Arc<dyn Link>) -> Self {
+        Self {
+            engine: engine.into(),
+            name: name.into(),
+            rank,
+            verbs: verbs.iter().copied().collect(),
+            groups,
+            mapped,
+            link,
+            gone: watch::Sender::new(false),
+        }
+    }
+
+    /// Ends every call that waits.
+    pub fn end(&self) {
+        self.gone.send_replace(true);
+    }
+
+    pub fn is_gone(&self) -> bool {
+        *self.gone.borrow()
+    }
+
+    /// Makes a call and waits for its answer as long as it takes, or until the member is gone.
+    pub async fn call(&self, call: ToEngine) -> Result<Value> {
+        let name = name_of(&call);
+        let mut gone = self.gone.subscribe();
+        tokio::select! {
+            biased;
+            _ = gone.wait_for(|gone| *gone) => Err(self.lost(format!("member {:?} left before it answered {name}", self.name))),
+            answer = self.link.call(call) => answer.map_err(|failure| match failure.code {
+                ErrorCode::EngineLost => self.lost(failure.detail),
+                _ => Error::Refused { engine: self.engine.clone(), call: name, failure },
+            }),
+        }
+    }
+
+    /// Makes a call that must be answered in time.
+    pub async fn call_within<T: DeserializeOwned>(&self, timeout: Duration, call: ToEngine) -> Result<T> {
+        let name = name_of(&call);
+        match tokio::time::timeout(timeout, self.call(call)).await {
+            Ok(answer) => self.read(name, answer?),
+            Err(_) => Err(self.late(name, timeout)),
+        }
+    }
+
+    pub fn read<T: DeserializeOwned>(&self, call: &'static str, answer: Value) -> Result<T> {
+        serde_json::from_value(answer).map_err(|e| self.broke(format!("its answer to {call} makes no sense: {e}")))
+    }
+
+    pub fn lost(&self, reason: String) -> Error {
+        Error::Lost { engine: self.engine.clone(), reason }
+    }
+
+    pub fn late(&self, call: &'static str, timeout: Duration) -> Error {
+        self.lost(format!("member {:?} did not answer {call} within {} s", self.name, timeout.as_secs_f64()))
+    }
+
+    pub fn broke(&self, reason: String) -> Error {
+        Error::Protocol { engine: self.engine.clone(), reason }
+    }
+
+    /// Makes a call until it is answered, refusals included: what was granted must be given back. Gives up only when the member is
+    /// gone, which gives everything back, or after minutes.
+    pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<()> {
+        const TRIES: u32 = 20;
+        let mut wait = Duration::from_millis(20);
+        for tried in 1.. {
+            match self.call_within::<Value>(timeout, call.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(error) if self.is_gone() || tried == TRIES => return Err(error),
+                Err(error) => {
+                    tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), tried, %error, "trying again");
+                }
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(5));
+        }
+        unreachable!("the loop ends by itself")
+    }
+}
+
+pub(super) fn name_of(call: &ToEngine) -> &'static str {
+    match call {
+        ToEngine::Pause {} => "pause",
+        ToEngine::Resume {} => "resume",
+        ToEngine::Table(_) => "table",
+        ToEngine::Pin(_) => "pin",
+        ToEngine::Unpin(_) => "unpin",
+        ToEngine::Oracle(_) => "oracle",
+        ToEngine::Allocate(_) => "allocate",
+        ToEngine::Activate(_) => "activate",
+        ToEngine::Discard(_) => "discard",
+    }
+}
+
+/// A member in this process, or behind a connection. Dropped, the member leaves.
+#[derive(Debug)]
+pub struct Attached {
+    engines: Engines,
+    engine: Arc<Shared>,
+    member: Arc<Member>,
+}
+
+impl Attached {
+    pub(super) fn new(engines: Engines, engine: Arc<Shared>, member: Arc<Member>) -> Self {
+        Self { engines, engine, member }
+    }
+
+    /// Digest of the deployment.
+    #[must_use]
+    pub fn fingerprint(&self) -> Digest {
+        self.engine.fingerprint
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.engines.leave(&self.engine, &self.member.name);
+        self.member.end();
+        tracing::info!(engine = self.member.engine, member = self.member.name, "member left");
+    }
+}

@@ -1,0 +1,182 @@
+//! Guards over what an engine grants for a capture: that it stands still, and that it keeps blocks.
+
+use super::engine::{Engine, View};
+use super::member::Member;
+use crate::error::{Error, Result};
+use pfr_schema::engine::{PinRequest, Pinned, Sequence, Table, TableRequest, ToEngine, Verb};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::OwnedMutexGuard;
+use tokio::sync::oneshot;
+
+/// The engine stands still. Dropping it lets the engine go on, also in a panic.
+#[derive(Debug)]
+pub struct Pause {
+    view: Arc<View>,
+    member: Arc<Member>,
+    since: Instant,
+    /// Gone once the engine was told to go on.
+    still: Option<OwnedMutexGuard<()>>,
+    runtime: Handle,
+}
+
+impl Pause {
+    pub(super) async fn begin(view: Arc<View>) -> Result<Self> {
+        let member = Arc::clone(view.must_serve(Verb::Pause, "pause")?);
+        let still = Arc::clone(&view.shared.still).lock_owned().await;
+        // Made before the call: whatever becomes of it, the engine is told to go on.
+        let mut pause = Self { view, member, since: Instant::now(), still: Some(still), runtime: Handle::current() };
+        pause.member.call_within::<serde_json::Value>(pause.view.shared.timeout, ToEngine::Pause {}).await?;
+        pause.since = Instant::now();
+        Ok(pause)
+    }
+
+    /// The one sequence asked for, or the only one there is. Checked: blocks exist, none is null where the window needs it, their number fits T.
+    ///
+    /// # Errors
+    /// [`Error::SequenceUnknown`], [`Error::SequenceAmbiguous`], [`Error::Protocol`].
+    pub async fn sequence(&self, sequence: Option<&str>) -> Result<Sequence> {
+        let mut sequences = self.table(sequence).await?;
+        let engine = self.view.shared.name.clone();
+        let names = |sequences: &[Sequence]| match sequences {
+            [] => "none".to_owned(),
+            some => some.iter().map(|s| s.id.as_str()).collect::<Vec<_>>().join(", "),
+        };
+        let at = match sequence {
+            Some(name) => sequences.iter().position(|s| s.id == name),
+            None if sequences.len() > 1 => return Err(Error::SequenceAmbiguous { engine, known: names(&sequences) }),
+            None => (!sequences.is_empty()).then_some(0),
+        };
+        let Some(at) = at else {
+            // An engine that was asked for one tells of no others.
+            let known = if sequence.is_some() { self.table(None).await? } else { sequences };
+            return Err(Error::SequenceUnknown { engine, sequence: sequence.unwrap_or_default().into(), known: names(&known) });
+        };
+        let found = sequences.swap_remove(at);
+        self.check(&found)?;
+        Ok(found)
+    }
+
+    /// All sequences, checked likewise.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`].
+    pub async fn sequences(&self) -> Result<Vec<Sequence>> {
+        let sequences = self.table(None).await?;
+        sequences.iter().try_for_each(|sequence| self.check(sequence))?;
+        Ok(sequences)
+    }
+
+    async fn table(&self, sequence: Option<&str>) -> Result<Vec<Sequence>> {
+        let member = self.view.must_serve(Verb::Table, "table")?;
+        let call = ToEngine::Table(TableRequest { sequence: sequence.map(Into::into) });
+        let table: Table = member.call_within(self.view.shared.timeout, call).await?;
+        let mut seen = std::collections::HashSet::new();
+        if let Some(twice) = table.sequences.iter().find(|s| !seen.insert(s.id.as_str())) {
+            return Err(member.broke(format!("its table has sequence {:?} twice", twice.id)));
+        }
+        Ok(table.sequences)
+    }
+
+    fn check(&self, sequence: &Sequence) -> Result<()> {
+        Engine(Arc::clone(&self.view)).check_sequence(sequence)
+    }
+
+    /// Keeps a sequence's sealed blocks; `None` if the engine does not serve pins.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::Lost`].
+    pub async fn pin(&self, sequence: &str) -> Result<Option<Pin>> {
+        let Some(member) = self.view.server(Verb::Pin) else { return Ok(None) };
+        let call = ToEngine::Pin(PinRequest { sequence: sequence.into() });
+        let timeout = self.view.shared.timeout;
+        let guard = move |member: Arc<Member>, pinned: Pinned| Pin { member, pinned: Some(pinned), timeout, runtime: Handle::current() };
+        granted(Arc::clone(member), timeout, call, "pin", guard).await.map(Some)
+    }
+
+    /// Lets the engine go on; how long it stood still.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Refused`] if it would not go on after many tries.
+    pub async fn resume(mut self) -> Result<Duration> {
+        // Taken off this future: if it is dropped meanwhile the engine is still told to go on.
+        let told = self.go_on();
+        let since = self.since;
+        match told.await {
+            Ok(told) => told.map(|at| at.duration_since(since)),
+            Err(gone) => Err(Error::Internal(format!("the task that resumes: {gone}"))),
+        }
+    }
+
+    /// Tells the engine to go on, on a task of its own; when it did.
+    fn go_on(&mut self) -> tokio::task::JoinHandle<Result<Instant>> {
+        let (member, still, timeout) = (Arc::clone(&self.member), self.still.take(), self.view.shared.timeout);
+        self.runtime.spawn(async move {
+            let told = member.insist(timeout, ToEngine::Resume {}).await;
+            let at = Instant::now();
+            drop(still);
+            if let Err(error) = &told {
+                tracing::error!(engine = member.engine, %error, "the engine was not told to go on");
+            }
+            told.map(|()| at)
+        })
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        if self.still.is_some() {
+            drop(self.go_on());
+        }
+    }
+}
+
+/// Makes a call that grants something, and wraps the grant into its guard even if nobody waits for it any more: an answer that comes
+/// too late is given back by the guard's drop.
+pub(super) async fn granted<T, G>(
+    member: Arc<Member>,
+    timeout: Duration,
+    call: ToEngine,
+    name: &'static str,
+    guard: impl Fn(Arc<Member>, T) -> G + Send + 'static,
+) -> Result<G>
+where
+    T: serde::de::DeserializeOwned + Send + 'static,
+    G: Send + 'static,
+{
+    let (tell, told) = oneshot::channel();
+    let calling = Arc::clone(&member);
+    tokio::spawn(async move {
+        let answer = calling.call(call).await;
+        let read = answer.and_then(|answer| calling.read::<T>(name, answer));
+        // If nobody listens the guard comes back as the error, and is dropped.
+        drop(tell.send(read.map(|granted| guard(Arc::clone(&calling), granted))));
+    });
+    match tokio::time::timeout(timeout, told).await {
+        Ok(Ok(granted)) => granted,
+        Ok(Err(_)) => Err(member.lost(format!("its {name} did not return"))),
+        Err(_) => Err(member.late(name, timeout)),
+    }
+}
+
+/// Sealed blocks of a sequence are kept until this is dropped.
+#[derive(Debug)]
+pub struct Pin {
+    member: Arc<Member>,
+    pinned: Option<Pinned>,
+    timeout: Duration,
+    runtime: Handle,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let Some(pinned) = self.pinned.take() else { return };
+        let (member, timeout) = (Arc::clone(&self.member), self.timeout);
+        self.runtime.spawn(async move {
+            if let Err(error) = member.insist(timeout, ToEngine::Unpin(pinned)).await {
+                tracing::warn!(engine = member.engine, pin = pinned.pin, %error, "a pin was not given back");
+            }
+        });
+    }
+}

@@ -1,0 +1,237 @@
+//! The socket for engines: each connection registers one member, then both sides call.
+
+use super::link::SocketLink;
+use super::{Attached, Engines, Inner, wire};
+use crate::Agent;
+use crate::error::{Error, Result};
+use crate::memory::{MemoryError, PageMemory, ShmMemory, cuda};
+use pfr_schema::ErrorCode;
+use pfr_schema::engine::{Failure, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine};
+use serde_json::{Value, json};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::unix::OwnedReadHalf;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// Most connections at a time.
+const MAX_CONNECTIONS: usize = 1024;
+/// Calls of one member that are being answered at a time; more are refused.
+const MAX_CALLS: usize = 32;
+
+pub(super) async fn serve(engines: Engines, agent: Agent, socket: &Path) -> Result<()> {
+    let (listener, _unlink) = bind(socket).map_err(Error::io(format!("listen on {}", socket.display())))?;
+    // Dropped with this future, and with it every session.
+    let mut sessions = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = sessions.join_next() => continue,
+        };
+        match accepted {
+            Ok((stream, _)) if sessions.len() < MAX_CONNECTIONS => {
+                sessions.spawn(session(engines.clone(), agent.clone(), stream));
+            }
+            Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "too many connections from engines"),
+            Err(error) => {
+                // Out of descriptors, as a rule: they come back when a session ends.
+                tracing::warn!(%error, "a connection from an engine cannot be accepted");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+struct Unlink(PathBuf);
+
+impl Drop for Unlink {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.0));
+    }
+}
+
+/// A socket that only this user can open, from the first moment on. A dead agent's is replaced, a live one's is not.
+fn bind(path: &Path) -> std::io::Result<(UnixListener, Unlink)> {
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another agent listens here"));
+    }
+    let fresh = path.with_extension("new");
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&fresh)?;
+    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&fresh, path)?;
+    Ok((listener, Unlink(path.into())))
+}
+
+async fn session(engines: Engines, agent: Agent, stream: UnixStream) {
+    if let Err(reason) = admit(&stream) {
+        tracing::warn!(reason, "a connection was refused");
+        return;
+    }
+    let timeout = agent.config().engine_timeout;
+    let first = match tokio::time::timeout(timeout, wire::read_first(&stream)).await {
+        Ok(Ok(first)) => first,
+        Ok(Err(error)) => return tracing::warn!(%error, "a connection ended before it registered"),
+        Err(_) => return tracing::warn!("a connection did not register in time"),
+    };
+    let (reader, writer) = stream.into_split();
+    let (link, mut writing) = SocketLink::new(writer);
+    match register(&engines, first, &link).await {
+        Ok((id, attached, engine, rank)) => {
+            let answer = Registered { agent: env!("CARGO_PKG_VERSION").into(), fingerprint: attached.fingerprint() };
+            link.answer(id, Ok(json!(answer))).await;
+            if let Err(error) = converse(&engines, &agent, reader, &link, &engine, rank).await {
+                tracing::warn!(engine, %error, "the connection of a member broke");
+            }
+            drop(attached);
+        }
+        Err((id, error)) => {
+            tracing::warn!(%error, "a registration was refused");
+            link.answer(id, Err(failure(&error))).await;
+        }
+    }
+    // What was queued is still sent; who does not read is cut off.
+    link.close();
+    drop(tokio::time::timeout(timeout, writing.join_next()).await);
+}
+
+/// Engines run as the agent's user, or as root.
+fn admit(stream: &UnixStream) -> std::result::Result<(), String> {
+    let peer = stream.peer_cred().map_err(|e| e.to_string())?.uid();
+    let own = rustix::process::geteuid().as_raw();
+    if peer != own && peer != 0 { Err(format!("user {peer} is neither {own} nor root")) } else { Ok(()) }
+}
+
+fn failure(error: &Error) -> Failure {
+    Failure { code: error.code(), detail: error.to_string() }
+}
+
+type Call = (u64, ToAgent);
+
+fn read_call(mut message: Value) -> std::result::Result<Call, (u64, String)> {
+    let id = message.get("id").and_then(Value::as_u64).unwrap_or(0);
+    let parts = json!({"call": message["call"].take(), "args": message["args"].take()});
+    let call = serde_json::from_value(parts);
+    call.map(|call| (id, call)).map_err(|e| (id, format!("the call makes no sense: {e}")))
+}
+
+type Joined = (u64, Attached, String, u32);
+
+async fn register(
+    engines: &Engines,
+    (message, descriptors): (Vec<u8>, Vec<OwnedFd>),
+    link: &Arc<SocketLink>,
+) -> std::result::Result<Joined, (u64, Error)> {
+    let message = serde_json::from_slice(&message).map_err(|e| (0, Error::Invalid(format!("not JSON: {e}"))))?;
+    let (id, call) = read_call(message).map_err(|(id, reason)| (id, Error::Invalid(reason)))?;
+    let ToAgent::Register(register) = call else {
+        return Err((id, Error::Invalid("the first message of a connection is register".into())));
+    };
+    let (engine, rank) = (register.engine.clone(), register.rank);
+    let (engines, link) = (engines.clone(), Arc::clone(link));
+    // Mapping memory can take a while on a device.
+    let joined = tokio::task::spawn_blocking(move || {
+        super::register::check(&register)?;
+        let memories = map(&engines, &register, descriptors)?;
+        engines.attach(*register, memories, link)
+    });
+    match joined.await {
+        Ok(Ok(attached)) => Ok((id, attached, engine, rank)),
+        Ok(Err(error)) => Err((id, error)),
+        Err(panic) => Err((id, Error::Internal(format!("registering: {panic}")))),
+    }
+}
+
+/// Maps the memories of a registration; descriptors are taken in order, those left over are closed.
+fn map(engines: &Engines, register: &Register, descriptors: Vec<OwnedFd>) -> Result<Vec<Arc<dyn PageMemory>>> {
+    let wanted = register.memories.iter().filter(|memory| memory.kind != MemoryKind::CudaIpc).count();
+    if wanted != descriptors.len() {
+        let reason = format!("{wanted} descriptors are described, {} came", descriptors.len());
+        return Err(Error::Protocol { engine: register.engine.clone(), reason });
+    }
+    let mut descriptors = descriptors.into_iter();
+    register.memories.iter().map(|memory| Ok(map_one(engines, memory, &mut descriptors)?)).collect()
+}
+
+fn map_one(
+    engines: &Engines,
+    memory: &Memory,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> std::result::Result<Arc<dyn PageMemory>, MemoryError> {
+    let Inner { ring, available, .. } = &*engines.0;
+    let mut descriptor = || {
+        let missing = || MemoryError::Unreachable { what: "map shared memory", reason: "no descriptor".into() };
+        descriptors.next().ok_or_else(missing)
+    };
+    let Memory { offset, bytes, .. } = *memory;
+    let device = memory.device.as_deref().unwrap_or_default();
+    match memory.kind {
+        MemoryKind::PosixShm => ShmMemory::map(descriptor()?, offset, bytes, ring.clone(), available.clone()),
+        MemoryKind::CudaVmm => cuda::open_vmm(descriptor()?, offset, bytes, device, ring.total()),
+        MemoryKind::CudaIpc => cuda::open_ipc(handle(memory)?, offset, bytes, device, ring.total()),
+    }
+}
+
+/// The bytes of a CUDA IPC handle.
+fn handle(memory: &Memory) -> std::result::Result<[u8; 64], MemoryError> {
+    let hex = memory.handle.as_deref().unwrap_or_default();
+    let byte = |at: usize| hex.get(2 * at..2 * at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..64).map(byte).collect();
+    let wrong = || MemoryError::Unreachable { what: "open IPC handle", reason: "it is not 64 bytes in hex".into() };
+    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)
+}
+
+/// Answers the member's calls and takes its answers until the connection ends.
+async fn converse(
+    engines: &Engines,
+    agent: &Agent,
+    mut reader: OwnedReadHalf,
+    link: &Arc<SocketLink>,
+    engine: &str,
+    rank: u32,
+) -> std::io::Result<()> {
+    // Dropped with the connection: nobody is left to hear the answers.
+    let mut calls = JoinSet::new();
+    let room = Arc::new(Semaphore::new(MAX_CALLS));
+    while let Some(message) = wire::read(&mut reader).await? {
+        while calls.try_join_next().is_some() {}
+        let message: Value = serde_json::from_slice(&message)?;
+        if message.get("call").is_none() {
+            link.take_answer(serde_json::from_value::<Message<ToEngine>>(message)?);
+            continue;
+        }
+        let (id, call) = match read_call(message) {
+            Ok(call) => call,
+            Err((id, reason)) => {
+                link.answer(id, Err(failure(&Error::Invalid(reason)))).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+            let detail = format!("{MAX_CALLS} calls are open already");
+            link.answer(id, Err(Failure { code: ErrorCode::Overloaded, detail })).await;
+            continue;
+        };
+        let (engines, agent, link, engine) = (engines.clone(), agent.clone(), Arc::clone(link), engine.to_owned());
+        calls.spawn(async move {
+            let answer = dispatch(&engines, &agent, &engine, rank, call).await;
+            link.answer(id, answer.map_err(|error| failure(&error))).await;
+            drop(permit);
+        });
+    }
+    Ok(())
+}
+
+async fn dispatch(engines: &Engines, agent: &Agent, engine: &str, rank: u32, call: ToAgent) -> Result<Value> {
+    if matches!(call, ToAgent::Register(_)) {
+        return Err(Error::Invalid("a connection registers one member".into()));
+    }
+    let engine = engines.get(engine)?;
+    crate::restore::on_request::handle(agent, &engine, rank, call).await
+}

@@ -1,0 +1,130 @@
+//! Hashing, reading and writing pages over anything whose bytes a CPU can load and store.
+
+use super::{Deliver, MemoryError, Page, Ring, Span};
+use bytes::Bytes;
+use pfr_schema::digest::Hasher;
+use pfr_schema::{Algorithm, Digest};
+
+/// Bytes loaded at a time while hashing: enough to hash at full speed, little enough to stay in the cache.
+const STEP: usize = 64 << 10;
+/// Bytes below which one more thread does not pay.
+const THREAD_BYTES: u64 = 4 << 20;
+
+/// Memory whose bytes a CPU can load and store.
+pub(super) trait Bytewise: Sync {
+    /// Bytes.
+    fn size(&self) -> u64;
+    /// Called before a batch: whether the memory is still there.
+    fn reachable(&self) -> Result<(), MemoryError>;
+    /// Copies `into.len()` bytes from `offset`; the range was checked.
+    fn load(&self, offset: u64, into: &mut [u8]);
+    /// Copies `from` to `offset`; the range was checked.
+    fn store(&self, offset: u64, from: &[u8]);
+}
+
+fn check<'a>(memory: &impl Bytewise, pages: impl Iterator<Item = &'a Page>) -> Result<(), MemoryError> {
+    let size = memory.size();
+    for Span { offset, bytes } in pages.flat_map(|page| page.spans.iter().copied()) {
+        let end = offset.saturating_add(bytes);
+        if end > size {
+            return Err(MemoryError::OutOfBounds { offset, end, size });
+        }
+    }
+    memory.reachable()
+}
+
+fn load_page(memory: &impl Bytewise, page: &Page, into: &mut [u8]) {
+    let mut rest = into;
+    for span in &page.spans {
+        let (now, later) = rest.split_at_mut(span.bytes as usize);
+        memory.load(span.offset, now);
+        rest = later;
+    }
+}
+
+/// Digests of pages, on as many threads as pay.
+pub(super) fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
+    check(memory, pages.iter())?;
+    let bytes: u64 = pages.iter().map(Page::bytes).sum();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = cores.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(usize::MAX)).clamp(1, pages.len().max(1));
+    let one = |pages: &[Page]| -> Vec<Digest> {
+        let mut buffer = vec![0; STEP];
+        pages.iter().map(|page| hash_page(memory, algorithm, page, &mut buffer)).collect()
+    };
+    if threads == 1 {
+        return Ok(one(pages));
+    }
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = pages.chunks(pages.len().div_ceil(threads)).map(|part| scope.spawn(move || one(part))).collect();
+        let mut digests = Vec::with_capacity(pages.len());
+        for part in parts {
+            let part = part.join().map_err(|_| MemoryError::Unreachable { what: "hash", reason: "a hashing thread panicked".into() })?;
+            digests.extend(part);
+        }
+        Ok(digests)
+    })
+}
+
+fn hash_page(memory: &impl Bytewise, algorithm: Algorithm, page: &Page, buffer: &mut [u8]) -> Digest {
+    let mut hasher = Hasher::new(algorithm);
+    for span in &page.spans {
+        let (mut at, end) = (span.offset, span.offset + span.bytes);
+        while at < end {
+            let now = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
+            memory.load(at, &mut buffer[..now]);
+            hasher.update(&buffer[..now]);
+            at += now as u64;
+        }
+    }
+    hasher.finish()
+}
+
+/// Copies pages out through the ring.
+pub(super) fn read(memory: &impl Bytewise, ring: &Ring, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
+    check(memory, pages.iter())?;
+    for (i, page) in pages.iter().enumerate() {
+        let mut slot = ring.acquire(page.bytes())?;
+        memory.reachable()?;
+        load_page(memory, page, slot.buffer());
+        if !deliver(i, slot.freeze()) {
+            return Err(MemoryError::Stopped);
+        }
+    }
+    Ok(())
+}
+
+/// All pages one after another.
+pub(super) fn gather(memory: &impl Bytewise, pages: &[Page]) -> Result<Vec<u8>, MemoryError> {
+    check(memory, pages.iter())?;
+    let bytes: u64 = pages.iter().map(Page::bytes).sum();
+    let mut out = vec![0; usize::try_from(bytes).map_err(|_| MemoryError::NoRoom { what: "host memory", needed: bytes, free: 0 })?];
+    let mut at = 0;
+    for page in pages {
+        let end = at + page.bytes() as usize;
+        load_page(memory, page, &mut out[at..end]);
+        at = end;
+    }
+    Ok(out)
+}
+
+/// Writes pages.
+pub(super) fn write(memory: &impl Bytewise, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
+    if after.is_some() {
+        return Err(MemoryError::Unsupported { what: "waiting for a CUDA event", reason: "this memory is the host's".into() });
+    }
+    if let Some((page, bytes)) = pages.iter().find(|(page, bytes)| page.bytes() != bytes.len() as u64) {
+        let (end, size) = (page.bytes(), bytes.len() as u64);
+        return Err(MemoryError::OutOfBounds { offset: 0, end, size });
+    }
+    check(memory, pages.iter().map(|(page, _)| page))?;
+    for (page, bytes) in pages {
+        let mut rest = &bytes[..];
+        for span in &page.spans {
+            let (now, later) = rest.split_at(span.bytes as usize);
+            memory.store(span.offset, now);
+            rest = later;
+        }
+    }
+    Ok(())
+}

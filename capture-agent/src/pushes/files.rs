@@ -1,0 +1,121 @@
+//! The queue on disk: one JSON file a job, written whole.
+
+use crate::durable;
+use crate::error::{Error, Result};
+use pfr_schema::agent::PushJob;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a job's file.
+const MAX_BYTES: u64 = 64 << 10;
+
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    dir: PathBuf,
+}
+
+impl Files {
+    pub async fn open(dir: PathBuf) -> Result<Self> {
+        let files = Self { dir };
+        files.on(|dir| durable::private_dir(dir)).await?;
+        Ok(files)
+    }
+
+    /// All jobs. A file that makes no sense is left where it is and logged: it may be somebody's only trace of a push.
+    pub async fn load(&self) -> Result<BTreeMap<String, PushJob>> {
+        self.on(|dir| {
+            let mut jobs = BTreeMap::new();
+            for entry in std::fs::read_dir(dir)? {
+                let path = entry?.path();
+                match path.extension().and_then(|e| e.to_str()) {
+                    Some("json") => match read(&path) {
+                        Ok(job) => drop(jobs.insert(job.id.clone(), job)),
+                        Err(error) => tracing::error!(path = %path.display(), %error, "a push that cannot be read is left out"),
+                    },
+                    // Cut off while it was written: nobody was told that it is there.
+                    Some(durable::UNFINISHED) => std::fs::remove_file(&path)?,
+                    _ => {}
+                }
+            }
+            Ok(jobs)
+        })
+        .await
+    }
+
+    pub async fn write(&self, job: &PushJob) -> Result<()> {
+        let (name, bytes) = (file_name(&job.id), serde_json::to_vec(job).map_err(|e| Error::Internal(e.to_string()))?);
+        self.on(move |dir| durable::replace(&dir.join(name), &bytes)).await
+    }
+
+    pub async fn remove(&self, id: &str) -> Result<()> {
+        let name = file_name(id);
+        self.on(move |dir| match std::fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        })
+        .await
+    }
+
+    async fn on<T: Send + 'static>(&self, work: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static) -> Result<T> {
+        let dir = self.dir.clone();
+        let what = format!("push queue {}", dir.display());
+        let done = tokio::task::spawn_blocking(move || work(&dir)).await;
+        done.map_err(|e| Error::Internal(e.to_string()))?.map_err(Error::io(what))
+    }
+}
+
+fn file_name(id: &str) -> String {
+    format!("{id}.json")
+}
+
+fn read(path: &Path) -> std::io::Result<PushJob> {
+    let invalid = |reason: String| std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
+    let length = std::fs::metadata(path)?.len();
+    if length > MAX_BYTES {
+        return Err(invalid(format!("{length} bytes, the limit is {MAX_BYTES}")));
+    }
+    let job: PushJob = serde_json::from_slice(&std::fs::read(path)?).map_err(|e| invalid(e.to_string()))?;
+    if path.file_stem().and_then(|stem| stem.to_str()) == Some(job.id.as_str()) { Ok(job) } else { Err(invalid("it has another job's id".into())) }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use pfr_schema::Digest;
+    use pfr_schema::agent::PushState;
+    use proptest::prelude::*;
+
+    fn job(id: &str) -> PushJob {
+        let digest = Digest::sha256(id.as_bytes());
+        PushJob { id: id.into(), digest, reference: "http://r/a:b".into(), state: PushState::Waiting, attempts: 3, error: None, bytes_sent: 0 }
+    }
+
+    #[tokio::test]
+    async fn jobs_are_there_again_and_debris_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::open(dir.path().join("pushes")).await.unwrap();
+        files.write(&job("b")).await.unwrap();
+        files.write(&job("a")).await.unwrap();
+        files.write(&job("c")).await.unwrap();
+        files.remove("c").await.unwrap();
+        let at = |name: &str| dir.path().join("pushes").join(name);
+        std::fs::write(at("x.new"), b"{").unwrap();
+        std::fs::write(at("bad.json"), b"{\"id\":1}").unwrap();
+        std::fs::write(at("huge.json"), vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        std::fs::copy(at("a.json"), at("other.json")).unwrap();
+        let jobs = files.load().await.unwrap();
+        assert_eq!(jobs.into_values().collect::<Vec<_>>(), [job("a"), job("b")]);
+        assert!(!at("x.new").exists() && at("bad.json").exists());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a.json");
+            std::fs::write(&path, &bytes).unwrap();
+            prop_assert!(read(&path).is_err());
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A snapshot's documents, read from the local store; lists of pages only when the plan has found that they fit.
+
+use crate::error::Result;
+use pfr_schema::checkpoint::{self, Checkpoint};
+use pfr_schema::engine::Oracle;
+use pfr_schema::run::Run;
+use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::tree::PageTree;
+use pfr_schema::{Digest, FormatError, media_type};
+use pfr_store::Store;
+
+/// Scores in an oracle layer.
+const MAX_SCORES: usize = 4096;
+
+/// What a snapshot says of itself.
+#[derive(Debug)]
+pub(super) struct Documents {
+    pub digest: Digest,
+    pub config: SnapshotConfig,
+    /// Each tree with the digests of its pages: page by page, component by component.
+    pub trees: Vec<(PageTree, Vec<Digest>)>,
+    /// By rank.
+    pub checkpoints: Vec<(u32, Checkpoint)>,
+    /// `None` if there is no such layer.
+    pub tokens: Option<Vec<u32>>,
+    pub oracle: Option<Oracle>,
+}
+
+impl Documents {
+    pub async fn read(store: &Store, digest: Digest) -> Result<Self> {
+        let limits = &store.options().limits;
+        let manifest = store.manifest(&digest).await?;
+        if !manifest.is_snapshot() {
+            return Err(field("$.artifactType", media_type::SNAPSHOT, format!("{:?}", manifest.artifact_type)).into());
+        }
+        let config = SnapshotConfig::parse(&store.read(&manifest.config.digest).await?, limits)?;
+        let mut trees = Vec::new();
+        for layer in manifest.layers_of(media_type::TREE) {
+            let tree = PageTree::parse(&store.read(&layer.digest).await?, limits)?;
+            let mut digests = Vec::new();
+            for (run, shape) in tree.run_shapes() {
+                let run = Run::parse(&store.read(&run).await?, limits)?;
+                if run.shape() != shape {
+                    return Err(field("a run", format!("{shape:?}"), format!("{:?}", run.shape())).into());
+                }
+                digests.extend_from_slice(run.digests());
+            }
+            trees.push((tree, digests));
+        }
+        let mut checkpoints = Vec::new();
+        for layer in manifest.layers_of(media_type::CHECKPOINT) {
+            let checkpoint = Checkpoint::parse(&store.read(&layer.digest).await?, limits)?;
+            checkpoints.push((checkpoint::rank(layer)?, checkpoint));
+        }
+        let tokens = match only(&manifest, media_type::TOKENS)? {
+            Some(digest) => Some(tokens(&store.read(&digest).await?)?),
+            None => None,
+        };
+        let oracle = match only(&manifest, media_type::ORACLE)? {
+            Some(digest) => Some(oracle(&store.read(&digest).await?)?),
+            None => None,
+        };
+        Ok(Self { digest, config, trees, checkpoints, tokens, oracle })
+    }
+}
+
+/// The one layer of a type.
+fn only(manifest: &Manifest, media_type: &str) -> Result<Option<Digest>, FormatError> {
+    let mut layers = manifest.layers_of(media_type).map(|layer| layer.digest);
+    let first = layers.next();
+    match layers.count() {
+        0 => Ok(first),
+        more => Err(field("$.layers", format!("at most one layer of type {media_type}"), (more + 1).to_string())),
+    }
+}
+
+pub(super) fn tokens(bytes: &[u8]) -> Result<Vec<u32>, FormatError> {
+    let (words, rest) = bytes.as_chunks::<4>();
+    if !rest.is_empty() {
+        return Err(field("tokens", "whole u32 numbers", format!("{} bytes", bytes.len())));
+    }
+    Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+pub(super) fn oracle(bytes: &[u8]) -> Result<Oracle, FormatError> {
+    let oracle: Oracle = serde_json::from_slice(bytes).map_err(|e| field("oracle", "scores as JSON", e.to_string()))?;
+    if oracle.top.is_empty() || oracle.top.len() > MAX_SCORES {
+        return Err(field("oracle.top", format!("1 to {MAX_SCORES} scores"), oracle.top.len().to_string()));
+    }
+    Ok(oracle)
+}
+
+pub(super) fn field(path: &str, expected: impl Into<String>, found: impl Into<String>) -> FormatError {
+    FormatError::Field { document: "snapshot", path: path.into(), expected: expected.into(), found: found.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_readers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let read = tokens(&bytes);
+            prop_assert_eq!(read.is_ok(), bytes.len() % 4 == 0);
+            prop_assert!(oracle(&bytes).is_err());
+        }
+
+        #[test]
+        fn tokens_come_back(tokens_in in proptest::collection::vec(any::<u32>(), 0..100)) {
+            let bytes: Vec<u8> = tokens_in.iter().flat_map(|token| token.to_le_bytes()).collect();
+            prop_assert_eq!(tokens(&bytes).expect("whole numbers"), tokens_in);
+        }
+    }
+}

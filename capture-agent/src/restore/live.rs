@@ -1,0 +1,76 @@
+//! What lies in the engine's memory, compared with what the snapshot says: pages by their digest, computed in place; state tensors by
+//! payload and value, of the bytes that the engine will read.
+
+use super::write::{Place, Places};
+use crate::Agent;
+use crate::error::{Error, Result};
+use crate::memory::{MemoryError, Page, PageMemory, Span};
+use pfr_schema::{Algorithm, FormatError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes of a state tensor that are read back at a time, at most; less if the ring is small.
+const PIECE: u64 = 16 << 20;
+
+pub(super) async fn check(agent: &Agent, places: &Arc<Places>) -> Result<()> {
+    let hashed = Arc::clone(places);
+    blocking(move || pages(&hashed)).await?;
+    let piece = (agent.engines().ring().total() / 2).clamp(1, PIECE);
+    for at in (0..places.0.len()).filter(|at| places.0[*at].tensor().is_some()) {
+        let places = Arc::clone(places);
+        let _turn = agent.engines().turn().await;
+        blocking(move || state(&places.0[at], piece)).await?;
+    }
+    Ok(())
+}
+
+async fn blocking(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    tokio::task::spawn_blocking(work).await.map_err(|panic| Error::Internal(format!("hashing what was written: {panic}")))?
+}
+
+/// Hashes all pages, memory by memory.
+fn pages(places: &Places) -> Result<()> {
+    let mut memories: Vec<&Arc<dyn PageMemory>> = Vec::new();
+    let mut groups: BTreeMap<(usize, Algorithm), Vec<&Place>> = BTreeMap::new();
+    for place in &places.0 {
+        let at = memories.iter().position(|memory| Arc::ptr_eq(memory, &place.memory)).unwrap_or_else(|| {
+            memories.push(&place.memory);
+            memories.len() - 1
+        });
+        groups.entry((at, place.digest.algorithm())).or_default().push(place);
+    }
+    for ((memory, algorithm), here) in groups {
+        let pages: Vec<Page> = here.iter().map(|place| place.page.clone()).collect();
+        let found = memories[memory].hash(algorithm, &pages)?;
+        if found.len() != here.len() {
+            return Err(MemoryError::Unreachable { what: "hash", reason: "fewer digests than pages".into() }.into());
+        }
+        if let Some((place, found)) = here.iter().zip(&found).find(|(place, found)| place.digest != **found) {
+            return Err(Error::Live { what: place.describe(), expected: place.digest.to_string(), found: found.to_string() });
+        }
+    }
+    Ok(())
+}
+
+/// Reads a state tensor back and proves its value.
+fn state(place: &Place, piece: u64) -> Result<()> {
+    let Some(tensor) = place.tensor() else { return Ok(()) };
+    let mut pieces = Vec::new();
+    for Span { offset, bytes } in &place.page.spans {
+        let starts = (0..*bytes).step_by(usize::try_from(piece).unwrap_or(usize::MAX));
+        pieces.extend(starts.map(|start| Page { spans: vec![Span { offset: offset + start, bytes: piece.min(bytes - start) }] }));
+    }
+    let mut payload = Vec::with_capacity(usize::try_from(place.page.bytes()).unwrap_or_default());
+    let mut take = |_: usize, bytes: bytes::Bytes| {
+        payload.extend_from_slice(&bytes);
+        true
+    };
+    place.memory.read(&pieces, &mut take)?;
+    let live = |expected: String, found: String| Error::Live { what: place.describe(), expected, found };
+    match tensor.check_payload(&payload).and_then(|()| tensor.check_value(&payload)) {
+        Ok(_) => Ok(()),
+        Err(FormatError::PayloadHashMismatch { expected, found, .. }) => Err(live(expected.to_string(), found.to_string())),
+        Err(FormatError::ValueHashMismatch { expected, found, .. }) => Err(live(expected.to_string(), found.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}

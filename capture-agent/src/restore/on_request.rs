@@ -1,0 +1,74 @@
+//! Engines that ask for state when a request comes: `match`, `fill` on each rank, `abandon`.
+
+use super::plan::Plan;
+use super::{live, write};
+use crate::Agent;
+use crate::engines::Engine;
+use crate::error::{Error, Result};
+use crate::telemetry;
+use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Answers a call of an engine's member of this rank.
+///
+/// # Errors
+/// [`Error::NotServed`] for an engine that did not say that it asks; [`Error::Invalid`] for a restore that is not kept ready; of a fill
+/// whatever stands in its way: then its blocks must not be used, and the state is not offered again.
+pub async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value> {
+    if !engine.serves(Verb::Request) {
+        return Err(Error::NotServed { engine: engine.name().into(), verb: "request" });
+    }
+    match call {
+        ToAgent::Register(_) => Err(Error::Invalid("a connection registers one member".into())),
+        ToAgent::Match(request) => Ok(json!(find(agent, engine, &request))),
+        ToAgent::Fill(request) => {
+            let filled = fill(agent, engine, rank, &request).await;
+            let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |()| "ok");
+            metrics::counter!(telemetry::FILLS, "outcome" => outcome).increment(1);
+            if let Err(error) = &filled {
+                tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "blocks were not filled");
+                agent.staged().forget(&request.restore);
+            }
+            filled.map(|()| json!({}))
+        }
+        // A match holds nothing: the state stays for the next request.
+        ToAgent::Abandon(_) => Ok(json!({})),
+    }
+}
+
+fn find(agent: &Agent, engine: &Engine, request: &Match) -> Matched {
+    let matched = agent.staged().find(engine, request);
+    let answer = match &matched {
+        Matched::Ready { .. } => "ready",
+        Matched::Later {} => "later",
+        Matched::None { .. } => "none",
+    };
+    metrics::counter!(telemetry::MATCHES, "answer" => answer).increment(1);
+    matched
+}
+
+async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<()> {
+    let documents = agent.staged().get(engine, &request.restore)?;
+    let after = request.after.as_deref().map(event).transpose()?;
+    // The engine may have come back with other memory since the snapshot was proven.
+    let plan = Plan::make(engine, &documents)?;
+    engine.check_blocks(plan.boundary, &request.blocks)?;
+    let places = Arc::new(write::Places::of(engine, &plan, rank..rank + 1, &request.blocks));
+    write::write(agent, &places, after).await?;
+    live::check(agent, &places).await
+}
+
+/// 64 bytes in hex.
+fn event(hex: &str) -> Result<[u8; 64]> {
+    let invalid = || Error::Invalid("after: expected 128 hex digits".into());
+    let mut event = [0; 64];
+    if hex.len() != 128 || !hex.is_ascii() {
+        return Err(invalid());
+    }
+    for (byte, digits) in event.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        let digits = std::str::from_utf8(digits).map_err(|_| invalid())?;
+        *byte = u8::from_str_radix(digits, 16).map_err(|_| invalid())?;
+    }
+    Ok(event)
+}

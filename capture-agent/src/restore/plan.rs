@@ -1,0 +1,239 @@
+//! Every check that needs no page: what the engine has and what the snapshot says must be the same, at one boundary.
+
+use super::documents::{Documents, field};
+use crate::engines::{Engine, Group};
+use crate::error::{Error, Result};
+use pfr_schema::checkpoint::{Key, Tensor};
+use pfr_schema::engine::State;
+use pfr_schema::tree::{GroupKind, PageTree};
+use pfr_schema::{Digest, flat, prefix};
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// What goes where.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub boundary: u64,
+    pub key: Key,
+    pub tokens: Vec<u32>,
+    pub paged: Vec<Paged>,
+    pub states: Vec<Stated>,
+}
+
+/// The pages of one group of one of the engine's ranks.
+#[derive(Clone, Debug)]
+pub(super) struct Paged {
+    pub rank: u32,
+    pub group: String,
+    pub columns: Range<u64>,
+    /// Column by column, component by component.
+    pub digests: Vec<Digest>,
+}
+
+/// A state tensor of one of the engine's ranks.
+#[derive(Clone, Debug)]
+pub(super) struct Stated {
+    pub rank: u32,
+    pub group: String,
+    pub state: State,
+    pub tensor: Tensor,
+}
+
+impl Plan {
+    /// Checks a snapshot against an engine.
+    pub fn make(engine: &Engine, documents: &Documents) -> Result<Self> {
+        fingerprint(engine, documents)?;
+        let (boundary, key, tokens) = identity(engine, documents)?;
+        ranks(engine, documents)?;
+        known(engine, documents)?;
+        let mut plan = Self { boundary, key, tokens, paged: Vec::new(), states: Vec::new() };
+        for rank in 0..engine.world() {
+            for group in engine.groups(rank) {
+                // Every rank holds the same bytes: they were taken from the first.
+                let from = if group.layout.replicated { 0 } else { rank };
+                match group.layout.kind {
+                    GroupKind::Recurrent => plan.add_states(documents, group, rank, from)?,
+                    _ => plan.add_pages(documents, group, rank, from)?,
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Pages, over all groups and ranks.
+    pub fn pages(&self) -> u64 {
+        self.paged.iter().map(|paged| paged.columns.end - paged.columns.start).sum()
+    }
+
+    fn add_pages(&mut self, documents: &Documents, group: &Group, rank: u32, from: u32) -> Result<()> {
+        let name = &group.layout.name;
+        let mut trees = documents.trees.iter().filter(|(tree, _)| tree.group.name == *name && tree.rank == from);
+        let Some((tree, digests)) = trees.next() else {
+            return if group.layout.required { Err(missing_group(name, rank, "snapshot")) } else { Ok(()) };
+        };
+        if trees.next().is_some() {
+            return Err(field("$.layers", format!("one tree of group {name:?} of rank {from}"), "several").into());
+        }
+        geometry(group, tree)?;
+        let columns = group.columns(self.boundary);
+        pages(group, tree, rank, &columns, self.boundary)?;
+        self.paged.push(Paged { rank, group: name.clone(), columns, digests: digests.clone() });
+        Ok(())
+    }
+
+    fn add_states(&mut self, documents: &Documents, group: &Group, rank: u32, from: u32) -> Result<()> {
+        let tensors = documents.checkpoints.iter().find(|(rank, _)| *rank == from).map_or(&[][..], |(_, c)| &c.tensors[..]);
+        let find = |state: &State| tensors.iter().find(|tensor| tensor.name == state.name);
+        if !group.layout.required && group.layout.states.iter().all(|state| find(state).is_none()) {
+            return Ok(());
+        }
+        for state in &group.layout.states {
+            let missing = || Error::MissingState { tensor: state.name.clone(), rank, side: "snapshot" };
+            let tensor = find(state).ok_or_else(missing)?;
+            shape(state, tensor, rank)?;
+            self.states.push(Stated { rank, group: group.layout.name.clone(), state: state.clone(), tensor: tensor.clone() });
+        }
+        Ok(())
+    }
+}
+
+fn fingerprint(engine: &Engine, documents: &Documents) -> Result<()> {
+    let (ours, theirs) = (engine.deployment(), &documents.config.deployment);
+    if documents.config.fingerprint == Some(engine.fingerprint()) && ours == theirs {
+        return Ok(());
+    }
+    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    let differs: Vec<&str> = keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).map(String::as_str).collect();
+    let differs = match &differs[..] {
+        // The deployments are equal and the digest is of another.
+        [] => format!("fingerprint: {} in the engine, {:?} in the snapshot", engine.fingerprint(), documents.config.fingerprint),
+        keys => keys.join(", "),
+    };
+    let json = |deployment| serde_json::to_string(deployment).map_err(|e| Error::Internal(e.to_string()));
+    Err(Error::Fingerprint { engine: json(ours)?, snapshot: json(theirs)?, differs })
+}
+
+/// That tokens, key and checkpoints say one boundary of one prefix.
+fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32>)> {
+    let config = &documents.config;
+    let lacks = |what: &str| field(&format!("config.{what}"), "a value, as in every snapshot of an engine", "none");
+    let boundary = config.boundary.filter(|boundary| *boundary > 0).ok_or_else(|| lacks("boundary"))?;
+    let key = config.prefix.clone().ok_or_else(|| lacks("prefix"))?;
+    let tokens = documents.tokens.clone().ok_or_else(|| field("$.layers", "a layer with the tokens", "none"))?;
+    let at = |what: &str, found| Error::Boundary { what: what.into(), expected: boundary, found };
+    if key.tokens != boundary {
+        return Err(at("the prefix key", key.tokens));
+    }
+    let computed = usize::try_from(boundary).ok().and_then(|boundary| tokens.get(..boundary));
+    let computed = computed.ok_or_else(|| at("the tokens", tokens.len() as u64))?;
+    if key.scheme != prefix::SCHEME {
+        return Err(Error::Prefix { what: "scheme", expected: prefix::SCHEME.into(), found: key.scheme });
+    }
+    let found = prefix::key(&engine.fingerprint(), &key.salt, key.adapter.as_deref(), computed);
+    if found != key.prefix {
+        let (expected, found) = (key.prefix.to_string(), format!("{found}, of the snapshot's tokens, salt and adapter"));
+        return Err(Error::Prefix { what: "the key of the state", expected, found });
+    }
+    for (rank, checkpoint) in &documents.checkpoints {
+        if checkpoint.key.tokens != boundary {
+            return Err(at(&format!("the checkpoint of rank {rank}"), checkpoint.key.tokens));
+        }
+        if checkpoint.key != key {
+            return Err(Error::Prefix { what: "the checkpoint's key", expected: format!("{key:?}"), found: format!("{:?}", checkpoint.key) });
+        }
+    }
+    Ok((boundary, key, tokens))
+}
+
+/// That the snapshot is of as many ranks, and none is missing.
+fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
+    let world = u64::from(engine.world());
+    let other = |what, found| Err(Error::Ranks { what, expected: world, found });
+    if let Some((tree, _)) = documents.trees.iter().find(|(tree, _)| tree.world != engine.world()) {
+        return other("ranks", u64::from(tree.world));
+    }
+    let here: BTreeSet<u32> = documents.trees.iter().map(|(tree, _)| tree.rank).chain(documents.checkpoints.iter().map(|(r, _)| *r)).collect();
+    if let Some(beyond) = here.iter().find(|rank| **rank >= engine.world()) {
+        return other("ranks", u64::from(*beyond) + 1);
+    }
+    // Ranks that hold nothing of their own are not in a snapshot.
+    let own = |rank: &u32| engine.groups(*rank).iter().any(|group| (*rank == 0 || !group.layout.replicated) && group.layout.required);
+    let missing = (0..engine.world()).filter(own).filter(|rank| !here.contains(rank)).count() as u64;
+    if missing > 0 && !here.is_empty() { other("ranks with state", world - missing) } else { Ok(()) }
+}
+
+/// That the engine has a place for everything.
+fn known(engine: &Engine, documents: &Documents) -> Result<()> {
+    let own = |rank: u32| engine.groups(rank).iter().filter(move |group| rank == 0 || !group.layout.replicated);
+    for (tree, _) in &documents.trees {
+        if !own(tree.rank).any(|group| group.layout.name == tree.group.name) {
+            return Err(missing_group(&tree.group.name, tree.rank, "engine"));
+        }
+    }
+    for (rank, checkpoint) in &documents.checkpoints {
+        for tensor in &checkpoint.tensors {
+            if !own(*rank).any(|group| group.layout.states.iter().any(|state| state.name == tensor.name)) {
+                return Err(Error::MissingState { tensor: tensor.name.clone(), rank: *rank, side: "engine" });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn missing_group(group: &str, rank: u32, side: &'static str) -> Error {
+    Error::MissingGroup { group: group.into(), rank, side }
+}
+
+fn same<T: PartialEq + Debug>(of: &str, what: &str, engine: &T, snapshot: &T) -> Result<()> {
+    if engine == snapshot {
+        return Ok(());
+    }
+    Err(Error::Geometry { what: format!("{of}: {what}"), expected: format!("{engine:?}"), found: format!("{snapshot:?}") })
+}
+
+fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
+    let layout = &group.layout;
+    let of = format!("group {:?} of rank {}", layout.name, tree.rank);
+    same(&of, "kind", &layout.kind, &tree.group.kind)?;
+    // What is opaque only the same deployment reads, and only by the same tag.
+    same(&of, "layout", &layout.layout, &tree.layout)?;
+    same(&of, "geometry", &layout.geometry.filter(|_| layout.layout == flat::LAYOUT), &tree.geometry)?;
+    same(&of, "tokens in a page", &layout.block_tokens, &tree.page_size_tokens)?;
+    same(&of, "bytes of a page", &group.page_bytes(), &tree.page_bytes)?;
+    let components: Vec<&str> = layout.components.iter().map(|component| component.name.as_str()).collect();
+    same(&of, "components", &components, &tree.components.iter().map(String::as_str).collect())?;
+    same(&of, "sequences", &1, &tree.sequences.len())
+}
+
+/// That the tree has exactly the columns that the boundary needs.
+fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, boundary: u64) -> Result<()> {
+    let name = &group.layout.name;
+    let expected = columns.end - columns.start;
+    let Some(sequence) = tree.sequences.first().filter(|sequence| tree.pages() == expected && sequence.ix.len() == expected) else {
+        return Err(Error::PageCount { group: name.clone(), rank, expected, found: tree.pages() });
+    };
+    let what = |what: &str| format!("{what} of group {name:?} of rank {rank}");
+    let mut off = columns.clone().zip(tree.ix.iter().zip(sequence.ix.iter()));
+    let off = off.find(|(column, (ix, listed))| (u64::from(*ix), u64::from(*listed)) != (*column, *column));
+    if let Some((column, (ix, listed))) = off {
+        let found = if u64::from(ix) == column { listed } else { ix };
+        return Err(Error::Boundary { what: what("a column"), expected: column, found: found.into() });
+    }
+    let fill = if expected == 0 { 0 } else { boundary % u64::from(group.layout.block_tokens) };
+    if fill != u64::from(sequence.fill) {
+        return Err(Error::Boundary { what: what("tokens in the last page"), expected: fill, found: sequence.fill.into() });
+    }
+    Ok(())
+}
+
+fn shape(state: &State, tensor: &Tensor, rank: u32) -> Result<()> {
+    let of = format!("state {:?} of rank {rank}", state.name);
+    same(&of, "kind", &state.kind, &tensor.kind)?;
+    same(&of, "layer", &state.layer, &tensor.layer)?;
+    same(&of, "shape", &state.shape, &tensor.shape)?;
+    same(&of, "logical dtype", &state.logical_dtype, &tensor.logical_dtype.to_string())?;
+    same(&of, "storage dtype", &state.storage_dtype, &tensor.storage_dtype.to_string())?;
+    same(&of, "layout", &state.layout, &tensor.layout)?;
+    same(&of, "bytes", &state.part.bytes, &tensor.payload_bytes)
+}

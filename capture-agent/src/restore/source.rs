@@ -1,0 +1,50 @@
+//! Where the snapshot comes from: the local store if it is meant or has that digest, else the registry, into the local store.
+
+use crate::Agent;
+use crate::error::{Error, Result};
+use pfr_client::{Destination, Progress};
+use pfr_schema::agent::RestoreRequest;
+use pfr_schema::{Digest, Reference, Selector};
+
+/// A snapshot that is whole in the local store.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub digest: Digest,
+    pub bytes_pulled: u64,
+}
+
+pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Found> {
+    let reference: Reference = request.reference.parse()?;
+    let (repository, selector) = (&reference.repository, reference.selector_or_latest());
+    if request.local {
+        let digest = agent.store().resolve(repository, &selector).await?;
+        // By digest it is found wherever it lies; it must be this repository's.
+        agent.store().snapshot(repository, &digest).await?;
+        return Ok(Found { digest, bytes_pulled: 0 });
+    }
+    if let Selector::Digest(digest) = &selector
+        && agent.store().snapshot(repository, digest).await.is_ok()
+    {
+        return Ok(Found { digest: *digest, bytes_pulled: 0 });
+    }
+    let registry = reference.registry.as_deref().or(agent.config().registry.as_deref());
+    let registry = registry.ok_or_else(|| {
+        Error::Invalid("the reference names no registry and the agent has none; name one, or restore from the local store (--local)".into())
+    })?;
+    let tag = match &selector {
+        Selector::Tag { tag, back: 0 } => Some(tag.clone()),
+        _ => None,
+    };
+    let remote = agent.config().remote(registry)?;
+    let destination = Destination::Store { store: agent.store().clone(), repository: repository.clone(), tag };
+    match pfr_client::pull(&remote, repository, &selector, &destination, &Progress::new()).await {
+        Ok(report) => Ok(Found { digest: report.digest, bytes_pulled: report.bytes_received }),
+        Err(pfr_client::Error::Unreachable { url, reason, attempts }) => {
+            // The tag may have moved there: what is here is not taken unasked.
+            let here = agent.store().resolve(repository, &selector).await.is_ok();
+            let hint = if here { "; this host has a snapshot of that name: restore it with --local" } else { "" };
+            Err(pfr_client::Error::Unreachable { url, reason: format!("{reason}{hint}"), attempts }.into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}

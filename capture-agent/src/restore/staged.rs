@@ -1,0 +1,128 @@
+//! Snapshots that are proven and wait for a request with their tokens.
+
+use super::documents::Documents;
+use super::plan::Plan;
+use super::{prove, report};
+use crate::Agent;
+use crate::engines::Engine;
+use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use pfr_schema::agent::RestoreReport;
+use pfr_schema::engine::{Match, Matched};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Entries at a time; the oldest goes first.
+const MAX: usize = 64;
+
+/// Snapshots that wait for a request with their tokens.
+#[derive(Debug, Default)]
+pub struct Staged(Mutex<Vec<Entry>>);
+
+#[derive(Clone, Debug)]
+struct Entry {
+    id: String,
+    engine: String,
+    documents: Arc<Documents>,
+    plan: Arc<Plan>,
+    /// Whether all of it is proven.
+    proven: bool,
+}
+
+impl Staged {
+    /// Proves a snapshot and keeps it ready.
+    pub(super) async fn keep(&self, agent: &Agent, engine: &Engine, documents: Arc<Documents>, plan: &Arc<Plan>) -> Result<RestoreReport> {
+        let id = uuid::Uuid::now_v7().to_string();
+        let digest = documents.digest;
+        let entry = Entry { id: id.clone(), engine: engine.name().into(), documents, plan: Arc::clone(plan), proven: false };
+        self.add(agent, entry);
+        // Whatever ends this future ends the entry.
+        let mut unproven = Unproven { staged: self, id: Some(id) };
+        let values = prove::states(agent.store(), plan).await?;
+        prove::pages(agent.store(), plan).await?;
+        if let Some(id) = unproven.id.take() {
+            self.0.lock().iter_mut().filter(|entry| entry.id == id).for_each(|entry| entry.proven = true);
+        }
+        Ok(report(engine, digest, plan, values))
+    }
+
+    fn add(&self, agent: &Agent, entry: Entry) {
+        let here: HashSet<String> = agent.engines().list().into_iter().map(|info| info.engine).collect();
+        let mut entries = self.0.lock();
+        // Entries of engines that left; and one of the same snapshot, which this one replaces.
+        entries.retain(|other| here.contains(&other.engine) && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven));
+        if entries.len() == MAX {
+            entries.remove(0);
+        }
+        entries.push(entry);
+    }
+
+    /// The deepest state for a request.
+    pub(super) fn find(&self, engine: &Engine, request: &Match) -> Matched {
+        let entries = self.0.lock();
+        let (mut best, mut reason): (Option<&Entry>, Option<(u64, String)>) = (None, None);
+        for entry in entries.iter().filter(|entry| entry.engine == engine.name()) {
+            match fits(&entry.plan, request) {
+                Ok(()) if best.is_none_or(|best| best.plan.boundary < entry.plan.boundary) => best = Some(entry),
+                Ok(()) => {}
+                // What came closest says most.
+                Err((near, why)) if reason.as_ref().is_none_or(|(other, _)| *other <= near) => reason = Some((near, why)),
+                Err(_) => {}
+            }
+        }
+        match best {
+            Some(entry) if entry.proven => Matched::Ready { boundary: entry.plan.boundary, restore: entry.id.clone() },
+            Some(_) => Matched::Later {},
+            None => Matched::None { reason: reason.map_or_else(|| "nothing is kept ready for this engine".into(), |(_, why)| why) },
+        }
+    }
+
+    pub(super) fn get(&self, engine: &Engine, id: &str) -> Result<Arc<Documents>> {
+        let entries = self.0.lock();
+        let entry = entries.iter().find(|entry| entry.id == id && entry.engine == engine.name() && entry.proven);
+        entry.map(|entry| Arc::clone(&entry.documents)).ok_or_else(|| Error::Invalid(format!("no restore {id:?} is kept ready")))
+    }
+
+    pub(super) fn forget(&self, id: &str) {
+        self.0.lock().retain(|entry| entry.id != id);
+    }
+}
+
+/// Whether the state is of the request's prefix; else how many tokens agree, and why not.
+fn fits(plan: &Plan, request: &Match) -> std::result::Result<(), (u64, String)> {
+    let Plan { boundary, key, tokens, .. } = plan;
+    if key.salt != request.salt || key.adapter != request.adapter {
+        return Err((0, format!("the prefix key does not hold: salt or adapter of the state at {boundary} are not the request's")));
+    }
+    let computed = tokens.iter().take(usize::try_from(*boundary).unwrap_or(usize::MAX));
+    let agree = computed.zip(&request.tokens).take_while(|(a, b)| a == b).count() as u64;
+    let length = request.tokens.len() as u64;
+    if agree < *boundary {
+        let why = if agree == length {
+            format!("the state is at {boundary} tokens, the request has {length}")
+        } else {
+            format!("the prefix key does not hold: token {agree} differs from that of the state at {boundary}")
+        };
+        return Err((agree, why));
+    }
+    if length == *boundary {
+        return Err((agree, format!("the state is at {boundary} tokens, the request has no more: no token is left to compute")));
+    }
+    if *boundary <= request.computed {
+        return Err((agree, format!("the engine has state for {} tokens already, kept ready is {boundary}", request.computed)));
+    }
+    Ok(())
+}
+
+struct Unproven<'a> {
+    staged: &'a Staged,
+    id: Option<String>,
+}
+
+impl Drop for Unproven<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.staged.forget(&id);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! From the engine's memory into the local store: hash in place, ask what is lacking, copy only that, hash again.
+
+use super::capture::canonicalise;
+use super::inventory::Inventory;
+use super::keep::Keep;
+use super::states::describe;
+use crate::Agent;
+use crate::error::{Error, Result};
+use crate::memory::{MemoryError, Page};
+use bytes::Bytes;
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::{Header, end_mark};
+use pfr_schema::{Algorithm, Digest, FormatError, Kind, Limits, checkpoint};
+use pfr_store::PushSession;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Pieces of frames between the memory and the store.
+const PIECES: usize = 16;
+
+/// What was copied.
+#[derive(Debug)]
+pub(super) struct Copied {
+    /// The digest of each source.
+    pub digests: Vec<Digest>,
+    /// The state tensors, by source.
+    pub tensors: BTreeMap<usize, checkpoint::Tensor>,
+    /// Raw bytes that left the engine's memory.
+    pub bytes_moved: u64,
+    /// Raw bytes that the store lacked.
+    pub bytes_new: u64,
+    /// Of these, bytes of state tensors.
+    pub bytes_state: u64,
+}
+
+/// One blob to be copied.
+#[derive(Clone, Debug)]
+struct Item {
+    source: usize,
+    digest: Digest,
+    page: Page,
+    /// Whether it goes into the store; state tensors are read in any case, for the digest of their value.
+    lacking: bool,
+}
+
+/// Hashes everything and copies what the store lacks.
+pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<Inventory>, keep: Keep) -> Result<Copied> {
+    let hashing = (Arc::clone(inventory), keep.clone());
+    let hashed = tokio::task::spawn_blocking(move || hash(&hashing.0));
+    let digests = hashed.await.map_err(|panic| Error::Internal(format!("hashing: {panic}")))??;
+
+    let wanted = digests.iter().map(|digest| (*digest, Kind::Blob)).collect();
+    let missing = agent.store().missing(&session.id, wanted).await?;
+    // A blob that stands in two places is copied once.
+    let mut once = HashSet::new();
+    let lacking: HashSet<usize> = missing.into_iter().filter(|at| once.insert(digests[*at])).collect();
+    let size = |at: &usize| inventory.sources[*at].page.bytes();
+    let states: HashSet<usize> = inventory.tensors.iter().map(|tensor| tensor.source).collect();
+    let mut copied = Copied {
+        bytes_new: lacking.iter().map(size).sum(),
+        bytes_state: lacking.intersection(&states).map(size).sum(),
+        bytes_moved: lacking.union(&states).map(size).sum(),
+        tensors: BTreeMap::new(),
+        digests,
+    };
+    super::preflight::disk(&agent.config().store_dir(), copied.bytes_new)?;
+
+    for memory in 0..inventory.memories.len() {
+        let here =
+            inventory.sources.iter().enumerate().filter(|(at, s)| s.memory == memory && (lacking.contains(at) || states.contains(at)));
+        let items = here.map(|(source, s)| Item {
+            source,
+            digest: copied.digests[source],
+            page: s.page.clone(),
+            lacking: lacking.contains(&source),
+        });
+        for batch in batches(items.collect(), agent.engines().ring().total() / 2) {
+            let _turn = agent.engines().turn().await;
+            copied.tensors.extend(copy_batch(agent, session, (inventory, &keep), memory, batch).await?);
+        }
+    }
+    Ok(copied)
+}
+
+fn hash(inventory: &Inventory) -> std::result::Result<Vec<Digest>, MemoryError> {
+    canonicalise(inventory)?;
+    let mut digests = vec![None; inventory.sources.len()];
+    for (number, memory) in inventory.memories.iter().enumerate() {
+        let here: Vec<usize> = (0..inventory.sources.len()).filter(|at| inventory.sources[*at].memory == number).collect();
+        let pages: Vec<Page> = here.iter().map(|at| inventory.sources[*at].page.clone()).collect();
+        if pages.is_empty() {
+            continue;
+        }
+        let found = memory.hash(Algorithm::Sha256, &pages)?;
+        here.into_iter().zip(found).for_each(|(at, digest)| digests[at] = Some(digest));
+    }
+    let unhashed = || MemoryError::Unreachable { what: "hash", reason: "fewer digests than pages".into() };
+    digests.into_iter().map(|digest| digest.ok_or_else(unhashed)).collect()
+}
+
+/// Cuts a list so that the bytes of each piece fit into the ring together: the store takes pages in groups, and lets go of none before
+/// the group, or the stream, is complete.
+fn batches(items: Vec<Item>, most: u64) -> Vec<Vec<Item>> {
+    let mut batches: Vec<Vec<Item>> = Vec::new();
+    let mut bytes = 0;
+    for item in items {
+        let more = item.page.bytes();
+        match batches.last_mut() {
+            Some(batch) if bytes + more <= most => {
+                bytes += more;
+                batch.push(item);
+            }
+            _ => {
+                bytes = more;
+                batches.push(vec![item]);
+            }
+        }
+    }
+    batches
+}
+
+async fn copy_batch(
+    agent: &Agent,
+    session: &PushSession,
+    (inventory, keep): (&Arc<Inventory>, &Keep),
+    memory: usize,
+    batch: Vec<Item>,
+) -> Result<BTreeMap<usize, checkpoint::Tensor>> {
+    let by_digest: HashMap<Digest, usize> = batch.iter().map(|item| (item.digest, item.source)).collect();
+    let (pieces, mut stream) = mpsc::channel(PIECES);
+    let (reading, limits) = ((Arc::clone(inventory), keep.clone()), agent.store().options().limits.clone());
+    let reader = tokio::task::spawn_blocking(move || read(&reading.0, memory, &batch, &limits, &pieces));
+    let ingested = agent.store().ingest(&session.id, futures::stream::poll_fn(|context| stream.poll_recv(context))).await;
+    // If the store gave up, so does the reader.
+    drop(stream);
+    let read = reader.await.map_err(|panic| Error::Internal(format!("copying: {panic}")))?;
+    let torn =
+        |digest: &Digest| Error::TornCopy { what: by_digest.get(digest).map_or_else(|| digest.to_string(), |at| inventory.describe(*at)) };
+    match (read, ingested) {
+        (Err(Error::Memory(MemoryError::Stopped)), Ok(_)) => Err(Error::Internal("the store stopped listening".into())),
+        (Err(Error::Memory(MemoryError::Stopped)) | Ok(_), Err(error)) => Err(match &error {
+            pfr_store::Error::Frame { digest, source: FormatError::DigestMismatch { .. }, .. } => torn(digest),
+            _ => error.into(),
+        }),
+        (Err(Error::TornCopy { what }), _) => Err(Error::TornCopy { what }),
+        (Err(error), _) => Err(error),
+        (Ok(tensors), Ok(_)) => Ok(tensors),
+    }
+}
+
+/// Reads a batch and sends it as a stream of frames. Blocks.
+fn read(
+    inventory: &Inventory,
+    memory: usize,
+    batch: &[Item],
+    limits: &Limits,
+    pieces: &mpsc::Sender<std::result::Result<Bytes, String>>,
+) -> Result<BTreeMap<usize, checkpoint::Tensor>> {
+    let pages: Vec<Page> = batch.iter().map(|item| item.page.clone()).collect();
+    let (mut tensors, mut frames, mut failed) = (BTreeMap::new(), 0, None);
+    let send = |piece: Bytes| pieces.blocking_send(Ok(piece)).is_ok();
+    let mut deliver = |at: usize, payload: Bytes| {
+        let item = &batch[at];
+        if let Some(tensor) = inventory.tensors.iter().find(|tensor| tensor.source == item.source) {
+            match describe(&tensor.state, &payload, limits) {
+                Ok(tensor) if tensor.payload_hash == item.digest => drop(tensors.insert(item.source, tensor)),
+                Ok(_) => failed = Some(Error::TornCopy { what: inventory.describe(item.source) }),
+                Err(error) => failed = Some(error),
+            }
+            if failed.is_some() {
+                return false;
+            }
+        }
+        if !item.lacking {
+            return true;
+        }
+        frames += 1;
+        let length = payload.len() as u64;
+        let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: item.digest, raw_len: length, stored_len: length };
+        let checksum = Bytes::copy_from_slice(&crc32c::crc32c(&payload).to_le_bytes());
+        send(header.to_bytes().into()) && send(payload) && send(checksum)
+    };
+    let read = inventory.memories[memory].read(&pages, &mut deliver);
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if let Err(error) = read {
+        // Without it the store would wait for more, or take the end for a cut connection.
+        drop(pieces.blocking_send(Err(error.to_string())));
+        return Err(error.into());
+    }
+    if !send(end_mark(frames).into()) {
+        return Err(MemoryError::Stopped.into());
+    }
+    Ok(tensors)
+}

@@ -1,0 +1,60 @@
+//! What is checked before anything starts: a capture that cannot end well does not stop the engine.
+
+use crate::engines::Engine;
+use crate::error::{Error, Result};
+use crate::memory::PageMemory;
+use pfr_schema::tree::GroupKind;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of a file system that are never filled: metadata of the store, and whoever else lives there.
+const RESERVE: u64 = 64 << 20;
+
+/// What a capture needs of one memory.
+#[derive(Debug)]
+struct Need {
+    memory: Arc<dyn PageMemory>,
+    /// Bytes that are set aside while the engine stands still.
+    aside: u64,
+    /// The largest piece that is copied out.
+    largest: u64,
+}
+
+/// Whether memory and ring suffice for a capture of this engine, whatever the sequence: what is set aside does not depend on its
+/// length.
+pub(super) async fn memory(engine: &Engine) -> Result<()> {
+    let needs = needs(engine);
+    let check = move || needs.iter().try_for_each(|need| need.memory.preflight(need.aside, need.largest));
+    tokio::task::spawn_blocking(check).await.map_err(|panic| Error::Internal(format!("preflight: {panic}")))??;
+    Ok(())
+}
+
+fn needs(engine: &Engine) -> Vec<Need> {
+    let mut needs: Vec<Need> = Vec::new();
+    let mut add = |memory: Arc<dyn PageMemory>, bytes: u64, count: u64| match needs.iter_mut().find(|n| Arc::ptr_eq(&n.memory, &memory)) {
+        Some(need) => {
+            need.aside += bytes * count;
+            need.largest = need.largest.max(bytes);
+        }
+        None => needs.push(Need { memory, aside: bytes * count, largest: bytes }),
+    };
+    for group in (0..engine.world()).flat_map(|rank| engine.groups(rank)) {
+        if group.layout.kind == GroupKind::Recurrent {
+            group.layout.states.iter().for_each(|state| add(group.state(state, 0).0, state.part.bytes, 1));
+        } else {
+            (0..group.layout.components.len()).for_each(|component| add(group.page(component, 0).0, group.page_bytes(), 1));
+        }
+    }
+    needs
+}
+
+/// Whether the file system of the local store has room for `needed` bytes more.
+pub(super) fn disk(store: &Path, needed: u64) -> Result<()> {
+    let stat = rustix::fs::statvfs(store).map_err(|e| Error::io(format!("free space of {}", store.display()))(e.into()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let needed = needed.saturating_add(RESERVE);
+    if needed > free {
+        return Err(Error::NoRoom { what: "disk", needed, free });
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Pushes in the background, against a real registry.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::engine::Synthetic;
+use common::layout::Spec;
+use common::{Host, config, host_with};
+use pfr_agent::{Agent, Config};
+use pfr_registry::Server;
+use pfr_schema::agent::{Push, PushJob, PushState, SnapshotRequest};
+use pfr_schema::{Digest, ErrorCode};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+/// An address that nobody listens on now.
+fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap()
+}
+
+async fn registry(dir: &Path, listen: SocketAddr) -> pfr_store::Store {
+    let config = pfr_registry::Config { data: dir.to_owned(), listen, ..pfr_registry::Config::default() };
+    let server = Server::bind(config).await.unwrap();
+    let store = server.store().clone();
+    tokio::spawn(server.run(std::future::pending()));
+    store
+}
+
+fn eager(config: &mut Config) {
+    config.push_retry = Duration::from_millis(20);
+    config.push_retry_max = Duration::from_millis(100);
+}
+
+async fn snapshot(host: &Host, engine: &str, reference: &str) -> (Digest, PushJob) {
+    let request = SnapshotRequest { reference: reference.into(), push: Push::Background, ..SnapshotRequest::default() };
+    let report = host.agent.snapshot(engine, request).await.unwrap();
+    (report.digest, report.push.unwrap())
+}
+
+async fn tries(agent: &Agent, id: &str, at_least: u32) -> PushJob {
+    common::until("it was tried", || agent.pushes().list().iter().any(|job| job.id == id && job.attempts >= at_least)).await;
+    agent.pushes().list().into_iter().find(|job| job.id == id).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let url = format!("http://{address}");
+    let mut host = host_with(|config| {
+        eager(config);
+        config.registry = Some(url.clone());
+    })
+    .await;
+    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
+    let tried = tries(&host.agent, &job.id, 2).await;
+    assert_eq!(tried.reference, format!("{url}/team/agent:x"));
+    assert!(tried.error.unwrap().contains("does not answer"));
+    assert_ne!(tried.state, PushState::Failed);
+
+    // The agent restarts; the queue is where it was.
+    engine.leave();
+    drop(engine);
+    let mut settings = config(host.dir.path());
+    eager(&mut settings);
+    settings.registry = Some(url.clone());
+    drop(std::mem::replace(&mut host.agent, Agent::open(config(dir.path())).await.unwrap()));
+    let again = reopen(settings).await;
+    let [found] = &again.pushes().list()[..] else { panic!("one push") };
+    assert_eq!((&found.id, found.digest), (&job.id, digest));
+
+    let remote = tempfile::tempdir().unwrap();
+    let store = registry(remote.path(), address).await;
+    let done = again.pushes().wait(&job.id).await.unwrap();
+    assert_eq!((done.state, done.error), (PushState::Done, None));
+    assert!(done.bytes_sent > 0);
+    let tag = store.tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap();
+    assert_eq!(tag.digest, digest);
+}
+
+/// The lock ends with the last task of the agent before.
+async fn reopen(config: Config) -> Agent {
+    let opening = async {
+        loop {
+            match Agent::open(config.clone()).await {
+                Ok(agent) => return agent,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), opening).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_is_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let _store = registry(dir.path(), address).await;
+    let host = host_with(eager).await;
+    let nothing = Digest::sha256(b"nothing");
+    let job = host.agent.pushes().add(nothing, &format!("http://{address}/team/agent:x")).await.unwrap();
+    let failed = host.agent.pushes().wait(&job.id).await.unwrap();
+    assert_eq!((failed.state, failed.attempts), (PushState::Failed, 1));
+    assert!(failed.error.is_some());
+    for reference in ["team/agent:x", "http://h/team/agent:x~1", "http://h/Team:x"] {
+        let code = host.agent.pushes().add(nothing, reference).await.unwrap_err().code();
+        assert!(matches!(code, ErrorCode::InvalidRequest | ErrorCode::InvalidName), "{reference}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{address}"));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (_, first) = snapshot(&host, "e", "team/agent:x").await;
+    tries(&host.agent, &first.id, 1).await;
+    engine.step("s", 3);
+    let (last, second) = snapshot(&host, "e", "team/agent:x").await;
+    let store = registry(dir.path(), address).await;
+    assert_eq!(host.agent.pushes().wait(&second.id).await.unwrap().state, PushState::Done);
+    assert_eq!(host.agent.pushes().wait(&first.id).await.unwrap().state, PushState::Done);
+    assert_eq!(store.tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap().digest, last);
+}

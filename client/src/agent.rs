@@ -1,0 +1,129 @@
+//! The capture agent of this host: its control interface over a Unix socket.
+
+use crate::error::{Error, Result};
+use pfr_schema::agent::{Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::api::Problem;
+use reqwest::{RequestBuilder, Url};
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+
+/// Most bytes of an answer.
+const ANSWER_MAX: usize = 64 << 20;
+
+/// Asks one agent. Nothing is tried twice: a snapshot asked for again would be a second one.
+#[derive(Clone, Debug)]
+pub struct AgentClient {
+    socket: PathBuf,
+    http: reqwest::Client,
+}
+
+impl AgentClient {
+    /// A client of the agent whose control socket is `socket`. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if the HTTP client cannot be built.
+    pub fn new(socket: impl Into<PathBuf>) -> Result<Self> {
+        let socket = socket.into();
+        // Someone else may have installed it first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .unix_socket(socket.clone())
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|e| Error::Internal(e.to_string()))?;
+        Ok(Self { socket, http })
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// All engines, by name.
+    ///
+    /// # Errors
+    /// As of every method here: [`Error::NoAgent`], [`Error::NotAnAgent`], or [`Error::Agent`] with the agent's words.
+    pub async fn engines(&self) -> Result<Engines> {
+        self.ask(self.http.get(url(&["engines"])?)).await
+    }
+
+    /// One engine.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn engine(&self, engine: &str) -> Result<EngineInfo> {
+        self.ask(self.http.get(url(&["engines", engine])?)).await
+    }
+
+    /// Takes a snapshot of a sequence.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn snapshot(&self, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
+        self.ask(self.http.post(url(&["engines", engine, "snapshots"])?).json(request)).await
+    }
+
+    /// Restores a snapshot into an engine.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn restore(&self, engine: &str, request: &RestoreRequest) -> Result<RestoreReport> {
+        self.ask(self.http.post(url(&["engines", engine, "restores"])?).json(request)).await
+    }
+
+    /// The queue of pushes, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn pushes(&self) -> Result<Pushes> {
+        self.ask(self.http.get(url(&["pushes"])?)).await
+    }
+
+    /// Snapshots every sequence of every engine, or says what that would move.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn drain(&self, request: &DrainRequest) -> Result<Drain> {
+        self.ask(self.http.post(url(&["drain"])?).json(request)).await
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
+        let mut answer = request.send().await.map_err(|e| self.silent(&e))?;
+        let status = answer.status();
+        let mut body = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(|e| self.silent(&e))? {
+            if body.len() + chunk.len() > ANSWER_MAX {
+                return Err(self.foreign(format!("its answer has more than {ANSWER_MAX} bytes")));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(|e| self.foreign(format!("its answer cannot be read: {e}")));
+        }
+        match serde_json::from_slice::<Problem>(&body) {
+            Ok(problem) => Err(Error::Agent { problem: Box::new(problem) }),
+            Err(_) => Err(self.foreign(format!("it answered {} without a problem document", status.as_u16()))),
+        }
+    }
+
+    fn silent(&self, error: &reqwest::Error) -> Error {
+        let mut cause: &dyn std::error::Error = error;
+        while let Some(deeper) = cause.source() {
+            cause = deeper;
+        }
+        Error::NoAgent { socket: self.socket.clone(), reason: cause.to_string() }
+    }
+
+    fn foreign(&self, reason: String) -> Error {
+        Error::NotAnAgent { socket: self.socket.clone(), reason }
+    }
+}
+
+/// The address of a resource; each segment is escaped, whatever an engine is called.
+fn url(segments: &[&str]) -> Result<Url> {
+    let mut url = Url::parse("http://agent/v1").map_err(|e| Error::Internal(e.to_string()))?;
+    url.path_segments_mut().map_err(|()| Error::Internal("an address without a path".to_owned()))?.extend(segments);
+    Ok(url)
+}

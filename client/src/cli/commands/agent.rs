@@ -1,0 +1,76 @@
+//! `pf engines` and `pf pushes`: what the capture agent of this host has in hand.
+
+use crate::cli::args::AgentAt;
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{bytes, number, one_line};
+use crate::cli::output::paint::Style;
+use crate::cli::output::table::{Column, Table};
+use pfr_schema::agent::{EngineState, PushState};
+
+/// `pf engines`.
+pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
+    let answer = context.agent(at.agent.as_deref())?.engines().await?;
+    if context.json {
+        return context.out.json(&answer);
+    }
+    if answer.engines.is_empty() {
+        return context.out.line("no engine has registered with the agent yet");
+    }
+    let mut table = Table::new([
+        Column::left("ENGINE").style(Style::Bold),
+        Column::left("STATE"),
+        Column::right("WORLD"),
+        Column::left("GROUPS").optional(),
+        Column::right("MAPPED"),
+        Column::right("SNAPSHOTS"),
+        Column::right("RESTORES"),
+    ]);
+    for e in &answer.engines {
+        let state = match &e.state {
+            EngineState::Ready {} => "ready".to_owned(),
+            EngineState::Busy { with } => format!("busy: {with}"),
+            EngineState::Incomplete { missing } => format!("incomplete: {missing}"),
+        };
+        table.row([
+            one_line(&e.engine),
+            one_line(&state),
+            number(e.world.into()),
+            one_line(&e.groups.join(", ")),
+            bytes(e.mapped_bytes),
+            number(e.snapshots),
+            number(e.restores),
+        ]);
+    }
+    context.out.table(&table)
+}
+
+/// `pf pushes`.
+pub async fn pushes(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
+    let answer = context.agent(at.agent.as_deref())?.pushes().await?;
+    if context.json {
+        return context.out.json(&answer);
+    }
+    if answer.pushes.is_empty() {
+        return context.out.line("the agent has nothing to push");
+    }
+    let mut table = Table::new([
+        Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
+        Column::left("TO").style(Style::Cyan),
+        Column::left("STATE"),
+        Column::right("TRIES"),
+        Column::right("SENT"),
+        Column::left("ERROR").optional(),
+    ]);
+    for p in &answer.pushes {
+        let state = match p.state {
+            PushState::Waiting => "waiting",
+            PushState::Running => "running",
+            PushState::Done => "done",
+            PushState::Failed => "failed",
+        };
+        let error = one_line(p.error.as_deref().unwrap_or_default());
+        table.row([p.digest.short(), one_line(&p.reference), state.to_owned(), number(p.attempts.into()), bytes(p.bytes_sent), error]);
+    }
+    context.out.table(&table)
+}

@@ -1,0 +1,120 @@
+//! `pf snapshot` and `pf restore`: what the capture agent does for one sequence.
+
+use crate::cli::args::{Restore, Snapshot, WhenToPush};
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{bytes, count, duration, number, one_line};
+use crate::cli::progress::{Standing, watch};
+use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use std::time::Duration;
+
+/// `pf snapshot`.
+pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failure> {
+    let agent = context.agent(args.at.agent.as_deref())?;
+    let request = SnapshotRequest {
+        sequence: args.sequence,
+        reference: args.target.map_or_else(|| format!("engines/{}", args.engine.to_ascii_lowercase()), |target| target.to_string()),
+        agent: args.agent_id,
+        labels: args.label.into_iter().map(|label| (label.0, label.1)).collect(),
+        exact: args.exact,
+        push: match args.push {
+            WhenToPush::Background => Push::Background,
+            WhenToPush::Wait => Push::Wait,
+            WhenToPush::Never => Push::Never,
+        },
+        oracle: args.oracle,
+    };
+    let standing = || Standing { phase: "capturing".into(), ..Standing::default() };
+    let report = watch(context.quiet, standing, agent.snapshot(&args.engine, &request)).await?;
+    let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
+    let failure = failed.map(|push| {
+        let why = push.error.as_deref().unwrap_or("no reason was given");
+        Failure::new(7, format!("{} lies in the agent's store, but was not pushed: {}", report.reference, one_line(why)))
+            .hint("`pf pushes` shows what becomes of it")
+    });
+    if context.json {
+        context.out.json(&report)?;
+    } else {
+        if !context.quiet {
+            for line in told_of_snapshot(&report) {
+                context.out.line(context.out.paint.dim(&line))?;
+            }
+        }
+        context.out.line(report.digest.to_string())?;
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+/// `pf restore`.
+pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure> {
+    let agent = context.agent(args.at.agent.as_deref())?;
+    let request = RestoreRequest { reference: args.reference.to_string(), local: args.local };
+    let standing = || Standing { phase: "restoring".into(), ..Standing::default() };
+    let report = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await?;
+    if context.json {
+        return context.out.json(&report);
+    }
+    if !context.quiet {
+        for line in told_of_restore(&report) {
+            context.out.line(context.out.paint.dim(&line))?;
+        }
+    }
+    context.out.line(report.sequence.unwrap_or_else(|| report.digest.to_string()))
+}
+
+fn seconds(seconds: f64) -> String {
+    duration(Duration::from_secs_f64(seconds.max(0.0)))
+}
+
+/// What a capture did, in lines for people.
+pub fn told_of_snapshot(report: &SnapshotReport) -> Vec<String> {
+    let exact = match (report.exactness, report.oracle) {
+        (pfr_schema::snapshot::Exactness::BitExact, true) => "bit-exact, with the scores of the next step".to_owned(),
+        (pfr_schema::snapshot::Exactness::BitExact, false) => "bit-exact".to_owned(),
+        (pfr_schema::snapshot::Exactness::NearExact, _) if report.unrecorded.is_empty() => "near-exact".to_owned(),
+        (pfr_schema::snapshot::Exactness::NearExact, _) => format!("near-exact, not recorded: {}", one_line(&report.unrecorded.join(", "))),
+    };
+    let push = report.push.as_ref().map(|push| match push.state {
+        PushState::Done => format!("pushed, {} sent", bytes(push.bytes_sent)),
+        PushState::Waiting | PushState::Running => "the push runs in the background".to_owned(),
+        PushState::Failed => "the push was refused".to_owned(),
+    });
+    let mut lines = vec![
+        format!("{} of {} at token {}, {exact}", report.reference, one_line(&report.sequence), number(report.boundary)),
+        format!(
+            "{}, {} resident: {} moved, {} new",
+            count(report.pages, "page"),
+            bytes(report.bytes_resident),
+            bytes(report.bytes_moved),
+            bytes(report.bytes_new)
+        ),
+        format!("the engine stood still for {}, {} in all", seconds(report.pause_seconds), seconds(report.total_seconds)),
+    ];
+    lines.extend(push);
+    lines
+}
+
+/// What a restore did, in lines for people.
+pub fn told_of_restore(report: &RestoreReport) -> Vec<String> {
+    let place = report.sequence.as_ref().map_or_else(
+        || "proven and ready: the next request with these tokens resumes".to_owned(),
+        |sequence| format!("runs as {}", one_line(sequence)),
+    );
+    let proofs = match (report.values_computed + report.values_attested, report.oracle) {
+        (0, true) => "every page hashed in the engine's memory, the next step's scores equal".to_owned(),
+        (0, false) => "every page hashed".to_owned(),
+        (n, oracle) => {
+            format!("every page and {} hashed{}", count(n, "state tensor"), if oracle { ", the next step's scores equal" } else { "" })
+        }
+    };
+    vec![
+        format!("{} at token {}: {place}", report.digest, number(report.boundary)),
+        format!(
+            "{}, {} pulled, {} written; {proofs}",
+            count(report.pages, "page"),
+            bytes(report.bytes_pulled),
+            bytes(report.bytes_written)
+        ),
+        format!("{} in all", seconds(report.total_seconds)),
+    ]
+}

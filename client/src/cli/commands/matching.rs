@@ -1,0 +1,97 @@
+//! `pf match`: the deepest snapshot that given tokens can be resumed from, or why there is none.
+
+use crate::cli::args::Match;
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{count, number, one_line};
+use pfr_schema::ErrorCode;
+use pfr_schema::api::MatchRequest;
+use std::io::Read as _;
+use std::path::Path;
+
+/// Bytes of a token file: 16 Mi tokens, as JSON.
+const TOKENS_MAX: u64 = 128 << 20;
+
+pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
+    let fingerprint = match (&args.fingerprint, &args.engine) {
+        (Some(fingerprint), _) => *fingerprint,
+        (None, Some(engine)) => context.agent(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
+        (None, None) => return Err(Failure::usage("--fingerprint or --engine is needed")),
+    };
+    let tokens = tokens(&read(&args.tokens)?).map_err(|why| Failure::usage(format!("{}: {why}", args.tokens.display())))?;
+    let asked = tokens.len() as u64;
+    let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
+    let repository = &args.repository.repository;
+    let found = context.side(args.side, Some(&args.repository)).await?.match_prefix(repository, &request).await?;
+    if context.json {
+        context.out.json(&found)?;
+    }
+    let Some(digest) = found.digest else {
+        if !context.json && !context.quiet {
+            for rejected in &found.rejected {
+                let common = count(rejected.common, "token");
+                let line = format!("{}  {common} in common: {}", rejected.digest.short(), one_line(&rejected.reason));
+                context.out.line(context.out.paint.dim(&line))?;
+            }
+        }
+        return Err(Failure::of_code(
+            ErrorCode::SnapshotUnknown,
+            format!("no snapshot in {repository} that these tokens can be resumed from"),
+        ));
+    };
+    if !context.json {
+        if !context.quiet {
+            let line = format!("{} of {} tokens need not be computed", number(found.boundary), number(asked));
+            context.out.line(context.out.paint.dim(&line))?;
+        }
+        context.out.line(digest.to_string())?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let failed = |e: std::io::Error| {
+        let exit = if e.kind() == std::io::ErrorKind::NotFound { 5 } else { 1 };
+        Failure::new(exit, format!("cannot read {}: {e}", path.display()))
+    };
+    if path == Path::new("-") {
+        std::io::stdin().lock().take(TOKENS_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(TOKENS_MAX + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    }
+    if bytes.len() as u64 > TOKENS_MAX {
+        return Err(Failure::usage(format!("{} has more than {TOKENS_MAX} bytes", path.display())));
+    }
+    Ok(bytes)
+}
+
+/// A JSON array begins with a bracket; as a token id in binary that would be a number no vocabulary has.
+fn tokens(bytes: &[u8]) -> Result<Vec<u32>, String> {
+    let json = bytes.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'[')
+        && bytes.last().is_some_and(|b| *b == b']' || b.is_ascii_whitespace());
+    if json {
+        return serde_json::from_slice(bytes).map_err(|e| format!("not a JSON array of token ids: {e}"));
+    }
+    let (whole, rest) = bytes.as_chunks::<4>();
+    if rest.is_empty() {
+        Ok(whole.iter().map(|four| u32::from_le_bytes(*four)).collect())
+    } else {
+        Err(format!("neither a JSON array nor u32 numbers: {} bytes", bytes.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_as_json_or_binary() {
+        assert_eq!(tokens(b" [1, 2,\n3]\n").unwrap(), [1, 2, 3]);
+        assert_eq!(tokens(&[1, 0, 0, 0, 91, 0, 0, 0]).unwrap(), [1, 91]);
+        assert_eq!(tokens(&[91, 0, 0, 0]).unwrap(), [91]);
+        assert!(tokens(b"[1, -2]").is_err());
+        assert!(tokens(b"12345").is_err());
+        assert!(tokens(b"").unwrap().is_empty());
+    }
+}

@@ -1,0 +1,58 @@
+//! What a snapshot's manifest, configuration and checkpoints must say alike.
+
+use super::{Checkpoint, Key};
+use crate::error::FormatError;
+use crate::snapshot::{Descriptor, RANK, SnapshotConfig};
+use std::collections::HashSet;
+
+const DOCUMENT: &str = "snapshot";
+
+/// The rank that a checkpoint layer belongs to: annotation [`RANK`], 0 without one.
+///
+/// # Errors
+/// [`FormatError::Field`] if the annotation is no number in its shortest form.
+pub fn rank(layer: &Descriptor) -> Result<u32, FormatError> {
+    let Some(text) = layer.annotations.get(RANK) else { return Ok(0) };
+    match text.parse::<u32>() {
+        Ok(rank) if rank.to_string() == *text => Ok(rank),
+        _ => Err(FormatError::field(DOCUMENT, format!("$.layers[?].annotations[{RANK:?}]"), "a rank", format!("{text:?}"))),
+    }
+}
+
+/// That a snapshot means one boundary of one prefix: `boundary`, `prefix` and the keys of its checkpoints agree as far as they are
+/// given, and no rank has two checkpoints.
+///
+/// # Errors
+/// [`FormatError::Field`] naming the two that disagree.
+pub fn coherent(config: &SnapshotConfig, checkpoints: &[(u32, &Checkpoint)]) -> Result<(), FormatError> {
+    let field = |path: &str, expected: String, found: String| Err(FormatError::field(DOCUMENT, path, expected, found));
+    if let (Some(boundary), Some(prefix)) = (config.boundary, &config.prefix)
+        && boundary != prefix.tokens
+    {
+        return field("config.boundary", format!("{}, as config.prefix.tokens", prefix.tokens), boundary.to_string());
+    }
+    let mut ranks = HashSet::new();
+    let first = checkpoints.first().map(|(_, checkpoint)| &checkpoint.key);
+    for (rank, checkpoint) in checkpoints {
+        if !ranks.insert(rank) {
+            return field("layers", "one checkpoint for each rank".into(), format!("a second one for rank {rank}"));
+        }
+        if let Some(boundary) = config.boundary
+            && boundary != checkpoint.key.tokens
+        {
+            return field("checkpoint.key.tokens", format!("{boundary}, as config.boundary"), checkpoint.key.tokens.to_string());
+        }
+        let others = [("config.prefix", config.prefix.as_ref()), ("the key of the first checkpoint", first)];
+        for (name, other) in others {
+            if let Some(other) = other.filter(|other| **other != checkpoint.key) {
+                return field("checkpoint.key", format!("{}, as {name}", words(other)), words(&checkpoint.key));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn words(key: &Key) -> String {
+    let Key { scheme, prefix, tokens, alignment, salt, adapter } = key;
+    format!("{scheme} {prefix} at {tokens} tokens (alignment {alignment}, salt {salt:?}, adapter {adapter:?})")
+}

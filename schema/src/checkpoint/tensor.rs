@@ -1,0 +1,164 @@
+//! What a tensor says of its payload, and whether that is so.
+
+use super::layout::{GATHER_BYTES, MAX_RANK, Walk, Wrong, elements};
+use super::value::{Canonical, ValueHash, ValueHasher, attest, gather};
+use super::{DOCUMENT, Dtype, Layout, Tensor};
+use crate::digest::Digest;
+use crate::error::FormatError;
+use crate::limits::Limits;
+
+/// Bytes of a tensor's name, kind or layout tag.
+const MAX_NAME: usize = 200;
+
+/// On what grounds a value is held to be the one that a tensor names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// Its canonical form was hashed.
+    Computed,
+    /// The layout is opaque: the bytes are those that the writer vouched for.
+    Attested,
+}
+
+impl Tensor {
+    /// Describes a payload: computes payload hash and value hash.
+    ///
+    /// # Errors
+    /// As [`super::value_hash`], and whatever [`super::Checkpoint::parse`] would refuse in the tensor.
+    #[expect(clippy::too_many_arguments, reason = "a tensor has as many fields")]
+    pub fn describe(
+        name: String,
+        kind: String,
+        layer: Option<u32>,
+        shape: Vec<u64>,
+        logical: Dtype,
+        storage: Dtype,
+        layout: Layout,
+        payload: &[u8],
+        limits: &Limits,
+    ) -> Result<Self, FormatError> {
+        let mut tensor = Self {
+            name,
+            kind,
+            layer,
+            shape,
+            logical_dtype: logical,
+            storage_dtype: storage,
+            layout,
+            payload_hash: Digest::sha256(payload),
+            payload_bytes: payload.len() as u64,
+            // Replaced below; nobody sees it.
+            value_hash: attest("", &[]),
+        };
+        let walk = tensor.check(limits, |tensor, field| format!("{}: {field}", tensor.name))?;
+        tensor.value_hash = match walk {
+            Some(walk) => gather(tensor.canonical(), walk, payload)?,
+            None => attest(&tensor.kind, payload),
+        };
+        Ok(tensor)
+    }
+
+    /// That these are the payload's bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::LengthMismatch`], [`FormatError::PayloadHashMismatch`].
+    pub fn check_payload(&self, payload: &[u8]) -> Result<(), FormatError> {
+        self.check_length(payload)?;
+        let found = Digest::of(self.payload_hash.algorithm(), payload);
+        if found == self.payload_hash {
+            return Ok(());
+        }
+        Err(FormatError::PayloadHashMismatch { tensor: self.short_name(), expected: self.payload_hash, found })
+    }
+
+    /// That these bytes, read by the tensor's layout, have its value. What lies between the elements does not matter, so this holds
+    /// of a live slot, too. The bytes of an opaque tensor can only be compared as they are.
+    ///
+    /// # Errors
+    /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`]; [`FormatError::PayloadHashMismatch`] if it is opaque;
+    /// [`FormatError::LengthMismatch`], and [`FormatError::Field`] for a tensor that was not parsed and does not hold together.
+    pub fn check_value(&self, payload: &[u8]) -> Result<Proof, FormatError> {
+        let Some(walk) = self.check(&Limits::default(), |tensor, field| format!("{}: {field}", tensor.name))? else {
+            return self.check_payload(payload).map(|()| Proof::Attested);
+        };
+        self.check_length(payload)?;
+        self.check_value_hash(gather(self.canonical(), walk, payload)?).map(|()| Proof::Computed)
+    }
+
+    /// Compares a value hash that was computed elsewhere.
+    ///
+    /// # Errors
+    /// [`FormatError::ValueHashMismatch`].
+    pub fn check_value_hash(&self, found: ValueHash) -> Result<(), FormatError> {
+        if found == self.value_hash {
+            return Ok(());
+        }
+        Err(FormatError::ValueHashMismatch { tensor: self.short_name(), expected: self.value_hash, found })
+    }
+
+    /// A hasher for the payload as it streams by; none if the layout is opaque, or does not go through the payload from its first
+    /// byte to its last: then the payload has at most [`GATHER_BYTES`], and [`Self::check_value`] is for it.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`], [`FormatError::TooLarge`] for a tensor that was not parsed and does not hold together.
+    pub fn value_hasher(&self) -> Result<Option<ValueHasher>, FormatError> {
+        let walk = self.check(&Limits::default(), |tensor, field| format!("{}: {field}", tensor.name))?;
+        Ok(walk.filter(Walk::ascends).map(|walk| ValueHasher::new(self.canonical(), walk)))
+    }
+
+    /// Everything that can be said without the payload. Gives the way through it, unless it is opaque.
+    pub(super) fn check(&self, limits: &Limits, path: impl Fn(&Self, &str) -> String) -> Result<Option<Walk>, FormatError> {
+        let wrong = |(field, expected, found): Wrong| FormatError::field(DOCUMENT, path(self, field), expected, found);
+        check_text("name", &self.name).map_err(wrong)?;
+        check_kind(&self.kind).map_err(wrong)?;
+        if self.layout.tag.len() > MAX_NAME {
+            return Err(wrong(("layout.tag", format!("at most {MAX_NAME} bytes"), self.layout.tag.len().to_string())));
+        }
+        if self.payload_bytes > limits.blob_bytes {
+            return Err(FormatError::TooLarge { what: "a tensor payload in bytes", found: self.payload_bytes, limit: limits.blob_bytes });
+        }
+        check_rank(&self.shape).map_err(wrong)?;
+        elements(&self.shape, self.logical_dtype, limits.blob_bytes)?;
+        let walk = self.layout.check(&self.shape, self.payload_bytes / self.storage_dtype.bytes() as u64).map_err(wrong)?;
+        if walk.as_ref().is_some_and(|walk| !walk.ascends()) && self.payload_bytes > GATHER_BYTES {
+            let what = "the payload of a tensor whose elements do not lie in order, in bytes,";
+            return Err(FormatError::TooLarge { what, found: self.payload_bytes, limit: GATHER_BYTES });
+        }
+        Ok(walk)
+    }
+
+    fn canonical(&self) -> Canonical {
+        Canonical::new(&self.name, &self.kind, self.logical_dtype, &self.shape, self.storage_dtype)
+    }
+
+    fn check_length(&self, payload: &[u8]) -> Result<(), FormatError> {
+        let (digest, expected, found) = (self.payload_hash, self.payload_bytes, payload.len() as u64);
+        if found == expected { Ok(()) } else { Err(FormatError::LengthMismatch { digest, expected, found }) }
+    }
+
+    fn short_name(&self) -> String {
+        crate::error::shorten(self.name.clone())
+    }
+}
+
+/// Text that may be printed and hashed: 1 to 200 bytes, no control characters.
+fn check_text(field: &'static str, text: &str) -> Result<(), Wrong> {
+    if (1..=MAX_NAME).contains(&text.len()) && !text.bytes().any(|b| b.is_ascii_control()) {
+        return Ok(());
+    }
+    Err((field, format!("1 to {MAX_NAME} bytes without control characters"), format!("{text:?}")))
+}
+
+pub(super) fn check_kind(kind: &str) -> Result<(), Wrong> {
+    const KINDS: [&str; 7] = ["recurrent", "conv", "ssm", "window", "mtp", "last-hidden", "rng"];
+    if !KINDS.contains(&kind) && kind.strip_prefix("other:").is_none_or(str::is_empty) {
+        return Err(("kind", "recurrent, conv, ssm, window, mtp, last-hidden, rng or other:<name>".into(), format!("{kind:?}")));
+    }
+    check_text("kind", kind)
+}
+
+pub(super) fn check_rank(shape: &[u64]) -> Result<(), Wrong> {
+    if shape.len() <= MAX_RANK {
+        return Ok(());
+    }
+    Err(("shape", format!("at most {MAX_RANK} dimensions"), shape.len().to_string()))
+}

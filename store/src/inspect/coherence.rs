@@ -1,0 +1,28 @@
+//! Whether the documents of a manifest say the same: looked at before a commit, so that no name ever points at a contradiction.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use pfr_schema::container::Container;
+use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::{Kind, checkpoint, media_type};
+
+impl Store {
+    /// The configuration of a snapshot whose parts agree on one boundary of one prefix; none for another manifest. Costs a read of
+    /// each checkpoint's document, not of its payloads.
+    pub(crate) async fn coherent_config(&self, manifest: &Manifest) -> Result<Option<SnapshotConfig>> {
+        if !manifest.is_snapshot() {
+            return Ok(None);
+        }
+        let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
+        let mut checkpoints = Vec::new();
+        for layer in manifest.layers_of(media_type::CHECKPOINT) {
+            match self.container(&layer.digest, Kind::Checkpoint).await? {
+                Container::Checkpoint(parsed) => checkpoints.push((checkpoint::rank(layer)?, parsed)),
+                _ => return Err(Error::Internal("a checkpoint parsed as something else".into())),
+            }
+        }
+        let checkpoints: Vec<_> = checkpoints.iter().map(|(rank, parsed)| (*rank, parsed)).collect();
+        checkpoint::coherent(&config, &checkpoints)?;
+        Ok(Some(config))
+    }
+}
