@@ -128,7 +128,8 @@ impl Overrides {
     #[must_use]
     pub fn or(self, weaker: Self) -> Self {
         // One token: a file given by flag is not outvoted by a token in the settings file.
-        let weaker = if self.token.is_some() || self.token_file.is_some() { Self { token: None, token_file: None, ..weaker } } else { weaker };
+        let weaker =
+            if self.token.is_some() || self.token_file.is_some() { Self { token: None, token_file: None, ..weaker } } else { weaker };
         stronger!(self, weaker: data socket engine_socket registry token token_file ring_bytes engine_timeout push_retry_ms push_retry_max
             metrics_listen shutdown_grace log_format log)
     }

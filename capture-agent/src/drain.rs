@@ -4,10 +4,10 @@ use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
+use pfr_schema::Reference;
 use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Sequence, Verb};
 use pfr_schema::tree::GroupKind;
-use pfr_schema::Reference;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -148,7 +148,8 @@ fn bytes(engine: &Engine, sequence: &Sequence) -> u64 {
 
 /// `<repository>/<engine>:<sequence>` in characters that names may have, each reference once.
 fn name(target: &Reference, engine: &str, sequence: &str, taken: &mut HashSet<String>) -> String {
-    let engine: String = engine.to_lowercase().chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' }).collect();
+    let engine: String =
+        engine.to_lowercase().chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' }).collect();
     let engine = match engine.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-") {
         empty if empty.is_empty() => "engine".to_owned(),
         engine => engine,
@@ -174,7 +175,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::unwrap_used, reason = "tests")]
     fn names_are_valid_and_each_once() {
         let target: Reference = "http://r:1/team/evacuated".parse().unwrap();
         let mut taken = HashSet::new();

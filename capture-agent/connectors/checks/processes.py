@@ -14,6 +14,10 @@ from typing import Any
 
 CONNECTORS = Path(__file__).resolve().parent.parent
 ROOTS = [CONNECTORS / name for name in ("shared", "vllm", "transformers", "sglang")]
+sys.path[:0] = [str(root) for root in ROOTS]
+
+from pf_connector.agent import Refused, request  # noqa: E402
+
 PATIENCE = 300.0
 """Seconds that anything may take: engines start slowly on two cores."""
 
@@ -93,12 +97,12 @@ class Host:
         wait_for("the agent", lambda: self.control.exists() and self.engines.exists(), self.agent.alive)
 
     def pf(self, *args: str) -> dict[str, Any]:
-        """`pf --json`. Raises `Refusal` with the error's code."""
+        """`pf --json`."""
         command = [str(self._binaries / "pf"), *args, "--json"]
         env = _env(self.folder) | {"PF_AGENT_SOCKET": str(self.control), "PF_REGISTRY": self._registry, "PF_STORE": str(self.folder / "store")}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode:
-            raise Refusal(done.returncode, done.stderr or done.stdout)
+            raise Stopped(f"pf {' '.join(args)} ended with {done.returncode}:\n{done.stderr}")
         return json.loads(done.stdout)
 
     def engine(self, name: str) -> dict[str, Any] | None:
@@ -114,23 +118,17 @@ class Host:
 
         return wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
 
+    def refusal(self, name: str, reference: str) -> Refused | None:
+        """How the agent refuses to restore this; none if it does not."""
+        try:
+            request(str(self.control), "POST", f"/v1/engines/{name}/restores", {"reference": reference}, timeout=PATIENCE)
+        except Refused as refused:
+            return refused
+        return None
+
     def stop(self) -> None:
         """Ends the agent."""
         self.agent.stop()
-
-
-class Refusal(Exception):
-    """`pf` said no."""
-
-    def __init__(self, exit_code: int, said: str) -> None:
-        self.exit_code = exit_code
-        try:
-            error = json.loads(said.strip().splitlines()[-1])["error"]
-            self.code = str(error["code"])
-            self.detail = str(error.get("detail") or error.get("message") or "")
-        except (ValueError, KeyError, IndexError):
-            self.code, self.detail = "unknown", said
-        super().__init__(f"{self.code} (exit {exit_code}): {self.detail}")
 
 
 class Engine(Child):

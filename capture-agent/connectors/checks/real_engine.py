@@ -10,9 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from processes import ROOTS, Stopped, note
-
-sys.path[:0] = [str(root) for root in ROOTS]
+from processes import Stopped, note
 
 CHECKS = ("vllm-dense", "vllm-hybrid", "transformers")
 
@@ -25,8 +23,8 @@ def main() -> int:
     parser.add_argument("--work", required=True, type=Path)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
     args = parser.parse_args()
+    from outcome import Outcome
     from transformers_check import check as check_transformers
-    from vllm_check import Outcome
     from vllm_check import check as check_vllm
 
     failed, tables = False, []

@@ -17,7 +17,7 @@ pub(super) struct Files {
 impl Files {
     pub async fn open(dir: PathBuf) -> Result<Self> {
         let files = Self { dir };
-        files.on(|dir| durable::private_dir(dir)).await?;
+        files.on(durable::private_dir).await?;
         Ok(files)
     }
 
@@ -75,11 +75,14 @@ fn read(path: &Path) -> std::io::Result<PushJob> {
         return Err(invalid(format!("{length} bytes, the limit is {MAX_BYTES}")));
     }
     let job: PushJob = serde_json::from_slice(&std::fs::read(path)?).map_err(|e| invalid(e.to_string()))?;
-    if path.file_stem().and_then(|stem| stem.to_str()) == Some(job.id.as_str()) { Ok(job) } else { Err(invalid("it has another job's id".into())) }
+    if path.file_stem().and_then(|stem| stem.to_str()) == Some(job.id.as_str()) {
+        Ok(job)
+    } else {
+        Err(invalid("it has another job's id".into()))
+    }
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use pfr_schema::Digest;
@@ -88,7 +91,15 @@ mod tests {
 
     fn job(id: &str) -> PushJob {
         let digest = Digest::sha256(id.as_bytes());
-        PushJob { id: id.into(), digest, reference: "http://r/a:b".into(), state: PushState::Waiting, attempts: 3, error: None, bytes_sent: 0 }
+        PushJob {
+            id: id.into(),
+            digest,
+            reference: "http://r/a:b".into(),
+            state: PushState::Waiting,
+            attempts: 3,
+            error: None,
+            bytes_sent: 0,
+        }
     }
 
     #[tokio::test]

@@ -73,7 +73,15 @@ impl Pushes {
         let target = Target::parse(reference)?;
         self.0.config.remote(&target.registry)?;
         let id = uuid::Uuid::now_v7().to_string();
-        let job = PushJob { id, digest: snapshot, reference: reference.into(), state: PushState::Waiting, attempts: 0, error: None, bytes_sent: 0 };
+        let job = PushJob {
+            id,
+            digest: snapshot,
+            reference: reference.into(),
+            state: PushState::Waiting,
+            attempts: 0,
+            error: None,
+            bytes_sent: 0,
+        };
         self.0.files.write(&job).await?;
         self.0.jobs.lock().insert(job.id.clone(), job.clone());
         self.0.changed.send_replace(());

@@ -3,9 +3,9 @@
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, TryStreamExt as _};
+use pfr_schema::Digest;
 use pfr_schema::codec::{self, Codec};
 use pfr_schema::frame::Header;
-use pfr_schema::Digest;
 use pfr_store::{Incoming, Store, verified_frames};
 use std::pin::Pin;
 use std::sync::Arc;

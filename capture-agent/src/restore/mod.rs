@@ -68,7 +68,7 @@ impl Agent {
         let mut done = if engine.serves(Verb::Allocate) {
             let _taken = engine.take("a restore")?;
             let values = prove::states(self.store(), &plan).await?;
-            self.into_sequence(&engine, &documents, &plan, values).await?
+            self.write_sequence(&engine, &documents, &plan, values).await?
         } else {
             self.staged().keep(self, &engine, Arc::clone(&documents), &plan).await?
         };
@@ -78,7 +78,7 @@ impl Agent {
         Ok(done)
     }
 
-    async fn into_sequence(&self, engine: &Engine, documents: &Documents, plan: &Arc<Plan>, values: Values) -> Result<RestoreReport> {
+    async fn write_sequence(&self, engine: &Engine, documents: &Documents, plan: &Arc<Plan>, values: Values) -> Result<RestoreReport> {
         let Plan { tokens, boundary, key, .. } = &**plan;
         let (salt, adapter, sampling) = (key.salt.clone(), key.adapter.clone(), documents.config.sampling.clone());
         let what = Allocate { tokens: tokens.clone(), boundary: *boundary, salt, adapter, sampling };

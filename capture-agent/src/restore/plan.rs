@@ -140,7 +140,11 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
             return Err(at(&format!("the checkpoint of rank {rank}"), checkpoint.key.tokens));
         }
         if checkpoint.key != key {
-            return Err(Error::Prefix { what: "the checkpoint's key", expected: format!("{key:?}"), found: format!("{:?}", checkpoint.key) });
+            return Err(Error::Prefix {
+                what: "the checkpoint's key",
+                expected: format!("{key:?}"),
+                found: format!("{:?}", checkpoint.key),
+            });
         }
     }
     Ok((boundary, key, tokens))
@@ -153,7 +157,8 @@ fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
     if let Some((tree, _)) = documents.trees.iter().find(|(tree, _)| tree.world != engine.world()) {
         return other("ranks", u64::from(tree.world));
     }
-    let here: BTreeSet<u32> = documents.trees.iter().map(|(tree, _)| tree.rank).chain(documents.checkpoints.iter().map(|(r, _)| *r)).collect();
+    let here: BTreeSet<u32> =
+        documents.trees.iter().map(|(tree, _)| tree.rank).chain(documents.checkpoints.iter().map(|(r, _)| *r)).collect();
     if let Some(beyond) = here.iter().find(|rank| **rank >= engine.world()) {
         return other("ranks", u64::from(*beyond) + 1);
     }

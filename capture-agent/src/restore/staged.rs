@@ -50,7 +50,10 @@ impl Staged {
         let here: HashSet<String> = agent.engines().list().into_iter().map(|info| info.engine).collect();
         let mut entries = self.0.lock();
         // Entries of engines that left; and one of the same snapshot, which this one replaces.
-        entries.retain(|other| here.contains(&other.engine) && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven));
+        entries.retain(|other| {
+            here.contains(&other.engine)
+                && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven)
+        });
         if entries.len() == MAX {
             entries.remove(0);
         }

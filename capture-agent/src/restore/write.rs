@@ -45,7 +45,9 @@ impl Place {
     /// For people.
     pub fn describe(&self) -> String {
         match &self.of {
-            Of::Page { group, column, component } => format!("page {column} (component {component}) of group {group:?} of rank {}", self.rank),
+            Of::Page { group, column, component } => {
+                format!("page {column} (component {component}) of group {group:?} of rank {}", self.rank)
+            }
             Of::State(tensor) => format!("state {:?} of rank {}", tensor.name, self.rank),
         }
     }
@@ -90,7 +92,11 @@ pub(super) async fn write(agent: &Agent, places: &Arc<Places>, after: Option<[u8
         let payload = blobs.next(&place.digest).await?;
         let length = payload.len() as u64;
         if length != place.page.bytes() {
-            return Err(Error::Geometry { what: place.describe(), expected: format!("{} bytes", place.page.bytes()), found: format!("{length} bytes") });
+            return Err(Error::Geometry {
+                what: place.describe(),
+                expected: format!("{} bytes", place.page.bytes()),
+                found: format!("{length} bytes"),
+            });
         }
         let other_memory = batch.last().is_some_and(|(last, _, _): &Batched| !Arc::ptr_eq(last, &place.memory));
         if other_memory || (bytes + length > most && !batch.is_empty()) {

@@ -58,6 +58,9 @@ pub enum EngineError {
         /// Size of the vocabulary.
         vocabulary: usize,
     },
+    /// A prompt is not what it should be.
+    #[error("either text or tokens")]
+    Prompt,
     /// No sequence has this id.
     #[error("there is no sequence {0}")]
     NoSequence(u64),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 from typing import Any
 from urllib.parse import quote
@@ -29,16 +28,6 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def control_socket(configured: str | None = None) -> str:
-    """The agent's control socket: as configured, `PF_AGENT_SOCKET`, or the agent's default."""
-    if path := configured or os.environ.get("PF_AGENT_SOCKET"):
-        return path
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(runtime, "pf", "agent.sock")
-    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return os.path.join(data, "pf", "agent", "agent.sock")
 
 
 def request(path: str, method: str, target: str, body: dict[str, Any] | None = None, timeout: float = 120.0) -> Any:

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 impl Server {
     pub(super) fn command(&mut self, command: Command) {
         // These change memory, which must be at rest in a pause.
-        let changes = matches!(command, Command::Open(_) | Command::Fork(_) | Command::Free(_));
+        let changes = matches!(command, Command::Open(_) | Command::Append { .. } | Command::Fork(_) | Command::Free(_));
         if changes && self.paused {
             self.held.push_back(command);
             return;
@@ -20,6 +20,13 @@ impl Server {
             Command::Open(prompt) => self.open(prompt),
             Command::Generate { sequence, count, delay_ms } => self.with("generate", &sequence, |server, seq| {
                 server.generate(seq, count, Duration::from_millis(delay_ms));
+                Ok(())
+            }),
+            Command::Append { sequence, prompt } => self.with("append", &sequence, |server, seq| {
+                let more = server.prompt(prompt)?;
+                server.end(seq);
+                server.sequences.append(seq, more)?;
+                server.say(Line::Appended { sequence: seq.to_string(), tokens: server.sequences.all[&seq].tokens.clone() });
                 Ok(())
             }),
             Command::Stop(named) => self.with("stop", &named.sequence, |server, seq| {
@@ -67,16 +74,19 @@ impl Server {
     }
 
     fn open(&mut self, prompt: Prompt) {
-        let tokens = match (prompt.text, prompt.tokens) {
-            (Some(text), None) => self.sequences.core.tokenize(&text),
-            (None, Some(tokens)) => Ok(tokens),
-            _ => return self.error("open", ErrorCode::InvalidRequest, "either text or tokens".into()),
-        };
         let (salt, adapter) = (self.options.salt.clone(), self.options.adapter.clone());
-        match tokens.and_then(|tokens| self.sequences.open(tokens, salt, adapter)) {
+        match self.prompt(prompt).and_then(|tokens| self.sequences.open(tokens, salt, adapter)) {
             Ok(seq) => self.opened(seq),
             Err(error @ EngineError::EmptySequence(_)) => self.error("open", ErrorCode::InvalidRequest, error.to_string()),
             Err(error) => self.error("open", code(&error), error.to_string()),
+        }
+    }
+
+    fn prompt(&self, prompt: Prompt) -> Result<Vec<u32>, EngineError> {
+        match (prompt.text, prompt.tokens) {
+            (Some(text), None) => self.sequences.core.tokenize(&text),
+            (None, Some(tokens)) => Ok(tokens),
+            _ => Err(EngineError::Prompt),
         }
     }
 

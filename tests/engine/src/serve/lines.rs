@@ -26,6 +26,15 @@ pub enum Command {
         #[serde(default)]
         delay_ms: u64,
     },
+    /// More of a prompt: ends generation, computes the chosen token and these after it, chooses the next. Where memory ends, some
+    /// may have been computed.
+    Append {
+        /// The sequence.
+        sequence: String,
+        /// What comes.
+        #[serde(flatten)]
+        prompt: Prompt,
+    },
     /// Ends generation.
     Stop(Named),
     /// A new sequence with the same state.
@@ -136,6 +145,13 @@ pub enum Line {
         /// Steps done.
         count: u64,
     },
+    /// Answer to `append`.
+    Appended {
+        /// The sequence.
+        sequence: String,
+        /// Its tokens, the last of them chosen and not yet computed.
+        tokens: Vec<u32>,
+    },
     /// Answer to `free`.
     Freed {
         /// The sequence.
@@ -188,7 +204,9 @@ pub fn code(error: &EngineError) -> ErrorCode {
     match error {
         EngineError::NoSequence(_) => ErrorCode::SequenceUnknown,
         EngineError::PoolFull { .. } => ErrorCode::NoRoom,
-        EngineError::Token { .. } | EngineError::ContextFull { .. } | EngineError::Tokenize { .. } => ErrorCode::InvalidRequest,
+        EngineError::Prompt | EngineError::Token { .. } | EngineError::ContextFull { .. } | EngineError::Tokenize { .. } => {
+            ErrorCode::InvalidRequest
+        }
         _ => ErrorCode::Internal,
     }
 }

@@ -103,6 +103,29 @@ impl Sequences {
         Ok(seq)
     }
 
+    /// Goes on with given tokens after the chosen one, and chooses the next.
+    pub(super) fn append(&mut self, seq: SeqId, more: Vec<u32>) -> Result<(), EngineError> {
+        let at = self.core.blocks().tokens(seq)?;
+        let sequence = self.all.get_mut(&seq).ok_or(EngineError::NoSequence(seq.0))?;
+        let given = [&sequence.tokens[at..], &more].concat();
+        check(&*self.core, at, &given)?;
+        let computed = self.core.compute(seq, &given);
+        sequence.tokens.extend(more);
+        match computed {
+            Ok(logits) => {
+                let logits: Arc<[f32]> = logits.into();
+                sequence.last = Some((sequence.tokens.len() as u64 - 1, Arc::clone(&logits)));
+                sequence.tokens.push(Sampler::Greedy.choose(&logits));
+                Ok(())
+            }
+            Err(error) => {
+                // What was computed stays, and one token that was not.
+                sequence.tokens.truncate(self.core.blocks().tokens(seq)? + 1);
+                Err(error)
+            }
+        }
+    }
+
     /// Room for a sequence whose blocks somebody else fills.
     pub(super) fn allocate(&mut self, boundary: u64, sequence: Sequence) -> Result<SeqId, EngineError> {
         check(&*self.core, 0, &sequence.tokens)?;

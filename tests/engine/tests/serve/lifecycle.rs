@@ -67,6 +67,27 @@ fn steps_are_taken_in_turn_and_stop_when_told() {
 }
 
 #[test]
+fn what_is_appended_is_as_if_it_had_been_in_the_prompt() {
+    for model in ["hybrid", "smollm2"] {
+        let mut engine = Process::start(&["--model", model, "--blocks", "64"]);
+        let seq = engine.open(&prompt(20));
+        engine.generate(&seq, 7);
+        let more = prompt(9);
+        let appended = engine.ask(&json!({"append": {"sequence": seq, "tokens": more}}), "appended");
+        let tokens: Vec<u32> = serde_json::from_value(appended["tokens"].clone()).unwrap();
+        assert_eq!((tokens.len(), &tokens[28..37]), (20 + 7 + 1 + 9 + 1, &more[..]));
+        let whole = engine.open(&tokens[..37]);
+        assert_eq!(engine.generate(&seq, 10), engine.generate(&whole, 10), "{model}");
+        // What cannot be appended changes nothing.
+        for wrong in [json!({"append": {"sequence": seq}}), json!({"append": {"sequence": seq, "tokens": [1 << 20]}})] {
+            assert_eq!(engine.ask(&wrong, "error")["code"], "invalid_request");
+        }
+        assert_eq!(engine.generate(&seq, 3), engine.generate(&whole, 3), "{model}");
+        engine.quit();
+    }
+}
+
+#[test]
 fn a_dead_agent_stops_nothing_and_a_new_one_is_found() {
     let dir = tempdir().unwrap();
     let agent = Agent::listen(dir.path());

@@ -17,11 +17,12 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from pf_connector.agent import control_socket, engine_info
+from pf_connector.agent import engine_info
 from pf_connector.member import Member
+from pf_connector.paths import control_path, socket_path
 from pf_connector.wire import Failure
 
-from .deployment import identity, socket_path
+from .deployment import identity
 
 log = logging.getLogger("pf_connector")
 
@@ -126,7 +127,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(args.engine, args.server, socket_path(args.socket), control_socket(args.agent), stop)
+    serve(args.engine, args.server, socket_path(args.socket), control_path(args.agent), stop)
 
 
 if __name__ == "__main__":

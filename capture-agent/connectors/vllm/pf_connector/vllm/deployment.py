@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from pf_connector.paths import socket_path
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -27,16 +29,6 @@ def identity(vllm_config: Any) -> Identity:
         # Each replica has caches of its own.
         engine = f"{engine}-dp{parallel.data_parallel_rank}"
     return Identity(engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config, extra))
-
-
-def socket_path(configured: Any = None) -> str:
-    """The agent's socket for engines: as configured, `PF_AGENT_ENGINE_SOCKET`, or the agent's default."""
-    if path := configured or os.environ.get("PF_AGENT_ENGINE_SOCKET"):
-        return str(path)
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(runtime, "pf", "engines.sock")
-    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return os.path.join(data, "pf", "agent", "engines.sock")
 
 
 def deployment(vllm_config: Any, extra: dict[str, Any]) -> dict[str, Any]:
