@@ -94,6 +94,14 @@ impl Host {
         }
     }
 
+    /// The code of the last problem that the agent answered.
+    #[must_use]
+    pub fn last_problem(&self) -> String {
+        let log = self.log();
+        let code = log.lines().rev().find_map(|line| line.split_once(" code=")?.1.split(' ').next());
+        code.unwrap_or_default().to_owned()
+    }
+
     /// What the agent has logged.
     #[must_use]
     pub fn log(&self) -> String {
@@ -278,10 +286,22 @@ impl Engine {
     /// A copy of a sequence; its name.
     pub fn fork(&mut self, sequence: &str) -> String {
         self.say(&json!({"fork": {"sequence": sequence}}));
-        self.expect("forked")["sequence"].as_str().unwrap().to_owned()
+        self.expect("opened")["sequence"].as_str().unwrap().to_owned()
     }
 
-    /// Digest of everything in the engine: pages in use, tables, sequences.
+    /// Its sequences.
+    pub fn sequences(&mut self) -> Vec<String> {
+        self.say(&json!({"sequences": {}}));
+        self.expect("sequences").as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Forgets a sequence.
+    pub fn free(&mut self, sequence: &str) {
+        self.say(&json!({"free": {"sequence": sequence}}));
+        self.expect("freed");
+    }
+
+    /// Everything in the engine: a digest of the pages in use, and which blocks are.
     pub fn fingerprint(&mut self) -> String {
         self.say(&json!({"memory": {}}));
         self.expect("memory").to_string()

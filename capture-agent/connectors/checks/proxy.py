@@ -1,6 +1,7 @@
-"""Stands between an engine and its agent, and can leave groups out of what the engine says.
+"""Stands between an engine and its agent, leaves groups out of what the engine says, or refuses to fill.
 
-So a snapshot is made in which a hybrid model's recurrent state is missing, as a connector would that does not know of it.
+So a snapshot is made in which a hybrid model's recurrent state is missing, as by a connector that does not know of it; and an engine
+learns after it has allocated blocks that they will not be filled.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Proxy:
     def __init__(self, path: Path, agent: Path) -> None:
         self.omit = ""
         """Groups whose names begin so are left out; empty for none."""
+        self.refuse_fill = False
         self._agent = str(agent)
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -56,9 +58,11 @@ class Proxy:
                 with self._lock:
                     self._open += [engine, agent]
                 self._register(engine, agent)
-                back = threading.Thread(target=self._pump, args=(agent, engine, False), daemon=True)
+                # The engine hears both the agent and the proxy's own refusals.
+                speaking = threading.Lock()
+                back = threading.Thread(target=self._pump, args=(agent, engine, speaking, False), daemon=True)
                 back.start()
-                self._pump(engine, agent, True)
+                self._pump(engine, agent, speaking, True)
                 back.join()
             except OSError:
                 pass
@@ -76,12 +80,20 @@ class Proxy:
             for fd in descriptors:
                 os.close(fd)
 
-    def _pump(self, source: socket.socket, target: socket.socket, from_engine: bool) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, speaking: threading.Lock, from_engine: bool) -> None:
         try:
             while (message := receive(source)) is not None:
-                if from_engine and self.omit:
-                    self._strip(message)
-                send(target, message)
+                if not from_engine:
+                    with speaking:
+                        send(target, message)
+                elif self.refuse_fill and message.get("call") == "fill":
+                    error = {"code": "live_mismatch", "detail": "refused by the check"}
+                    with speaking:
+                        send(source, {"id": message["id"], "error": error})
+                else:
+                    if self.omit:
+                        self._strip(message)
+                    send(target, message)
         except OSError:
             pass
         finally:

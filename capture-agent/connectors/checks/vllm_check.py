@@ -96,7 +96,8 @@ def _restore(
     kind: str, python: str, host: Host, args: list[str], prompt: list[int], full: dict[str, Any], report: dict[str, Any], reference: str
 ) -> list[Outcome]:
     note(f"{kind}: starting a fresh vLLM on host B")
-    engine = Engine(python, "vllm_host.py", host.folder / "engine", [*args, "--socket", str(host.engines)])
+    proxy = Proxy(host.folder / "proxy.sock", host.engines)
+    engine = Engine(python, "vllm_host.py", host.folder / "engine", [*args, "--socket", str(host.folder / "proxy.sock")])
     outcomes = []
     try:
         engine.until("ready")
@@ -107,6 +108,9 @@ def _restore(
         boundary = report["boundary"]
         tokens = (prompt + full["tokens"])[: boundary + 1]
         made = len(tokens) - len(prompt)
+        if kind == "hybrid":
+            # Less than a block: what this request computes stays with it, and the next one finds no shared prefix.
+            outcomes.append(_recomputed(engine, proxy, tokens))
         engine.send(tokens=tokens, count=STEPS - made, name="continued")
         done = engine.until("done")
         cached = done["cached"]
@@ -118,7 +122,17 @@ def _restore(
         outcomes.append(Outcome("and the same log-probabilities, bit for bit", bits, f"{len(done['scores'])} numbers"))
     finally:
         engine.stop()
+        proxy.close()
     return outcomes
+
+
+def _recomputed(engine: Engine, proxy: Proxy, tokens: list[int]) -> Outcome:
+    proxy.refuse_fill = True
+    engine.send(tokens=tokens, count=10, name="not-filled")
+    done = engine.until("done")
+    proxy.refuse_fill = False
+    right = len(done["tokens"]) == 10 and not done["cached"]
+    return Outcome("blocks that could not be filled are computed, the engine lives", right, f"{done['cached']} tokens taken as computed")
 
 
 def _refused(host: Host, reference: str) -> Outcome:

@@ -3,6 +3,7 @@
 use super::engine::{Engine, View};
 use super::member::Member;
 use crate::error::{Error, Result};
+use pfr_schema::ErrorCode;
 use pfr_schema::engine::{PinRequest, Pinned, Sequence, Table, TableRequest, ToEngine, Verb};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +38,11 @@ impl Pause {
     /// # Errors
     /// [`Error::SequenceUnknown`], [`Error::SequenceAmbiguous`], [`Error::Protocol`].
     pub async fn sequence(&self, sequence: Option<&str>) -> Result<Sequence> {
-        let mut sequences = self.table(sequence).await?;
+        let mut sequences = match self.table(sequence).await {
+            // Engines may say so, or tell of none.
+            Err(Error::Refused { failure, .. }) if failure.code == ErrorCode::SequenceUnknown => Vec::new(),
+            other => other?,
+        };
         let engine = self.view.shared.name.clone();
         let names = |sequences: &[Sequence]| match sequences {
             [] => "none".to_owned(),

@@ -65,23 +65,14 @@ fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
         let done = interrupted(work, after, || host.kill_agent());
         if !done {
             // Either the sequence was activated and only the answer was lost, or nothing of it is left.
-            let same = wait_for("the engine to notice", 30, || {
-                let now = engine.fingerprint();
-                let sequences = {
-                    engine.say(&serde_json::json!({"sequences": {}}));
-                    engine.expect("sequences")
-                };
-                let running = sequences["sequences"].as_array().unwrap().iter().filter(|s| s["active"] == true).count();
-                if now == before { Some(true) } else { (running > 1).then_some(false) }
+            let nothing_left = wait_for("the engine to notice", 30, || {
+                if engine.fingerprint() == before { Some(true) } else { (engine.sequences().len() > 1).then_some(false) }
             });
-            println!("killed after {after:?}: {}", if same { "nothing is left" } else { "the sequence runs, only the answer was lost" });
+            println!("killed after {after:?}: {}", if nothing_left { "nothing is left" } else { "it runs, only the answer was lost" });
         }
-        // Free whatever was restored.
-        engine.say(&serde_json::json!({"sequences": {}}));
-        for other in engine.expect("sequences")["sequences"].as_array().unwrap() {
-            if other["sequence"] != sequence.as_str() {
-                engine.say(&serde_json::json!({"free": {"sequence": other["sequence"]}}));
-                engine.expect("freed");
+        for other in engine.sequences() {
+            if other != sequence {
+                engine.free(&other);
             }
         }
         host.start_agent();
@@ -148,9 +139,9 @@ fn a_full_disk_refuses_the_capture_and_the_engine_goes_on() {
     let host = Host::over(&registry.url(), &disk.path().join("agent"), &[]);
     let mut engine = host.engine("e", Model::Dense, &[]);
     let sequence = engine.open(&Model::Dense.prompt(150));
-    let output = host.pf.run(&["snapshot", "e", "team/agent:x", "--sequence", &sequence, "--json"]);
-    assert_eq!(output.code, 7, "{output:?}");
-    assert!(output.stderr.contains("no_room") || output.stderr.contains("storage_full"), "{output:?}");
+    let output = host.pf.run(&["snapshot", "e", "team/agent:x", "--sequence", &sequence]);
+    assert_eq!((output.code, host.last_problem().as_str()), (7, "no_room"), "{output:?}");
+    assert!(output.stderr.contains("disk"), "{output:?}");
     assert!(host.pf.tags("team/agent").is_empty());
     engine.generate(&sequence, 2);
 }

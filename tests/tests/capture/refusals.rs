@@ -2,7 +2,6 @@
 //! (Forged documents and misbehaving memory are in the agent's own tests.)
 
 use pfr_tests::{Engine, Host, Model, Proxy, Registry, Tamper, files};
-use serde_json::Value;
 
 /// Two hosts, a captured engine on one, another engine to restore into.
 struct Scene {
@@ -25,12 +24,11 @@ fn scene(model: Model, options: &[&str]) -> Scene {
 /// Restores into an engine that does not fit; the problem's code and what was said.
 fn refused(host: &Host, engine: &mut Engine, name: &str, reference: &str) -> (String, String) {
     let before = engine.fingerprint();
-    let output = host.pf.run(&["restore", reference, name, "--json"]);
+    let output = host.try_restore(reference, name);
     assert_ne!(output.code, 0, "{output:?}");
     assert_eq!(engine.fingerprint(), before, "the engine was touched: {output:?}");
-    let problem: Value = serde_json::from_str(output.stderr.trim()).unwrap_or_else(|e| panic!("{e}: {output:?}"));
     assert_eq!(output.code, 4, "{output:?}");
-    (problem["error"]["code"].as_str().unwrap_or_else(|| panic!("{problem}")).to_owned(), output.stderr)
+    (host.last_problem(), output.stderr)
 }
 
 #[test]
@@ -52,8 +50,8 @@ fn another_deployment_is_refused_and_both_are_shown() {
 
 #[test]
 fn a_dense_engine_does_not_take_a_hybrid_snapshot_even_if_it_claims_the_same_deployment() {
-    let scene = scene(Model::Hybrid, &["--deployment", "weights=sha256:0", "--deployment", "engine=e", "--deployment", "backend=b"]);
-    let claim = ["--deployment", "weights=sha256:0", "--deployment", "engine=e", "--deployment", "backend=b"];
+    let claim = ["--deployment", "weights=sha256:0", "--deployment", "model=m"];
+    let scene = scene(Model::Hybrid, &claim);
     let mut engine = scene.b.engine("dense", Model::Dense, &claim);
     let (code, said) = refused(&scene.b, &mut engine, "dense", "team/agent:x");
     assert!(["geometry_mismatch", "missing_group", "missing_state"].contains(&code.as_str()), "{said}");

@@ -1,0 +1,8 @@
+"""The connector for SGLang: an external linker of its unified radix cache.
+
+Not run with SGLang itself: it is tested against the linker's interface (SGLang 0.5.23), see the README of this folder.
+"""
+
+from .linker import Pool, PfLinker, Request
+
+__all__ = ["PfLinker", "Pool", "Request"]

@@ -1,0 +1,208 @@
+"""State for requests, through SGLang's `UnifiedCacheLinker`: `lookup` says which lengths can be restored, loads fill device slots.
+
+SGLang asks with page hashes of the part that it lacks and a request id. The agent matches tokens, so whoever builds the linker says
+which tokens a request id stands for. Loads are synchronous within `start_layer_wise_loading`: the agent proves pages as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pf_connector.member import Member
+from pf_connector.wire import Failure
+
+log = logging.getLogger("pf_connector")
+
+try:
+    from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+except ImportError:  # The interface without SGLang: tests, and documentation.
+    UnifiedCacheLinker = object
+
+_PATIENCE = 2.0
+"""Seconds that a lookup may take; SGLang waits for it."""
+_FILL = 60.0
+"""Seconds that filling may take."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the prefix of a request is."""
+
+    tokens: list[int]
+    salt: str = ""
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How slots of one of SGLang's pools become blocks of a group."""
+
+    group: str
+    slots: int
+    """Slots of one block: the page size, or 1 for a pool with one slot a sequence."""
+    recurrent: bool = False
+
+
+@dataclass
+class _Batch:
+    """What is loaded together."""
+
+    loads: dict[str, tuple[str, dict[str, list[int]]]] = field(default_factory=dict)
+
+
+class Counter:
+    """SGLang waits for layers with this. Loads are complete when they are announced, so nobody waits."""
+
+    def __init__(self) -> None:
+        self.index = -1
+
+    def update_producer(self) -> int:
+        """A new batch."""
+        self.index += 1
+        return self.index
+
+    def set_consumer(self, index: int) -> None:
+        """The batch that the next forward uses."""
+
+    def wait_until(self, threshold: int) -> None:
+        """The layer is there."""
+
+    def reset(self) -> None:
+        """No batch."""
+        self.index = -1
+
+
+class PfLinker(UnifiedCacheLinker):
+    """The linker. `member` serves `request` for this rank; `pools` says which group each pool's slots belong to."""
+
+    key_codec = None
+
+    def __init__(self, member: Member, pools: dict[str, Pool], page: int, request: Callable[[str], Request | None]) -> None:
+        self._member = member
+        self._pools = pools
+        self._page = page
+        self._request = request
+        self._matched: dict[str, tuple[int, str]] = {}
+        self._queued = _Batch()
+        self._results: dict[int, bool] = {}
+        self.layer_done_counter = Counter()
+
+    def lookup(self, rid: str, transfers: Sequence[Any]) -> list[int]:
+        """Lengths in pages, counted from the first page that the engine lacks, that can be restored in all pools at once."""
+        self._abandon(rid)
+        request = self._request(rid)
+        pages = max((len(transfer.keys or ()) for transfer in transfers), default=0)
+        if request is None or pages == 0 or any(str(transfer.name) not in self._pools for transfer in transfers):
+            return []
+        if len(request.tokens) // self._page > pages:
+            # Part of the prefix is shared with other requests: their pages must not be written.
+            return []
+        call = {"tokens": request.tokens, "computed": 0, "salt": request.salt}
+        if request.adapter:
+            call["adapter"] = request.adapter
+        try:
+            answer = self._member.call("match", call, _PATIENCE)
+        except (Failure, TimeoutError) as error:
+            log.info("no state for request %s: %s", rid, error)
+            return []
+        if answer.get("match") != "ready":
+            return []
+        boundary, restore = int(answer["boundary"]), str(answer["restore"])
+        if boundary % self._page or boundary // self._page > pages:
+            # Between two pages SGLang cannot go on.
+            self._member.submit("abandon", {"restore": restore})
+            return []
+        self._matched[rid] = boundary, restore
+        return [boundary // self._page]
+
+    def load(self, rid: str, transfers: Sequence[Any]) -> bool:
+        """Queues a load into the slots that SGLang allocated."""
+        matched = self._matched.get(rid)
+        if matched is None:
+            return False
+        boundary, restore = matched
+        blocks: dict[str, list[int]] = {}
+        for transfer in transfers:
+            pool = self._pools[str(transfer.name)]
+            slots = [int(slot) for slot in transfer.device_indices]
+            found = self._blocks(pool, slots, boundary)
+            if found is None:
+                log.warning("request %s: slots of pool %s are not those of whole pages", rid, transfer.name)
+                return False
+            blocks[pool.group] = found
+        del self._matched[rid]
+        self._queued.loads[rid] = restore, blocks
+        return True
+
+    @staticmethod
+    def _blocks(pool: Pool, slots: list[int], boundary: int) -> list[int] | None:
+        if pool.recurrent:
+            return slots[-1:] or None
+        if len(slots) != boundary:
+            return None
+        found = []
+        for at in range(0, len(slots), pool.slots):
+            run = slots[at : at + pool.slots]
+            if run[0] % pool.slots or run != list(range(run[0], run[0] + len(run))):
+                return None
+            found.append(run[0] // pool.slots)
+        return found
+
+    def start_layer_wise_loading(self) -> int:
+        """Fills everything that is queued."""
+        batch, self._queued = self._queued, _Batch()
+        index = self.layer_done_counter.update_producer()
+        filled = [self._member.submit("fill", {"restore": restore, "blocks": blocks}) for restore, blocks in batch.loads.values()]
+        ok = True
+        for rid, future in zip(batch.loads, filled):
+            try:
+                future.result(_FILL)
+            except (Failure, TimeoutError) as error:
+                log.warning("request %s could not be restored: %s", rid, error)
+                ok = False
+        self._results[index] = ok
+        return index
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        """Whether every load of a batch landed; nothing writes to its slots any more."""
+        return self._results.pop(counter_index, True)
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        """Forgets a load that has not started."""
+        queued = self._queued.loads.pop(rid, None)
+        if queued is not None:
+            self._member.submit("abandon", {"restore": queued[0]})
+        self._abandon(rid)
+        return queued is not None
+
+    def offload(self, transfers: Sequence[Any]) -> bool:
+        """Nothing: state is captured when the agent asks, not page by page."""
+        return False
+
+    def num_completed_offloads(self) -> int:
+        """None was taken."""
+        return 0
+
+    def pop_completed_offload(self) -> bool:
+        """None was taken."""
+        return False
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        for rid in [*self._matched, *self._queued.loads]:
+            self.cancel_queued_load(rid)
+        self._results.clear()
+        self.layer_done_counter.reset()
+
+    def close(self) -> None:
+        """Leaves the agent."""
+        self.reset()
+        self._member.close()
+
+    def _abandon(self, rid: str) -> None:
+        matched = self._matched.pop(rid, None)
+        if matched is not None:
+            self._member.submit("abandon", {"restore": matched[1]})

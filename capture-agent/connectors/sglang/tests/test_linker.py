@@ -1,0 +1,109 @@
+"""The linker against SGLang's interface: transfers as its tree builds them, an agent that answers."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fake_agent import FakeAgent
+from pf_connector.member import Member
+from pf_connector.sglang import PfLinker, Pool, Request
+
+PAGE = 4
+TOKENS = list(range(100, 118))
+
+
+@dataclass
+class Transfer:
+    """SGLang's `PoolTransfer`, as far as a linker looks."""
+
+    name: str
+    keys: list[str] | None = None
+    device_indices: list[int] | None = None
+
+
+class Linker(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = str(Path(folder.name) / "s")
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.abandoned = threading.Event()
+        self.answers: dict[str, dict[str, Any]] = {"match": {"match": "ready", "boundary": 16, "restore": "r1"}}
+        agent = FakeAgent(path, self.answer)
+        self.addCleanup(agent.close)
+        registration = {"engine": "sglang", "member": "rank-0", "verbs": ["request"], "world": 1, "deployment": {}}
+        member = Member(path, registration).start()
+        self.assertTrue(member.wait_registered(10))
+        pools = {"kv": Pool("main", PAGE), "mamba": Pool("state", 1, recurrent=True)}
+        self.linker = PfLinker(member, pools, PAGE, {"a": Request(TOKENS, "tenant")}.get)
+        self.addCleanup(self.linker.close)
+
+    def answer(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append((call, args))
+        if call == "abandon":
+            self.abandoned.set()
+        return self.answers.get(call, {})
+
+    def lookup(self, rid: str = "a", pages: int = 4) -> list[int]:
+        return self.linker.lookup(rid, [Transfer("kv", [f"h{i}" for i in range(pages)]), Transfer("mamba", ["h3"])])
+
+    def test_the_only_legal_length_is_where_all_state_lies(self) -> None:
+        self.assertEqual(self.lookup(), [4])
+        self.assertEqual(self.calls, [("match", {"tokens": TOKENS, "computed": 0, "salt": "tenant"})])
+
+    def test_what_cannot_be_restored_is_not_offered(self) -> None:
+        self.assertEqual(self.lookup("unknown"), [])
+        self.assertEqual(self.lookup(pages=3), [], "one page is shared with other requests")
+        self.assertEqual(self.linker.lookup("a", [Transfer("other", ["h"] * 4)]), [], "a pool that is no group")
+        for answer in ({"match": "later"}, {"match": "none", "reason": "-"}, {"code": "internal", "detail": "-"}):
+            self.answers["match"] = answer
+            self.assertEqual(self.lookup(), [])
+
+    def test_a_boundary_within_a_page_is_given_back(self) -> None:
+        self.answers["match"] = {"match": "ready", "boundary": 15, "restore": "r2"}
+        self.assertEqual(self.lookup(), [])
+        self.assertTrue(self.abandoned.wait(10))
+        self.assertEqual(self.calls[-1], ("abandon", {"restore": "r2"}))
+
+    def test_slots_become_blocks(self) -> None:
+        self.assertEqual(self.lookup(), [4])
+        slots = [*range(40, 44), *range(8, 12), *range(20, 28)]
+        self.assertTrue(self.linker.load("a", [Transfer("kv", device_indices=slots), Transfer("mamba", device_indices=[7])]))
+        index = self.linker.start_layer_wise_loading()
+        self.assertEqual(self.calls[-1], ("fill", {"restore": "r1", "blocks": {"main": [10, 2, 5, 6], "state": [7]}}))
+        self.assertTrue(self.linker.finish_layer_wise_loading(index))
+        self.assertFalse(self.linker.load("a", []), "a match is used once")
+
+    def test_slots_that_are_no_pages_are_refused(self) -> None:
+        for slots in (list(range(41, 57)), list(range(40, 55)), [40, 42, 41, 43, *range(8, 20)]):
+            self.assertEqual(self.lookup(), [4])
+            self.assertFalse(self.linker.load("a", [Transfer("kv", device_indices=slots)]))
+
+    def test_a_failed_fill_is_reported(self) -> None:
+        self.answers["fill"] = {"code": "live_mismatch", "detail": "-"}
+        self.assertEqual(self.lookup(), [4])
+        self.assertTrue(self.linker.load("a", [Transfer("kv", device_indices=list(range(16)))]))
+        with self.assertLogs("pf_connector", "WARNING"):
+            index = self.linker.start_layer_wise_loading()
+        self.assertFalse(self.linker.finish_layer_wise_loading(index))
+
+    def test_a_cancelled_load_is_given_back(self) -> None:
+        self.assertEqual(self.lookup(), [4])
+        self.assertTrue(self.linker.load("a", [Transfer("kv", device_indices=list(range(16)))]))
+        self.assertTrue(self.linker.cancel_queued_load("a"))
+        self.assertTrue(self.abandoned.wait(10))
+        self.linker.start_layer_wise_loading()
+        self.assertNotIn("fill", [call for call, _ in self.calls])
+
+    def test_nothing_is_offloaded(self) -> None:
+        self.assertFalse(self.linker.offload([]))
+        self.assertEqual(self.linker.num_completed_offloads(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

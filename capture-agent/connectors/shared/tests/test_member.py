@@ -1,0 +1,163 @@
+"""The connection to the agent: framing, calls both ways, descriptors, what happens when it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+from fake_agent import FakeAgent
+from pf_connector.member import Member
+from pf_connector.wire import MAX_MESSAGE, Failure, Lost, WireError, encode, receive, send
+
+REGISTRATION = {"engine": "e", "member": "m", "verbs": ["pause"], "world": 1, "deployment": {"weights": "w", "engine": "e", "backend": "b"}}
+
+
+class Framing(unittest.TestCase):
+    def setUp(self) -> None:
+        self.a, self.b = socket.socketpair()
+        self.addCleanup(self.a.close)
+        self.addCleanup(self.b.close)
+
+    def test_a_message_arrives_as_it_was_sent(self) -> None:
+        for message in ({}, {"id": 1, "ok": {"ä": [1, 2.5, None, True]}}, {"x": "y" * 3_000_000}):
+            thread = threading.Thread(target=send, args=(self.a, message))
+            thread.start()
+            self.assertEqual(receive(self.b), message)
+            thread.join()
+
+    def test_the_length_is_little_endian(self) -> None:
+        self.assertEqual(encode({})[:4], b"\x02\x00\x00\x00")
+
+    def test_foreign_bytes_are_refused(self) -> None:
+        for data, word in (
+            (struct.pack("<I", MAX_MESSAGE + 1), "limit"),
+            (struct.pack("<I", 3) + b"{,}", "JSON"),
+            (struct.pack("<I", 2) + b"[]", "object"),
+            (struct.pack("<I", 100_000) + b"[" * 100_000, "JSON"),
+            (struct.pack("<I", 2) + b"\xff\xfe", "JSON"),
+            (struct.pack("<I", 9) + b"{", "within"),
+            (b"\x01\x00", "within"),
+        ):
+            with self.subTest(data=data[:8]):
+                a, b = socket.socketpair()
+                with a, b:
+                    thread = threading.Thread(target=lambda a=a, data=data: (a.sendall(data), a.shutdown(socket.SHUT_WR)))
+                    thread.start()
+                    with self.assertRaisesRegex(WireError, word):
+                        receive(b)
+                    thread.join()
+
+    def test_the_end_between_two_messages_is_an_end(self) -> None:
+        self.a.close()
+        self.assertIsNone(receive(self.b))
+
+    def test_numbers_that_are_no_json_are_not_sent(self) -> None:
+        with self.assertRaises(ValueError):
+            encode({"x": float("nan")})
+
+
+class Connection(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = str(Path(self.folder.name) / "s")
+
+    def agent(self, answer=None) -> FakeAgent:
+        agent = FakeAgent(self.path, answer)
+        self.addCleanup(agent.close)
+        return agent
+
+    def member(self, calls=None, **options) -> Member:
+        member = Member(self.path, REGISTRATION, calls, **options).start()
+        self.addCleanup(member.close)
+        return member
+
+    def test_it_registers_with_its_descriptors(self) -> None:
+        agent = self.agent()
+        fd = os.memfd_create("x")
+        self.addCleanup(os.close, fd)
+        os.write(fd, b"pages")
+        member = self.member(descriptors=[fd])
+        link = agent.link(0)
+        self.assertTrue(member.wait_registered(10))
+        self.assertEqual(link.register, {"protocol": 1, **REGISTRATION})
+        self.assertEqual(os.pread(link.descriptors[0], 5, 0), b"pages")
+
+    def test_both_sides_call_at_once(self) -> None:
+        agent = self.agent(lambda call, args: {"match": "later", "n": args["n"]})
+        member = self.member({"table": lambda args: {"sequences": [args]}})
+        link = agent.link(0)
+        self.assertTrue(member.wait_registered(10))
+        futures = [member.submit("match", {"n": n}) for n in range(50)]
+        self.assertEqual(link.call("table", {"sequence": "a"})["ok"], {"sequences": [{"sequence": "a"}]})
+        self.assertEqual([f.result(10)["n"] for f in futures], list(range(50)))
+
+    def test_refusals_cross_with_their_code(self) -> None:
+        agent = self.agent(lambda call, args: {"code": "no_room", "detail": "full"})
+
+        def refuse(args):
+            raise Failure("sequence_unknown", "no such")
+
+        def broken(args):
+            raise KeyError("x")
+
+        member = self.member({"oracle": refuse, "table": broken})
+        link = agent.link(0)
+        self.assertTrue(member.wait_registered(10))
+        self.assertEqual(link.call("oracle")["error"], {"code": "sequence_unknown", "detail": "no such"})
+        self.assertEqual(link.call("pause")["error"]["code"], "invalid_request")
+        with self.assertLogs("pf_connector", "ERROR"):
+            self.assertEqual(link.call("table")["error"]["code"], "internal")
+        with self.assertRaises(Failure) as caught:
+            member.call("fill", {}, 10)
+        self.assertEqual(caught.exception.code, "no_room")
+
+    def test_without_an_agent_calls_fail_at_once(self) -> None:
+        member = self.member()
+        with self.assertRaises(Lost):
+            member.call("match", {}, 10)
+
+    def test_when_the_connection_ends_open_calls_fail_the_engine_goes_on_and_it_connects_again(self) -> None:
+        hold = threading.Event()
+        self.addCleanup(hold.set)
+        agent = self.agent(lambda call, args: (hold.wait(30), {})[1])
+        lost = threading.Event()
+        member = self.member(on_lost=lost.set)
+        link = agent.link(0)
+        self.assertTrue(member.wait_registered(10))
+        future = member.submit("match", {})
+        link.close()
+        with self.assertRaises(Lost):
+            future.result(10)
+        self.assertTrue(lost.wait(10))
+        agent.link(1)
+        self.assertTrue(member.wait_registered(10))
+
+    def test_a_call_in_hand_is_finished_before_the_loss_is_told(self) -> None:
+        agent = self.agent()
+        order, begun, go = [], threading.Event(), threading.Event()
+
+        def pause(args):
+            begun.set()
+            go.wait(10)
+            order.append("paused")
+            return {}
+
+        told = threading.Event()
+        self.member({"pause": pause}, on_lost=lambda: (order.append("lost"), told.set()))
+        link = agent.link(0)
+        threading.Thread(target=lambda: link.call("pause"), daemon=True).start()
+        self.assertTrue(begun.wait(10))
+        link.close()
+        go.set()
+        self.assertTrue(told.wait(10))
+        self.assertEqual(order, ["paused", "lost"])
+
+
+if __name__ == "__main__":
+    unittest.main()

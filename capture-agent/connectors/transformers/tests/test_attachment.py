@@ -1,0 +1,140 @@
+"""A loop over transformers with an agent that copies pages by itself. Needs torch and transformers; no engine, no network."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from typing import Any
+
+import torch
+from fake_agent import FakeAgent, Link
+from pf_connector.transformers import Attachment, Sequence
+
+
+def model() -> Any:
+    """Three layers of state, one of attention."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3NextConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        linear_num_value_heads=2,
+        linear_num_key_heads=1,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    )
+    return transformers.Qwen3NextForCausalLM(config).eval()
+
+
+MODEL = model()
+
+
+class Attached(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = str(Path(folder.name) / "s")
+        self.agent = FakeAgent(path)
+        self.addCleanup(self.agent.close)
+        self.engine = Attachment(MODEL, engine="e", socket=path, weights="w", blocks=8, sequences=2)
+        self.addCleanup(self.engine.close)
+        self.link = self.agent.link(0)
+        self.memory = mmap.mmap(self.link.descriptors[0], self.link.register["memories"][0]["bytes"])
+        self.addCleanup(self.memory.close)
+
+    def run_steps(self, sequence: Sequence, count: int) -> list[torch.Tensor]:
+        found = []
+        for _ in range(count):
+            with self.engine.step():
+                found.append(sequence.forward(MODEL))
+            sequence.append(int(found[-1].argmax()))
+        return found
+
+    def ok(self, call: str, args: dict[str, Any] | None = None, link: Link | None = None) -> Any:
+        answer = (link or self.link).call(call, args)
+        self.assertIn("ok", answer)
+        return answer["ok"]
+
+    def places(self, blocks: dict[str, list[int]]) -> list[tuple[int, int]]:
+        """Where the bytes of a sequence lie."""
+        found = []
+        for group in self.link.register["groups"]:
+            parts = [p for c in group.get("components", []) for p in c["parts"]] + [s["part"] for s in group.get("states", [])]
+            for block in blocks[group["name"]]:
+                found += [(p["offset"] + block * p["block_stride"], p["bytes"]) for p in parts]
+        return found
+
+    def capture(self) -> tuple[dict[str, Any], list[bytes]]:
+        self.ok("pause")
+        (sequence,) = self.ok("table")["sequences"]
+        bytes_ = [self.memory[at : at + size] for at, size in self.places(sequence["blocks"])]
+        self.ok("resume")
+        return sequence, bytes_
+
+    def test_a_restored_sequence_goes_on_bit_for_bit(self) -> None:
+        first = self.engine.open("a", list(range(1, 20)))
+        self.run_steps(first, 4)
+        captured, pages = self.capture()
+        self.assertEqual((captured["boundary"], len(captured["tokens"])), (22, 23))
+        expected = self.run_steps(first, 12)
+        again, _ = self.capture()
+        self.assertEqual(again["boundary"], 34)
+        allocated = self.ok("allocate", {"tokens": captured["tokens"], "boundary": 22})
+        for (at, size), page in zip(self.places(allocated["blocks"]), pages, strict=True):
+            self.memory[at : at + size] = page
+        oracle = self.ok("oracle", {"sequence": allocated["sequence"], "boundary": 22, "top": 3})["top"]
+        self.assertEqual(oracle[0][0], int(expected[0].argmax()))
+        self.assertEqual(oracle[0][1], int(expected[0].max().view(torch.int32)) & 0xFFFFFFFF)
+        self.ok("activate", {"sequence": allocated["sequence"]})
+        restored = self.engine.restored.get(timeout=10)
+        for mine, theirs in zip(self.run_steps(restored, 12), expected, strict=True):
+            self.assertTrue(torch.equal(mine, theirs))
+
+    def test_no_step_runs_while_the_agent_has_it_paused(self) -> None:
+        sequence = self.engine.open("a", [1, 2, 3])
+        self.run_steps(sequence, 1)
+        self.ok("pause")
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: (self.run_steps(sequence, 1), done.set()))
+        thread.start()
+        self.assertEqual(self.ok("table")["sequences"][0]["boundary"], 3)
+        self.assertFalse(done.is_set())
+        self.ok("resume")
+        self.assertTrue(done.wait(30))
+        thread.join()
+
+    def test_tables_are_for_engines_at_rest(self) -> None:
+        self.assertEqual(self.link.call("table")["error"]["code"], "engine_busy")
+
+    def test_what_was_allocated_comes_back(self) -> None:
+        for _ in range(5):
+            allocated = self.ok("allocate", {"tokens": list(range(100)), "boundary": 100})
+            self.ok("discard", {"sequence": allocated["sequence"]})
+        self.assertEqual(self.link.call("allocate", {"tokens": list(range(200)), "boundary": 200})["error"]["code"], "no_room")
+        self.ok("allocate", {"tokens": list(range(128)), "boundary": 128})
+
+    def test_when_the_agent_dies_the_loop_goes_on_and_allocations_are_given_up(self) -> None:
+        sequence = self.engine.open("a", [1, 2, 3])
+        self.ok("allocate", {"tokens": list(range(128)), "boundary": 128})
+        self.ok("pause")
+        self.link.close()
+        self.run_steps(sequence, 1)
+        link = self.agent.link(1)
+        self.ok("allocate", {"tokens": list(range(128)), "boundary": 128}, link)
+
+
+if __name__ == "__main__":
+    unittest.main()
