@@ -282,7 +282,7 @@ impl Error {
         let code = self.code();
         Problem {
             r#type: format!("urn:pf:problem:{code}"),
-            title: code.name().replace('_', " "),
+            title: code.title().into(),
             status: code.status(),
             detail: self.to_string(),
             code,

@@ -66,7 +66,7 @@ impl Failure {
         let retry_after = retry_after(self.code);
         let problem = Problem {
             r#type: format!("urn:pf:problem:{}", self.code),
-            title: title(self.code).into(),
+            title: self.code.title().into(),
             status: status.as_u16(),
             detail: self.detail,
             code: self.code,
@@ -127,57 +127,6 @@ fn retry_after(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Unavailable => Some("5"),
         ErrorCode::StorageFull => Some("60"),
         _ => None,
-    }
-}
-
-/// The code's meaning in a few words; the same for every problem with that code.
-fn title(code: ErrorCode) -> &'static str {
-    match code {
-        ErrorCode::InvalidRequest => "The request is malformed",
-        ErrorCode::InvalidName => "A name, reference or digest is malformed",
-        ErrorCode::InvalidDocument => "A document is malformed or contradicts itself",
-        ErrorCode::TooLarge => "Something is over a limit",
-        ErrorCode::CorruptFrame => "A frame is malformed",
-        ErrorCode::Truncated => "A frame stream ended before its end mark",
-        ErrorCode::DigestMismatch => "Bytes do not hash to their name",
-        ErrorCode::LengthMismatch => "A blob has another length than a container says",
-        ErrorCode::CorruptStore => "A stored blob is damaged",
-        ErrorCode::MissingBlobs => "A container lists blobs that are not stored",
-        ErrorCode::RepositoryUnknown => "No such repository",
-        ErrorCode::SnapshotUnknown => "No such snapshot in this repository",
-        ErrorCode::TagUnknown => "No such tag in this repository",
-        ErrorCode::BlobUnknown => "No such blob",
-        ErrorCode::PushUnknown => "No such push session",
-        ErrorCode::NotFound => "No such page",
-        ErrorCode::TagMoved => "The tag does not point where the caller said",
-        ErrorCode::Unauthorized => "A token is needed",
-        ErrorCode::Denied => "The token does not allow this",
-        ErrorCode::PayloadHashMismatch => "A payload does not hash to its payload_hash",
-        ErrorCode::ValueHashMismatch => "A tensor's value does not hash to its value_hash",
-        ErrorCode::InexactStorage => "A stored value cannot be said in the logical type",
-        ErrorCode::PageCountMismatch => "The snapshot has another number of pages than its boundary needs",
-        ErrorCode::GeometryMismatch => "The engine's pages have another shape than the snapshot's",
-        ErrorCode::FingerprintMismatch => "The snapshot was taken from another deployment",
-        ErrorCode::PrefixMismatch => "Tokens, salt or adapter are not those of the snapshot's prefix",
-        ErrorCode::MissingGroup => "A group of layers is missing",
-        ErrorCode::MissingState => "State tensors are missing",
-        ErrorCode::RankMismatch => "The snapshot has other ranks than the engine",
-        ErrorCode::BoundaryMismatch => "Pages, state and tokens do not lie at one boundary",
-        ErrorCode::LiveMismatch => "The engine's memory does not hold what was written to it",
-        ErrorCode::OracleMismatch => "The first step after the restore gave other scores",
-        ErrorCode::TornCopy => "A page changed while it was read",
-        ErrorCode::NotExact => "The snapshot would not be exact",
-        ErrorCode::EngineUnknown => "No such engine on this host",
-        ErrorCode::SequenceUnknown => "No such sequence in this engine",
-        ErrorCode::EngineBusy => "The engine is busy or not ready",
-        ErrorCode::EngineLost => "The engine went away or did not answer",
-        ErrorCode::EngineRefused => "The engine refused or broke the protocol",
-        ErrorCode::NoRoom => "There is not enough room for this",
-        ErrorCode::Overloaded => "Too many requests at once",
-        ErrorCode::Unavailable => "The store behind the registry cannot be reached",
-        ErrorCode::StorageFull => "The disk or quota is full",
-        ErrorCode::Timeout => "The request took longer than it may",
-        ErrorCode::Internal => "A bug",
     }
 }
 

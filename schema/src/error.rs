@@ -176,7 +176,7 @@ pub(crate) fn shorten(mut text: String) -> String {
 }
 
 macro_rules! error_codes {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $exit:literal, $retryable:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $exit:literal, $retryable:literal, $title:literal;)*) => {
         /// The closed set of error codes. Each has one meaning, one HTTP status, one exit code of `pf`
         /// (see `docs/protocol.md`) and says whether trying the same again can help.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -190,6 +190,9 @@ macro_rules! error_codes {
             /// The code on the wire.
             #[must_use]
             pub const fn name(self) -> &'static str { match self { $(Self::$variant => $name,)* } }
+            /// Its meaning in a few words; the same for every problem with this code.
+            #[must_use]
+            pub const fn title(self) -> &'static str { match self { $(Self::$variant => $title,)* } }
             /// The HTTP status.
             #[must_use]
             pub const fn status(self) -> u16 { match self { $(Self::$variant => $status,)* } }
@@ -205,95 +208,95 @@ macro_rules! error_codes {
 
 error_codes! {
     /// The request or command line is malformed.
-    InvalidRequest = "invalid_request", 400, 1, false;
+    InvalidRequest = "invalid_request", 400, 1, false, "The request is malformed";
     /// A repository name, tag, reference or digest is malformed.
-    InvalidName = "invalid_name", 400, 1, false;
+    InvalidName = "invalid_name", 400, 1, false, "A name, reference or digest is malformed";
     /// A manifest, tree, run, checkpoint or configuration is malformed or contradicts itself.
-    InvalidDocument = "invalid_document", 422, 1, false;
+    InvalidDocument = "invalid_document", 422, 1, false, "A document is malformed or contradicts itself";
     /// Something is over a limit.
-    TooLarge = "too_large", 413, 1, false;
+    TooLarge = "too_large", 413, 1, false, "Something is over a limit";
     /// A frame or its encoded payload is malformed.
-    CorruptFrame = "corrupt_frame", 422, 4, false;
+    CorruptFrame = "corrupt_frame", 422, 4, false, "A frame is malformed";
     /// A frame stream ended before its end mark.
-    Truncated = "truncated", 422, 4, false;
+    Truncated = "truncated", 422, 4, false, "A frame stream ended before its end mark";
     /// Bytes do not hash to their name.
-    DigestMismatch = "digest_mismatch", 422, 4, false;
+    DigestMismatch = "digest_mismatch", 422, 4, false, "Bytes do not hash to their name";
     /// A blob has another length than a container says.
-    LengthMismatch = "length_mismatch", 422, 4, false;
+    LengthMismatch = "length_mismatch", 422, 4, false, "A blob has another length than a container says";
     /// A stored blob no longer hashes to its name.
-    CorruptStore = "corrupt_store", 500, 4, false;
+    CorruptStore = "corrupt_store", 500, 4, false, "A stored blob is damaged";
     /// A container lists blobs that are not stored; `missing` names some of them.
-    MissingBlobs = "missing_blobs", 422, 5, false;
+    MissingBlobs = "missing_blobs", 422, 5, false, "A container lists blobs that are not stored";
     /// No such repository.
-    RepositoryUnknown = "repository_unknown", 404, 5, false;
+    RepositoryUnknown = "repository_unknown", 404, 5, false, "No such repository";
     /// No such snapshot in this repository.
-    SnapshotUnknown = "snapshot_unknown", 404, 5, false;
+    SnapshotUnknown = "snapshot_unknown", 404, 5, false, "No such snapshot in this repository";
     /// No such tag in this repository.
-    TagUnknown = "tag_unknown", 404, 5, false;
+    TagUnknown = "tag_unknown", 404, 5, false, "No such tag in this repository";
     /// No such blob.
-    BlobUnknown = "blob_unknown", 404, 5, false;
+    BlobUnknown = "blob_unknown", 404, 5, false, "No such blob";
     /// No such push session: it was committed, aborted or has expired.
-    PushUnknown = "push_unknown", 404, 5, false;
+    PushUnknown = "push_unknown", 404, 5, false, "No such push session";
     /// No such page.
-    NotFound = "not_found", 404, 5, false;
+    NotFound = "not_found", 404, 5, false, "No such page";
     /// The tag does not point where the caller said.
-    TagMoved = "tag_moved", 412, 3, false;
+    TagMoved = "tag_moved", 412, 3, false, "The tag does not point where the caller said";
     /// A token is needed.
-    Unauthorized = "unauthorized", 401, 6, false;
+    Unauthorized = "unauthorized", 401, 6, false, "A token is needed";
     /// The token does not allow this.
-    Denied = "denied", 403, 6, false;
+    Denied = "denied", 403, 6, false, "The token does not allow this";
     /// A payload does not hash to its payload_hash.
-    PayloadHashMismatch = "payload_hash_mismatch", 422, 4, false;
+    PayloadHashMismatch = "payload_hash_mismatch", 422, 4, false, "A payload does not hash to its payload_hash";
     /// A tensor's logical value does not hash to its value_hash.
-    ValueHashMismatch = "value_hash_mismatch", 422, 4, false;
+    ValueHashMismatch = "value_hash_mismatch", 422, 4, false, "A tensor's value does not hash to its value_hash";
     /// A stored value cannot be converted to the logical type without loss.
-    InexactStorage = "inexact_storage", 422, 4, false;
+    InexactStorage = "inexact_storage", 422, 4, false, "A stored value cannot be said in the logical type";
     /// The snapshot has another number of pages than its boundary needs.
-    PageCountMismatch = "page_count_mismatch", 409, 4, false;
+    PageCountMismatch = "page_count_mismatch", 409, 4, false, "The snapshot has another number of pages than its boundary needs";
     /// The engine's pages have another shape than the snapshot's.
-    GeometryMismatch = "geometry_mismatch", 409, 4, false;
+    GeometryMismatch = "geometry_mismatch", 409, 4, false, "The engine's pages have another shape than the snapshot's";
     /// The snapshot was taken from another deployment (weights, kernels, parallelism …).
-    FingerprintMismatch = "fingerprint_mismatch", 409, 4, false;
+    FingerprintMismatch = "fingerprint_mismatch", 409, 4, false, "The snapshot was taken from another deployment";
     /// Tokens, salt or adapter are not those of the snapshot's prefix.
-    PrefixMismatch = "prefix_mismatch", 409, 4, false;
+    PrefixMismatch = "prefix_mismatch", 409, 4, false, "Tokens, salt or adapter are not those of the snapshot's prefix";
     /// A group of layers that the engine requires is not in the snapshot, or the other way round.
-    MissingGroup = "missing_group", 409, 4, false;
+    MissingGroup = "missing_group", 409, 4, false, "A group of layers is missing";
     /// State tensors that the engine requires are not in the snapshot.
-    MissingState = "missing_state", 409, 4, false;
+    MissingState = "missing_state", 409, 4, false, "State tensors are missing";
     /// The snapshot has other ranks than the engine.
-    RankMismatch = "rank_mismatch", 409, 4, false;
+    RankMismatch = "rank_mismatch", 409, 4, false, "The snapshot has other ranks than the engine";
     /// Pages, state and tokens do not lie at one boundary.
-    BoundaryMismatch = "boundary_mismatch", 409, 4, false;
+    BoundaryMismatch = "boundary_mismatch", 409, 4, false, "Pages, state and tokens do not lie at one boundary";
     /// The engine's memory does not hold what was written to it.
-    LiveMismatch = "live_mismatch", 409, 4, false;
+    LiveMismatch = "live_mismatch", 409, 4, false, "The engine's memory does not hold what was written to it";
     /// The first step after the restore gave other scores than the step that was recorded.
-    OracleMismatch = "oracle_mismatch", 409, 4, false;
+    OracleMismatch = "oracle_mismatch", 409, 4, false, "The first step after the restore gave other scores";
     /// A page changed while it was read: the engine did not keep still.
-    TornCopy = "torn_copy", 409, 4, true;
+    TornCopy = "torn_copy", 409, 4, true, "A page changed while it was read";
     /// The snapshot would not be exact, and exactness was asked for.
-    NotExact = "not_exact", 409, 3, false;
+    NotExact = "not_exact", 409, 3, false, "The snapshot would not be exact";
     /// No such engine on this host.
-    EngineUnknown = "engine_unknown", 404, 5, false;
+    EngineUnknown = "engine_unknown", 404, 5, false, "No such engine on this host";
     /// No such sequence in this engine.
-    SequenceUnknown = "sequence_unknown", 404, 5, false;
+    SequenceUnknown = "sequence_unknown", 404, 5, false, "No such sequence in this engine";
     /// The engine is not ready, does not serve this, or is busy with another capture or restore.
-    EngineBusy = "engine_busy", 409, 3, true;
+    EngineBusy = "engine_busy", 409, 3, true, "The engine is busy or not ready";
     /// The engine went away or did not answer in time.
-    EngineLost = "engine_lost", 503, 7, true;
+    EngineLost = "engine_lost", 503, 7, true, "The engine went away or did not answer";
     /// The engine refused or broke the protocol.
-    EngineRefused = "engine_refused", 502, 70, false;
+    EngineRefused = "engine_refused", 502, 70, false, "The engine refused or broke the protocol";
     /// Not enough memory, GPU memory, disk or ring for this; nothing was begun.
-    NoRoom = "no_room", 507, 7, true;
+    NoRoom = "no_room", 507, 7, true, "There is not enough room for this";
     /// Too many requests at once.
-    Overloaded = "overloaded", 503, 7, true;
+    Overloaded = "overloaded", 503, 7, true, "Too many requests at once";
     /// The store behind the registry cannot be reached or is full; nothing is said about what it holds.
-    Unavailable = "unavailable", 503, 7, true;
+    Unavailable = "unavailable", 503, 7, true, "The store behind the registry cannot be reached";
     /// The disk or quota is full.
-    StorageFull = "storage_full", 507, 7, true;
+    StorageFull = "storage_full", 507, 7, true, "The disk or quota is full";
     /// The request took longer than it may.
-    Timeout = "timeout", 504, 7, true;
+    Timeout = "timeout", 504, 7, true, "The request took longer than it may";
     /// A bug. Please report it with the request id.
-    Internal = "internal", 500, 70, false;
+    Internal = "internal", 500, 70, false, "A bug";
 }
 
 impl std::fmt::Display for ErrorCode {

@@ -99,7 +99,8 @@ class Host:
     def pf(self, *args: str) -> dict[str, Any]:
         """`pf --json`."""
         command = [str(self._binaries / "pf"), *args, "--json"]
-        env = _env(self.folder) | {"PF_AGENT_SOCKET": str(self.control), "PF_REGISTRY": self._registry, "PF_STORE": str(self.folder / "store")}
+        places = {"PF_AGENT_SOCKET": str(self.control), "PF_REGISTRY": self._registry, "PF_STORE": str(self.folder / "store")}
+        env = _env(self.folder) | places
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode:
             raise Stopped(f"pf {' '.join(args)} ended with {done.returncode}:\n{done.stderr}")

@@ -6,6 +6,7 @@ learns after it has allocated blocks that they will not be filled.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -121,7 +122,5 @@ class _Replay:
 
 
 def _shut(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

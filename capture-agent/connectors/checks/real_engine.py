@@ -1,6 +1,6 @@
 """Runs the connectors with real engines, real agents and a real registry, and says what was proven.
 
-    python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [transformers]
+python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [transformers]
 """
 
 from __future__ import annotations

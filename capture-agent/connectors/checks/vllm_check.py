@@ -114,7 +114,8 @@ def _restore(
         engine.send(tokens=tokens, count=STEPS - made, name="continued")
         done = engine.until("done")
         cached = done["cached"]
-        seen = f"{cached} tokens taken as computed, {restored['bytes_pulled']:,} bytes pulled, {restored['values_computed']} state values proven"
+        seen = f"{cached} tokens taken as computed, {restored['bytes_pulled']:,} bytes pulled, "
+        seen += f"{restored['values_computed']} state values proven"
         outcomes.append(Outcome("a fresh process takes the state at T and computes none of it", cached == boundary, seen))
         equal = done["tokens"] == full["tokens"][made:]
         outcomes.append(Outcome("the continuation has the same tokens", equal, f"{len(done['tokens'])} tokens"))

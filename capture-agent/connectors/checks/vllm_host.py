@@ -9,7 +9,6 @@ import os
 import sys
 from typing import Any
 
-
 EVENTS = -1
 
 
@@ -31,7 +30,7 @@ async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: 
     out, scores, cached = [], [], None
     async for piece in engine.generate(prompt, params, name):
         step = piece.outputs[0]
-        for token, chosen in zip(step.token_ids, step.logprobs):
+        for token, chosen in zip(step.token_ids, step.logprobs, strict=True):
             out.append(token)
             scores.append(float(chosen[token].logprob).hex())
         cached = piece.num_cached_tokens if piece.num_cached_tokens is not None else cached
@@ -41,10 +40,11 @@ async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: 
 
 async def serve(args: argparse.Namespace) -> None:
     """Starts the engine, then obeys until standard input ends."""
-    from pf_connector.vllm import Control
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from pf_connector.vllm import Control
 
     transfer = KVTransferConfig(
         kv_connector="PfConnector",

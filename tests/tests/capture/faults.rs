@@ -32,7 +32,7 @@ fn an_agent_killed_while_it_captures_leaves_an_engine_that_goes_on() {
         engine.begin(&sequence, 15, 0);
         let tag = format!("team/agent:round-{round}");
         let work = host.pf.command(&["snapshot", "e", &tag, "--sequence", &sequence, "--push", "never"]).spawn().unwrap();
-        let after = Duration::from_micros(random.random_range(0..120_000));
+        let after = Duration::from_micros(random.random_range(0..40_000));
         if interrupted(work, after, || host.kill_agent()) {
             acknowledged.push(tag);
         }
@@ -61,7 +61,7 @@ fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
     for _ in 0..10 {
         let before = engine.fingerprint();
         let work = host.pf.command(&["restore", "team/agent:x", "e"]).spawn().unwrap();
-        let after = Duration::from_micros(random.random_range(0..80_000));
+        let after = Duration::from_micros(random.random_range(0..40_000));
         let done = interrupted(work, after, || host.kill_agent());
         if !done {
             // Either the sequence was activated and only the answer was lost, or nothing of it is left.
@@ -94,7 +94,7 @@ fn an_engine_killed_while_it_is_captured_costs_nothing_but_the_capture() {
         engine.begin(&sequence, 50, 1);
         let tag = format!("team/agent:{name}");
         let work = host.pf.command(&["snapshot", &name, &tag, "--sequence", &sequence, "--push", "wait"]).spawn().unwrap();
-        let after = Duration::from_micros(random.random_range(0..60_000));
+        let after = Duration::from_micros(random.random_range(0..40_000));
         let done = interrupted(work, after, || engine.kill());
         let visible = host.pf.tags("team/agent").contains_key(&name);
         assert!(visible || !done, "acknowledged and not there");

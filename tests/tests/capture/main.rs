@@ -5,5 +5,6 @@
 mod equality;
 mod exactness;
 mod faults;
+mod fleet;
 mod growth;
 mod refusals;

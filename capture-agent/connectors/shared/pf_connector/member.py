@@ -6,6 +6,7 @@ When the connection ends, `on_lost` runs after the calls that had come: an engin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -223,7 +224,5 @@ def _failure(error: Any) -> Failure:
 
 
 def _shut(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -109,10 +110,8 @@ class Link:
 
     def close(self) -> None:
         """Ends the connection."""
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._sock.close()
         for fd in self.descriptors:
             os.close(fd)

@@ -38,9 +38,9 @@ class Cuda(unittest.TestCase):
             self.share(4196, 901)
 
     def test_without_a_driver_nothing_is_shared(self) -> None:
-        with mock.patch("ctypes.CDLL", side_effect=OSError("libcuda.so.1: not found")):
-            with self.assertRaisesRegex(memory.CannotShare, "driver"):
-                memory._share_cuda("kv-0", 4096, 1)
+        missing = mock.patch("ctypes.CDLL", side_effect=OSError("libcuda.so.1: not found"))
+        with missing, self.assertRaisesRegex(memory.CannotShare, "driver"):
+            memory._share_cuda("kv-0", 4096, 1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from fake_agent import FakeAgent, Link
 from pf_connector.transformers import Attachment, Sequence
 

@@ -3,6 +3,6 @@
 Not run with SGLang itself: it is tested against the linker's interface (SGLang 0.5.23), see the README of this folder.
 """
 
-from .linker import Pool, PfLinker, Request
+from .linker import PfLinker, Pool, Request
 
 __all__ = ["PfLinker", "Pool", "Request"]

@@ -157,7 +157,7 @@ class PfLinker(UnifiedCacheLinker):
         index = self.layer_done_counter.update_producer()
         filled = [self._member.submit("fill", {"restore": restore, "blocks": blocks}) for restore, blocks in batch.loads.values()]
         ok = True
-        for rid, future in zip(batch.loads, filled):
+        for rid, future in zip(batch.loads, filled, strict=True):
             try:
                 future.result(_FILL)
             except (Failure, TimeoutError) as error:

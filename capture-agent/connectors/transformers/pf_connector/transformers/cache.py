@@ -63,9 +63,7 @@ class Shape:
                 raise Unsupported(f"layer {number} has a {type(layer).__name__}")
             if getattr(layer, "keys", None) is not None:
                 keys, values = layer.keys, layer.values
-                self.attention.append(
-                    Attention(number, (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]), keys.dtype)
-                )
+                self.attention.append(Attention(number, (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]), keys.dtype))
             for kind in ("conv", "recurrent"):
                 for index, tensor in sorted((getattr(layer, f"{kind}_states", None) or {}).items()):
                     if tensor is not None:

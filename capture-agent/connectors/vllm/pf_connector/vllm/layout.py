@@ -112,12 +112,12 @@ class Pages:
             "null_block": 0,
         }
         if group.recurrent:
-            described["states"] = [one for name, its in zip(names, specs) for one in self._states(name, its)]
+            described["states"] = [one for name, its in zip(names, specs, strict=True) for one in self._states(name, its)]
             described["layout"] = self._opaque("state", specs[0])
             described["replicated"] = bool(getattr(specs[0], "tp_replicated", False))
         else:
             name = "latent" if group.kind == "mla" else "kv"
-            described["components"] = [{"name": name, "parts": [self._page(name, its) for name, its in zip(names, specs)]}]
+            described["components"] = [{"name": name, "parts": [self._page(name, its) for name, its in zip(names, specs, strict=True)]}]
             described["layout"] = self._opaque(self._backend(names[0]), specs[0])
         if group.kind == "sliding-window":
             described["window"] = int(specs[0].sliding_window) + int(getattr(specs[0], "extra_retained_tokens", 0))
@@ -138,9 +138,10 @@ class Pages:
         size = int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
         cache = self._caches[name]
         kernel_blocks = cache.shape[0] // self._config.num_blocks
-        reach = cache.stride(0) * (kernel_blocks - 1) + sum((n - 1) * s for n, s in zip(cache.shape[1:], cache.stride()[1:])) + 1
-        if reach * cache.element_size() > size:
-            raise Unsupported(f"{name}: a page of {size} bytes is spread over {reach * cache.element_size()}; choose another cache layout")
+        steps = sum((n - 1) * s for n, s in zip(cache.shape[1:], cache.stride()[1:], strict=True))
+        reach = (cache.stride(0) * (kernel_blocks - 1) + steps + 1) * cache.element_size()
+        if reach > size:
+            raise Unsupported(f"{name}: a page of {size} bytes is spread over {reach}; choose another cache layout")
         return part(shared.memory["name"], offset, stride, size)
 
     def _states(self, name: str, spec: Any) -> list[dict[str, Any]]:
@@ -148,7 +149,7 @@ class Pages:
         views = getattr(self._layers.get(name), "kv_cache", None)
         last = "ssm" if "mamba" in spec.mamba_type.name.lower() else "recurrent"
         found, at = [], offset
-        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes)):
+        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
             # Convolution windows come first, the state that carries the prefix last.
             conv = index < len(spec.shapes) - 1 or "conv" in spec.mamba_type.name.lower()
             kind = "conv" if conv else last
@@ -160,7 +161,7 @@ class Pages:
             strides = None
             if view is not None and view.data_ptr() - shared.base == at and tuple(view.shape[1:]) == tuple(shape):
                 inner = view.stride()[1:]
-                reach = sum((n - 1) * s for n, s in zip(shape, inner)) + 1
+                reach = sum((n - 1) * s for n, s in zip(shape, inner, strict=True)) + 1
                 affine = min(inner, default=0) >= 0 and reach <= elements and view.stride(0) * dtype.itemsize == stride
                 strides = list(inner) if affine else None
             label = f"{name}.{kind}" if len(spec.shapes) <= 2 else f"{name}.{kind}.{index}"

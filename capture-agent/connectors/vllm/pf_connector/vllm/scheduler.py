@@ -18,8 +18,8 @@ from .layout import Group, Unsupported, columns, groups
 
 log = logging.getLogger("pf_connector")
 
-_WAIT = 0.005
-"""Seconds that the scheduler waits for an answer; afterwards it asks again in its next step."""
+_WAIT = 0.002
+"""Seconds that the scheduler waits for an answer when it has just asked; afterwards it looks once a step."""
 _AGAIN = 0.02
 """Seconds between two questions about one request whose state is on its way."""
 _PATIENCE = 10.0
@@ -49,13 +49,14 @@ class Question:
     def poll(self, member: Member, match: dict[str, Any]) -> bool:
         """Asks and takes answers as they come; whether it is settled."""
         while not self.over and self.ready is None:
+            wait = 0.0
             if self.future is None:
                 if self.asked and time.monotonic() - self.asked < _AGAIN:
                     return False
-                self.asked = time.monotonic()
+                self.asked, wait = time.monotonic(), _WAIT
                 self.future = member.submit("match", match)
             try:
-                answer = self.future.result(_WAIT)
+                answer = self.future.result(wait)
             except Failure as failure:
                 log.info("no state for a request: %s", failure)
                 self.over = True
