@@ -1,207 +1,312 @@
 //! The play, act by act. Each act shows one promise, and fails if it is not kept.
 
-use super::carve::damaged_copy;
-use super::cast::{Cast, FORKS};
-use super::compare::compare;
+use super::damage::turn_a_bit;
+use super::engine::{Event, Step};
+use super::host::{Host, Programs};
 use super::narrator::Narrator;
+use super::report::{of_restore, of_snapshot};
+use super::script::{Direction, Script};
 use super::stage::Stage;
-use crate::cli::commands::{log, pull, push, stats};
+use crate::cli::commands::{engines, log, stats};
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, short_digests};
-use crate::cli::progress::{Standing, watch};
-use pfr_client::{Destination, Progress, PullReport, PushReport, PushTarget, Remote, RemoteOptions, Source};
-use pfr_schema::api::{ForkRequest, Lineage, TagState};
-use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
-use pfr_store::{Options, Store};
-use std::path::Path;
+use crate::cli::output::paint::Style;
+use pfr_client::{Remote, RemoteOptions};
+use pfr_schema::RepositoryName;
+use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::api::Lineage;
+use std::time::Duration;
+use tokio::time::{Instant, interval};
 
 const REPOSITORY: &str = "agent/main";
-const PREFIX: &str = "try";
-/// The fork that host B resumes, and the one it looks at afterwards.
-const RESUMED: usize = 2;
-const SECOND: usize = 3;
+/// The tag of the snapshot in mid-sentence.
+const SENTENCE: &str = "sentence";
+/// Tokens after which the model is stopped, whatever else happens.
+const LONGEST: u64 = 1000;
+/// How long pushes may take.
+const PUSHES: Duration = Duration::from_secs(60);
+/// The fork that host C takes over.
+const TAKEN: usize = 1;
+
+/// A captured sequence of host A, and what it said after the capture.
+struct Captured {
+    report: SnapshotReport,
+    after: Vec<Step>,
+}
 
 /// The play and its properties.
 pub struct Play<'a> {
-    narrator: &'a mut Narrator,
-    stage: &'a Stage,
-    cast: &'a Cast,
-    remote: Remote,
-    repository: RepositoryName,
-    quiet: bool,
+    pub narrator: &'a mut Narrator,
+    pub stage: &'a Stage,
+    pub script: &'a Script,
+    pub programs: &'a Programs,
+    pub url: &'a str,
+    pub quiet: bool,
 }
 
-impl<'a> Play<'a> {
-    /// Sets the scene.
-    pub fn new(narrator: &'a mut Narrator, stage: &'a Stage, cast: &'a Cast, url: &str, quiet: bool) -> Result<Self, Failure> {
-        let remote = Remote::new(url, RemoteOptions::default())?;
-        Ok(Self { narrator, stage, cast, remote, repository: REPOSITORY.parse()?, quiet })
-    }
-
+impl Play<'_> {
     /// Every act.
     pub async fn all(&mut self) -> Result<(), Failure> {
-        self.capture_and_push().await?;
-        let step_2 = self.grow().await?;
-        self.fork(step_2).await?;
-        self.resume_elsewhere().await?;
-        self.prove().await?;
-        self.look_back().await?;
-        self.damage(step_2).await
-    }
-
-    async fn capture_and_push(&mut self) -> Result<(), Failure> {
-        self.narrator.step(self.cast.title())?;
-        let dir = self.cast.first(self.narrator, self.stage, self.quiet).await?;
-        let first = self.push(&dir, "step-1", None, None).await?;
-        self.narrator.also(&format!("{} is durable now", first.digest))?;
-
-        self.narrator.step("The same again: nothing to send")?;
-        let again = self.push(&dir, "step-1", None, None).await?;
-        expect(again.blobs_sent == 0, &format!("the second push should have sent nothing, it sent {}", count(again.blobs_sent, "frame")))?;
-        expect(again.digest == first.digest, "the second push should have given the same digest")
-    }
-
-    async fn grow(&mut self) -> Result<Digest, Failure> {
-        self.narrator.step("The agent goes on: only its new pages travel")?;
-        let dir = self.cast.grown(self.narrator, self.stage, self.quiet).await?;
-        let parent = self.resolve("step-1").await?;
-        let grown = self.push(&dir, "step-2", Some(("step-1", parent)), None).await?;
-        expect(grown.bytes_deduplicated > 0, "the grown snapshot should have shared pages with its parent")?;
-        Ok(grown.digest)
-    }
-
-    async fn fork(&mut self, step_2: Digest) -> Result<(), Failure> {
-        self.narrator.step("Three forks for nothing, then each goes its own way")?;
-        self.narrator.command(&format!("pf fork {REPOSITORY}:step-2 -n {FORKS} --prefix {PREFIX}"))?;
-        let request = ForkRequest { snapshot: "step-2".into(), count: FORKS as u32, prefix: PREFIX.into() };
-        let forked = self.remote.fork(&self.repository, &request).await?;
-        let names: Vec<&str> = forked.tags.iter().map(Tag::as_str).collect();
-        self.narrator.result(&format!("{}: no bytes moved", names.join(", ")))?;
-        let dirs = self.cast.forks(self.narrator, self.stage, self.quiet).await?;
-        for (i, dir) in dirs.iter().take(FORKS).enumerate() {
-            let tag = format!("{PREFIX}-{}", i + 1);
-            self.push(dir, &tag, Some(("step-2", step_2)), Some(TagState::At(step_2))).await?;
+        self.narrator.step("Host A: an engine, and the agent that can take its state")?;
+        let mut a = self.host('a').await?;
+        self.engines(&a).await?;
+        let sentence = self.capture(&mut a).await?;
+        let forks = self.fork(&mut a, &sentence.report).await?;
+        self.look_back(&a).await?;
+        let b = self.resume(&sentence).await?;
+        let c = self.take_over(&mut a, &forks[TAKEN]).await?;
+        let c = self.damage(c).await?;
+        for host in [a, b, c] {
+            host.stop().await?;
         }
         Ok(())
     }
 
-    async fn resume_elsewhere(&mut self) -> Result<(), Failure> {
-        self.narrator.step("Host B picks up a fork: bit for bit what host A had")?;
-        let store = Store::open(&self.stage.at("host-b/store"), Options::default()).await?;
-        self.narrator.command("export PF_STORE=host-b/store")?;
-        self.pull_to_store(&store, RESUMED).await?;
-        let second = self.pull_to_store(&store, SECOND).await?;
-        expect(second.bytes_deduplicated > 0, "host B's second pull should have found shared pages in its store")?;
-        let tag = format!("{PREFIX}-{RESUMED}");
-        let (here, there) = (format!("host-b/{tag}"), format!("host-a/{tag}"));
-        self.narrator.command(&format!("pf pull {REPOSITORY}:{tag} ./{here}"))?;
-        let report = self.pull(&tag, Destination::Directory { path: self.stage.at(&here), store: None }).await?;
-        self.narrator.result(&pull::brief(&report))?;
-        self.narrator.command(&format!("diff -r -x config.json {there} {here}"))?;
-        let compared = compare(&self.stage.at(&there), &self.stage.at(&here))?;
-        self.narrator.result(&format!(
-            "equal: the manifest and {} of page bytes in {}",
-            bytes(compared.bytes),
-            count(compared.files, "file")
-        ))
+    async fn host(&mut self, letter: char) -> Result<Host, Failure> {
+        Host::start(letter, self.programs, self.stage, self.script, self.url, self.narrator, self.quiet).await
     }
 
-    async fn prove(&mut self) -> Result<(), Failure> {
-        self.narrator.step("Proof: the registry reads and hashes every byte of a snapshot")?;
-        let tag = format!("{PREFIX}-{RESUMED}");
-        self.narrator.command(&format!("pf verify {REPOSITORY}:{tag}"))?;
-        let digest = self.resolve(&tag).await?;
-        let verified = self.remote.verify(&self.repository, &digest).await?;
-        self.narrator.result(&format!("whole: {}, {} read and hashed", count(verified.blobs, "blob"), bytes(verified.bytes)))
+    async fn engines(&mut self, host: &Host) -> Result<(), Failure> {
+        self.narrator.command(&host.prompt, &format!("export PF_AGENT_SOCKET={}/agent.sock", host.folder))?;
+        self.narrator.command(&host.prompt, "pf engines")?;
+        let answer = host.client.engines().await?;
+        self.narrator.show(|out| engines::print(out, &answer.engines))
     }
 
-    async fn look_back(&mut self) -> Result<(), Failure> {
-        self.narrator.step("What there is now, and what it costs")?;
-        self.narrator.command(&format!("pf log {REPOSITORY}"))?;
-        let list = self.remote.snapshots(&self.repository, None, 100).await?;
+    /// The model speaks; it is captured while it does, and speaks on.
+    async fn capture(&mut self, host: &mut Host) -> Result<Captured, Failure> {
+        self.narrator.step("It is captured in mid-sentence, and does not notice")?;
+        self.narrator.also(&format!("“{}”", self.script.question))?;
+        let (sequence, first) = host.engine.open(&self.script.prompt).await?;
+        let first = self.first(host, &sequence, self.script.prompt.len(), first).await?;
+        self.narrator.begin("")?;
+        self.narrator.bit(&first, Style::Plain)?;
+        host.engine.generate(&sequence, LONGEST, self.pace()).await?;
+        let (mut steps, mut work, mut stopping) = (Vec::new(), None, false);
+        loop {
+            match host.engine.event().await? {
+                Event::Token(step) => {
+                    self.narrator.bit(&self.piece(&step), Style::Plain)?;
+                    steps.push(step);
+                }
+                Event::Paused => self.narrator.mark("◆"),
+                Event::Generated => break,
+                Event::Other(..) => {}
+            }
+            let said = steps.len() as u64;
+            if work.is_none() && said == self.script.until_snapshot {
+                let (client, engine) = (host.client.clone(), host.engine_name.clone());
+                let request = request(&sequence, SENTENCE);
+                work = Some(tokio::spawn(async move { client.snapshot(&engine, &request).await }));
+            }
+            if !stopping && said >= self.script.story && work.as_ref().is_some_and(tokio::task::JoinHandle::is_finished) {
+                host.engine.hold(&sequence).await?;
+                stopping = true;
+            }
+        }
+        self.narrator.end()?;
+        let work = work.ok_or_else(|| host.failed("the model fell silent before it was captured"))?;
+        let report = work.await.map_err(|e| Failure::new(70, e.to_string()))??;
+        self.narrator.command(&host.prompt, &format!("pf snapshot {} {REPOSITORY}:{SENTENCE}", host.engine_name))?;
+        self.narrator.also(&format!("taken at ◆, token {}, while the model went on", report.boundary))?;
+        self.narrator.result_after(&of_snapshot(&report), report.total_seconds)?;
+        let after: Vec<Step> = steps.into_iter().filter(|step| step.boundary > report.boundary).collect();
+        expect(after.len() > 1, "the model should have gone on after it was captured")?;
+        Ok(Captured { report, after })
+    }
+
+    /// The sentence, three times more, each with another end.
+    async fn fork(&mut self, host: &mut Host, sentence: &SnapshotReport) -> Result<Vec<Captured>, Failure> {
+        self.narrator.step("Back to ◆, three times: each fork is told something else")?;
+        let mut forks = Vec::new();
+        for (i, direction) in self.script.directions.iter().enumerate() {
+            if i > 0 {
+                self.narrator.say("")?;
+            }
+            let restored = self.restore(host, SENTENCE, true).await?;
+            let sequence = restored.sequence.ok_or_else(|| host.failed("the restored sequence has no name"))?;
+            self.speak_to(host, &sequence, direction).await?;
+            let tag = format!("fork-{}", i + 1);
+            self.narrator.command(
+                &host.prompt,
+                &format!("pf snapshot {} {REPOSITORY}:{tag} --sequence {sequence}", host.engine_name),
+            )?;
+            let report = host.client.snapshot(&host.engine_name, &request(&sequence, &tag)).await?;
+            self.narrator.result_after(&of_snapshot(&report), report.total_seconds)?;
+            expect(report.parent == Some(sentence.digest), "a fork's parent should be what it was restored from")?;
+            expect(report.bytes_moved < report.bytes_resident, "a fork should have shared pages with its parent")?;
+            forks.push(Captured { report, after: Vec::new() });
+        }
+        Ok(forks)
+    }
+
+    async fn speak_to(&mut self, host: &mut Host, sequence: &str, direction: &Direction) -> Result<(), Failure> {
+        let before = host.engine.text(sequence).await?.len();
+        let first = host.engine.append(sequence, &direction.appended).await?;
+        let first = self.first(host, sequence, before + direction.appended.len(), first).await?;
+        self.narrator.begin(&format!("“{}”", direction.title))?;
+        self.narrator.bit(&first, Style::Plain)?;
+        host.engine.generate(sequence, self.script.fork, self.pace()).await?;
+        self.listen(host, |_, _| Style::Plain).await?;
+        self.narrator.end()
+    }
+
+    async fn look_back(&mut self, host: &Host) -> Result<(), Failure> {
+        self.narrator.step("The registry has all of it; what each fork costs")?;
+        self.narrator.command(&host.prompt, "pf pushes")?;
+        let (deadline, mut ticks) = (Instant::now() + PUSHES, interval(Duration::from_millis(20)));
+        let pushes = loop {
+            ticks.tick().await;
+            let pushes = host.client.pushes().await?.pushes;
+            if pushes.iter().all(|push| push.state == PushState::Done) {
+                break pushes;
+            }
+            let stuck = pushes.iter().find(|push| push.state == PushState::Failed || Instant::now() > deadline);
+            if let Some(push) = stuck {
+                return Err(host.failed(&format!("{} was not pushed: {}", push.reference, push.error.as_deref().unwrap_or("it takes too long"))));
+            }
+        };
+        let sent = pushes.iter().map(|push| push.bytes_sent).sum();
+        self.narrator.result(&format!("{} done in the background, {} sent", count(pushes.len() as u64, "push").replace("pushs", "pushes"), bytes(sent)))?;
+
+        let (remote, repository) = (Remote::new(self.url, RemoteOptions::default())?, REPOSITORY.parse::<RepositoryName>()?);
+        self.narrator.command("$", &format!("export PF_REGISTRY={}", self.url))?;
+        self.narrator.command("$", &format!("pf log {REPOSITORY}"))?;
+        let list = remote.snapshots(&repository, None, 100).await?;
         let lineage = Lineage { snapshots: list.snapshots, truncated: false };
         self.narrator.show(|out| log::print(out, &lineage))?;
-        self.narrator.say("")?;
-        self.narrator.command(&format!("pf stats {REPOSITORY}"))?;
-        let costs = self.remote.stats(Some(&self.repository)).await?;
+        self.narrator.command("$", &format!("pf stats {REPOSITORY}"))?;
+        let costs = remote.stats(Some(&repository)).await?;
         self.narrator.show(|out| stats::print(out, &costs))?;
         expect(costs.dedup_ratio > 1.0, "forks should have shared pages")
     }
 
-    async fn damage(&mut self, step_2: Digest) -> Result<(), Failure> {
-        self.narrator.step("A page goes bad on host A's disk: one bit of it")?;
-        let spare = FORKS + 1;
-        let (good, bad) = (self.stage.at(&format!("host-a/{PREFIX}-{spare}")), self.stage.at("host-a/damaged"));
-        // The last page is one that the registry has never seen: what it has, it does not ask for.
-        let file = damaged_copy(&good, &bad, |m| m.pages().last().map(|p| p.v))?;
-        let name = file.strip_prefix(&bad).unwrap_or(&file);
-        self.narrator.also(&short_digests(&format!("host-a/damaged/{}", name.display())))?;
-        self.narrator.command(&format!("pf push ./host-a/damaged {REPOSITORY}:damaged"))?;
-        let refused = match self.send(&bad, "damaged", &[], None).await {
-            Ok(report) => return Err(Failure::new(4, format!("a damaged page was accepted as {}", report.digest))),
-            Err(failure) => failure,
+    /// The sentence goes on where nobody has ever seen it.
+    async fn resume(&mut self, sentence: &Captured) -> Result<Host, Failure> {
+        self.narrator.step("Host B, where nothing is: the sentence goes on")?;
+        let mut b = self.host('b').await?;
+        let restored = self.restore(&mut b, SENTENCE, false).await?;
+        expect(restored.bytes_pulled > 0, "an empty store should have had to pull")?;
+        self.compare(&mut b, restored, &sentence.after).await?;
+        Ok(b)
+    }
+
+    /// A fork moves to another host, and both say the same.
+    async fn take_over(&mut self, a: &mut Host, fork: &Captured) -> Result<Host, Failure> {
+        self.narrator.step("Host C takes over a fork, and says what host A's would have said")?;
+        a.engine.generate(&fork.report.sequence, self.script.fork, Duration::ZERO).await?;
+        let mut after = Vec::new();
+        loop {
+            match a.engine.event().await? {
+                Event::Token(step) => after.push(step),
+                Event::Generated => break,
+                Event::Paused | Event::Other(..) => {}
+            }
+        }
+        let mut c = self.host('c').await?;
+        let restored = self.restore(&mut c, &format!("fork-{}", TAKEN + 1), false).await?;
+        self.compare(&mut c, restored, &after).await?;
+        Ok(c)
+    }
+
+    /// A byte that is wrong is found before it is used.
+    async fn damage(&mut self, mut host: Host) -> Result<Host, Failure> {
+        self.narrator.step("One bit of a page turns on host C's disk")?;
+        let store = format!("{}/store", host.folder);
+        let pack = turn_a_bit(&self.stage.at(&store))?;
+        let pack = pack.strip_prefix(self.stage.root()).unwrap_or(&pack).display().to_string();
+        self.narrator.also(&format!("in the middle of {pack}"))?;
+        let before = host.engine.sequences().await?;
+        let reference = format!("{REPOSITORY}:fork-{}", TAKEN + 1);
+        self.narrator.command(&host.prompt, &format!("pf restore {reference} {} --local", host.engine_name))?;
+        let request = RestoreRequest { reference, local: true };
+        let refused = match host.client.restore(&host.engine_name, &request).await {
+            Ok(report) => return Err(Failure::new(4, format!("a damaged page was restored as {:?}", report.sequence))),
+            Err(error) => Failure::from(error),
         };
         let Failure::Error { exit: 4, message, .. } = &refused else { return Err(refused) };
-        let message = message.replace(&format!("{}/", self.stage.root().display()), "");
-        self.narrator.refusal(&short_digests(&message))?;
-        let tag = self.remote.tag(&self.repository, &"damaged".parse()?).await;
-        expect(matches!(&tag, Err(e) if e.code() == ErrorCode::TagUnknown), "the refused push should not have left a tag")?;
-        self.narrator.result("refused with exit code 4, as it should be: no tag, nothing visible")?;
-        self.narrator.also("the undamaged copy goes through, and what had arrived is not sent twice:")?;
-        let tag = format!("{PREFIX}-{spare}");
-        self.push(&good, &tag, Some(("step-2", step_2)), None).await.map(drop)
+        self.narrator.refusal(&short_digests(message))?;
+        expect(host.engine.sequences().await? == before, "a refused restore should have left no sequence")?;
+        self.narrator.result("refused with exit code 4, as it should be: nothing of it runs")?;
+        let Some(sequence) = before.last() else { return Err(host.failed("the engine has lost its sequence")) };
+        self.narrator.begin("C goes on:")?;
+        host.engine.generate(sequence, self.script.fork / 2, self.pace()).await?;
+        let steps = self.listen(&mut host, |_, _| Style::Plain).await?;
+        self.narrator.end()?;
+        expect(steps.len() as u64 == self.script.fork / 2, "the engine should have gone on")?;
+        Ok(host)
     }
 
     // ---- properties
 
-    /// Pushes a directory as the command would, and says so.
-    async fn push(
-        &mut self,
-        dir: &Path,
-        tag: &str,
-        parent: Option<(&str, Digest)>,
-        if_tag_is: Option<TagState>,
-    ) -> Result<PushReport, Failure> {
-        let relative = dir.strip_prefix(self.stage.root()).unwrap_or(dir);
-        let mut command = format!("pf push ./{} {REPOSITORY}:{tag}", relative.display());
-        if let Some((name, _)) = parent {
-            command.push_str(&format!(" --parent :{name}"));
-        }
-        if let Some(TagState::At(digest)) = if_tag_is {
-            command.push_str(&format!(" --if-tag-is {}:{}…", digest.algorithm(), &digest.short()[..6]));
-        }
-        self.narrator.command(&command)?;
-        let parents: Vec<Digest> = parent.iter().map(|(_, digest)| *digest).collect();
-        let report = self.send(dir, tag, &parents, if_tag_is).await?;
-        self.narrator.result(&push::brief(&report))?;
+    /// Restores as the command would, and says so.
+    async fn restore(&mut self, host: &mut Host, tag: &str, local: bool) -> Result<RestoreReport, Failure> {
+        let request = RestoreRequest { reference: format!("{REPOSITORY}:{tag}"), local };
+        let flag = if local { " --local" } else { "" };
+        self.narrator.command(&host.prompt, &format!("pf restore {} {}{flag}", request.reference, host.engine_name))?;
+        let report = host.client.restore(&host.engine_name, &request).await?;
+        self.narrator.result_after(&of_restore(&report), report.total_seconds)?;
+        expect(report.oracle, "the scores of the first step should have been compared")?;
         Ok(report)
     }
 
-    async fn send(&self, dir: &Path, tag: &str, parents: &[Digest], if_tag_is: Option<TagState>) -> Result<PushReport, Failure> {
-        let target = PushTarget { repository: self.repository.clone(), tag: Some(tag.parse()?), if_tag_is, parents: parents.to_vec() };
-        let (source, progress) = (Source::Directory(dir.to_owned()), Progress::default());
-        let work = pfr_client::push(&source, &self.remote, target, &progress);
-        Ok(watch(self.quiet, || Standing::of(&progress), work).await?)
+    /// Lets a restored sequence go on, and holds it against what the original said.
+    async fn compare(&mut self, host: &mut Host, restored: RestoreReport, original: &[Step]) -> Result<(), Failure> {
+        let sequence = restored.sequence.ok_or_else(|| host.failed("the restored sequence has no name"))?;
+        self.narrator.begin("A …")?;
+        for step in original {
+            self.narrator.bit(&self.piece(step), Style::Dim)?;
+        }
+        self.narrator.end()?;
+        self.narrator.begin(&format!("{} …", host.letter))?;
+        host.engine.generate(&sequence, original.len() as u64, self.pace()).await?;
+        let steps = self.listen(host, |i, step| if original.get(i) == Some(step) { Style::Green } else { Style::Red }).await?;
+        self.narrator.end()?;
+        let same = steps.iter().zip(original).filter(|(here, there)| here == there).count();
+        expect(same == original.len() && steps.len() == same, &format!("only {same} of {} tokens are equal", original.len()))?;
+        self.narrator.result(&format!("equal: {same} of {same} tokens, and every bit of the scores that each was chosen by"))
     }
 
-    async fn pull_to_store(&mut self, store: &Store, fork: usize) -> Result<PullReport, Failure> {
-        let tag = format!("{PREFIX}-{fork}");
-        self.narrator.command(&format!("pf pull {REPOSITORY}:{tag}"))?;
-        let destination = Destination::Store { store: store.clone(), repository: self.repository.clone(), tag: Some(tag.parse()?) };
-        let report = self.pull(&tag, destination).await?;
-        self.narrator.result(&pull::brief(&report))?;
-        Ok(report)
+    /// Tells what the model says until it ends.
+    async fn listen(&mut self, host: &mut Host, style: impl Fn(usize, &Step) -> Style) -> Result<Vec<Step>, Failure> {
+        let mut steps = Vec::new();
+        loop {
+            match host.engine.event().await? {
+                Event::Token(step) => {
+                    self.narrator.bit(&self.piece(&step), style(steps.len(), &step))?;
+                    steps.push(step);
+                }
+                Event::Generated => return Ok(steps),
+                Event::Paused | Event::Other(..) => {}
+            }
+        }
     }
 
-    async fn pull(&self, tag: &str, destination: Destination) -> Result<PullReport, Failure> {
-        let progress = Progress::default();
-        let selector: Selector = tag.parse()?;
-        let work = pfr_client::pull(&self.remote, &self.repository, &selector, &destination, &progress);
-        Ok(watch(self.quiet, || Standing::of(&progress), work).await?)
+    /// The first token that was chosen after a prompt of `prompt` bytes, as it is shown.
+    async fn first(&self, host: &mut Host, sequence: &str, prompt: usize, token: u32) -> Result<String, Failure> {
+        if !self.script.text {
+            return Ok(token.to_string());
+        }
+        Ok(host.engine.text(sequence).await?.get(prompt..).unwrap_or_default().to_owned())
     }
 
-    async fn resolve(&self, tag: &str) -> Result<Digest, Failure> {
-        Ok(self.remote.tag(&self.repository, &tag.parse()?).await?.digest)
+    /// A token as it is shown.
+    fn piece(&self, step: &Step) -> String {
+        if self.script.text { step.text.clone() } else { format!(" {}", step.token) }
+    }
+
+    /// Time from one token to the next: slow enough to be watched, if anybody does.
+    fn pace(&self) -> Duration {
+        Duration::from_millis(if self.narrator.is_watched() { 28 } else { 2 })
+    }
+}
+
+fn request(sequence: &str, tag: &str) -> SnapshotRequest {
+    SnapshotRequest {
+        sequence: Some(sequence.to_owned()),
+        reference: format!("{REPOSITORY}:{tag}"),
+        push: Push::Background,
+        ..SnapshotRequest::default()
     }
 }
 

@@ -1,14 +1,17 @@
-//! `pf demo`: the main job on real input. A registry, a model that makes KV pages, two hosts, forks, proof, and a damaged page.
+//! `pf demo`: the whole story on real input. An engine is captured in mid-sentence, forks, and goes on elsewhere bit for bit.
 //!
-//! Registry and engine are real child processes; pushes and pulls are this crate's own, as a user's would be.
-//! [`acts`] is the play, [`cast`] where the pages come from, [`narrator`] what is said about it.
+//! Registry, agents and engines are real child processes; what `pf` would do is done by this crate, as a user's `pf` would.
+//! [`acts`] is the play, [`script`] what the model is asked, [`host`] what runs where, [`narrator`] what is said about it.
 
 mod acts;
-mod carve;
-mod cast;
-mod compare;
+mod damage;
+mod engine;
+mod host;
 mod narrator;
 mod processes;
+mod prose;
+mod report;
+mod script;
 mod stage;
 
 use super::args::Demo;
@@ -17,9 +20,10 @@ use super::failure::Failure;
 use super::output::Out;
 use super::output::human::{columns, duration, pad};
 use acts::Play;
-use cast::Cast;
+use host::Programs;
 use narrator::{Narrator, Told};
-use processes::{Registry, sibling};
+use processes::service;
+use script::Script;
 use serde::Serialize;
 use stage::Stage;
 use std::time::Instant;
@@ -36,22 +40,23 @@ struct Summary<'a> {
 pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
     let start = Instant::now();
     // Everything that can be missing is looked for before anything is made.
-    let registry_program = sibling("pf-registry", "pfr-registry")?;
-    let cast = Cast::new(args.kv)?;
+    let programs = Programs::find()?;
     let stage = Stage::new(args.keep)?;
+    let script = Script::of(args.model);
     let mut narrator = Narrator::new(if context.json { Out::stderr() } else { Out::stdout() });
     let paint = narrator.out().paint;
 
-    narrator.say(&paint.bold("pf: a durable registry for the KV caches of LLM agents"))?;
-    narrator.say(&paint.dim(&format!("everything below happens in {}", stage.root().display())))?;
+    narrator.say(&paint.bold("pf: a durable registry for the live state of LLM agents"))?;
+    narrator.say(&paint.dim(&format!("three hosts and a registry; everything below happens in {}", stage.root().display())))?;
 
     narrator.step("A registry: one process, one directory")?;
-    narrator.command("pf-registry serve --data registry --listen 127.0.0.1:0")?;
-    let registry = Registry::start(&registry_program, &stage.at("registry"), stage.at("registry.log")).await?;
-    narrator.result(&format!("listening on {}", registry.url()))?;
-    narrator.command(&format!("export PF_REGISTRY={}", registry.url()))?;
+    narrator.command("$", "pf-registry serve --data registry --listen 127.0.0.1:0")?;
+    let listen = ["serve", "--data", "registry", "--listen", "127.0.0.1:0"];
+    let (registry, url) = service(&programs.registry, stage.root(), "registry", &listen).await?;
+    narrator.result(&format!("listening on {url}"))?;
 
-    let mut play = Play::new(&mut narrator, &stage, &cast, registry.url(), context.quiet)?;
+    let mut play =
+        Play { narrator: &mut narrator, stage: &stage, script: &script, programs: &programs, url: &url, quiet: context.quiet };
     let played = play.all().await;
     if let Err(failure) = played {
         let step = narrator.current().unwrap_or_default().to_owned();
@@ -60,7 +65,7 @@ pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
     registry.stop().await?;
 
     narrator.say("")?;
-    narrator.say(&format!("{} in {}; the registry has been stopped.", paint.green("All of it held"), duration(start.elapsed())))?;
+    narrator.say(&format!("{} in {}; everything has been stopped.", paint.green("All of it held"), duration(start.elapsed())))?;
     epilogue(&mut narrator, &stage)?;
     if context.json {
         let directory = stage.kept().then(|| stage.root().display().to_string());
@@ -71,7 +76,6 @@ pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
 }
 
 fn epilogue(narrator: &mut Narrator, stage: &Stage) -> Result<(), Failure> {
-    let own = "a snapshot directory of yours";
     let mut next = if stage.kept() {
         vec![
             (format!("pf-registry serve --data {}", stage.at("registry").display()), "the demo's registry again"),
@@ -80,10 +84,13 @@ fn epilogue(narrator: &mut Narrator, stage: &Stage) -> Result<(), Failure> {
     } else {
         vec![
             ("pf demo --keep DIR".into(), "the same, and keep everything to look at"),
-            ("pf-registry serve --data DIR".into(), "a registry of your own"),
+            ("pf demo --model hybrid".into(), "the same with recurrent state"),
         ]
     };
-    next.extend([("pf push DIR team/agent:step-1".into(), own), ("pf --help".into(), "everything else")]);
+    next.extend([
+        ("pf-agent serve --registry URL".into(), "an agent for your own engines: docs/capture.md"),
+        ("pf --help".into(), "everything else"),
+    ]);
     let widest = next.iter().map(|(command, _)| columns(command)).max().unwrap_or(0);
     let paint = narrator.out().paint;
     narrator.say("\nNext:")?;

@@ -1,10 +1,12 @@
 //! What the demo says while it works: short headed steps, the command a user would have typed, the result, the time.
 
+use super::prose::Prose;
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
-use crate::cli::output::human::{columns, duration, wrap};
+use crate::cli::output::human::{columns, duration, printable, wrap};
+use crate::cli::output::paint::Style;
 use serde::Serialize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const INDENT: usize = 4;
 /// Wider lines are harder to read, however wide the terminal is.
@@ -27,12 +29,13 @@ pub struct Narrator {
     told: Vec<Told>,
     step_start: Instant,
     command_start: Instant,
+    prose: Prose,
 }
 
 impl Narrator {
     /// Speaks to `out`.
     pub fn new(out: Out) -> Self {
-        Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now() }
+        Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now(), prose: Prose::new(WIDEST) }
     }
 
     /// Where tables and graphs go.
@@ -59,16 +62,16 @@ impl Narrator {
         Ok(())
     }
 
-    /// The command that a user would have typed.
-    pub fn command(&mut self, command: &str) -> Result<(), Failure> {
+    /// The command that a user would have typed after `prompt`.
+    pub fn command(&mut self, prompt: &str, command: &str) -> Result<(), Failure> {
         self.command_start = Instant::now();
         if let Some(step) = self.told.last_mut() {
             step.commands.push(command.to_owned());
         }
-        let mut lines = wrap(&format!("$ {command}"), self.room());
+        let mut lines = wrap(&format!("{prompt} {command}"), self.room());
         let last = lines.len().saturating_sub(1);
         for (i, line) in lines.iter_mut().enumerate() {
-            let (before, after) = (if i > 0 { "      " } else { "" }, if i < last { " \\" } else { "" });
+            let (before, after) = (if i > 0 { "     " } else { "" }, if i < last { " \\" } else { "" });
             *line = self.out.paint.dim(&format!("{before}{line}{after}"));
         }
         self.lines(&lines)
@@ -76,7 +79,12 @@ impl Narrator {
 
     /// What came of the last command, with the time it took at the right.
     pub fn result(&mut self, text: &str) -> Result<(), Failure> {
-        let time = duration(self.command_start.elapsed());
+        self.result_after(text, self.command_start.elapsed().as_secs_f64())
+    }
+
+    /// Likewise, with the time that is given.
+    pub fn result_after(&mut self, text: &str, seconds: f64) -> Result<(), Failure> {
+        let time = duration(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         self.remember(text);
         let mut lines = wrap(text, self.room());
         if let Some(last) = lines.last_mut() {
@@ -102,6 +110,37 @@ impl Narrator {
         self.lines(&lines)
     }
 
+    /// Begins text that comes bit by bit, after a label.
+    pub fn begin(&mut self, label: &str) -> Result<(), Failure> {
+        self.command_start = Instant::now();
+        self.prose = Prose::new(self.room());
+        let indent = " ".repeat(INDENT);
+        let label = if label.is_empty() { String::new() } else { self.prose.label(label, self.out.paint) };
+        self.out.write(format!("{indent}{label}").as_bytes())?;
+        self.out.flush()
+    }
+
+    /// A bit of it.
+    pub fn bit(&mut self, text: &str, style: Style) -> Result<(), Failure> {
+        let written = self.prose.bit(&printable(text), style, self.out.paint, INDENT);
+        self.out.write(written.as_bytes())?;
+        self.out.flush()
+    }
+
+    /// A sign in the text.
+    pub fn mark(&mut self, sign: &str) {
+        self.prose.mark(sign);
+    }
+
+    /// Ends the text.
+    pub fn end(&mut self) -> Result<(), Failure> {
+        let written = self.prose.end(self.out.paint, INDENT);
+        self.out.write(written.as_bytes())?;
+        let told = self.prose.told().to_owned();
+        self.remember(&told);
+        self.out.flush()
+    }
+
     /// A table or a drawing.
     pub fn show(&mut self, draw: impl FnOnce(&mut Out) -> Result<(), Failure>) -> Result<(), Failure> {
         self.out.indented(INDENT, draw)?;
@@ -117,6 +156,11 @@ impl Narrator {
     /// The title of the step that runs.
     pub fn current(&self) -> Option<&str> {
         self.told.last().map(|step| step.title.as_str())
+    }
+
+    /// Whether somebody sees things as they happen.
+    pub fn is_watched(&self) -> bool {
+        self.out.width.is_some()
     }
 
     /// Columns for text, between the indentation and the time.

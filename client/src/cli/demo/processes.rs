@@ -4,7 +4,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::printable;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
@@ -25,45 +25,45 @@ pub fn sibling(name: &str, package: &str) -> Result<PathBuf, Failure> {
         .hint(format!("build it with cargo build --release -p {package}")))
 }
 
-/// A registry of our own, killed when it is dropped.
-pub struct Registry {
+/// A child and where it writes its log; killed when it is dropped.
+#[derive(Debug)]
+pub struct Running {
     child: Child,
-    url: String,
+    name: String,
     log: PathBuf,
 }
 
-impl Registry {
-    /// Starts `pf-registry` over `data` on a free port, and waits until it listens.
-    pub async fn start(program: &Path, data: &Path, log: PathBuf) -> Result<Self, Failure> {
-        let mut child = command(program, &log)?
-            .arg("serve")
-            .arg("--data")
-            .arg(data)
-            .args(["--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| Failure::new(1, format!("cannot start {}: {e}", program.display())))?;
-        let stdout = child.stdout.take().ok_or_else(|| Failure::new(70, "the registry has no stdout"))?;
-        let mut lines = BufReader::new(stdout).lines();
-        let ready = async {
-            while let Ok(Some(line)) = lines.next_line().await {
-                if let Some(url) = line.trim().strip_prefix(READY) {
-                    return Some(url.trim_end_matches('/').to_owned());
-                }
-            }
-            None
-        };
-        let Ok(Some(url)) = timeout(START_LIMIT, ready).await else {
-            return Err(Failure::new(7, format!("the registry did not start{}", tail(&log))));
-        };
-        // Whatever else it says must not fill the pipe.
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok(Self { child, url, log })
+impl Running {
+    /// Starts `program` in `root`. What it writes to stderr goes to `<name>.log` there.
+    ///
+    /// It does not get our Ctrl-C, for we end it ourselves, and none of the settings for `pf` and its kin but where the model lies.
+    pub fn start(program: &Path, root: &Path, name: &str, args: &[&str], stdin: Stdio) -> Result<Self, Failure> {
+        let log = root.join(format!("{name}.log"));
+        let file = File::options().create(true).append(true).open(&log);
+        let file = file.map_err(|e| Failure::new(1, format!("cannot write {}: {e}", log.display())))?;
+        let mut command = Command::new(program);
+        for (variable, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PF_") && name != "PF_CACHE") {
+            command.env_remove(variable);
+        }
+        command.args(args).current_dir(root).stdin(stdin).stdout(Stdio::piped()).stderr(file);
+        let child = command.kill_on_drop(true).process_group(0).spawn();
+        let child = child.map_err(|e| Failure::new(1, format!("cannot start {}: {e}", program.display())))?;
+        Ok(Self { child, name: name.to_owned(), log })
     }
 
-    /// Where it listens.
-    pub fn url(&self) -> &str {
-        &self.url
+    /// The child, for its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Waits until it has ended by itself, and fails unless it ended well.
+    pub async fn ended(&mut self) -> Result<(), Failure> {
+        match timeout(STOP_LIMIT, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(self.failed(status)),
+            Ok(Err(e)) => Err(Failure::new(70, format!("cannot wait for {}: {e}", self.name))),
+            Err(_) => Err(Failure::new(70, format!("{} did not end within {STOP_LIMIT:?}{}", self.name, tail(&self.log)))),
+        }
     }
 
     /// Asks it to end, and waits until it has.
@@ -72,38 +72,37 @@ impl Registry {
             // If it is gone already, waiting says so.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
-        match timeout(STOP_LIMIT, self.child.wait()).await {
-            Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(Failure::new(70, format!("the registry ended badly ({status}){}", tail(&self.log)))),
-            Ok(Err(e)) => Err(Failure::new(70, format!("cannot wait for the registry: {e}"))),
-            Err(_) => Err(Failure::new(70, format!("the registry did not end within {STOP_LIMIT:?}{}", tail(&self.log)))),
+        self.ended().await
+    }
+
+    /// An error about it, with the end of its log.
+    pub fn says(&self, exit: u8, what: &str) -> Failure {
+        Failure::new(exit, format!("{} {what}{}", self.name, tail(&self.log)))
+    }
+
+    fn failed(&self, status: ExitStatus) -> Failure {
+        let exit = status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(70);
+        self.says(exit, &format!("ended badly ({status})"))
+    }
+}
+
+/// Starts a program that says where it listens, and waits until it does. Gives what it says.
+pub async fn service(program: &Path, root: &Path, name: &str, args: &[&str]) -> Result<(Running, String), Failure> {
+    let mut running = Running::start(program, root, name, args, Stdio::null())?;
+    let stdout = running.child.stdout.take().ok_or_else(|| Failure::new(70, format!("{name} has no stdout")))?;
+    let mut lines = BufReader::new(stdout).lines();
+    let ready = async {
+        while let Ok(Some(line)) = lines.next_line().await {
+            if let Some(place) = line.trim().strip_prefix(READY) {
+                return Some(place.trim_end_matches('/').to_owned());
+            }
         }
-    }
-}
-
-/// Runs a program to its end and gives what it wrote to stdout. What it wrote to stderr is in `log`.
-pub async fn run(program: &Path, args: &[String], log: &Path) -> Result<String, Failure> {
-    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let child = command(program, log)?
-        .args(args)
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|e| Failure::new(1, format!("cannot start {}: {e}", program.display())))?;
-    let output = child.wait_with_output().await.map_err(|e| Failure::new(70, format!("cannot wait for {name}: {e}")))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let exit = output.status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(70);
-    Err(Failure::new(exit, format!("{name} failed ({}){}", output.status, tail(log))))
-}
-
-/// A child that dies with us and does not get our Ctrl-C: we end it ourselves.
-fn command(program: &Path, log: &Path) -> Result<Command, Failure> {
-    let file = File::options().create(true).append(true).open(log);
-    let file = file.map_err(|e| Failure::new(1, format!("cannot write {}: {e}", log.display())))?;
-    let mut command = Command::new(program);
-    command.stdin(Stdio::null()).stderr(file).kill_on_drop(true).process_group(0);
-    Ok(command)
+        None
+    };
+    let Ok(Some(place)) = timeout(START_LIMIT, ready).await else { return Err(running.says(7, "did not start")) };
+    // Whatever else it says must not fill the pipe.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Ok((running, place))
 }
 
 /// The last lines of a log, for an error message.
@@ -131,12 +130,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failing_program_shows_its_last_words() {
+    async fn a_program_that_does_not_start_shows_its_last_words() {
         let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log");
-        let args = ["-c".to_owned(), "echo out; echo last words >&2; exit 7".to_owned()];
-        let Failure::Error { exit, message, .. } = run(Path::new("/bin/sh"), &args, &log).await.unwrap_err() else { panic!("an error") };
+        let args = ["-c", "echo out; echo last words >&2; exit 7"];
+        let Failure::Error { exit, message, .. } = service(Path::new("/bin/sh"), dir.path(), "shell", &args).await.unwrap_err() else {
+            panic!("an error")
+        };
         assert_eq!(exit, 7);
-        assert!(message.contains("last words"), "{message}");
+        assert!(message.contains("shell did not start") && message.contains("last words"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_says_where_it_listens_is_stopped_by_a_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ["-c", "trap 'exit 0' TERM; echo listening on here/; while :; do read line || sleep 0.01; done"];
+        let (running, place) = service(Path::new("/bin/sh"), dir.path(), "shell", &args).await.unwrap();
+        assert_eq!(place, "here");
+        running.stop().await.unwrap();
     }
 }

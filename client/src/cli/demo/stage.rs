@@ -5,6 +5,9 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+/// Bytes of the directory's path: the path of a Unix socket has at most 107.
+const LONGEST: usize = 84;
+
 /// The demo's directory.
 #[derive(Debug)]
 pub struct Stage {
@@ -23,6 +26,10 @@ impl Stage {
             return Err(Failure::usage(format!("{} is not empty", root.display())).hint("--keep wants a new or an empty directory"));
         }
         let root = root.canonicalize().map_err(fail)?;
+        if root.as_os_str().len() > LONGEST {
+            return Err(Failure::usage(format!("{} is too long for the sockets in it", root.display()))
+                .hint(format!("the path may have {LONGEST} bytes")));
+        }
         Ok(Self { root, keep: kept })
     }
 
@@ -67,6 +74,13 @@ mod tests {
         let kept = dir.path().join("demo");
         drop(Stage::new(Some(kept.clone())).unwrap());
         assert!(kept.exists());
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(100));
+        assert_eq!(Stage::new(Some(long)).unwrap_err().exit(), 1);
     }
 
     #[test]
