@@ -3,11 +3,13 @@
 //! ```text
 //! run     push and pull of a workload: floor, pf, docker-registry        runner ─▶ contender/* ─▶ meter ─▶ report/*
 //! store   the store alone, in this process: look-ups, inserts, ingest    micro
+//! capture how long an engine stands still, and what moves                capture
 //! floor   which way of copying, hashing and syncing is the fastest here  floor, tune
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a program whose result is a table on stdout")]
 
+mod capture;
 mod contender;
 mod floor;
 mod machine;
@@ -39,6 +41,8 @@ enum Command {
     Run(runner::Args),
     /// The store alone, in this process
     Store(micro::Args),
+    /// Capture and restore of an engine, by length of the session
+    Capture(capture::Args),
     /// Tries ways of copying, hashing and syncing: what the floor should be here
     Floor(tune::Args),
 }
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => runner::run(&args),
         Command::Store(args) => micro::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Floor(args) => tune::run(&args),
     };
     match done {
