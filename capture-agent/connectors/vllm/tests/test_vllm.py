@@ -91,6 +91,13 @@ class Tables(unittest.TestCase):
             with self.assertRaises(Unsupported):
                 groups(config((kind, 16)))
 
+    def test_an_engine_that_cannot_be_captured_serves_on(self) -> None:
+        with self.assertLogs("pf_connector", "ERROR"):
+            scheduler = Scheduler(Identity("e", "/nowhere", 1, DEPLOYMENT), config(("cross_attention", 16)))
+        scheduler.bind(None)
+        self.assertEqual(scheduler.matched(request(computed=0), 0), 0)
+        scheduler.close()
+
     def test_greedy_is_all_recorded(self) -> None:
         self.assertEqual(table.unrecorded(request()), [])
         self.assertEqual(table.sampling(request()), {"prompt_tokens": 30, "temperature": 0.0})

@@ -80,7 +80,13 @@ class Scheduler:
     """State of the scheduler's half."""
 
     def __init__(self, identity: Identity, config: Any) -> None:
-        self._groups: list[Group] = groups(config)
+        self._groups: list[Group] = []
+        self._supported = True
+        try:
+            self._groups = groups(config)
+        except Unsupported as error:
+            log.error("this engine cannot be captured: %s", error)
+            self._supported = False
         self._requests: dict[str, Any] = {}
         self._questions: dict[str, Question] = {}
         self._loads: list[Load] = []
@@ -98,7 +104,8 @@ class Scheduler:
     def bind(self, manager: Any) -> None:
         """The cache manager knows the block tables. From now on the agent may ask."""
         self._manager = manager
-        self.member.start()
+        if self._supported:
+            self.member.start()
 
     def add(self, request: Any) -> None:
         """A request has come."""
