@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 /// Kills something after a random part of the time that the work takes, and gives back what the work said.
 fn interrupted(mut work: std::process::Child, after: Duration, kill: impl FnOnce()) -> bool {
     let start = Instant::now();
-    let done = wait_for("the moment to kill", 60, || (start.elapsed() >= after || work.try_wait().unwrap().is_some()).then_some(()));
+    wait_for("the moment to kill", 60, || (start.elapsed() >= after || work.try_wait().unwrap().is_some()).then_some(()));
     kill();
-    let () = done;
     work.wait().unwrap().success()
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, reason = "a test that cannot go on should stop and say where")]
 
+mod demo;
 mod equality;
 mod exactness;
 mod faults;

@@ -1,0 +1,17 @@
+#![no_main]
+//! A message of the engine protocol that parses is a message when it is said again.
+
+use libfuzzer_sys::fuzz_target;
+use pfr_schema::engine::{Message, ToAgent, ToEngine};
+use serde::{Serialize, de::DeserializeOwned};
+
+fn again<C: Serialize + DeserializeOwned>(bytes: &[u8]) {
+    let Ok(message) = serde_json::from_slice::<Message<C>>(bytes) else { return };
+    let said = serde_json::to_vec(&message).expect("messages are JSON");
+    serde_json::from_slice::<Message<C>>(&said).expect("what was said parses");
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    again::<ToAgent>(bytes);
+    again::<ToEngine>(bytes);
+});

@@ -1,0 +1,67 @@
+//! `pf demo` plays to its end, keeps what it promises to keep, and leaves nothing behind.
+
+use pfr_tests::{Pf, Registry, binary, wait_for};
+use serde_json::Value;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+const ACTS: usize = 8;
+
+/// The demo, as a user with an empty home would run it.
+fn demo(pf: &Pf, args: &[&str]) -> Command {
+    // A place that is unlike any other, to find what runs in it.
+    let mut command = pf.command(&[&["demo", "--model", "hybrid"], args].concat());
+    command.env("TMPDIR", pf.path("."));
+    command
+}
+
+/// Command lines of all processes that work somewhere below `pf`'s home.
+fn running(pf: &Pf) -> Vec<String> {
+    let home = pf.path(".").canonicalize().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let here = processes.filter(|p| std::fs::read_link(p.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&home)));
+    here.filter_map(|p| std::fs::read_to_string(p.path().join("cmdline")).ok()).filter(|line| !line.is_empty()).collect()
+}
+
+#[test]
+fn the_demo_keeps_its_promises_and_says_so_in_json() {
+    drop((binary("pf-agent"), binary("pf-kv"), binary("pf-registry")));
+    let pf = Pf::new("http://127.0.0.1:1");
+    let keep = pf.path("kept");
+    let output = pf.run(&["demo", "--model", "hybrid", "--json", "--keep", keep.to_str().unwrap()]).ok();
+    let summary = output.json();
+    assert_eq!(summary["ok"], true);
+    let steps = summary["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), ACTS, "{summary}");
+    assert!(steps.iter().all(|step| step["seconds"].as_f64().unwrap() > 0.0));
+    let results = |step: &Value| step["results"].as_array().unwrap().iter().map(|r| r.as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    // What a host says after a restore is, word by word, what the first host said.
+    for step in [5, 6] {
+        let told = results(&steps[step]);
+        let [.., original, here, verdict] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(original, here);
+        assert!(original.split(' ').count() > 10 && verdict.starts_with("equal: "), "{told:?}");
+    }
+    assert!(results(&steps[7]).iter().any(|r| r.starts_with("error: ")), "{summary}");
+    assert!(running(&pf).is_empty(), "{:?}", running(&pf));
+
+    // What was kept is a registry with the four snapshots, whole.
+    let registry = Registry::over(&keep.join("registry"), &[]);
+    let pf = Pf::new(&registry.url());
+    for tag in ["sentence", "fork-1", "fork-2", "fork-3"] {
+        pf.run(&["verify", &format!("agent/main:{tag}")]).ok();
+    }
+}
+
+#[test]
+fn an_interrupted_demo_leaves_no_process_and_no_folder() {
+    let pf = Pf::new("http://127.0.0.1:1");
+    let mut child = demo(&pf, &[]).process_group(0).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for("an engine to run", 60, || running(&pf).iter().any(|line| line.contains("pf-kv")).then_some(()));
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    wait_for("everything to end", 30, || running(&pf).is_empty().then_some(()));
+    let left: Vec<_> = std::fs::read_dir(pf.path(".")).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("pf-demo-")), "{left:?}");
+}
