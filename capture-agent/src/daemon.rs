@@ -2,7 +2,7 @@
 
 use crate::control::{Control, serve_metrics};
 use crate::error::{Error, Result};
-use crate::{Agent, Config, socket};
+use crate::{Agent, Config};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -27,7 +27,6 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     let stop = signals()?;
     let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
     let agent = Agent::open(config.clone()).await?;
-    socket::folder(&config.engine_socket)?;
     let control = Control::bind(agent.clone())?;
 
     let mut engines = JoinSet::new();

@@ -5,7 +5,7 @@ use crate::engines::Engine;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use pfr_schema::Reference;
-use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, SnapshotReport, SnapshotRequest};
+use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, PushState, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Sequence, Verb};
 use pfr_schema::tree::GroupKind;
 use std::collections::HashSet;
@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 const NEWEST: f64 = 0.3;
 /// How often an engine is looked at that another capture has.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long a drain waits for its pushes if nothing else is said.
+const WAIT_SECONDS: u64 = 600;
+/// And at most: a day.
+const LONGEST_WAIT_SECONDS: u64 = 24 * 60 * 60;
 
 /// Bytes a second of earlier captures: what to expect of the next.
 #[derive(Debug, Default)]
@@ -40,7 +44,7 @@ impl Rate {
 }
 
 impl Agent {
-    /// Captures every sequence of every engine and waits until the registry has them.
+    /// Captures every sequence of every engine and waits until the registry has them, as long as the request says.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a repository that is none. What cannot be captured or pushed is listed, and the rest goes on.
@@ -66,13 +70,43 @@ impl Agent {
                 }
             }
             // All are safe on this host before the first wait for the network.
-            for report in &mut done {
-                if let Some(job) = &mut report.push {
-                    *job = self.pushes().wait(&job.id).await.unwrap_or_else(|| job.clone());
+            let seconds = request.wait_seconds.unwrap_or(WAIT_SECONDS);
+            let patience = Instant::now() + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
+            for mut report in std::mem::take(&mut done) {
+                match self.pushed(&mut report, patience, seconds).await {
+                    Ok(()) => done.push(report),
+                    Err(error) => failed.push(failure(&report.engine, &report.sequence, &error)),
                 }
             }
         }
         Ok(Drain { plan, done, failed, bytes, eta_seconds, recompute_tokens })
+    }
+
+    /// Waits until the registry has what was captured.
+    async fn pushed(&self, report: &mut SnapshotReport, patience: Instant, seconds: u64) -> Result<()> {
+        let (snapshot, Some(job)) = (report.digest, &mut report.push) else { return Ok(()) };
+        let wait = async {
+            loop {
+                match self.pushes().wait(&job.id).await {
+                    Some(ended) => return Ok::<_, Error>(ended),
+                    // So many ended since that it is forgotten; pushed again it sends nothing, and says how it ended.
+                    None => *job = self.pushes().add(snapshot, &job.reference).await?,
+                }
+            }
+        };
+        match tokio::time::timeout_at(patience.into(), wait).await {
+            Ok(ended) => *job = ended?,
+            Err(_) => {
+                let now = self.pushes().list().into_iter().find(|other| other.id == job.id);
+                let last = now.and_then(|job| job.error).map(|error| format!(" ({error})")).unwrap_or_default();
+                let what = format!("{snapshot} lies in this host's store and push {} goes on; the registry did not have it{last}", job.id);
+                return Err(Error::Timeout { what, seconds });
+            }
+        }
+        match job.state {
+            PushState::Failed => Err(Error::PushRefused { snapshot, reason: job.error.clone().unwrap_or_default() }),
+            _ => Ok(()),
+        }
     }
 
     async fn plan(&self, target: &Reference, failed: &mut Vec<DrainFailure>) -> Vec<DrainItem> {

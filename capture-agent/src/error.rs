@@ -231,6 +231,25 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+    /// Something took longer than it may.
+    #[error("{what} within {seconds} s")]
+    Timeout {
+        /// What did not happen.
+        what: String,
+        /// The time it had.
+        seconds: u64,
+    },
+    /// A snapshot that lies in the local store was refused by the registry.
+    #[error("{snapshot} lies in this host's store, but the registry refused it: {reason}")]
+    PushRefused {
+        /// The snapshot.
+        snapshot: pfr_schema::Digest,
+        /// What the registry said.
+        reason: String,
+    },
+    /// The agent's runtime has ended.
+    #[error("the agent has ended")]
+    Ended,
     /// A bug.
     #[error("internal: {0}")]
     Internal(String),
@@ -271,7 +290,9 @@ impl Error {
             Self::Store(error) => error.code(),
             Self::Client(error) => error.code(),
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => ErrorCode::StorageFull,
-            Self::Io { .. } => ErrorCode::Unavailable,
+            Self::Timeout { .. } => ErrorCode::Timeout,
+            Self::PushRefused { .. } => ErrorCode::InvalidRequest,
+            Self::Io { .. } | Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }

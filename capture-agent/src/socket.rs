@@ -16,7 +16,7 @@ impl Drop for Unlink {
 }
 
 /// Makes the folder of a socket.
-pub(crate) fn folder(path: &Path) -> Result<()> {
+fn folder(path: &Path) -> Result<()> {
     let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.exists()) else { return Ok(()) };
     crate::durable::private_dir(parent).map_err(Error::io(format!("folder {}", parent.display())))
 }

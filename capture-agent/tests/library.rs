@@ -162,7 +162,8 @@ async fn a_save_that_finds_no_room_is_dropped_at_once_and_counted() {
 
 #[test]
 fn a_pin_is_not_let_go_under_a_copy_when_the_runtime_ends() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
+    // One thread: when the shutdown returns, every task is gone.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let host = runtime.block_on(host());
     let engine = engine(&host);
     let ring = host.agent.engines().ring().clone();

@@ -1,4 +1,4 @@
-//! Pushes in the background, against a real registry.
+//! Pushes in the background and drains, against a real registry.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use common::layout::Spec;
 use common::{Host, config, host_with};
 use pfr_agent::{Agent, Config};
 use pfr_registry::Server;
-use pfr_schema::agent::{Push, PushJob, PushState, SnapshotRequest};
+use pfr_schema::agent::{Drain, DrainRequest, Push, PushJob, PushState, SnapshotRequest};
 use pfr_schema::{Digest, ErrorCode};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -128,4 +128,74 @@ async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
     assert_eq!(host.agent.pushes().wait(&second.id).await.unwrap().state, PushState::Done);
     assert_eq!(host.agent.pushes().wait(&first.id).await.unwrap().state, PushState::Done);
     assert_eq!(store.tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap().digest, last);
+}
+
+async fn drain(host: &Host, wait_seconds: u64) -> Drain {
+    let request = DrainRequest { repository: "team/evacuated".into(), plan_only: false, wait_seconds: Some(wait_seconds) };
+    host.agent.drain(request).await.unwrap()
+}
+
+fn codes(drain: &Drain) -> Vec<(&str, &str, ErrorCode)> {
+    drain.failed.iter().map(|f| (f.engine.as_str(), f.sequence.as_str(), f.problem.code)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{address}"));
+    })
+    .await;
+    let (one, two) = (Synthetic::start(&host.agent, Spec::flat("one")), Synthetic::start(&host.agent, Spec::hybrid("two")));
+    one.add("s", &[1, 2, 3, 4, 5, 6]);
+    two.add("t", &[7, 8, 9]);
+    let plan = DrainRequest { repository: "team/evacuated".into(), plan_only: true, wait_seconds: None };
+    let plan = host.agent.drain(plan).await.unwrap();
+    let items: Vec<(&str, &str, u64)> = plan.plan.iter().map(|i| (i.engine.as_str(), i.reference.as_str(), i.boundary)).collect();
+    assert_eq!(items, [("one", "team/evacuated/one:s", 5), ("two", "team/evacuated/two:t", 2)]);
+    assert_eq!((plan.recompute_tokens, plan.eta_seconds, plan.done.len(), plan.failed.len()), (7, None, 0, 0));
+    assert!(plan.bytes > 0 && host.agent.pushes().list().is_empty());
+
+    // Nobody answers: both are captured, and reported as not pushed.
+    let late = drain(&host, 0).await;
+    assert_eq!(codes(&late), [("one", "s", ErrorCode::Timeout), ("two", "t", ErrorCode::Timeout)]);
+    assert!(late.done.is_empty() && late.failed[0].problem.detail.contains("lies in this host's store"), "{late:?}");
+    let jobs = host.agent.pushes().list();
+    assert_eq!(jobs.len(), 2);
+    assert!(!one.is_paused() && !two.is_paused());
+
+    // The pushes went on: they are done when a registry is there.
+    let store = registry(dir.path(), address).await;
+    for job in jobs {
+        assert_eq!(host.agent.pushes().wait(&job.id).await.unwrap().state, PushState::Done);
+    }
+    one.step("s", 2);
+    let done = drain(&host, 60).await;
+    assert_eq!(codes(&done), []);
+    assert!(done.eta_seconds.is_some());
+    for (report, name) in done.done.iter().zip(["one", "two"]) {
+        assert_eq!(report.push.as_ref().map(|job| job.state), Some(PushState::Done));
+        let (repository, tag) = (format!("team/evacuated/{name}").parse().unwrap(), report.sequence.parse().unwrap());
+        assert_eq!(store.tag(&repository, &tag).await.unwrap().digest, report.digest);
+    }
+    assert_eq!(done.done.iter().map(|report| report.boundary).collect::<Vec<_>>(), [7, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_tells_of_pushes_that_were_refused() {
+    // A server that knows no such page.
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(url);
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let drained = drain(&host, 60).await;
+    assert_eq!(codes(&drained), [("e", "s", ErrorCode::InvalidRequest)]);
+    assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
 }

@@ -372,6 +372,60 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
     assert!(matches!(ask(request()).await, Matched::None { .. }));
 }
 
+#[tokio::test]
+async fn blocks_are_not_given_back_under_a_copy() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(62));
+    capture(&host, "e").await;
+    engine.forget_journal();
+    engine.watch.hold_writes();
+    let agent = host.agent.clone();
+    let request = RestoreRequest { reference: "team/agent:now".into(), local: true };
+    let restoring = tokio::spawn(async move { agent.restore("e", request).await });
+    until("it writes", || engine.watch.is_writing()).await;
+    // Whoever asked has gone away.
+    restoring.abort();
+    assert!(restoring.await.unwrap_err().is_cancelled());
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(engine.waiting().len(), 1);
+    engine.watch.release_writes();
+    until("the blocks are back", || engine.waiting().is_empty()).await;
+    assert!(engine.journal().contains(&Event::Call("discard")), "{:?}", engine.journal());
+    restore(&host, "e", "now").await.unwrap();
+}
+
+#[tokio::test]
+async fn who_asks_while_a_snapshot_is_pulled_is_told_to_ask_again() {
+    let host = host().await;
+    let mut spec = Spec::hybrid("asks");
+    spec.verbs = vec![Verb::Request];
+    let _asking = Synthetic::start(&host.agent, spec.clone());
+    spec.name = "other".into();
+    let _other = Synthetic::start(&host.agent, spec);
+    let ask = async |engine: &str| {
+        let handle = host.agent.engines().get(engine).unwrap();
+        let call = ToAgent::Match(Match { tokens: tokens(62), ..Match::default() });
+        serde_json::from_value::<Matched>(on_request::handle(&host.agent, &handle, 0, call).await.unwrap()).unwrap()
+    };
+    // A registry that takes connections and never answers.
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let reference = format!("http://{}/team/agent:now", silent.local_addr().unwrap());
+    let agent = host.agent.clone();
+    let pulling = tokio::spawn(async move { agent.restore("asks", RestoreRequest { reference, local: false }).await });
+    let _asked = silent.accept().await.unwrap();
+    assert_eq!(ask("asks").await, Matched::Later {});
+    assert!(matches!(ask("other").await, Matched::None { .. }));
+    pulling.abort();
+    assert!(pulling.await.unwrap_err().is_cancelled());
+    assert!(matches!(ask("asks").await, Matched::None { .. }));
+    // Neither does a failure leave it waiting.
+    restore(&host, "asks", "nothing").await.unwrap_err();
+    assert!(matches!(ask("asks").await, Matched::None { .. }));
+}
+
 fn wipe(engine: &Synthetic) {
     for memory in &engine.memories {
         let size = pfr_agent::memory::PageMemory::size(&**memory);

@@ -16,6 +16,7 @@
 //! has one digest. With it, the files must be exactly what it says (`exact`), and page trees and runs lie in `blobs/` too.
 //! Everything is read in place. `layout` has the names, for readers and writers alike.
 
+pub(crate) mod blobs;
 pub(crate) mod build;
 mod exact;
 pub(crate) mod files;

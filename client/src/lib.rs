@@ -15,6 +15,7 @@
 pub mod agent;
 pub mod directory;
 pub mod error;
+pub mod import;
 pub mod progress;
 pub mod pull;
 pub mod push;

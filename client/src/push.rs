@@ -13,6 +13,7 @@ mod batch;
 mod origin;
 mod session;
 
+use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
@@ -23,6 +24,7 @@ use pfr_store::Store;
 use serde::Serialize;
 use session::{Sent, Session};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a session that the registry has forgotten is opened again.
@@ -42,6 +44,8 @@ pub enum Source {
         /// The snapshot's manifest.
         snapshot: Digest,
     },
+    /// A directory that was read and checked already.
+    Opened(Arc<Directory>),
 }
 
 /// Where a snapshot goes to.
@@ -53,7 +57,7 @@ pub struct PushTarget {
     pub tag: Option<Tag>,
     /// Move the tag only from this state.
     pub if_tag_is: Option<TagState>,
-    /// Parents to record; empty leaves the configuration as it is. Only for directories: a stored snapshot is what it is.
+    /// Parents to record; empty leaves the configuration as it is. Only for directories given by path: other snapshots are made already.
     pub parents: Vec<Digest>,
 }
 

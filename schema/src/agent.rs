@@ -233,6 +233,10 @@ pub struct DrainRequest {
     /// Only say what would be done.
     #[serde(default)]
     pub plan_only: bool,
+    /// How long to wait for the pushes, all together, once everything is captured, in seconds; a day at most. Default 600. What the registry
+    /// does not have by then is listed in `failed` with code `timeout`: it lies in the agent's store, and its push goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_seconds: Option<u64>,
 }
 
 /// Answer to `POST /v1/drain`.
@@ -240,13 +244,13 @@ pub struct DrainRequest {
 pub struct Drain {
     /// What there is to do.
     pub plan: Vec<DrainItem>,
-    /// What was done; empty if only the plan was asked for.
+    /// What the registry has now; empty if only the plan was asked for.
     pub done: Vec<SnapshotReport>,
-    /// What could not be done.
+    /// What could not be captured, or was not pushed (in time).
     pub failed: Vec<DrainFailure>,
     /// Raw bytes to move at most (what the store has already is not moved).
     pub bytes: u64,
-    /// Seconds to move them at the rate of the last captures and pushes; absent before the first.
+    /// Seconds to capture them at the rate of the last captures, without the pushes; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<f64>,
     /// Tokens that would have to be computed again otherwise.

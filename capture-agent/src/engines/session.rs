@@ -9,11 +9,10 @@ use pfr_schema::ErrorCode;
 use pfr_schema::engine::{Failure, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::net::unix::OwnedReadHalf;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -23,7 +22,7 @@ const MAX_CONNECTIONS: usize = 1024;
 const MAX_CALLS: usize = 32;
 
 pub(super) async fn serve(engines: Engines, agent: Agent, socket: &Path) -> Result<()> {
-    let (listener, _unlink) = bind(socket).map_err(Error::io(format!("listen on {}", socket.display())))?;
+    let (listener, _unlink) = crate::socket::bind(socket)?;
     // Dropped with this future, and with it every session.
     let mut sessions = JoinSet::new();
     loop {
@@ -43,30 +42,6 @@ pub(super) async fn serve(engines: Engines, agent: Agent, socket: &Path) -> Resu
             }
         }
     }
-}
-
-struct Unlink(PathBuf);
-
-impl Drop for Unlink {
-    fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.0));
-    }
-}
-
-/// A socket that only this user can open, from the first moment on. A dead agent's is replaced, a live one's is not.
-fn bind(path: &Path) -> std::io::Result<(UnixListener, Unlink)> {
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another agent listens here"));
-    }
-    let fresh = path.with_extension("new");
-    match std::fs::remove_file(&fresh) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&fresh)?;
-    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
-    std::fs::rename(&fresh, path)?;
-    Ok((listener, Unlink(path.into())))
 }
 
 async fn session(engines: Engines, agent: Agent, stream: UnixStream) {

@@ -4,12 +4,16 @@
 //! source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
 //!    engines that ask (on_request): prove pages, keep ready ─▶ match ─▶ fill: write ─▶ live
+//!    engines in this process (in_process): prove pages ─▶ fill: write ─▶ live
 //! ```
 //!
-//! Whatever fails, panics or is given up before `activate`: the allocation's guard gives the blocks back, and no sequence runs.
+//! Whatever fails, panics or is given up before `activate`: the allocation's guard gives the blocks back, and no sequence runs. It, and whatever else
+//! holds blocks, stands behind a [`gate`]: blocks are not given back under a copy.
 
 mod blobs;
 mod documents;
+mod gate;
+mod in_process;
 mod live;
 pub mod on_request;
 mod oracle;
@@ -19,6 +23,8 @@ mod source;
 mod staged;
 mod write;
 
+pub(crate) use gate::Gate;
+pub(crate) use in_process::Prepared;
 pub use staged::Staged;
 
 use crate::Agent;
@@ -31,6 +37,8 @@ use pfr_schema::agent::{RestoreReport, RestoreRequest};
 use pfr_schema::engine::{Allocate, Verb};
 use plan::Plan;
 use prove::Values;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,40 +50,40 @@ impl Agent {
     pub async fn restore(&self, engine: &str, request: RestoreRequest) -> Result<RestoreReport> {
         let started = Instant::now();
         let result = self.restore_within(engine, &request, started).await;
-        let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
-        metrics::counter!(telemetry::RESTORES, "outcome" => outcome).increment(1);
-        match &result {
-            Ok(report) => {
-                metrics::histogram!(telemetry::RESTORE_SECONDS).record(report.total_seconds);
-                metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
-                let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
-                let sequence = report.sequence.as_deref().unwrap_or("(when asked)");
-                tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "restore");
-            }
-            Err(error) => tracing::warn!(engine, reference = request.reference, outcome, %error, "no restore"),
-        }
+        note(engine, &request.reference, result.as_ref());
         result
     }
 
     async fn restore_within(&self, name: &str, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
         // Whoever names a wrong engine need not wait for a pull.
-        must_take_state(&self.engines().get(name)?)?;
+        let engine = self.engines().get(name)?;
+        must_take_state(&engine)?;
+        // Until its tokens are known any request may be the one that it is for.
+        let expected = (!engine.serves(Verb::Allocate)).then(|| self.staged().expect(name));
+        let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, request).await?;
+        let mut done = if engine.serves(Verb::Allocate) {
+            drop(expected);
+            let _taken = engine.take("a restore")?;
+            let values = prove::states(self.store(), &plan).await?;
+            self.write_sequence(&engine, &documents, &plan, values).await?
+        } else {
+            self.staged().keep(self, &engine, Arc::clone(&documents), &plan, expected).await?
+        };
+        engine.count_restore();
+        done.bytes_pulled = bytes_pulled;
+        done.total_seconds = started.elapsed().as_secs_f64();
+        Ok(done)
+    }
+
+    /// Brings a snapshot here and checks everything that needs no page.
+    async fn fitting(&self, name: &str, request: &RestoreRequest) -> Result<Fitting> {
+        self.engines().get(name)?;
         let found = source::find(self, request).await?;
         // It may have come and gone during the pull.
         let engine = self.engines().get(name)?;
         let documents = Arc::new(Documents::read(self.store(), found.digest).await?);
         let plan = Arc::new(Plan::make(&engine, &documents)?);
-        let mut done = if engine.serves(Verb::Allocate) {
-            let _taken = engine.take("a restore")?;
-            let values = prove::states(self.store(), &plan).await?;
-            self.write_sequence(&engine, &documents, &plan, values).await?
-        } else {
-            self.staged().keep(self, &engine, Arc::clone(&documents), &plan).await?
-        };
-        engine.count_restore();
-        done.bytes_pulled = found.bytes_pulled;
-        done.total_seconds = started.elapsed().as_secs_f64();
-        Ok(done)
+        Ok(Fitting { engine, documents, plan, bytes_pulled: found.bytes_pulled })
     }
 
     async fn write_sequence(&self, engine: &Engine, documents: &Documents, plan: &Arc<Plan>, values: Values) -> Result<RestoreReport> {
@@ -83,14 +91,58 @@ impl Agent {
         let (salt, adapter, sampling) = (key.salt.clone(), key.adapter.clone(), documents.config.sampling.clone());
         let what = Allocate { tokens: tokens.clone(), boundary: *boundary, salt, adapter, sampling };
         let allocation = engine.allocate(what).await?;
-        let ranks = 0..engine.world();
-        let places = Arc::new(write::Places::of(engine, plan, ranks, allocation.blocks()));
-        let bytes_written = write::write(self, &places, None).await?;
-        live::check(self, &places).await?;
-        let oracle = oracle::check(engine, allocation.sequence(), documents.oracle.as_ref()).await?;
+        let (sequence, blocks) = (allocation.sequence().to_owned(), allocation.blocks().clone());
+        let gate = Gate::new(allocation);
+        let bytes_written = fill(self, engine, documents, 0..engine.world(), &blocks, None, &gate).await?;
+        let oracle = oracle::check(engine, &sequence, documents.oracle.as_ref()).await?;
+        let allocation = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let sequence = allocation.activate().await?;
         engine.set_parent(&sequence, documents.digest);
         Ok(RestoreReport { sequence: Some(sequence), bytes_written, oracle, ..report(engine, documents.digest, plan, values) })
+    }
+}
+
+/// A snapshot that lies in the local store and fits an engine.
+struct Fitting {
+    engine: Engine,
+    documents: Arc<Documents>,
+    plan: Arc<Plan>,
+    bytes_pulled: u64,
+}
+
+/// Writes what a snapshot has for these ranks into blocks, and proves what lies there then; bytes written.
+async fn fill<T: Send + 'static>(
+    agent: &Agent,
+    engine: &Engine,
+    documents: &Documents,
+    ranks: Range<u32>,
+    blocks: &BTreeMap<String, Vec<u32>>,
+    after: Option<[u8; 64]>,
+    gate: &Gate<T>,
+) -> Result<u64> {
+    // The engine may have come back with other memory since the snapshot was proven.
+    let plan = Plan::make(engine, documents)?;
+    engine.check_blocks(plan.boundary, blocks)?;
+    let places = Arc::new(write::Places::of(engine, &plan, ranks, blocks));
+    gate.claim(agent.staged().claims(), &places)?;
+    let written = write::write(agent, &places, after, gate).await?;
+    live::check(agent, &places).await?;
+    Ok(written)
+}
+
+/// Counts and logs what came of a restore.
+fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreReport, &Error>) {
+    let outcome = result.map_or_else(|error| error.code().name(), |_| "ok");
+    metrics::counter!(telemetry::RESTORES, "outcome" => outcome).increment(1);
+    match result {
+        Ok(report) => {
+            metrics::histogram!(telemetry::RESTORE_SECONDS).record(report.total_seconds);
+            metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
+            let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
+            let sequence = report.sequence.as_deref().unwrap_or("(when asked)");
+            tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "restore");
+        }
+        Err(error) => tracing::warn!(engine, reference, outcome, %error, "no restore"),
     }
 }
 

@@ -1,14 +1,12 @@
 //! Engines that ask for state when a request comes: `match`, `fill` on each rank, `abandon`.
 
-use super::plan::Plan;
-use super::{live, write};
+use super::gate::Gate;
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use crate::telemetry;
 use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 /// Answers a call of an engine's member of this rank.
 ///
@@ -51,12 +49,9 @@ fn find(agent: &Agent, engine: &Engine, request: &Match) -> Matched {
 async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<()> {
     let documents = agent.staged().get(engine, &request.restore)?;
     let after = request.after.as_deref().map(event).transpose()?;
-    // The engine may have come back with other memory since the snapshot was proven.
-    let plan = Plan::make(engine, &documents)?;
-    engine.check_blocks(plan.boundary, &request.blocks)?;
-    let places = Arc::new(write::Places::of(engine, &plan, rank..rank + 1, &request.blocks));
-    write::write(agent, &places, after).await?;
-    live::check(agent, &places).await
+    // The engine holds the blocks until it is answered; nothing of ours does.
+    super::fill(agent, engine, &documents, rank..rank + 1, &request.blocks, after, &Gate::new(())).await?;
+    Ok(())
 }
 
 /// 64 bytes in hex.

@@ -6,13 +6,19 @@ use crate::error::{Error, Result};
 use pfr_schema::Digest;
 use pfr_schema::checkpoint::Proof;
 use pfr_store::Store;
-use std::sync::Arc;
 
 /// How values of state tensors were proven.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Values {
     pub computed: u64,
     pub attested: u64,
+}
+
+/// Proves state tensors and pages.
+pub(super) async fn all(store: &Store, plan: &Plan) -> Result<Values> {
+    let values = states(store, plan).await?;
+    pages(store, plan).await?;
+    Ok(values)
 }
 
 /// Proves every state tensor, one after another; none is kept.
@@ -31,7 +37,7 @@ pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
 }
 
 /// Reads every page once, so that a damaged store is found before an engine relies on it.
-pub(super) async fn pages(store: &Store, plan: &Arc<Plan>) -> Result<()> {
+async fn pages(store: &Store, plan: &Plan) -> Result<()> {
     let mut digests: Vec<Digest> = plan.paged.iter().flat_map(|paged| paged.digests.iter().copied()).collect();
     let mut seen = std::collections::HashSet::new();
     digests.retain(|digest| seen.insert(*digest));

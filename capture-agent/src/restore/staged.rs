@@ -1,6 +1,7 @@
 //! Snapshots that are proven and wait for a request with their tokens.
 
 use super::documents::Documents;
+use super::gate::Claims;
 use super::plan::Plan;
 use super::{prove, report};
 use crate::Agent;
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use pfr_schema::agent::RestoreReport;
 use pfr_schema::engine::{Match, Matched};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// Entries at a time; the oldest goes first.
@@ -17,7 +18,12 @@ const MAX: usize = 64;
 
 /// Snapshots that wait for a request with their tokens.
 #[derive(Debug, Default)]
-pub struct Staged(Mutex<Vec<Entry>>);
+pub struct Staged {
+    entries: Mutex<Vec<Entry>>,
+    /// Engines for which something is being brought here that is not an entry yet, and how many such.
+    expected: Mutex<BTreeMap<String, usize>>,
+    claims: Arc<Claims>,
+}
 
 #[derive(Clone, Debug)]
 struct Entry {
@@ -30,25 +36,43 @@ struct Entry {
 }
 
 impl Staged {
+    /// Where restores write now.
+    pub(super) fn claims(&self) -> &Arc<Claims> {
+        &self.claims
+    }
+
+    /// As long as the guard lives, something is on its way for the engine whose tokens are not known yet.
+    pub(super) fn expect(&self, engine: &str) -> Expected<'_> {
+        *self.expected.lock().entry(engine.into()).or_default() += 1;
+        Expected { staged: self, engine: engine.into() }
+    }
+
     /// Proves a snapshot and keeps it ready.
-    pub(super) async fn keep(&self, agent: &Agent, engine: &Engine, documents: Arc<Documents>, plan: &Arc<Plan>) -> Result<RestoreReport> {
+    pub(super) async fn keep(
+        &self,
+        agent: &Agent,
+        engine: &Engine,
+        documents: Arc<Documents>,
+        plan: &Arc<Plan>,
+        expected: Option<Expected<'_>>,
+    ) -> Result<RestoreReport> {
         let id = uuid::Uuid::now_v7().to_string();
         let digest = documents.digest;
         let entry = Entry { id: id.clone(), engine: engine.name().into(), documents, plan: Arc::clone(plan), proven: false };
         self.add(agent, entry);
+        drop(expected);
         // Whatever ends this future ends the entry.
         let mut unproven = Unproven { staged: self, id: Some(id) };
-        let values = prove::states(agent.store(), plan).await?;
-        prove::pages(agent.store(), plan).await?;
+        let values = prove::all(agent.store(), plan).await?;
         if let Some(id) = unproven.id.take() {
-            self.0.lock().iter_mut().filter(|entry| entry.id == id).for_each(|entry| entry.proven = true);
+            self.entries.lock().iter_mut().filter(|entry| entry.id == id).for_each(|entry| entry.proven = true);
         }
         Ok(report(engine, digest, plan, values))
     }
 
     fn add(&self, agent: &Agent, entry: Entry) {
         let here: HashSet<String> = agent.engines().list().into_iter().map(|info| info.engine).collect();
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         // Entries of engines that left; and one of the same snapshot, which this one replaces.
         entries.retain(|other| {
             here.contains(&other.engine)
@@ -62,7 +86,9 @@ impl Staged {
 
     /// The deepest state for a request.
     pub(super) fn find(&self, engine: &Engine, request: &Match) -> Matched {
-        let entries = self.0.lock();
+        // Looked at first: what is expected no more is an entry then.
+        let is_expected = self.expected.lock().contains_key(engine.name());
+        let entries = self.entries.lock();
         let (mut best, mut reason): (Option<&Entry>, Option<(u64, String)>) = (None, None);
         for entry in entries.iter().filter(|entry| entry.engine == engine.name()) {
             match fits(&entry.plan, request) {
@@ -76,18 +102,19 @@ impl Staged {
         match best {
             Some(entry) if entry.proven => Matched::Ready { boundary: entry.plan.boundary, restore: entry.id.clone() },
             Some(_) => Matched::Later {},
+            None if is_expected => Matched::Later {},
             None => Matched::None { reason: reason.map_or_else(|| "nothing is kept ready for this engine".into(), |(_, why)| why) },
         }
     }
 
     pub(super) fn get(&self, engine: &Engine, id: &str) -> Result<Arc<Documents>> {
-        let entries = self.0.lock();
+        let entries = self.entries.lock();
         let entry = entries.iter().find(|entry| entry.id == id && entry.engine == engine.name() && entry.proven);
         entry.map(|entry| Arc::clone(&entry.documents)).ok_or_else(|| Error::Invalid(format!("no restore {id:?} is kept ready")))
     }
 
     pub(super) fn forget(&self, id: &str) {
-        self.0.lock().retain(|entry| entry.id != id);
+        self.entries.lock().retain(|entry| entry.id != id);
     }
 }
 
@@ -115,6 +142,22 @@ fn fits(plan: &Plan, request: &Match) -> std::result::Result<(), (u64, String)> 
         return Err((agree, format!("the engine has state for {} tokens already, kept ready is {boundary}", request.computed)));
     }
     Ok(())
+}
+
+/// Something is on its way for an engine.
+pub(super) struct Expected<'a> {
+    staged: &'a Staged,
+    engine: String,
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        let mut expected = self.staged.expected.lock();
+        match expected.get_mut(&self.engine) {
+            Some(more) if *more > 1 => *more -= 1,
+            _ => drop(expected.remove(&self.engine)),
+        }
+    }
 }
 
 struct Unproven<'a> {

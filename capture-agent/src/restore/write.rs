@@ -1,11 +1,12 @@
 //! Where each blob goes in the engine's memory, and bringing it there in bounded batches.
 
 use super::blobs::Blobs;
+use super::gate::Gate;
 use super::plan::{Paged, Plan, Stated};
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
-use crate::memory::{Page, PageMemory};
+use crate::memory::{MemoryError, Page, PageMemory};
 use crate::telemetry;
 use bytes::Bytes;
 use pfr_schema::Digest;
@@ -83,8 +84,8 @@ impl Places {
     }
 }
 
-/// Writes every blob to its place; bytes written. `after` is a CUDA IPC event to wait for first.
-pub(super) async fn write(agent: &Agent, places: &Arc<Places>, after: Option<[u8; 64]>) -> Result<u64> {
+/// Writes every blob to its place; bytes written. `after` is a CUDA IPC event to wait for first. Copies pass through the gate.
+pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &Places, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<u64> {
     let most = (agent.engines().ring().total() / 2).clamp(1, BATCH);
     let mut blobs = Blobs::open(agent.store(), places.0.iter().map(|place| place.digest).collect()).await?;
     let (mut batch, mut bytes, mut written) = (Vec::new(), 0, 0);
@@ -100,14 +101,14 @@ pub(super) async fn write(agent: &Agent, places: &Arc<Places>, after: Option<[u8
         }
         let other_memory = batch.last().is_some_and(|(last, _, _): &Batched| !Arc::ptr_eq(last, &place.memory));
         if other_memory || (bytes + length > most && !batch.is_empty()) {
-            flush(agent, std::mem::take(&mut batch), after).await?;
+            flush(agent, std::mem::take(&mut batch), after, gate).await?;
             bytes = 0;
         }
         batch.push((Arc::clone(&place.memory), place.page.clone(), payload));
         bytes += length;
         written += length;
     }
-    flush(agent, batch, after).await?;
+    flush(agent, batch, after, gate).await?;
     metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "written").increment(written);
     Ok(written)
 }
@@ -115,11 +116,16 @@ pub(super) async fn write(agent: &Agent, places: &Arc<Places>, after: Option<[u8
 type Batched = (Arc<dyn PageMemory>, Page, Bytes);
 
 /// Writes a batch, all of one memory.
-async fn flush(agent: &Agent, batch: Vec<Batched>, after: Option<[u8; 64]>) -> Result<()> {
+async fn flush<T: Send + 'static>(agent: &Agent, batch: Vec<Batched>, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<()> {
     let Some((memory, ..)) = batch.first() else { return Ok(()) };
     let memory = Arc::clone(memory);
     let pages: Vec<(Page, Bytes)> = batch.into_iter().map(|(_, page, payload)| (page, payload)).collect();
     let _turn = agent.engines().turn().await;
-    let write = move || memory.write(&pages, after.as_ref());
+    // The thread goes on when this future is dropped, and the pass with it.
+    let pass = gate.enter().ok_or(MemoryError::Stopped)?;
+    let write = move || {
+        let _pass = pass;
+        memory.write(&pages, after.as_ref())
+    };
     Ok(tokio::task::spawn_blocking(write).await.map_err(|panic| Error::Internal(format!("writing: {panic}")))??)
 }

@@ -46,8 +46,12 @@ struct Item {
 
 /// Hashes everything and copies what the store lacks.
 pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<Inventory>, keep: Keep) -> Result<Copied> {
-    let hashing = (Arc::clone(inventory), keep.clone());
-    let hashed = tokio::task::spawn_blocking(move || hash(&hashing.0));
+    let (hashing, kept) = (Arc::clone(inventory), keep.clone());
+    let hashed = tokio::task::spawn_blocking(move || {
+        // Named, or the thread would not take it along.
+        let _kept = kept;
+        hash(&hashing)
+    });
     let digests = hashed.await.map_err(|panic| Error::Internal(format!("hashing: {panic}")))??;
 
     let wanted = digests.iter().map(|digest| (*digest, Kind::Blob)).collect();
@@ -129,8 +133,11 @@ async fn copy_batch(
 ) -> Result<BTreeMap<usize, checkpoint::Tensor>> {
     let by_digest: HashMap<Digest, usize> = batch.iter().map(|item| (item.digest, item.source)).collect();
     let (pieces, mut stream) = mpsc::channel(PIECES);
-    let (reading, limits) = ((Arc::clone(inventory), keep.clone()), agent.store().options().limits.clone());
-    let reader = tokio::task::spawn_blocking(move || read(&reading.0, memory, &batch, &limits, &pieces));
+    let (reading, kept, limits) = (Arc::clone(inventory), keep.clone(), agent.store().options().limits.clone());
+    let reader = tokio::task::spawn_blocking(move || {
+        let _kept = kept;
+        read(&reading, memory, &batch, &limits, &pieces)
+    });
     let ingested = agent.store().ingest(&session.id, futures::stream::poll_fn(|context| stream.poll_recv(context))).await;
     // If the store gave up, so does the reader.
     drop(stream);

@@ -1,7 +1,7 @@
 //! Memory of a synthetic engine: keeps a journal of what is done to it, and fails when told to.
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use pfr_agent::memory::{Available, Deliver, HostMemory, MemoryError, Page, PageMemory, Ring, Span};
 use pfr_schema::{Algorithm, Digest};
 use std::collections::BTreeSet;
@@ -38,6 +38,8 @@ pub enum Fault {
     HashFails,
     /// Writes flip a bit.
     WritesLie,
+    WriteFails,
+    PanicInWrite,
     /// Memory for what is set aside is short.
     NoRoom,
     /// This call is never answered.
@@ -62,6 +64,23 @@ pub enum Fault {
 pub struct Watch {
     pub journal: Mutex<Vec<Event>>,
     pub faults: Mutex<BTreeSet<Fault>>,
+    writes: Mutex<Writes>,
+    released: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Writes {
+    held: bool,
+    in_flight: usize,
+}
+
+/// A write is in flight.
+struct InFlight<'a>(&'a Watch);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.writes.lock().in_flight -= 1;
+    }
 }
 
 impl Watch {
@@ -71,6 +90,30 @@ impl Watch {
 
     pub fn has(&self, fault: Fault) -> bool {
         self.faults.lock().contains(&fault)
+    }
+
+    /// Writes wait, half done, until they are released.
+    pub fn hold_writes(&self) {
+        self.writes.lock().held = true;
+    }
+
+    pub fn release_writes(&self) {
+        self.writes.lock().held = false;
+        self.released.notify_all();
+    }
+
+    pub fn is_writing(&self) -> bool {
+        self.writes.lock().in_flight > 0
+    }
+
+    fn write_begins(&self, pages: usize) -> InFlight<'_> {
+        let mut writes = self.writes.lock();
+        writes.in_flight += 1;
+        self.note(Event::Write(pages));
+        while writes.held {
+            self.released.wait(&mut writes);
+        }
+        InFlight(self)
     }
 }
 
@@ -157,12 +200,15 @@ impl PageMemory for TestMemory {
     }
 
     fn write(&self, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
-        if !self.aside {
-            self.watch.note(Event::Write(pages.len()));
+        if self.aside {
+            return self.inner.write(pages, after);
         }
+        let begun = self.watch.write_begins(pages.len());
+        assert!(!self.watch.has(Fault::PanicInWrite), "asked to panic");
+        self.failed(Fault::WriteFails)?;
         self.inner.write(pages, after)?;
+        drop(begun);
         if self.watch.has(Fault::WritesLie)
-            && !self.aside
             && let Some(span) = pages.first().and_then(|(page, _)| page.spans.first())
         {
             let flipped = self.get(Span { offset: span.offset, bytes: 1 })[0] ^ 1;

@@ -21,7 +21,7 @@ parents up. Without a tag it means the tag `latest`.
 Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted, 7 unreachable, \
 70 bug.
 
-Try `pf demo` for all of it on real input.";
+Try `pf demo` for all of it with a real model.";
 
 /// Keep, fork and move the paged KV caches of LLM agents, each named by its digest.
 #[derive(Debug, Parser)]
@@ -110,9 +110,12 @@ pub enum Command {
     Pushes(AgentAt),
     /// Capture and push every sequence on this host
     Drain(DrainArgs),
+    /// Take over what another system keeps
+    #[command(subcommand)]
+    Import(Import),
     /// Print a completion script for a shell
     Completions(Completions),
-    /// Show the whole of it on real input, in under a minute
+    /// Show the whole of it with a real model, in under two minutes
     Demo(Demo),
 }
 
@@ -226,6 +229,40 @@ pub struct DrainArgs {
     pub plan: bool,
     #[command(flatten)]
     pub at: AgentAt,
+}
+
+/// What can be imported.
+#[derive(Debug, Subcommand)]
+pub enum Import {
+    /// The images of ProcessFork stores, with their lineage
+    #[command(after_help = IMPORT_EXAMPLES)]
+    Processfork(ImportProcessfork),
+}
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  pf import processfork ~/.processfork --dry-run
+  pf import processfork ~/.processfork --repository team/old
+  pf import processfork ~/.processfork/images/9f86d081884c….json --local
+
+Images of agent KIND go to PREFIX/KIND, tagged with the first 16 digits of their own digest. Run it again whenever there \
+are more of them: what is there already is neither made nor sent twice.";
+
+/// Arguments of `import processfork`.
+#[derive(Debug, clap::Args)]
+pub struct ImportProcessfork {
+    /// Directories of stores, or single images within them; an image's ancestors come along
+    #[arg(value_name = "STORE|FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
+    pub paths: Vec<PathBuf>,
+    /// Repository, of a registry too, below which they go
+    #[arg(long, value_name = "PREFIX", default_value = "processfork")]
+    pub repository: Reference,
+    /// Into the local store, not into a registry
+    #[arg(long)]
+    pub local: bool,
+    /// Only read and check everything but the contents of pages
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// `KEY=VALUE`.
@@ -430,9 +467,18 @@ pub struct Demo {
     /// Work in this directory and keep it
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub keep: Option<PathBuf>,
-    /// Take this snapshot directory as input instead of running a model
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub kv: Option<PathBuf>,
+    /// The model that runs
+    #[arg(long, value_enum, default_value_t = DemoModel::Smollm2)]
+    pub model: DemoModel,
+}
+
+/// A model of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoModel {
+    /// SmolLM2-135M: tells a story; fetched once, 93 MB
+    Smollm2,
+    /// Random weights and recurrent state: tells numbers; needs no network
+    Hybrid,
 }
 
 /// A reference that may leave out the repository: `:TAG`, `@DIGEST`, or a whole [`Reference`].

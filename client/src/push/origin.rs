@@ -33,10 +33,9 @@ impl Origin {
                 let directory = tokio::task::spawn_blocking(open).await.map_err(Error::joined)??;
                 Ok(Self::Directory(Arc::new(directory)))
             }
-            Source::Store { snapshot, .. } if !target.parents.is_empty() => Err(Error::Unsuitable {
-                digest: *snapshot,
-                reason: "parents are part of a snapshot, and this one is made already; give them when pushing a directory".into(),
-            }),
+            Source::Opened(directory) if target.parents.is_empty() => Ok(Self::Directory(Arc::clone(directory))),
+            Source::Opened(directory) => Err(made_already(directory.digest())),
+            Source::Store { snapshot, .. } if !target.parents.is_empty() => Err(made_already(*snapshot)),
             Source::Store { store, snapshot } => {
                 store.manifest(snapshot).await?;
                 Ok(Self::Store { store: store.clone(), snapshot: *snapshot })
@@ -117,6 +116,11 @@ impl Giver for Origin {
             }
         }
     }
+}
+
+fn made_already(digest: Digest) -> Error {
+    let reason = "parents are part of a snapshot, and this one is made already; give them when pushing a directory".into();
+    Error::Unsuitable { digest, reason }
 }
 
 /// A stream of `count` frames without its end mark, so that more can follow: the last bytes seen are held back.

@@ -3,10 +3,11 @@
 use crate::cli::args::AgentAt;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
+use crate::cli::output::Out;
 use crate::cli::output::human::{bytes, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use pfr_schema::agent::{EngineState, PushState};
+use pfr_schema::agent::{EngineState, Engines, PushState};
 
 /// `pf engines`.
 pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
@@ -17,6 +18,11 @@ pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> 
     if answer.engines.is_empty() {
         return context.out.line("no engine has registered with the agent yet");
     }
+    print_engines(&mut context.out, &answer)
+}
+
+/// Writes the table of engines.
+pub fn print_engines(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
     let mut table = Table::new([
         Column::left("ENGINE").style(Style::Bold),
         Column::left("STATE"),
@@ -42,7 +48,7 @@ pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> 
             number(e.restores),
         ]);
     }
-    context.out.table(&table)
+    out.table(&table)
 }
 
 /// `pf pushes`.

@@ -62,8 +62,9 @@ pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure
     context.out.line(report.sequence.unwrap_or_else(|| report.digest.to_string()))
 }
 
+/// Milliseconds below a second: engines stand still for so long.
 fn seconds(seconds: f64) -> String {
-    duration(Duration::from_secs_f64(seconds.max(0.0)))
+    if seconds < 1.0 { format!("{:.1} ms", seconds.max(0.0) * 1e3) } else { duration(Duration::from_secs_f64(seconds)) }
 }
 
 /// What a capture did, in lines for people.

@@ -1,9 +1,10 @@
 //! One module per command, or per family of commands.
 
-mod agent;
+pub mod agent;
 pub mod capture;
 mod diff;
 mod drain;
+mod import;
 mod inspect;
 mod list;
 pub mod log;
@@ -41,6 +42,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Match(args) => matching::run(context, args).await,
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,
+        Command::Import(args) => import::run(context, args).await,
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);

@@ -7,7 +7,7 @@ use super::narrator::Narrator;
 use super::report::{of_restore, of_snapshot};
 use super::script::{Direction, Script};
 use super::stage::Stage;
-use crate::cli::commands::{engines, log, stats};
+use crate::cli::commands::{agent, log, stats};
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, short_digests};
 use crate::cli::output::paint::Style;
@@ -26,7 +26,7 @@ const LONGEST: u64 = 1000;
 /// How long pushes may take.
 const PUSHES: Duration = Duration::from_secs(60);
 /// The fork that host C takes over.
-const TAKEN: usize = 1;
+const TAKEN: usize = 2;
 
 /// A captured sequence of host A, and what it said after the capture.
 struct Captured {
@@ -67,10 +67,9 @@ impl Play<'_> {
     }
 
     async fn engines(&mut self, host: &Host) -> Result<(), Failure> {
-        self.narrator.command(&host.prompt, &format!("export PF_AGENT_SOCKET={}/agent.sock", host.folder))?;
         self.narrator.command(&host.prompt, "pf engines")?;
         let answer = host.client.engines().await?;
-        self.narrator.show(|out| engines::print(out, &answer.engines))
+        self.narrator.show(|out| agent::print_engines(out, &answer))
     }
 
     /// The model speaks; it is captured while it does, and speaks on.
@@ -89,7 +88,7 @@ impl Play<'_> {
                     self.narrator.bit(&self.piece(&step), Style::Plain)?;
                     steps.push(step);
                 }
-                Event::Paused => self.narrator.mark("◆"),
+                Event::Paused => self.narrator.mark("◆", Style::Cyan),
                 Event::Generated => break,
                 Event::Other(..) => {}
             }
@@ -127,10 +126,7 @@ impl Play<'_> {
             let sequence = restored.sequence.ok_or_else(|| host.failed("the restored sequence has no name"))?;
             self.speak_to(host, &sequence, direction).await?;
             let tag = format!("fork-{}", i + 1);
-            self.narrator.command(
-                &host.prompt,
-                &format!("pf snapshot {} {REPOSITORY}:{tag} --sequence {sequence}", host.engine_name),
-            )?;
+            self.narrator.command(&host.prompt, &format!("pf snapshot {} {REPOSITORY}:{tag} --sequence {sequence}", host.engine_name))?;
             let report = host.client.snapshot(&host.engine_name, &request(&sequence, &tag)).await?;
             self.narrator.result_after(&of_snapshot(&report), report.total_seconds)?;
             expect(report.parent == Some(sentence.digest), "a fork's parent should be what it was restored from")?;
@@ -163,14 +159,17 @@ impl Play<'_> {
             }
             let stuck = pushes.iter().find(|push| push.state == PushState::Failed || Instant::now() > deadline);
             if let Some(push) = stuck {
-                return Err(host.failed(&format!("{} was not pushed: {}", push.reference, push.error.as_deref().unwrap_or("it takes too long"))));
+                return Err(host.failed(&format!(
+                    "{} was not pushed: {}",
+                    push.reference,
+                    push.error.as_deref().unwrap_or("it takes too long")
+                )));
             }
         };
         let sent = pushes.iter().map(|push| push.bytes_sent).sum();
-        self.narrator.result(&format!("{} done in the background, {} sent", count(pushes.len() as u64, "push").replace("pushs", "pushes"), bytes(sent)))?;
+        self.narrator.result(&format!("{} pushed in the background, {} sent", count(pushes.len() as u64, "snapshot"), bytes(sent)))?;
 
         let (remote, repository) = (Remote::new(self.url, RemoteOptions::default())?, REPOSITORY.parse::<RepositoryName>()?);
-        self.narrator.command("$", &format!("export PF_REGISTRY={}", self.url))?;
         self.narrator.command("$", &format!("pf log {REPOSITORY}"))?;
         let list = remote.snapshots(&repository, None, 100).await?;
         let lineage = Lineage { snapshots: list.snapshots, truncated: false };
@@ -195,14 +194,17 @@ impl Play<'_> {
     async fn take_over(&mut self, a: &mut Host, fork: &Captured) -> Result<Host, Failure> {
         self.narrator.step("Host C takes over a fork, and says what host A's would have said")?;
         a.engine.generate(&fork.report.sequence, self.script.fork, Duration::ZERO).await?;
-        let mut after = Vec::new();
+        let (mut after, mut ended) = (Vec::new(), false);
         loop {
             match a.engine.event().await? {
+                // What comes after the end of a story is another one.
+                Event::Token(step) if ended || self.script.end == Some(&step.text) => ended = true,
                 Event::Token(step) => after.push(step),
                 Event::Generated => break,
                 Event::Paused | Event::Other(..) => {}
             }
         }
+        expect(!after.is_empty(), "the fork should have had more to say")?;
         let mut c = self.host('c').await?;
         let restored = self.restore(&mut c, &format!("fork-{}", TAKEN + 1), false).await?;
         self.compare(&mut c, restored, &after).await?;
@@ -211,7 +213,7 @@ impl Play<'_> {
 
     /// A byte that is wrong is found before it is used.
     async fn damage(&mut self, mut host: Host) -> Result<Host, Failure> {
-        self.narrator.step("One bit of a page turns on host C's disk")?;
+        self.narrator.step("One bit turns on host C's disk")?;
         let store = format!("{}/store", host.folder);
         let pack = turn_a_bit(&self.stage.at(&store))?;
         let pack = pack.strip_prefix(self.stage.root()).unwrap_or(&pack).display().to_string();
@@ -220,16 +222,18 @@ impl Play<'_> {
         let reference = format!("{REPOSITORY}:fork-{}", TAKEN + 1);
         self.narrator.command(&host.prompt, &format!("pf restore {reference} {} --local", host.engine_name))?;
         let request = RestoreRequest { reference, local: true };
-        let refused = match host.client.restore(&host.engine_name, &request).await {
+        let (code, refused) = match host.client.restore(&host.engine_name, &request).await {
             Ok(report) => return Err(Failure::new(4, format!("a damaged page was restored as {:?}", report.sequence))),
-            Err(error) => Failure::from(error),
+            Err(error) => (error.code(), Failure::from(error)),
         };
         let Failure::Error { exit: 4, message, .. } = &refused else { return Err(refused) };
         self.narrator.refusal(&short_digests(message))?;
         expect(host.engine.sequences().await? == before, "a refused restore should have left no sequence")?;
-        self.narrator.result("refused with exit code 4, as it should be: nothing of it runs")?;
+        self.narrator.result(&format!("refused as {code}, exit code 4, as it should be: nothing of it runs"))?;
         let Some(sequence) = before.last() else { return Err(host.failed("the engine has lost its sequence")) };
-        self.narrator.begin("C goes on:")?;
+        self.narrator.also("and the engine goes on:")?;
+        self.narrator.begin_of(host.letter)?;
+        self.narrator.mark("…", Style::Dim);
         host.engine.generate(sequence, self.script.fork / 2, self.pace()).await?;
         let steps = self.listen(&mut host, |_, _| Style::Plain).await?;
         self.narrator.end()?;
@@ -253,18 +257,20 @@ impl Play<'_> {
     /// Lets a restored sequence go on, and holds it against what the original said.
     async fn compare(&mut self, host: &mut Host, restored: RestoreReport, original: &[Step]) -> Result<(), Failure> {
         let sequence = restored.sequence.ok_or_else(|| host.failed("the restored sequence has no name"))?;
-        self.narrator.begin("A …")?;
+        self.narrator.begin_of('A')?;
+        self.narrator.mark("…", Style::Dim);
         for step in original {
             self.narrator.bit(&self.piece(step), Style::Dim)?;
         }
         self.narrator.end()?;
-        self.narrator.begin(&format!("{} …", host.letter))?;
+        self.narrator.begin_of(host.letter)?;
+        self.narrator.mark("…", Style::Dim);
         host.engine.generate(&sequence, original.len() as u64, self.pace()).await?;
         let steps = self.listen(host, |i, step| if original.get(i) == Some(step) { Style::Green } else { Style::Red }).await?;
         self.narrator.end()?;
         let same = steps.iter().zip(original).filter(|(here, there)| here == there).count();
         expect(same == original.len() && steps.len() == same, &format!("only {same} of {} tokens are equal", original.len()))?;
-        self.narrator.result(&format!("equal: {same} of {same} tokens, and every bit of the scores that each was chosen by"))
+        self.narrator.result(&format!("equal: {same} of {same} tokens, and every bit of their scores"))
     }
 
     /// Tells what the model says until it ends.
@@ -284,7 +290,7 @@ impl Play<'_> {
 
     /// The first token that was chosen after a prompt of `prompt` bytes, as it is shown.
     async fn first(&self, host: &mut Host, sequence: &str, prompt: usize, token: u32) -> Result<String, Failure> {
-        if !self.script.text {
+        if !self.script.is_text() {
             return Ok(token.to_string());
         }
         Ok(host.engine.text(sequence).await?.get(prompt..).unwrap_or_default().to_owned())
@@ -292,7 +298,7 @@ impl Play<'_> {
 
     /// A token as it is shown.
     fn piece(&self, step: &Step) -> String {
-        if self.script.text { step.text.clone() } else { format!(" {}", step.token) }
+        if self.script.is_text() { step.text.clone() } else { format!(" {}", step.token) }
     }
 
     /// Time from one token to the next: slow enough to be watched, if anybody does.

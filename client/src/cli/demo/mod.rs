@@ -47,16 +47,16 @@ pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
     let paint = narrator.out().paint;
 
     narrator.say(&paint.bold("pf: a durable registry for the live state of LLM agents"))?;
-    narrator.say(&paint.dim(&format!("three hosts and a registry; everything below happens in {}", stage.root().display())))?;
+    narrator.say(&paint.dim(&format!("three hosts and a registry, all in {}", stage.root().display())))?;
 
     narrator.step("A registry: one process, one directory")?;
     narrator.command("$", "pf-registry serve --data registry --listen 127.0.0.1:0")?;
     let listen = ["serve", "--data", "registry", "--listen", "127.0.0.1:0"];
     let (registry, url) = service(&programs.registry, stage.root(), "registry", &listen).await?;
     narrator.result(&format!("listening on {url}"))?;
+    narrator.command("$", &format!("export PF_REGISTRY={url} PF_AGENT_REGISTRY={url}"))?;
 
-    let mut play =
-        Play { narrator: &mut narrator, stage: &stage, script: &script, programs: &programs, url: &url, quiet: context.quiet };
+    let mut play = Play { narrator: &mut narrator, stage: &stage, script: &script, programs: &programs, url: &url, quiet: context.quiet };
     let played = play.all().await;
     if let Err(failure) = played {
         let step = narrator.current().unwrap_or_default().to_owned();
@@ -66,7 +66,7 @@ pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
 
     narrator.say("")?;
     narrator.say(&format!("{} in {}; everything has been stopped.", paint.green("All of it held"), duration(start.elapsed())))?;
-    epilogue(&mut narrator, &stage)?;
+    epilogue(&mut narrator, &stage, &script)?;
     if context.json {
         let directory = stage.kept().then(|| stage.root().display().to_string());
         let seconds = start.elapsed().as_secs_f64();
@@ -75,7 +75,7 @@ pub async fn run(context: &mut Context, args: Demo) -> Result<(), Failure> {
     Ok(())
 }
 
-fn epilogue(narrator: &mut Narrator, stage: &Stage) -> Result<(), Failure> {
+fn epilogue(narrator: &mut Narrator, stage: &Stage, script: &Script) -> Result<(), Failure> {
     let mut next = if stage.kept() {
         vec![
             (format!("pf-registry serve --data {}", stage.at("registry").display()), "the demo's registry again"),
@@ -84,7 +84,11 @@ fn epilogue(narrator: &mut Narrator, stage: &Stage) -> Result<(), Failure> {
     } else {
         vec![
             ("pf demo --keep DIR".into(), "the same, and keep everything to look at"),
-            ("pf demo --model hybrid".into(), "the same with recurrent state"),
+            if script.is_text() {
+                ("pf demo --model hybrid".into(), "the same with recurrent state")
+            } else {
+                ("pf demo".into(), "the same with a model that tells a story")
+            },
         ]
     };
     next.extend([

@@ -30,12 +30,24 @@ pub struct Narrator {
     step_start: Instant,
     command_start: Instant,
     prose: Prose,
+    /// Whether the last line is not ended.
+    open: bool,
+}
+
+impl Drop for Narrator {
+    fn drop(&mut self) {
+        if self.open {
+            // What is said after an interruption begins a line of its own.
+            let _ = self.write("\n");
+        }
+    }
 }
 
 impl Narrator {
     /// Speaks to `out`.
     pub fn new(out: Out) -> Self {
-        Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now(), prose: Prose::new(WIDEST) }
+        let prose = Prose::new(WIDEST, INDENT, out.paint);
+        Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now(), prose, open: false }
     }
 
     /// Where tables and graphs go.
@@ -110,35 +122,43 @@ impl Narrator {
         self.lines(&lines)
     }
 
-    /// Begins text that comes bit by bit, after a label.
-    pub fn begin(&mut self, label: &str) -> Result<(), Failure> {
+    /// Begins text that comes bit by bit, after a title.
+    pub fn begin(&mut self, title: &str) -> Result<(), Failure> {
         self.command_start = Instant::now();
-        self.prose = Prose::new(self.room());
-        let indent = " ".repeat(INDENT);
-        let label = if label.is_empty() { String::new() } else { self.prose.label(label, self.out.paint) };
-        self.out.write(format!("{indent}{label}").as_bytes())?;
-        self.out.flush()
+        self.prose = Prose::new(self.room(), INDENT, self.out.paint);
+        let written = self.prose.title(title);
+        self.open = true;
+        self.write(&written)
+    }
+
+    /// Begins what somebody says.
+    pub fn begin_of(&mut self, name: char) -> Result<(), Failure> {
+        self.command_start = Instant::now();
+        self.prose = Prose::new(self.room(), INDENT, self.out.paint);
+        let written = self.prose.name(name);
+        self.open = true;
+        self.write(&written)
     }
 
     /// A bit of it.
     pub fn bit(&mut self, text: &str, style: Style) -> Result<(), Failure> {
-        let written = self.prose.bit(&printable(text), style, self.out.paint, INDENT);
-        self.out.write(written.as_bytes())?;
-        self.out.flush()
+        let written = self.prose.bit(&printable(text), style);
+        self.write(&written)
     }
 
     /// A sign in the text.
-    pub fn mark(&mut self, sign: &str) {
-        self.prose.mark(sign);
+    pub fn mark(&mut self, sign: &str, style: Style) {
+        self.prose.mark(sign, style);
     }
 
-    /// Ends the text.
+    /// Ends the text where it might go on.
     pub fn end(&mut self) -> Result<(), Failure> {
-        let written = self.prose.end(self.out.paint, INDENT);
-        self.out.write(written.as_bytes())?;
+        self.prose.mark("…", Style::Dim);
+        let written = self.prose.end();
+        self.open = false;
         let told = self.prose.told().to_owned();
         self.remember(&told);
-        self.out.flush()
+        self.write(&written)
     }
 
     /// A table or a drawing.
@@ -166,6 +186,11 @@ impl Narrator {
     /// Columns for text, between the indentation and the time.
     fn room(&self) -> usize {
         self.out.width.unwrap_or(WIDEST).min(WIDEST).saturating_sub(INDENT + TIME).max(20)
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), Failure> {
+        self.out.write(text.as_bytes())?;
+        self.out.flush()
     }
 
     fn lines(&mut self, lines: &[String]) -> Result<(), Failure> {

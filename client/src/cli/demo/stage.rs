@@ -4,9 +4,14 @@ use crate::cli::failure::Failure;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Bytes of the directory's path: the path of a Unix socket has at most 107.
 const LONGEST: usize = 84;
+
+/// How often, and how long apart, the directory is tried to be removed.
+const TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The demo's directory.
 #[derive(Debug)]
@@ -51,9 +56,13 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        if !self.keep {
-            // What cannot be removed is in the system's temporary directory, where such things belong.
-            let _ = fs::remove_dir_all(&self.root);
+        // A child that was killed this moment may have made a file while others were removed. What cannot be removed is in the
+        // system's temporary directory, where such things belong.
+        for _ in 0..TRIES {
+            if self.keep || fs::remove_dir_all(&self.root).is_ok() {
+                return;
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 }

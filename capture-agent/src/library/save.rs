@@ -1,8 +1,4 @@
-//! For Rust engines that link the agent: saves that never make the engine's loop wait.
-//!
-//! An engine attaches with [`crate::engines::Engines::attach`] and hands sequences to a [`Saver`], each with a pin of its own kind: as long
-//! as that value lives, the engine leaves the sequence's blocks (partly filled and recurrent ones too) as they are. It is dropped
-//! when the bytes were copied and hashed, and whenever the save fails, is refused, or is given up; never under a copy.
+//! Saves: a sequence is handed over with a pin and lands in the local store in the background.
 
 use crate::Agent;
 use crate::error::Error;

