@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::net::unix::OwnedReadHalf;
 use tokio::net::UnixStream;
+use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 

@@ -103,11 +103,7 @@ fn every_refusal_of_a_checkpoint_names_the_path() {
             "a kind of two lines",
             "other:x",
             r"other:\n",
-            at(
-                "$.tensors[1].kind",
-                "1 to 200 bytes without control characters",
-                r#""other:\n""#,
-            ),
+            at("$.tensors[1].kind", "1 to 200 bytes without control characters", r#""other:\n""#),
         ),
     ];
     for (what, from, to, message) in table {
