@@ -48,7 +48,7 @@ impl Allocation {
     /// The sequence may run.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::Lost`]: then it was discarded.
+    /// [`crate::Error::Refused`], [`crate::Error::Lost`]: then it was discarded.
     pub async fn activate(mut self) -> Result<String> {
         let sequence = self.allocated.sequence.clone();
         let call = ToEngine::Activate(SequenceName { sequence: sequence.clone() });
