@@ -44,6 +44,20 @@ async fn tries(agent: &Agent, id: &str, at_least: u32) -> PushJob {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_push_is_on_disk_before_it_is_promised() {
+    // Who connects is never answered, so the first try does not end, and nothing else writes the job.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let host = host_with(|config| config.registry = Some(url)).await;
+    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3]);
+    let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
+    let files = std::fs::read_dir(host.agent.config().pushes_dir()).unwrap();
+    let texts: Vec<String> = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    assert!(matches!(&texts[..], [one] if one.contains(&job.id) && one.contains(&digest.to_string())), "{texts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let url = format!("http://{address}");

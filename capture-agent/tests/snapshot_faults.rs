@@ -60,6 +60,7 @@ async fn whatever_fails_the_engine_goes_on_and_nothing_appears() {
         (&[Fault::HashFails], Code::EngineLost),
         (&[Fault::ReadFails], Code::EngineLost),
         (&[Fault::Torn], Code::TornCopy),
+        (&[Fault::TornAside], Code::TornCopy),
         (&[Fault::NoRoom], Code::NoRoom),
         (&[Fault::Refuses("pause")], Code::EngineRefused),
         (&[Fault::Refuses("table")], Code::EngineRefused),
@@ -83,6 +84,16 @@ async fn whatever_fails_the_engine_goes_on_and_nothing_appears() {
             fails(&host, &engine, faults, *code).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_state_that_the_store_has_already_is_hashed_again_all_the_same() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    host.agent.snapshot("e", request()).await.unwrap();
+    // Nothing of it would be copied now; its value is computed of what is read.
+    fails(&host, &engine, &[Fault::TornAside], ErrorCode::TornCopy).await;
 }
 
 #[tokio::test]

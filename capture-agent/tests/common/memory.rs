@@ -31,6 +31,8 @@ pub enum Event {
 pub enum Fault {
     /// Bytes change between hash and read.
     Torn,
+    /// Likewise, of what was set aside.
+    TornAside,
     PanicInHash,
     PanicInRead,
     PanicInSetAside,
@@ -171,12 +173,12 @@ impl PageMemory for TestMemory {
         assert!(!self.watch.has(Fault::PanicInHash), "asked to panic");
         self.failed(Fault::HashFails)?;
         let digests = self.inner.hash(algorithm, pages)?;
-        if self.watch.has(Fault::Torn)
-            && !self.aside
-            && let Some(span) = pages.first().and_then(|page| page.spans.first())
-        {
-            let flipped = self.get(Span { offset: span.offset, bytes: 1 })[0] ^ 1;
-            self.put(span.offset, vec![flipped]);
+        let (fault, torn) = if self.aside { (Fault::TornAside, pages) } else { (Fault::Torn, &pages[..pages.len().min(1)]) };
+        if self.watch.has(fault) {
+            for span in torn.iter().filter_map(|page| page.spans.first()) {
+                let flipped = self.get(Span { offset: span.offset, bytes: 1 })[0] ^ 1;
+                self.put(span.offset, vec![flipped]);
+            }
         }
         Ok(digests)
     }

@@ -227,6 +227,9 @@ pub struct DrainArgs {
     /// Only say what there is to do
     #[arg(long)]
     pub plan: bool,
+    /// Seconds to wait for the registry to have it; what is late goes on in the background
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub wait: Option<u64>,
     #[command(flatten)]
     pub at: AgentAt,
 }

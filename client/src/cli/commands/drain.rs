@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
-    let request = DrainRequest { repository: args.repository.to_string(), plan_only: args.plan, wait_seconds: None };
+    let request = DrainRequest { repository: args.repository.to_string(), plan_only: args.plan, wait_seconds: args.wait };
     let standing = || Standing { phase: "draining".into(), ..Standing::default() };
     let drain = watch(context.quiet, standing, agent.drain(&request)).await?;
     if context.json {
