@@ -104,6 +104,10 @@ pub(crate) mod failures {
         Listing = [ANY, &[CorruptStore]];
         /// Reads in a repository.
         Reading = [ANY, NAMED, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
+        /// Proofs.
+        Verifying = [ANY, NAMED, &[
+            RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage
+        ]];
         /// Matches.
         Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];
         /// Opening a session.

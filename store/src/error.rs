@@ -94,6 +94,14 @@ pub enum Error {
         /// What was found.
         reason: String,
     },
+    /// A checkpoint's bytes are whole, but say something else of a tensor than its payload does.
+    #[error("checkpoint {checkpoint} was made wrong: {source}; take the snapshot again")]
+    WrongValue {
+        /// The checkpoint.
+        checkpoint: Digest,
+        /// Which tensor, and how.
+        source: FormatError,
+    },
     /// The disk is full.
     #[error("the store's disk is full: {0}; free space and try again, nothing acknowledged is lost")]
     Full(String),
@@ -118,7 +126,7 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Format(source) | Self::Frame { source, .. } => source.code(),
+            Self::Format(source) | Self::Frame { source, .. } | Self::WrongValue { source, .. } => source.code(),
             Self::Missing { .. } => ErrorCode::MissingBlobs,
             Self::WrongShape { .. } => ErrorCode::LengthMismatch,
             Self::RepositoryUnknown(_) => ErrorCode::RepositoryUnknown,

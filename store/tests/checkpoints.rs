@@ -153,7 +153,8 @@ async fn a_wrong_value_hash_is_found_and_its_tensor_named() {
         let checkpoint = made.documents().0[0].digest;
         let digest = made.push(&store).await.unwrap();
         let error = store.verify(&digest, &mut |_| ()).await.unwrap_err();
-        assert!(matches!(&error, Error::Corrupt { digest, reason } if *digest == checkpoint && reason.contains(name)), "{error}");
+        assert!(matches!(&error, Error::WrongValue { checkpoint: found, .. } if *found == checkpoint), "{error}");
+        assert!(error.to_string().contains(name) && error.code() == ErrorCode::ValueHashMismatch, "{error}");
     }
 }
 

@@ -135,7 +135,7 @@ pub(crate) async fn diff(
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/snapshots/{ref}/verify", operation_id = "verify", tag = "read",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = String, Path, description = "`tag`, `tag~N` or a digest")),
-    responses((status = 200, description = "Every blob is what its name says", body = api::Verified), failures::Reading),
+    responses((status = 200, description = "Every blob is what its name says", body = api::Verified), failures::Verifying),
 )]
 pub(crate) async fn verify(
     State(app): State<App>,

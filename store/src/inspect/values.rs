@@ -47,7 +47,7 @@ impl Values {
         let Some(tensors) = self.by_payload.get(&header.digest).cloned() else { return Ok(None) };
         let hashers = tensors
             .iter()
-            .map(|(checkpoint, tensor)| tensor.value_hasher().map_err(|error| corrupt(checkpoint, &error)))
+            .map(|(checkpoint, tensor)| tensor.value_hasher().map_err(|error| wrong(checkpoint, error)))
             .collect::<Result<Vec<_>>>()?;
         let permit = if hashers.iter().any(Option::is_none) {
             Some(Arc::clone(gathering).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?)
@@ -81,7 +81,7 @@ impl Passing {
                 }
                 for ((checkpoint, _), hasher) in tensors.iter().zip(hashers.iter_mut()) {
                     if let Some(Err(error)) = hasher.as_mut().map(|hasher| hasher.update(raw)) {
-                        failed.get_or_insert_with(|| corrupt(checkpoint, &error));
+                        failed.get_or_insert_with(|| wrong(checkpoint, error));
                     }
                 }
             })?;
@@ -96,7 +96,7 @@ impl Passing {
             for ((checkpoint, tensor), hasher) in self.tensors.iter().zip(self.hashers) {
                 match hasher {
                     Some(hasher) => {
-                        hasher.finish().and_then(|found| tensor.check_value_hash(found)).map_err(|error| corrupt(checkpoint, &error))?
+                        hasher.finish().and_then(|found| tensor.check_value_hash(found)).map_err(|error| wrong(checkpoint, error))?
                     }
                     None => check(checkpoint, tensor, &self.whole)?,
                 }
@@ -108,13 +108,13 @@ impl Passing {
 }
 
 fn check(checkpoint: &Digest, tensor: &Tensor, raw: &[u8]) -> Result<()> {
-    let proof = tensor.check_value(raw).map_err(|error| corrupt(checkpoint, &error))?;
+    let proof = tensor.check_value(raw).map_err(|error| wrong(checkpoint, error))?;
     debug_assert_eq!(proof, Proof::Computed, "opaque tensors are not looked at");
     Ok(())
 }
 
-fn corrupt(checkpoint: &Digest, error: &FormatError) -> Error {
-    Error::Corrupt { digest: *checkpoint, reason: error.to_string() }
+fn wrong(checkpoint: &Digest, source: FormatError) -> Error {
+    Error::WrongValue { checkpoint: *checkpoint, source }
 }
 
 /// Off the async threads.

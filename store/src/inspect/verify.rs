@@ -28,7 +28,8 @@ impl Store {
     /// computes the value hash of every checkpoint tensor whose layout is not opaque.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] naming the first blob that is not what its name says, or the checkpoint and the tensor that has another value.
+    /// [`Error::Corrupt`] naming the first blob that is not what its name says; [`Error::WrongValue`] naming the tensor whose value is not what its
+    /// checkpoint says.
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         let rows = self.reach(manifest).await?;
         let reached: HashSet<Digest> = rows.iter().map(|row| row.digest).collect();
