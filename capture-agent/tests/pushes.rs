@@ -49,7 +49,7 @@ async fn a_push_is_on_disk_before_it_is_promised() {
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let host = host_with(|config| config.registry = Some(url)).await;
-    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &[1, 2, 3]);
     let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
     let files = std::fs::read_dir(host.agent.config().pushes_dir()).unwrap();
