@@ -44,7 +44,7 @@ impl AgentClient {
     /// All engines, by name.
     ///
     /// # Errors
-    /// As of every method here: [`Error::NoAgent`], [`Error::NotAnAgent`], or [`Error::Agent`] with the agent's words.
+    /// As of every method here: [`Error::NoAgent`], [`Error::AgentGone`], [`Error::NotAnAgent`], or [`Error::Agent`] with the agent's words.
     pub async fn engines(&self) -> Result<Engines> {
         self.ask(self.http.get(url(&["engines"])?)).await
     }
@@ -113,7 +113,8 @@ impl AgentClient {
         while let Some(deeper) = cause.source() {
             cause = deeper;
         }
-        Error::NoAgent { socket: self.socket.clone(), reason: cause.to_string() }
+        let (socket, reason) = (self.socket.clone(), cause.to_string());
+        if error.is_connect() { Error::NoAgent { socket, reason } } else { Error::AgentGone { socket, reason } }
     }
 
     fn foreign(&self, reason: String) -> Error {

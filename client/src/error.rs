@@ -55,6 +55,14 @@ pub enum Error {
         /// What happened.
         reason: String,
     },
+    /// The capture agent's answer did not come, or not whole.
+    #[error("the capture agent at {socket} went away before it answered: {reason}. What was asked for may have been done", socket = socket.display())]
+    AgentGone {
+        /// The socket.
+        socket: PathBuf,
+        /// What happened.
+        reason: String,
+    },
     /// The capture agent refused, in its own words.
     #[error("{}{}", problem.detail, request_id(problem))]
     Agent {
@@ -193,7 +201,7 @@ impl Error {
             Self::Url { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
             Self::Registry { problem } | Self::Agent { problem } => problem.code,
             Self::WrongBytes { code, .. } => *code,
-            Self::Unreachable { .. } | Self::Cut { .. } | Self::NoAgent { .. } => ErrorCode::Unavailable,
+            Self::Unreachable { .. } | Self::Cut { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => ErrorCode::Unavailable,
             Self::Foreign { status, .. } => match status {
                 401 => ErrorCode::Unauthorized,
                 403 => ErrorCode::Denied,

@@ -118,6 +118,8 @@ impl From<pfr_client::Error> for Failure {
             // The hint of this code speaks of the registry.
             pfr_client::Error::NoAgent { .. } => Self::new(ErrorCode::Unavailable.exit_code(), error.to_string())
                 .hint("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too"),
+            pfr_client::Error::AgentGone { .. } => Self::new(ErrorCode::Unavailable.exit_code(), error.to_string())
+                .hint("`pf engines` says whether it is back; look before you ask again"),
             error => Self::of_code(error.code(), error.to_string()),
         }
     }
