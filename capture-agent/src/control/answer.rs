@@ -18,7 +18,7 @@ impl Failure {
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         Self(Box::new(Problem {
             r#type: format!("urn:pf:problem:{code}"),
-            title: code.name().replace('_', " "),
+            title: code.title().into(),
             status: code.status(),
             detail: detail.into(),
             code,

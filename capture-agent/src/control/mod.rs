@@ -1,6 +1,7 @@
 //! The control interface: HTTP with JSON over a Unix socket that only this user can open. `docs/capture.md` lists the paths.
 
 mod answer;
+mod body;
 mod handlers;
 mod observe;
 
@@ -8,16 +9,12 @@ use crate::error::{Error, Result};
 use crate::{Agent, socket};
 use answer::Failure;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, UnixListener};
-
-/// Bytes of a request's body.
-const BODY_BYTES: usize = 1 << 20;
 
 /// The control interface, listening. Nothing is answered before [`Control::run`].
 #[derive(Debug)]
@@ -71,7 +68,7 @@ fn router(agent: Agent) -> Result<Router> {
             let failure = Failure::new(ErrorCode::InvalidRequest, "this page does not take this method");
             failure.with_status(StatusCode::METHOD_NOT_ALLOWED)
         })
-        .layer(DefaultBodyLimit::max(BODY_BYTES))
+        .layer(axum::middleware::from_fn(body::middleware))
         .layer(axum::middleware::from_fn(observe::middleware))
         .with_state(State { agent }))
 }

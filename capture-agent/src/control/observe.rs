@@ -2,7 +2,7 @@
 
 use super::answer::Failure;
 use axum::extract::{MatchedPath, Request};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
@@ -42,7 +42,6 @@ fn explain(mut response: Response, id: &str) -> (Response, Option<Failure>) {
     let failure = match response.extensions_mut().remove::<Failure>() {
         Some(failure) => failure,
         None if !status.is_client_error() && !status.is_server_error() => return (response, None),
-        None if status == StatusCode::PAYLOAD_TOO_LARGE => Failure::new(ErrorCode::TooLarge, "the request's body is over the limit"),
         None if status.is_client_error() => Failure::new(ErrorCode::InvalidRequest, format!("the request was refused: {status}")),
         None => Failure::new(ErrorCode::Internal, format!("a response without a reason: {status}")),
     };

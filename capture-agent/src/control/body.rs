@@ -1,0 +1,35 @@
+//! Bodies of requests, taken whole before anything else: a caller that is still sending would not hear a refusal.
+
+use super::answer::Failure;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures::StreamExt as _;
+use pfr_schema::ErrorCode;
+
+/// Bytes of a request's body.
+const LIMIT: usize = 1 << 20;
+/// Bytes of a body over the limit that are passed over, so that its sender hears why; then the connection is cut.
+const PASSED_OVER: usize = 64 << 20;
+
+/// Hands the request on with its body in memory, or refuses it.
+pub(super) async fn middleware(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let (mut pieces, mut whole, mut length) = (body.into_data_stream(), Vec::new(), 0_usize);
+    while let Some(piece) = pieces.next().await {
+        let Ok(piece) = piece else {
+            return Failure::new(ErrorCode::InvalidRequest, "the request's body did not come whole").into_response();
+        };
+        length = length.saturating_add(piece.len());
+        if length <= LIMIT {
+            whole.extend_from_slice(&piece);
+        } else if length > PASSED_OVER {
+            break;
+        }
+    }
+    if length > LIMIT {
+        return Failure::new(ErrorCode::TooLarge, format!("the request's body has more than {LIMIT} bytes")).into_response();
+    }
+    next.run(Request::from_parts(parts, Body::from(whole))).await
+}
