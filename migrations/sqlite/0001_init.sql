@@ -1,17 +1,27 @@
 -- Metadata of a store. Times are milliseconds since 1970, digests are the algorithm number and the digest's bytes.
+-- migrations/postgres has the same tables; docs/gc.md says what keeps them true.
 
 -- Immutable files of many frames. The row is written before the upload starts, so debris of a crash has a name.
+-- keep_until: the lease of the upload. draining_since: when the last pointer to it went. claimed_until: who compacts it.
 CREATE TABLE packs (
-  id         INTEGER PRIMARY KEY AUTOINCREMENT,
-  key        TEXT    NOT NULL UNIQUE,
-  state      TEXT    NOT NULL CHECK (state IN ('writing', 'live', 'draining', 'dead')),
-  bytes      INTEGER NOT NULL DEFAULT 0,
-  live_bytes INTEGER NOT NULL DEFAULT 0 CHECK (live_bytes >= 0),
-  keep_until INTEGER NOT NULL,
-  dead_since INTEGER
+  id             INTEGER PRIMARY KEY AUTOINCREMENT,
+  key            TEXT    NOT NULL UNIQUE,
+  state          TEXT    NOT NULL CHECK (state IN ('writing', 'live', 'draining')),
+  bytes          INTEGER NOT NULL DEFAULT 0,
+  frame_bytes    INTEGER NOT NULL DEFAULT 0,
+  live_bytes     INTEGER NOT NULL DEFAULT 0 CHECK (live_bytes >= 0),
+  keep_until     INTEGER NOT NULL,
+  draining_since INTEGER,
+  claimed_until  INTEGER NOT NULL DEFAULT 0
 );
+-- Small indexes of what collection has to do: it never looks at packs that are well.
+CREATE INDEX packs_writing  ON packs (keep_until) WHERE state = 'writing';
+CREATE INDEX packs_empty    ON packs (id) WHERE state = 'live' AND live_bytes = 0;
+CREATE INDEX packs_sparse   ON packs (live_bytes) WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes;
+CREATE INDEX packs_draining ON packs (draining_since) WHERE state = 'draining';
 
 -- One row a blob. refs counts the stored containers, manifests and tags that list it; keep_until is the longest lease on it.
+-- health: 0 whole, 1 a container that reaches something damaged, 2 damaged.
 CREATE TABLE objects (
   id         INTEGER PRIMARY KEY AUTOINCREMENT,
   domain     INTEGER NOT NULL,
@@ -23,9 +33,19 @@ CREATE TABLE objects (
   pack       INTEGER NOT NULL REFERENCES packs (id),
   offset     INTEGER NOT NULL,
   frame_len  INTEGER NOT NULL,
-  codec      INTEGER NOT NULL
+  codec      INTEGER NOT NULL,
+  health     INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX objects_digest ON objects (domain, digest);
+CREATE INDEX objects_pack ON objects (pack);
+CREATE INDEX objects_unwell ON objects (id) WHERE health > 0;
+
+-- Why an object is quarantined.
+CREATE TABLE damage (
+  object   INTEGER PRIMARY KEY REFERENCES objects (id) ON DELETE CASCADE,
+  reason   TEXT    NOT NULL,
+  found_at INTEGER NOT NULL
+);
 
 -- One row a container. children is the sorted list of object ids, each once, as varint differences. pages, components and
 -- page_bytes are a run's shape. logical_bytes is what it reaches; new_bytes is what it was the first to hold.
@@ -45,7 +65,7 @@ CREATE TABLE repositories (
   name   TEXT    NOT NULL UNIQUE
 );
 
--- A manifest in a repository: a snapshot.
+-- A manifest in a repository: a snapshot. used_at and pinned are what eviction from a local store goes by.
 CREATE TABLE manifests (
   id            INTEGER PRIMARY KEY AUTOINCREMENT,
   repository    INTEGER NOT NULL REFERENCES repositories (id),
@@ -53,10 +73,15 @@ CREATE TABLE manifests (
   artifact_type TEXT,
   subject       BLOB,
   pushed_at     INTEGER NOT NULL,
+  used_at       INTEGER NOT NULL,
+  pinned        INTEGER NOT NULL DEFAULT 0,
   logical_bytes INTEGER NOT NULL,
   new_bytes     INTEGER NOT NULL,
   UNIQUE (repository, object)
 );
+-- Also what makes the deletion of an object a look-up and not a scan.
+CREATE INDEX manifests_object ON manifests (object);
+CREATE INDEX manifests_used ON manifests (used_at) WHERE pinned = 0;
 
 -- Parents by digest: a parent need not be in the repository.
 CREATE TABLE parents (
@@ -75,15 +100,17 @@ CREATE TABLE tags (
 ) WITHOUT ROWID;
 CREATE INDEX tags_manifest ON tags (manifest);
 
--- Push sessions: leases.
+-- Push sessions: leases. A committed one stays until its lease ends, so that a commit whose answer was lost can be asked for again.
 CREATE TABLE pushes (
   id         TEXT    PRIMARY KEY,
   repository INTEGER NOT NULL REFERENCES repositories (id),
-  expires    INTEGER NOT NULL
+  expires    INTEGER NOT NULL,
+  committed  BLOB,
+  created    INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX pushes_expires ON pushes (expires);
 
--- The queue garbage collection works from: objects that may be free, and packs whose leases may have ended.
+-- The queue garbage collection works from: objects that may be free, and packs whose unclaimed objects may be.
 CREATE TABLE suspects (
   id     INTEGER PRIMARY KEY AUTOINCREMENT,
   due    INTEGER NOT NULL,
@@ -92,3 +119,24 @@ CREATE TABLE suspects (
   CHECK ((object IS NULL) <> (pack IS NULL))
 );
 CREATE INDEX suspects_due ON suspects (due);
+
+-- What collection did, and why.
+CREATE TABLE gc_runs (
+  id          TEXT    PRIMARY KEY,
+  cause       TEXT    NOT NULL,
+  started_at  INTEGER NOT NULL,
+  finished_at INTEGER,
+  report      TEXT    NOT NULL
+) WITHOUT ROWID;
+
+-- Changes of names on their way into the journal, and the journal's objects.
+CREATE TABLE changes (
+  seq    INTEGER PRIMARY KEY AUTOINCREMENT,
+  record TEXT    NOT NULL
+);
+CREATE TABLE journal (
+  key           TEXT    PRIMARY KEY,
+  first_seq     INTEGER NOT NULL,
+  last_seq      INTEGER NOT NULL,
+  is_checkpoint INTEGER NOT NULL
+) WITHOUT ROWID;

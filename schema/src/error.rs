@@ -88,6 +88,12 @@ pub enum FormatError {
         /// What is wrong.
         reason: String,
     },
+    /// An object of the journal is malformed.
+    #[error("journal: {reason}")]
+    Journal {
+        /// What is wrong.
+        reason: String,
+    },
     /// Bytes do not hash to their name.
     #[error("wrong bytes: {expected} hashes to {found}")]
     DigestMismatch {
@@ -154,7 +160,7 @@ impl FormatError {
             Self::Digest { .. } | Self::Name { .. } => ErrorCode::InvalidName,
             Self::Json { .. } | Self::Field { .. } => ErrorCode::InvalidDocument,
             Self::TooLarge { .. } => ErrorCode::TooLarge,
-            Self::Frame { .. } | Self::Codec { .. } | Self::Pack { .. } => ErrorCode::CorruptFrame,
+            Self::Frame { .. } | Self::Codec { .. } | Self::Pack { .. } | Self::Journal { .. } => ErrorCode::CorruptFrame,
             Self::Truncated { .. } => ErrorCode::Truncated,
             Self::DigestMismatch { .. } => ErrorCode::DigestMismatch,
             Self::LengthMismatch { .. } => ErrorCode::LengthMismatch,

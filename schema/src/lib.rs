@@ -24,6 +24,7 @@ pub mod error;
 pub mod flat;
 pub mod frame;
 pub mod geometry;
+pub mod journal;
 pub mod media_type;
 pub mod name;
 pub mod pack;

@@ -73,6 +73,9 @@ pub enum Error {
     /// The push session is over.
     #[error("push session {0} does not exist: it was committed, aborted or its lease ended; open a new one")]
     PushUnknown(String),
+    /// A pack took so long that collection gave it up.
+    #[error("pack {0} took longer than its lease and was given up; send its blobs again")]
+    PackLost(String),
     /// Compare-and-swap failed.
     #[error("tag {tag} is at {found}, not at {expected}; nothing was changed")]
     TagMoved {
@@ -138,6 +141,7 @@ impl Error {
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
             Self::Full(_) => ErrorCode::StorageFull,
+            Self::PackLost(_) => ErrorCode::Unavailable,
             Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::Input(_) => ErrorCode::Truncated,
             Self::Internal(_) => ErrorCode::Internal,

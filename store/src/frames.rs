@@ -2,7 +2,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::Location;
+use crate::metadata::{Health, Location};
 use crate::pack_writer::path;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
@@ -54,7 +54,13 @@ async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Locati
     digests
         .iter()
         .zip(locations)
-        .map(|(digest, location)| Ok((*digest, location.ok_or(Error::BlobUnknown { digest: *digest, kind: Kind::Blob })?)))
+        .map(|(digest, location)| {
+            let location = location.ok_or(Error::BlobUnknown { digest: *digest, kind: Kind::Blob })?;
+            if location.health == Health::Damaged {
+                return Err(Error::Corrupt { digest: *digest, reason: "it was found bad before and is quarantined".into() });
+            }
+            Ok((*digest, location))
+        })
         .collect()
 }
 

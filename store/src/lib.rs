@@ -29,10 +29,7 @@ pub use clock::Clock;
 pub use error::{Error, Result};
 pub use frames::BoxFrames;
 pub use inspect::VerifyProgress;
-pub use metadata::{
-    Commit, Committed, Location, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackStored, Page, PushId, RepositoryRow,
-    SnapshotRow, TagMove, TagRow,
-};
+pub use metadata::*;
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};
 pub use verify::{Incoming, Whole, verified_frames};

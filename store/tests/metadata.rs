@@ -11,7 +11,7 @@ use pfr_schema::codec::Codec;
 use pfr_schema::container::Container;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, ErrorCode, Kind, Limits};
-use pfr_store::{Clock, Commit, Metadata, NewContainer, NewFrame, PushId, SqliteMetadata, TagMove};
+use pfr_store::{Clock, Commit, Metadata, NewContainer, NewFrame, PackSizes, PushId, SqliteMetadata, TagMove};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -199,7 +199,7 @@ async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model: &mu
             let pack = metadata.begin_pack(format!("pack-{step}"), LEASE).await.unwrap();
             let id = model.pushes.get(push).map_or(PushId("none".into()), |(id, _)| id.clone());
             let expected = upload(model, *push, &universe.0[*snapshot], &frames);
-            let found = metadata.finish_pack(id, pack, 1000, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            let found = metadata.finish_pack(id, pack, PackSizes { bytes: 1000, frame_bytes: 900 }, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
             match (expected, found) {
                 (Ok(new), Ok(stored)) if stored.new == new => Ok(()),
                 (Err(code), Err(error)) if error.code() == code => Ok(()),
@@ -382,7 +382,7 @@ async fn lists_come_in_pages_that_join_without_gaps() {
         let push = PushId("p".into());
         metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
         let frames = universe.0.iter().flat_map(|blobs| frames_of(blobs, u32::MAX)).map(|(_, f)| f).collect();
-        metadata.finish_pack(push, pack, 1000, frames, LEASE).await.unwrap();
+        metadata.finish_pack(push, pack, PackSizes { bytes: 1000, frame_bytes: 900 }, frames, LEASE).await.unwrap();
         for snapshot in 0..SNAPSHOTS {
             let push = PushId(format!("p{snapshot}"));
             metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();

@@ -1,19 +1,24 @@
 //! [`Metadata`] on SQLite: WAL, `synchronous=FULL`, one writer thread that batches commits, a few readers.
 
 mod connection;
-mod ids;
+mod gc;
+mod integrity;
+mod journal;
+
 mod names;
 mod objects;
 
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
-    Commit, Committed, Location, Metadata, NewFrame, ObjectId, ObjectRow, PackId, PackStored, Page, PushId, RepositoryRow, SnapshotRow,
-    TagMove, TagRow,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame, ObjectId,
+    ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow,
+    Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
 use pfr_schema::api::TagState;
+use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use std::path::Path;
 use std::time::Duration;
@@ -90,12 +95,12 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| objects::begin_pack(tx, &key, until)).await
     }
 
-    async fn finish_pack(&self, push: PushId, pack: PackId, bytes: u64, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
+    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
         let (now, until) = (self.clock.now(), self.until(lease));
         self.database
             .write(move |tx| {
                 names::renew_push(tx, &push, now, until)?;
-                objects::finish_pack(tx, pack, bytes, &frames, until)
+                objects::finish_pack(tx, pack, sizes, &frames, until)
             })
             .await
     }
@@ -167,6 +172,128 @@ impl Metadata for SqliteMetadata {
 
     async fn disk_bytes(&self) -> Result<u64> {
         self.database.read(objects::disk_bytes).await
+    }
+
+    async fn collect(&self, budget: usize) -> Result<Collected> {
+        let now = self.clock.now();
+        self.database.write(move |tx| gc::collect(tx, budget, now)).await
+    }
+
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
+        let now = self.clock.now();
+        self.database.read(move |tx| gc::suspects(tx, now, limit)).await
+    }
+
+    async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>> {
+        let now = self.clock.now();
+        self.database.read(move |tx| gc::unclaimed(tx, pack, now, i32::MAX as usize)).await
+    }
+
+    async fn retire_packs(&self, limit: usize) -> Result<Retired> {
+        let now = self.clock.now();
+        self.database.write(move |tx| gc::retire_packs(tx, now, limit)).await
+    }
+
+    async fn drained_packs(&self, horizon: Duration, limit: usize) -> Result<Vec<PackRow>> {
+        let before = self.clock.now().saturating_sub(millis(horizon));
+        self.database.read(move |tx| gc::drained_packs(tx, before, limit)).await
+    }
+
+    async fn forget_packs(&self, packs: Vec<PackId>) -> Result<()> {
+        self.database.write(move |tx| gc::forget_packs(tx, &packs)).await
+    }
+
+    async fn claim_sparse_packs(&self, limit: usize, claim: Duration) -> Result<Vec<PackRow>> {
+        let (now, until) = (self.clock.now(), self.until(claim));
+        self.database.write(move |tx| gc::claim_sparse_packs(tx, limit, now, until)).await
+    }
+
+    async fn pack_contents(&self, pack: PackId) -> Result<Vec<Packed>> {
+        self.database.read(move |tx| gc::pack_contents(tx, pack)).await
+    }
+
+    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()> {
+        let (now, until) = (self.clock.now(), self.until(lease));
+        self.database.write(move |tx| gc::finish_compaction(tx, pack, sizes, &moved, now, until)).await
+    }
+
+    async fn record_gc_run(&self, run: GcRun) -> Result<()> {
+        self.database.write(move |tx| gc::record_gc_run(tx, &run)).await
+    }
+
+    async fn gc_runs(&self, after: Option<String>, limit: usize) -> Result<Page<GcRun>> {
+        self.database.read(move |tx| gc::gc_runs(tx, after.as_deref(), limit)).await
+    }
+
+    async fn touch_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()> {
+        let now = self.clock.now();
+        self.database.write(move |tx| names::touch_snapshot(tx, &repository, &digest, now)).await
+    }
+
+    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()> {
+        self.database.write(move |tx| names::pin_snapshot(tx, &repository, &digest, pinned)).await
+    }
+
+    async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
+        self.database.read(move |tx| names::evictable(tx, limit)).await
+    }
+
+    async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>> {
+        self.database.read(move |tx| gc::packs(tx, after, limit)).await
+    }
+
+    async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>> {
+        let now = self.clock.now();
+        self.database.write(move |tx| integrity::quarantine(tx, &damage, now)).await
+    }
+
+    async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>> {
+        self.database.read(move |tx| integrity::damaged(tx, after.as_deref(), limit)).await
+    }
+
+    async fn reassess(&self) -> Result<u64> {
+        self.database.write(integrity::reassess).await
+    }
+
+    async fn audit(&self, repair: bool) -> Result<Audit> {
+        if repair { self.database.write(|tx| integrity::audit(tx, true)).await } else { self.database.read(|tx| integrity::audit(tx, false)).await }
+    }
+
+    async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>> {
+        self.database.read(move |tx| journal::unjournaled(tx, limit)).await
+    }
+
+    async fn journaled(&self, row: JournalRow) -> Result<()> {
+        self.database.write(move |tx| journal::journaled(tx, &row)).await
+    }
+
+    async fn names(&self) -> Result<(u64, Vec<Record>)> {
+        self.database.read(journal::names).await
+    }
+
+    async fn journal(&self) -> Result<Vec<JournalRow>> {
+        self.database.read(journal::journal).await
+    }
+
+    async fn forget_journal(&self, keys: Vec<String>) -> Result<()> {
+        self.database.write(move |tx| journal::forget_journal(tx, &keys)).await
+    }
+
+    async fn is_empty(&self) -> Result<bool> {
+        self.database.read(journal::is_empty).await
+    }
+
+    async fn adopt_pack(&self, key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
+        let until = self.until(lease);
+        self.database.write(move |tx| objects::adopt_pack(tx, &key, sizes, &frames, until)).await
+    }
+
+    async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>> {
+        self.database.write(move |tx| objects::adopt_containers(tx, &containers)).await
+    }
+
+    async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>> {
+        self.database.write(move |tx| journal::restore_names(tx, &records, last)).await
     }
 
     fn rows_written(&self) -> u64 {

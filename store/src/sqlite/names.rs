@@ -4,6 +4,7 @@ use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
 use crate::metadata::{Commit, Committed, ObjectId, Page, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use pfr_schema::api::TagState;
+use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
@@ -27,7 +28,7 @@ pub(super) fn open_push(tx: &Connection, push: &PushId, repository: &RepositoryN
 pub(super) fn push(tx: &Connection, push: &PushId, now: u64) -> Result<(RepositoryName, u64)> {
     let row = tx
         .prepare_cached(
-            "SELECT r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository WHERE p.id = ?1 AND p.expires >= ?2",
+            "SELECT r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository WHERE p.id = ?1 AND p.expires >= ?2 AND p.committed IS NULL",
         )
         .and_then(|mut s| s.query_row(params![push.0, int(now)], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?))).optional())
         .map_err(sql)?;
@@ -37,7 +38,7 @@ pub(super) fn push(tx: &Connection, push: &PushId, now: u64) -> Result<(Reposito
 
 pub(super) fn renew_push(tx: &Connection, push: &PushId, now: u64, until: u64) -> Result<()> {
     let updated = tx
-        .prepare_cached("UPDATE pushes SET expires = MAX(expires, ?1) WHERE id = ?2 AND expires >= ?3")
+        .prepare_cached("UPDATE pushes SET expires = MAX(expires, ?1) WHERE id = ?2 AND expires >= ?3 AND committed IS NULL")
         .and_then(|mut s| s.execute(params![int(until), push.0, int(now)]))
         .map_err(sql)?;
     if updated == 0 { Err(Error::PushUnknown(push.0.clone())) } else { Ok(()) }
@@ -50,14 +51,40 @@ pub(super) fn close_push(tx: &Connection, push: &PushId) -> Result<()> {
 
 // ---- commit
 
+/// What a session remembers of its commit: the manifest and the tag.
+fn commit_mark(commit: &Commit) -> Vec<u8> {
+    let mut mark = commit.manifest.to_key();
+    mark.extend_from_slice(commit.tag.as_ref().map_or("", |t| t.tag.as_str()).as_bytes());
+    mark
+}
+
+/// The answer of a commit that this session made before.
+fn committed_before(tx: &Connection, push: &PushId, commit: &Commit, now: u64) -> Result<Option<Committed>> {
+    tx.prepare_cached(
+        "SELECT p.created, m.logical_bytes, m.new_bytes FROM pushes p
+         JOIN objects o ON o.domain = ?1 AND o.digest = ?2 JOIN manifests m ON m.repository = p.repository AND m.object = o.id
+         WHERE p.id = ?3 AND p.expires >= ?4 AND p.committed = ?5",
+    )
+    .and_then(|mut s| {
+        s.query_row(params![DOMAIN, commit.manifest.to_key(), push.0, int(now), commit_mark(commit)], |r| {
+            Ok(Committed { created: r.get(0)?, logical_bytes: uint(r.get(1)?), new_bytes: uint(r.get(2)?) })
+        })
+        .optional()
+    })
+    .map_err(sql)
+}
+
 pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u64) -> Result<Committed> {
+    if let Some(before) = committed_before(tx, push_id, commit, now)? {
+        return Ok(before);
+    }
     let (repository, _) = push(tx, push_id, now)?;
     let repository_id = repository_row(tx, &repository)?.0;
     let unknown = || Error::BlobUnknown { digest: commit.manifest, kind: Kind::Manifest };
     let (object, size, refs, reach, new) = tx
         .prepare_cached(
             "SELECT o.id, o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id
-             WHERE o.domain = ?1 AND o.digest = ?2 AND o.kind = ?3",
+             WHERE o.domain = ?1 AND o.digest = ?2 AND o.kind = ?3 AND o.health = 0",
         )
         .and_then(|mut s| {
             s.query_row(params![DOMAIN, commit.manifest.to_key(), Kind::Manifest as i64], |r| {
@@ -79,28 +106,58 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
             let logical = size + reach;
             // Only the first holder of a manifest brought what it brought.
             let new = if refs == 0 { size + new } else { 0 };
-            let id = tx
-                .prepare_cached(
-                    "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, logical_bytes, new_bytes) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-                )
-                .and_then(|mut s| {
-                    s.insert(params![repository_id, object, commit.artifact_type, commit.subject.map(|d| d.to_key()), int(now), logical, new])
-                })
-                .map_err(sql)?;
-            for (position, parent) in commit.parents.iter().enumerate() {
-                tx.prepare_cached("INSERT INTO parents (manifest, position, digest) VALUES (?1, ?2, ?3)")
-                    .and_then(|mut s| s.execute(params![id, position as i64, parent.to_key()]))
-                    .map_err(sql)?;
-            }
-            add_refs(tx, object, 1)?;
+            let record = Record::Snapshot {
+                repository: repository.clone(),
+                manifest: commit.manifest,
+                parents: commit.parents.clone(),
+                artifact_type: commit.artifact_type.clone(),
+                subject: commit.subject,
+                at: now,
+                new_bytes: uint(new),
+            };
+            let id = insert_snapshot(tx, repository_id, object, &record, logical)?;
+            note(tx, &record)?;
             (id, logical, new)
         }
     };
     if let Some(tag) = &commit.tag {
-        put_tag(tx, repository_id, manifest, object, tag, now)?;
+        put_tag(tx, (repository_id, &repository), (manifest, object, commit.manifest), tag, now)?;
     }
-    close_push(tx, push_id)?;
-    Ok(Committed { created: existing.is_none(), logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
+    let created = existing.is_none();
+    tx.prepare_cached("UPDATE pushes SET committed = ?1, created = ?2 WHERE id = ?3")
+        .and_then(|mut s| s.execute(params![commit_mark(commit), created, push_id.0]))
+        .map_err(sql)?;
+    Ok(Committed { created, logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
+}
+
+/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`].
+pub(super) fn insert_snapshot(tx: &Connection, repository: i64, object: ObjectId, record: &Record, logical: i64) -> Result<i64> {
+    let Record::Snapshot { parents, artifact_type, subject, at, new_bytes, .. } = record else {
+        return Err(Error::Internal("a snapshot's record is none".into()));
+    };
+    let id = tx
+        .prepare_cached(
+            "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)",
+        )
+        .and_then(|mut s| {
+            s.insert(params![repository, object, artifact_type, subject.map(|d| d.to_key()), int(*at), logical, int(*new_bytes)])
+        })
+        .map_err(sql)?;
+    for (position, parent) in parents.iter().enumerate() {
+        tx.prepare_cached("INSERT INTO parents (manifest, position, digest) VALUES (?1, ?2, ?3)")
+            .and_then(|mut s| s.execute(params![id, position as i64, parent.to_key()]))
+            .map_err(sql)?;
+    }
+    add_refs(tx, object, 1)?;
+    Ok(id)
+}
+
+/// Notes a change for the journal, in the same transaction.
+fn note(tx: &Connection, record: &Record) -> Result<()> {
+    let record = serde_json::to_string(record).map_err(|e| Error::Internal(e.to_string()))?;
+    tx.prepare_cached("INSERT INTO changes (record) VALUES (?1)").and_then(|mut s| s.execute([record])).map_err(sql)?;
+    Ok(())
 }
 
 fn add_refs(tx: &Connection, object: ObjectId, by: i64) -> Result<()> {
@@ -154,7 +211,14 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
     }
 }
 
-fn put_tag(tx: &Connection, repository: i64, manifest: i64, object: ObjectId, tag: &TagMove, now: u64) -> Result<()> {
+/// Points a tag at (manifest row, its object, its digest).
+pub(super) fn put_tag(
+    tx: &Connection,
+    (repository, name): (i64, &RepositoryName),
+    (manifest, object, digest): (i64, ObjectId, Digest),
+    tag: &TagMove,
+    now: u64,
+) -> Result<()> {
     let before = tag_target(tx, repository, &tag.tag)?;
     check_expected(&tag.tag, tag.expected, before.map(|(_, _, digest)| digest))?;
     if before.is_some_and(|(id, _, _)| id == manifest) {
@@ -167,10 +231,10 @@ fn put_tag(tx: &Connection, repository: i64, manifest: i64, object: ObjectId, ta
     .and_then(|mut s| s.execute(params![repository, tag.tag.as_str(), manifest, int(now)]))
     .map_err(sql)?;
     add_refs(tx, object, 1)?;
-    match before {
-        Some((_, old, _)) => release(tx, old, 1, now),
-        None => Ok(()),
+    if let Some((_, old, _)) = before {
+        release(tx, old, 1, now)?;
     }
+    note(tx, &Record::Tag { repository: name.clone(), tag: tag.tag.clone(), manifest: digest, at: now })
 }
 
 pub(super) fn tag(tx: &Connection, repository: &RepositoryName, tag: &Tag) -> Result<TagRow> {
@@ -206,7 +270,7 @@ pub(super) fn tags(tx: &Connection, repository: &RepositoryName, after: Option<&
 }
 
 /// Cuts one row too many off and makes a cursor of the last that stays.
-fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Page<T> {
+pub(super) fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
     let next = if more { rows.last().map(cursor) } else { None };
@@ -216,7 +280,7 @@ fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Pa
 pub(super) fn put_tags(tx: &Connection, repository: &RepositoryName, snapshot: &Digest, moves: &[TagMove], now: u64) -> Result<()> {
     let id = visible(tx, repository)?;
     let (manifest, object) = manifest_row(tx, id, repository, snapshot)?;
-    moves.iter().try_for_each(|tag| put_tag(tx, id, manifest, object, tag, now))
+    moves.iter().try_for_each(|tag| put_tag(tx, (id, repository), (manifest, object, *snapshot), tag, now))
 }
 
 pub(super) fn delete_tag(tx: &Connection, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>, now: u64) -> Result<()> {
@@ -227,7 +291,8 @@ pub(super) fn delete_tag(tx: &Connection, repository: &RepositoryName, tag: &Tag
     tx.prepare_cached("DELETE FROM tags WHERE repository = ?1 AND name = ?2")
         .and_then(|mut s| s.execute(params![id, tag.as_str()]))
         .map_err(sql)?;
-    release(tx, object, 1, now)
+    release(tx, object, 1, now)?;
+    note(tx, &Record::Untag { repository: repository.clone(), tag: tag.clone() })
 }
 
 // ---- snapshots
@@ -297,7 +362,35 @@ pub(super) fn delete_snapshot(tx: &Connection, repository: &RepositoryName, dige
     let (manifest, object) = manifest_row(tx, id, repository, digest)?;
     let tags = tx.prepare_cached("DELETE FROM tags WHERE manifest = ?1").and_then(|mut s| s.execute([manifest])).map_err(sql)?;
     tx.prepare_cached("DELETE FROM manifests WHERE id = ?1").and_then(|mut s| s.execute([manifest])).map_err(sql)?;
-    release(tx, object, tags as i64 + 1, now)
+    release(tx, object, tags as i64 + 1, now)?;
+    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest })
+}
+
+pub(super) fn touch_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, now: u64) -> Result<()> {
+    let id = visible(tx, repository)?;
+    let (manifest, _) = manifest_row(tx, id, repository, digest)?;
+    tx.prepare_cached("UPDATE manifests SET used_at = MAX(used_at, ?1) WHERE id = ?2")
+        .and_then(|mut s| s.execute(params![int(now), manifest]))
+        .map_err(sql)?;
+    Ok(())
+}
+
+pub(super) fn pin_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Result<()> {
+    let id = visible(tx, repository)?;
+    let (manifest, _) = manifest_row(tx, id, repository, digest)?;
+    tx.prepare_cached("UPDATE manifests SET pinned = ?1 WHERE id = ?2").and_then(|mut s| s.execute(params![pinned, manifest])).map_err(sql)?;
+    Ok(())
+}
+
+pub(super) fn evictable(tx: &Connection, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
+    let rows: Vec<(String, Vec<u8>)> = tx
+        .prepare_cached(
+            "SELECT r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+             WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT ?1",
+        )
+        .and_then(|mut s| s.query_map([limit as i64], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+        .map_err(sql)?;
+    rows.into_iter().map(|(name, key)| Ok((name.parse()?, Digest::from_key(&key)?))).collect()
 }
 
 pub(super) fn repositories(tx: &Connection, after: Option<&str>, limit: usize) -> Result<Page<RepositoryRow>> {

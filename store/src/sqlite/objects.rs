@@ -1,17 +1,13 @@
 //! Packs, objects and containers: upload and look-up.
 
-use super::{DOMAIN, ids, int, uint};
+use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
-use crate::metadata::{Location, NewFrame, ObjectId, ObjectRow, PackId, PackStored};
-use pfr_schema::container::Child;
+use crate::metadata::accept::{self, Contains, Insert, Known, Plan, Relocate};
+use crate::metadata::{Health, Location, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackSizes, PackStored, children};
 use pfr_schema::run::Shape;
 use pfr_schema::{Digest, Kind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-
-/// Most missing children named in an error.
-const MISSING_NAMED: usize = 256;
 
 fn sql(error: rusqlite::Error) -> Error {
     Error::metadata(&error)
@@ -27,182 +23,147 @@ pub(super) fn begin_pack(tx: &Connection, key: &str, until: u64) -> Result<PackI
         .map_err(sql)
 }
 
-/// What is known of an object while a pack is being indexed.
-struct Known {
-    id: ObjectId,
-    size: u64,
-    kind: Kind,
-    /// References before this pack, and those this pack has added so far.
-    refs: u64,
-    added: u64,
-    shape: Option<Shape>,
-    logical_bytes: u64,
-    new_bytes: u64,
-}
-
-impl Known {
-    /// A plain blob that nothing lists yet.
-    fn new(id: ObjectId, size: u64) -> Self {
-        Self { id, size, kind: Kind::Blob, refs: 0, added: 0, shape: None, logical_bytes: 0, new_bytes: 0 }
-    }
-
-    /// What a container that lists it reaches through it.
-    fn reach(&self) -> u64 {
-        self.size + self.logical_bytes
-    }
-}
-
-pub(super) fn finish_pack(tx: &Connection, pack: PackId, bytes: u64, frames: &[NewFrame], until: u64) -> Result<PackStored> {
-    let mut known: HashMap<Digest, Known> = HashMap::with_capacity(frames.len());
-    let (mut new, mut live_bytes) = (0, 0);
-    let mut insert = tx
-        .prepare_cached(
-            "INSERT INTO objects (domain, digest, size, kind, refs, keep_until, pack, offset, frame_len, codec)
-             VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (domain, digest) DO NOTHING",
-        )
+/// Row ids of new objects: they are handed out before they are inserted, because containers name them.
+fn next_id(tx: &Connection) -> Result<ObjectId> {
+    let last: Option<ObjectId> = tx
+        .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'objects'")
+        .and_then(|mut s| s.query_row([], |r| r.get(0)).optional())
         .map_err(sql)?;
-    let mut renew = tx.prepare_cached("UPDATE objects SET keep_until = MAX(keep_until, ?1) WHERE id = ?2").map_err(sql)?;
-    for frame in frames {
-        let header = &frame.header;
-        if let Entry::Vacant(entry) = known.entry(header.digest) {
-            // It starts as a plain blob; only the acceptance of its references below makes it a container.
-            let inserted = insert
-                .execute(params![
-                    DOMAIN,
-                    header.digest.to_key(),
-                    int(header.raw_len),
-                    Kind::Blob as i64,
-                    int(until),
-                    pack,
-                    int(frame.offset),
-                    int(header.frame_len()),
-                    header.codec as i64
-                ])
-                .map_err(sql)?;
-            if inserted == 1 {
-                new += 1;
-                live_bytes += header.frame_len();
-                entry.insert(Known::new(tx.last_insert_rowid(), header.raw_len));
-            } else {
-                let object =
-                    load(tx, &header.digest)?.ok_or_else(|| Error::Internal("an object is neither there nor can be inserted".into()))?;
-                renew.execute(params![int(until), object.id]).map_err(sql)?;
-                entry.insert(object);
-            }
-        }
-        if let Some(container) = &frame.container {
-            accept(tx, &mut known, frame.header.digest, frame.header.kind, &container.children, container.shape)?;
-        }
+    Ok(last.unwrap_or(0) + 1)
+}
+
+fn load_all(tx: &Connection, digests: &[Digest]) -> Result<HashMap<Digest, Known>> {
+    digests.iter().filter_map(|digest| load(tx, digest).transpose().map(|known| Ok((*digest, known?)))).collect()
+}
+
+pub(super) fn finish_pack(tx: &Connection, pack: PackId, sizes: PackSizes, frames: &[NewFrame], until: u64) -> Result<PackStored> {
+    let plan = Plan::new(frames, load_all(tx, &accept::digests(frames))?, pack, next_id(tx)?)?;
+    write(tx, &plan, pack, until)?;
+    go_live(tx, pack, sizes, plan.live_bytes, until)?;
+    Ok(PackStored { new: plan.insert.len() as u64 })
+}
+
+pub(super) fn adopt_pack(tx: &Connection, key: &str, sizes: PackSizes, frames: &[NewFrame], until: u64) -> Result<PackStored> {
+    let known: bool = tx
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM packs WHERE key = ?1)")
+        .and_then(|mut s| s.query_row([key], |r| r.get(0)))
+        .map_err(sql)?;
+    if known {
+        return Ok(PackStored { new: 0 });
     }
-    let mut count = tx.prepare_cached("UPDATE objects SET refs = refs + ?1 WHERE id = ?2").map_err(sql)?;
-    // In id order, as everywhere: two writers then never wait for each other in a circle.
-    let mut added: Vec<(ObjectId, u64)> = known.values().filter(|o| o.added > 0).map(|o| (o.id, o.added)).collect();
-    added.sort_unstable();
-    for (id, added) in added {
-        count.execute(params![int(added), id]).map_err(sql)?;
+    let pack = begin_pack(tx, key, until)?;
+    let frames: Vec<NewFrame> = frames.iter().map(|f| NewFrame { container: None, ..f.clone() }).collect();
+    finish_pack(tx, pack, sizes, &frames, until)
+}
+
+pub(super) fn adopt_containers(tx: &Connection, containers: &[(Digest, Kind, NewContainer)]) -> Result<Vec<Digest>> {
+    let all = containers.iter().flat_map(|(digest, _, c)| c.children.iter().map(|child| child.digest).chain([*digest]));
+    let digests: Vec<Digest> = all.collect::<HashSet<_>>().into_iter().collect();
+    let (plan, refused) = Plan::adopt(containers, load_all(tx, &digests)?)?;
+    write(tx, &plan, 0, 0)?;
+    Ok(refused)
+}
+
+/// Writes a plan.
+fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
+    let prepare = |statement: &str| tx.prepare_cached(statement).map_err(sql);
+    let mut insert = prepare(
+        "INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, offset, frame_len, codec)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+    )?;
+    for Insert { id, header, offset, kind, refs } in &plan.insert {
+        insert
+            .execute(params![
+                id,
+                DOMAIN,
+                header.digest.to_key(),
+                int(header.raw_len),
+                *kind as i64,
+                int(*refs),
+                int(until),
+                pack,
+                int(*offset),
+                int(header.frame_len()),
+                header.codec as i64
+            ])
+            .map_err(sql)?;
     }
+    let mut relocate = prepare("UPDATE objects SET pack = ?1, offset = ?2, frame_len = ?3, codec = ?4, health = ?5 WHERE id = ?6")?;
+    let mut heal = prepare("DELETE FROM damage WHERE object = ?1")?;
+    for Relocate { id, header, offset } in &plan.relocate {
+        // If it is a container, `recover` says when it is whole again.
+        let health = if header.kind.is_container() { Health::Incomplete } else { Health::Whole };
+        let frame_len = int(header.frame_len());
+        relocate.execute(params![pack, int(*offset), frame_len, header.codec as i64, health as i64, id]).map_err(sql)?;
+        heal.execute([id]).map_err(sql)?;
+    }
+    let mut lose = prepare("UPDATE packs SET live_bytes = live_bytes - ?1 WHERE id = ?2")?;
+    for (pack, bytes) in &plan.lost {
+        lose.execute(params![int(*bytes), pack]).map_err(sql)?;
+    }
+    let mut renew = prepare("UPDATE objects SET keep_until = MAX(keep_until, ?1) WHERE id = ?2")?;
+    for id in &plan.renew {
+        renew.execute(params![int(until), id]).map_err(sql)?;
+    }
+    let mut count = prepare("UPDATE objects SET refs = refs + ?1 WHERE id = ?2")?;
+    for (id, added) in &plan.count {
+        count.execute(params![int(*added), id]).map_err(sql)?;
+    }
+    let mut promote = prepare("UPDATE objects SET kind = ?1 WHERE id = ?2")?;
+    for (id, kind) in &plan.promote {
+        promote.execute(params![*kind as i64, id]).map_err(sql)?;
+    }
+    let mut contain = prepare(
+        "INSERT INTO containers (object, children, pages, components, page_bytes, logical_bytes, new_bytes) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    )?;
+    for Contains { object, children: ids, shape, logical_bytes, new_bytes } in &plan.contain {
+        contain
+            .execute(params![
+                object,
+                children::pack(ids.clone()),
+                shape.map(|s| s.pages),
+                shape.map(|s| s.components),
+                shape.map(|s| int(s.page_bytes)),
+                int(*logical_bytes),
+                int(*new_bytes)
+            ])
+            .map_err(sql)?;
+    }
+    let mut recover = prepare("UPDATE objects SET health = 0 WHERE id = ?1")?;
+    for id in &plan.recover {
+        recover.execute([id]).map_err(sql)?;
+    }
+    Ok(())
+}
+
+/// Makes a complete pack live; its unclaimed objects are looked at when the lease ends.
+pub(super) fn go_live(tx: &Connection, pack: PackId, sizes: PackSizes, live_bytes: u64, until: u64) -> Result<()> {
     let updated = tx
-        .prepare_cached("UPDATE packs SET state = 'live', bytes = ?1, live_bytes = ?2 WHERE id = ?3 AND state = 'writing'")
-        .and_then(|mut s| s.execute(params![int(bytes), int(live_bytes), pack]))
+        .prepare_cached("UPDATE packs SET state = 'live', bytes = ?1, frame_bytes = ?2, live_bytes = ?3 WHERE id = ?4 AND state = 'writing'")
+        .and_then(|mut s| s.execute(params![int(sizes.bytes), int(sizes.frame_bytes), int(live_bytes), pack]))
         .map_err(sql)?;
     if updated != 1 {
-        return Err(Error::Internal(format!("pack {pack} is not being written")));
+        return Err(Error::PackLost(pack.to_string()));
     }
     tx.prepare_cached("INSERT INTO suspects (due, pack) VALUES (?1, ?2)")
         .and_then(|mut s| s.execute(params![int(until), pack]))
         .map_err(sql)?;
-    Ok(PackStored { new })
-}
-
-/// Makes a stored blob a container: its children must be there as it says, and are held from now on.
-fn accept(
-    tx: &Connection,
-    known: &mut HashMap<Digest, Known>,
-    digest: Digest,
-    kind: Kind,
-    children: &[Child],
-    shape: Option<Shape>,
-) -> Result<()> {
-    match known.get(&digest) {
-        Some(object) if object.kind == kind => return Ok(()),
-        Some(object) if object.kind == Kind::Blob => {}
-        other => return Err(Error::Internal(format!("{digest} cannot become a {kind:?}, it is {:?}", other.map(|o| o.kind)))),
-    }
-    let mut seen = HashSet::with_capacity(children.len());
-    let mut ids = Vec::with_capacity(children.len());
-    let (mut missing, mut logical_bytes, mut new_bytes) = (Vec::new(), 0_u64, 0_u64);
-    for child in children {
-        if !known.contains_key(&child.digest)
-            && let Some(object) = load(tx, &child.digest)?
-        {
-            known.insert(child.digest, object);
-        }
-        let Some(object) = known.get_mut(&child.digest).filter(|o| o.kind.satisfies(child.kind)) else {
-            if seen.insert(child.digest) {
-                missing.push(child.digest);
-            }
-            continue;
-        };
-        check_shape(digest, child, object)?;
-        if seen.insert(child.digest) {
-            logical_bytes = logical_bytes.saturating_add(object.reach());
-            if object.refs + object.added == 0 {
-                new_bytes = new_bytes.saturating_add(object.size + object.new_bytes);
-            }
-            object.added += 1;
-            ids.push(object.id);
-        }
-    }
-    if !missing.is_empty() {
-        missing.truncate(MISSING_NAMED);
-        return Err(Error::Missing { container: digest, missing });
-    }
-    if let Some(object) = known.get_mut(&digest) {
-        (object.kind, object.shape, object.logical_bytes, object.new_bytes) = (kind, shape, logical_bytes, new_bytes);
-        tx.prepare_cached("UPDATE objects SET kind = ?1 WHERE id = ?2")
-            .and_then(|mut s| s.execute(params![kind as i64, object.id]))
-            .map_err(sql)?;
-        tx.prepare_cached("INSERT INTO containers (object, children, pages, components, page_bytes, logical_bytes, new_bytes) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")
-            .and_then(|mut s| {
-                s.execute(params![
-                    object.id,
-                    ids::pack(ids),
-                    shape.map(|s| s.pages),
-                    shape.map(|s| s.components),
-                    shape.map(|s| int(s.page_bytes)),
-                    int(logical_bytes),
-                    int(new_bytes)
-                ])
-            })
-            .map_err(sql)?;
-    }
     Ok(())
 }
 
-/// A child must have the length and shape that its container gives it: so a page's length is checked once, when its run is stored.
-fn check_shape(container: Digest, child: &Child, object: &Known) -> Result<()> {
-    if let Some(size) = child.size
-        && size != object.size
-    {
-        return Err(Error::WrongShape {
-            container,
-            child: child.digest,
-            expected: format!("{size} bytes"),
-            found: format!("{} bytes", object.size),
-        });
+fn health_of(number: i64) -> Health {
+    match number {
+        0 => Health::Whole,
+        1 => Health::Incomplete,
+        _ => Health::Damaged,
     }
-    if child.shape.is_some() && child.shape != object.shape {
-        let words =
-            |s: Option<Shape>| s.map_or("no shape".into(), |s| format!("{} pages of {} × {} bytes", s.pages, s.components, s.page_bytes));
-        return Err(Error::WrongShape { container, child: child.digest, expected: words(child.shape), found: words(object.shape) });
-    }
-    Ok(())
 }
 
 fn load(tx: &Connection, digest: &Digest) -> Result<Option<Known>> {
     let row = tx
         .prepare_cached(
-            "SELECT o.id, o.size, o.kind, o.refs, c.pages, c.components, c.page_bytes, COALESCE(c.logical_bytes, 0), COALESCE(c.new_bytes, 0)
+            "SELECT o.id, o.size, o.kind, o.refs, c.pages, c.components, c.page_bytes, COALESCE(c.logical_bytes, 0), COALESCE(c.new_bytes, 0),
+                    o.health, o.pack, o.frame_len
              FROM objects o LEFT JOIN containers c ON c.object = o.id WHERE o.domain = ?1 AND o.digest = ?2",
         )
         .and_then(|mut s| {
@@ -215,11 +176,13 @@ fn load(tx: &Connection, digest: &Digest) -> Result<Option<Known>> {
                     id: r.get(0)?,
                     size: uint(r.get(1)?),
                     kind: Kind::Blob,
+                    health: health_of(r.get(9)?),
                     refs: uint(r.get(3)?),
-                    added: 0,
                     shape,
                     logical_bytes: uint(r.get(7)?),
                     new_bytes: uint(r.get(8)?),
+                    pack: r.get(10)?,
+                    frame_len: uint(r.get(11)?),
                 };
                 Ok((known, r.get::<_, i64>(2)?))
             })
@@ -233,7 +196,7 @@ fn load(tx: &Connection, digest: &Digest) -> Result<Option<Known>> {
 pub(super) type Missing = (Vec<usize>, Vec<(usize, ObjectId)>);
 
 pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -> Result<Missing> {
-    let mut select = tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2").map_err(sql)?;
+    let mut select = tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2 AND health = 0").map_err(sql)?;
     let (mut missing, mut to_raise) = (Vec::new(), Vec::new());
     for (position, (digest, wanted_kind)) in wanted.iter().enumerate() {
         let row = select
@@ -266,14 +229,14 @@ pub(super) fn raise_leases(tx: &Connection, objects: &[(usize, ObjectId)], until
 
 pub(super) fn locate(tx: &Connection, digests: &[Digest]) -> Result<Vec<Option<Location>>> {
     let mut select = tx
-        .prepare_cached("SELECT p.key, o.offset, o.frame_len, o.size FROM objects o JOIN packs p ON p.id = o.pack WHERE o.domain = ?1 AND o.digest = ?2")
+        .prepare_cached("SELECT p.key, o.offset, o.frame_len, o.size, o.health FROM objects o JOIN packs p ON p.id = o.pack WHERE o.domain = ?1 AND o.digest = ?2")
         .map_err(sql)?;
     digests
         .iter()
         .map(|digest| {
             select
                 .query_row(params![DOMAIN, digest.to_key()], |r| {
-                    Ok(Location { pack: r.get(0)?, offset: uint(r.get(1)?), frame_len: uint(r.get(2)?), raw_len: uint(r.get(3)?) })
+                    Ok(Location { pack: r.get(0)?, offset: uint(r.get(1)?), frame_len: uint(r.get(2)?), raw_len: uint(r.get(3)?), health: health_of(r.get(4)?) })
                 })
                 .optional()
                 .map_err(sql)
@@ -292,12 +255,12 @@ fn raw_row(r: &Row<'_>) -> rusqlite::Result<RawRow> {
 
 fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Result<ObjectRow> {
     let kind = kind_of(kind)?;
-    let children = match children {
-        Some(packed) => ids::unpack(&packed)?,
+    let ids = match children {
+        Some(packed) => children::unpack(&packed)?,
         None if kind.is_container() => return Err(Error::Internal(format!("the children of object {id} are not recorded"))),
         None => Vec::new(),
     };
-    Ok(ObjectRow { id, digest: Digest::from_key(&digest)?, kind, size: uint(size), frame_len: uint(frame_len), refs: uint(refs), children })
+    Ok(ObjectRow { id, digest: Digest::from_key(&digest)?, kind, size: uint(size), frame_len: uint(frame_len), refs: uint(refs), children: ids })
 }
 
 pub(super) fn find(tx: &Connection, digests: &[Digest]) -> Result<Vec<Option<ObjectRow>>> {
@@ -314,5 +277,5 @@ pub(super) fn objects(tx: &Connection, ids: &[ObjectId]) -> Result<Vec<ObjectRow
 }
 
 pub(super) fn disk_bytes(tx: &Connection) -> Result<u64> {
-    tx.query_row("SELECT COALESCE(SUM(bytes), 0) FROM packs WHERE state IN ('live', 'draining')", [], |r| r.get(0)).map(uint).map_err(sql)
+    tx.query_row("SELECT COALESCE(SUM(bytes), 0) FROM packs ", [], |r| r.get(0)).map(uint).map_err(sql)
 }

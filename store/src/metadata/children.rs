@@ -1,10 +1,10 @@
 //! A container's children in one column: sorted ids as varint differences.
 
 use crate::error::{Error, Result};
-use crate::metadata::ObjectId;
+use super::ObjectId;
 
 /// Packs ids; sorts them and drops duplicates.
-pub(super) fn pack(mut ids: Vec<ObjectId>) -> Vec<u8> {
+pub(crate) fn pack(mut ids: Vec<ObjectId>) -> Vec<u8> {
     ids.sort_unstable();
     ids.dedup();
     let mut out = Vec::with_capacity(ids.len() * 2);
@@ -25,7 +25,7 @@ pub(super) fn pack(mut ids: Vec<ObjectId>) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Internal`]: unknown children are never taken for none.
-pub(super) fn unpack(packed: &[u8]) -> Result<Vec<ObjectId>> {
+pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<ObjectId>> {
     let damaged = || Error::Internal("the children of a container cannot be read".into());
     let mut ids = Vec::new();
     let (mut previous, mut difference, mut shift) = (0_i64, 0_u64, 0_u32);

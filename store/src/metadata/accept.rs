@@ -1,0 +1,286 @@
+//! What indexing a pack does to the tables, computed without them: every implementation loads what is known, asks for a [`Plan`] and writes it.
+//!
+//! This is where a container comes to hold its children. Children that arrive in the same pack as their container are
+//! inserted already counted: no second write.
+
+use super::{Health, NewContainer, NewFrame, ObjectId, PackId};
+use crate::error::{Error, Result};
+use pfr_schema::container::Child;
+use pfr_schema::frame::Header;
+use pfr_schema::run::Shape;
+use pfr_schema::{Digest, Kind};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+
+/// Most missing children named in an error.
+const MISSING_NAMED: usize = 256;
+
+/// A stored object, as far as indexing cares.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub id: ObjectId,
+    pub size: u64,
+    pub kind: Kind,
+    pub health: Health,
+    /// References before this pack.
+    pub refs: u64,
+    pub shape: Option<Shape>,
+    /// What it reaches and what it brought, if it is a container.
+    pub logical_bytes: u64,
+    pub new_bytes: u64,
+    /// Where it lies.
+    pub pack: PackId,
+    pub frame_len: u64,
+}
+
+/// An object to insert.
+#[derive(Debug)]
+pub(crate) struct Insert {
+    pub id: ObjectId,
+    pub header: Header,
+    pub offset: u64,
+    pub kind: Kind,
+    pub refs: u64,
+}
+
+/// A damaged object to point to its good copy in this pack.
+#[derive(Debug)]
+pub(crate) struct Relocate {
+    pub id: ObjectId,
+    pub header: Header,
+    pub offset: u64,
+}
+
+/// A container's row to write.
+#[derive(Debug)]
+pub(crate) struct Contains {
+    pub object: ObjectId,
+    pub children: Vec<ObjectId>,
+    pub shape: Option<Shape>,
+    pub logical_bytes: u64,
+    pub new_bytes: u64,
+}
+
+/// What to write. Every list is in id order, as locks are taken everywhere.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub insert: Vec<Insert>,
+    pub relocate: Vec<Relocate>,
+    /// Stored already: their lease is raised.
+    pub renew: Vec<ObjectId>,
+    /// References that stored objects gain.
+    pub count: Vec<(ObjectId, u64)>,
+    /// Stored blobs that become containers.
+    pub promote: Vec<(ObjectId, Kind)>,
+    pub contain: Vec<Contains>,
+    /// Stored containers that are whole again.
+    pub recover: Vec<ObjectId>,
+    /// Frame bytes of the pack that objects point to.
+    pub live_bytes: u64,
+    /// Frame bytes that other packs lose.
+    pub lost: Vec<(PackId, u64)>,
+}
+
+/// An object while the pack is gone through.
+struct Object {
+    known: Known,
+    /// References that this pack has added so far.
+    added: u64,
+    /// Position in [`Plan::insert`].
+    inserted: Option<usize>,
+    /// Seen as a frame of this pack.
+    framed: bool,
+}
+
+impl Object {
+    /// What a container that lists it reaches through it.
+    fn reach(&self) -> u64 {
+        self.known.size + self.known.logical_bytes
+    }
+}
+
+/// Every digest that frames and their containers name, each once: what to load before [`Plan::new`].
+pub(crate) fn digests<'a>(frames: &'a [NewFrame]) -> Vec<Digest> {
+    let children = |f: &'a NewFrame| f.container.iter().flat_map(|c| c.children.iter().map(|child| child.digest));
+    let all: HashSet<Digest> = frames.iter().flat_map(|f| children(f).chain([f.header.digest])).collect();
+    all.into_iter().collect()
+}
+
+impl Plan {
+    /// What storing `frames` (children before the containers that list them) means, given what is stored. New objects get ids from `first_id` on.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] or [`Error::WrongShape`] if a container's children are not all stored as it says.
+    pub(crate) fn new(frames: &[NewFrame], known: HashMap<Digest, Known>, pack: PackId, first_id: ObjectId) -> Result<Self> {
+        let mut planner = Planner::new(known);
+        for frame in frames {
+            planner.frame(frame, pack, first_id);
+            if let Some(container) = &frame.container {
+                planner.accept(frame.header.digest, frame.header.kind, container)?;
+            }
+        }
+        Ok(planner.finish())
+    }
+
+    /// What making stored blobs containers means, and those whose children are not all there.
+    pub(crate) fn adopt(containers: &[(Digest, Kind, NewContainer)], known: HashMap<Digest, Known>) -> Result<(Self, Vec<Digest>)> {
+        let (mut planner, mut refused) = (Planner::new(known), Vec::new());
+        for (digest, kind, container) in containers {
+            match planner.accept(*digest, *kind, container) {
+                Ok(()) => {}
+                Err(Error::Missing { .. } | Error::WrongShape { .. }) => refused.push(*digest),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((planner.finish(), refused))
+    }
+}
+
+struct Planner {
+    objects: HashMap<Digest, Object>,
+    plan: Plan,
+}
+
+impl Planner {
+    fn new(known: HashMap<Digest, Known>) -> Self {
+        let object = |known| Object { known, added: 0, inserted: None, framed: false };
+        Self { objects: known.into_iter().map(|(digest, known)| (digest, object(known))).collect(), plan: Plan::default() }
+    }
+
+    fn frame(&mut self, frame: &NewFrame, pack: PackId, first_id: ObjectId) {
+        let header = frame.header;
+        match self.objects.entry(header.digest) {
+            Entry::Vacant(entry) => {
+                let position = self.plan.insert.len();
+                let id = first_id + position as ObjectId;
+                // It starts as a plain blob; only the acceptance of its references makes it a container.
+                self.plan.insert.push(Insert { id, header, offset: frame.offset, kind: Kind::Blob, refs: 0 });
+                self.plan.live_bytes += header.frame_len();
+                let known = Known {
+                    id,
+                    size: header.raw_len,
+                    kind: Kind::Blob,
+                    health: Health::Whole,
+                    refs: 0,
+                    shape: None,
+                    logical_bytes: 0,
+                    new_bytes: 0,
+                    pack,
+                    frame_len: header.frame_len(),
+                };
+                entry.insert(Object { known, added: 0, inserted: Some(position), framed: true });
+            }
+            Entry::Occupied(mut entry) => {
+                let object = entry.get_mut();
+                if object.framed {
+                    return;
+                }
+                object.framed = true;
+                self.plan.renew.push(object.known.id);
+                if object.known.health == Health::Damaged {
+                    self.plan.relocate.push(Relocate { id: object.known.id, header, offset: frame.offset });
+                    self.plan.live_bytes += header.frame_len();
+                    self.plan.lost.push((object.known.pack, object.known.frame_len));
+                    // A container is whole again only when its references are accepted again.
+                    object.known.health = if object.known.kind.is_container() { Health::Incomplete } else { Health::Whole };
+                }
+            }
+        }
+    }
+
+    /// Makes a stored blob a container: its children must be there as it says, and are held from now on.
+    fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer) -> Result<()> {
+        let held = match self.objects.get(&digest).map(|o| &o.known) {
+            Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),
+            // It holds its children already; whether they are well is to be seen.
+            Some(known) if known.kind == kind => true,
+            Some(known) if known.kind == Kind::Blob => false,
+            other => return Err(Error::Internal(format!("{digest} cannot become a {kind:?}, it is {:?}", other.map(|o| o.kind)))),
+        };
+        let children = self.children(digest, &container.children)?;
+        let (mut ids, mut logical_bytes, mut new_bytes) = (Vec::with_capacity(children.len()), 0_u64, 0_u64);
+        for child in children {
+            let Some(object) = self.objects.get_mut(&child) else { continue };
+            logical_bytes = logical_bytes.saturating_add(object.reach());
+            if object.known.refs + object.added == 0 {
+                new_bytes = new_bytes.saturating_add(object.known.size + object.known.new_bytes);
+            }
+            if !held {
+                object.added += 1;
+            }
+            ids.push(object.known.id);
+        }
+        let Some(object) = self.objects.get_mut(&digest) else { return Ok(()) };
+        object.known.health = Health::Whole;
+        if held {
+            self.plan.recover.push(object.known.id);
+            return Ok(());
+        }
+        (object.known.kind, object.known.shape) = (kind, container.shape);
+        (object.known.logical_bytes, object.known.new_bytes) = (logical_bytes, new_bytes);
+        if object.inserted.is_none() {
+            self.plan.promote.push((object.known.id, kind));
+        }
+        self.plan.contain.push(Contains { object: object.known.id, children: ids, shape: container.shape, logical_bytes, new_bytes });
+        Ok(())
+    }
+
+    /// The children, each once, all of them stored, well, and as their container says.
+    fn children(&self, container: Digest, children: &[Child]) -> Result<Vec<Digest>> {
+        let mut seen = HashSet::with_capacity(children.len());
+        let (mut present, mut missing) = (Vec::with_capacity(children.len()), Vec::new());
+        for child in children {
+            let object = self.objects.get(&child.digest).filter(|o| o.known.kind.satisfies(child.kind) && o.known.health == Health::Whole);
+            match object {
+                Some(object) => {
+                    check_shape(container, child, &object.known)?;
+                    if seen.insert(child.digest) {
+                        present.push(child.digest);
+                    }
+                }
+                None if seen.insert(child.digest) => missing.push(child.digest),
+                None => {}
+            }
+        }
+        if missing.is_empty() {
+            return Ok(present);
+        }
+        missing.truncate(MISSING_NAMED);
+        Err(Error::Missing { container, missing })
+    }
+
+    fn finish(self) -> Plan {
+        let mut plan = self.plan;
+        for object in self.objects.values() {
+            match object.inserted {
+                Some(position) => (plan.insert[position].refs, plan.insert[position].kind) = (object.added, object.known.kind),
+                None if object.added > 0 => plan.count.push((object.known.id, object.added)),
+                None => {}
+            }
+        }
+        plan.renew.sort_unstable();
+        plan.count.sort_unstable();
+        plan.recover.sort_unstable();
+        plan
+    }
+}
+
+/// A child must have the length and shape that its container gives it: so a page's length is checked once, when its run is stored.
+fn check_shape(container: Digest, child: &Child, known: &Known) -> Result<()> {
+    if let Some(size) = child.size
+        && size != known.size
+    {
+        return Err(Error::WrongShape {
+            container,
+            child: child.digest,
+            expected: format!("{size} bytes"),
+            found: format!("{} bytes", known.size),
+        });
+    }
+    if child.shape.is_some() && child.shape != known.shape {
+        let words =
+            |s: Option<Shape>| s.map_or("no shape".into(), |s| format!("{} pages of {} × {} bytes", s.pages, s.components, s.page_bytes));
+        return Err(Error::WrongShape { container, child: child.digest, expected: words(child.shape), found: words(known.shape) });
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! The metadata trait: every transaction the store makes, each atomic and durable when it returns.
+//!
+//! SQLite implements it for the embedded store; one behaviour suite (`tests/metadata.rs`) runs against every implementation.
+//! Time is the implementation's own.
+
+pub(crate) mod accept;
+pub(crate) mod children;
+mod rows;
+
+pub use rows::*;
+
+use crate::Result;
+use async_trait::async_trait;
+use pfr_schema::api::TagState;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use std::time::Duration;
+
+/// The transactions of the store.
+#[async_trait]
+pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
+    /// Opens a push session in `repository`, which is created if it is new (it shows once something is committed).
+    async fn open_push(&self, push: PushId, repository: RepositoryName, lease: Duration) -> Result<()>;
+
+    /// The repository of a live session, whose lease is renewed.
+    async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName>;
+
+    /// Ends a session. What it uploaded keeps its lease; ending a session twice is no error.
+    async fn close_push(&self, push: PushId) -> Result<()>;
+
+    /// Records a pack before its upload starts.
+    async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId>;
+
+    /// Indexes a durable pack: objects, containers, child counts; all or nothing. Frames come in stream order, children before
+    /// the containers that list them. A blob that is stored already keeps its place.
+    ///
+    /// # Errors
+    /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a container's children are not all stored as it says.
+    /// [`crate::Error::PackLost`] if collection gave the pack up in the meantime: its bytes must be uploaded again.
+    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored>;
+
+    /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to the session.
+    async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>>;
+
+    /// Where blobs lie; `None` for what is not stored.
+    async fn locate(&self, digests: Vec<Digest>) -> Result<Vec<Option<Location>>>;
+
+    /// Objects by digest.
+    async fn find(&self, digests: Vec<Digest>) -> Result<Vec<Option<ObjectRow>>>;
+
+    /// Objects by row id; ids that do not exist are left out.
+    async fn objects(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>>;
+
+    /// Makes a snapshot visible, in one transaction; ends the session. The same commit of the same session again does nothing and answers as the
+    /// first did: who lost the answer may ask again while the lease lasts.
+    async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed>;
+
+    /// The snapshot a tag points at.
+    async fn tag(&self, repository: RepositoryName, tag: Tag) -> Result<TagRow>;
+
+    /// Tags by name.
+    async fn tags(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<TagRow>>;
+
+    /// Points tags at a snapshot of the repository; all or nothing.
+    async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()>;
+
+    /// Deletes a tag.
+    async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()>;
+
+    /// One snapshot.
+    async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow>;
+
+    /// Snapshots, newest first.
+    async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>>;
+
+    /// Deletes a snapshot and the tags that point at it.
+    async fn delete_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()>;
+
+    /// Repositories by name.
+    async fn repositories(&self, after: Option<String>, limit: usize) -> Result<Page<RepositoryRow>>;
+
+    /// Bytes of all packs that are not deleted yet.
+    async fn disk_bytes(&self) -> Result<u64>;
+
+    // ---- collection: docs/gc.md
+
+    /// Takes due suspects from the queue and deletes what nothing holds and no lease covers, and what hung on it, about `budget` objects in one
+    /// transaction. What is left to look at stays in the queue. Also forgets push sessions that ended.
+    async fn collect(&self, budget: usize) -> Result<Collected>;
+
+    /// Due suspects, without taking them.
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>>;
+
+    /// Objects of a pack that nothing holds and no lease covers.
+    async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>>;
+
+    /// Marks as draining at most `limit` packs: those that nothing points to, and those still being written after their lease.
+    async fn retire_packs(&self, limit: usize) -> Result<Retired>;
+
+    /// Packs that have been draining for longer than `horizon`.
+    async fn drained_packs(&self, horizon: Duration, limit: usize) -> Result<Vec<PackRow>>;
+
+    /// Deletes the rows of draining packs whose bytes are gone.
+    async fn forget_packs(&self, packs: Vec<PackId>) -> Result<()>;
+
+    /// Claims for the caller, for the time of `claim`, live packs less than half of whose frames are live, emptiest first.
+    async fn claim_sparse_packs(&self, limit: usize, claim: Duration) -> Result<Vec<PackRow>>;
+
+    /// Objects that lie in a pack, in order of offset. Damaged ones are left out: they are not worth moving.
+    async fn pack_contents(&self, pack: PackId) -> Result<Vec<Packed>>;
+
+    /// Makes a pack that compaction wrote live and points what it moved to it. Old packs that nothing points to any more start draining.
+    ///
+    /// # Errors
+    /// [`crate::Error::PackLost`] if collection gave the new pack up in the meantime; nothing was changed.
+    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()>;
+
+    /// Writes (or updates) the row of a run.
+    async fn record_gc_run(&self, run: GcRun) -> Result<()>;
+
+    /// Runs, newest first.
+    async fn gc_runs(&self, after: Option<String>, limit: usize) -> Result<Page<GcRun>>;
+
+    /// Marks a snapshot as used now.
+    async fn touch_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()>;
+
+    /// Keeps a snapshot from eviction, or no longer.
+    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()>;
+
+    /// Snapshots that may be evicted, least recently used first.
+    async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>>;
+
+    // ---- integrity
+
+    /// Packs by id, whatever their state.
+    async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>>;
+
+    /// Quarantines blobs, if they still lie in the pack in which they were found bad, and marks the containers that reach them as incomplete.
+    /// Returns those that were quarantined now. Costs one look at every container.
+    async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>>;
+
+    /// Quarantined blobs, and who reaches them.
+    async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>>;
+
+    /// Clears the mark of containers below which everything is whole again; returns how many. Costs one look at every container, if any is marked.
+    async fn reassess(&self) -> Result<u64>;
+
+    /// Recomputes references, live bytes and sizes from containers, manifests and tags, in one state of the tables, and compares; corrects them if `repair`.
+    async fn audit(&self, repair: bool) -> Result<Audit>;
+
+    // ---- journal and rebuilding
+
+    /// Changes of names whose journal object is not recorded yet, oldest first.
+    async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>>;
+
+    /// Records that changes lie in a journal object. Twice is no error.
+    async fn journaled(&self, row: JournalRow) -> Result<()>;
+
+    /// All names, as records that build them up from nothing, and the number of the last change they contain: one state of the tables.
+    async fn names(&self) -> Result<(u64, Vec<Record>)>;
+
+    /// Objects of the journal, in order.
+    async fn journal(&self) -> Result<Vec<JournalRow>>;
+
+    /// Forgets journal objects whose bytes are gone.
+    async fn forget_journal(&self, keys: Vec<String>) -> Result<()>;
+
+    /// Whether there is nothing in it: no pack, no repository.
+    async fn is_empty(&self) -> Result<bool>;
+
+    /// Takes in a pack that was found on storage: its frames become plain blobs, those that are known stay where they are. Twice is no error.
+    async fn adopt_pack(&self, key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored>;
+
+    /// Makes stored blobs containers; returns those that lack children and stay blobs.
+    async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>>;
+
+    /// Replays journal records, in order, into tables that have no names yet, and continues their numbering after `last`. Records of snapshots whose
+    /// manifest is not stored are returned and skipped.
+    async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>>;
+
+    /// Rows inserted, updated or deleted since the process started: what a transaction costs.
+    fn rows_written(&self) -> u64;
+}

@@ -1,0 +1,347 @@
+//! Collection: suspects, retired packs, compaction, runs. docs/gc.md has the argument why it is safe.
+
+use super::objects::go_live;
+use super::{int, uint};
+use crate::error::{Error, Result};
+use crate::metadata::{
+    Collected, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired, Suspect, children,
+};
+use pfr_schema::{Digest, Kind};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use std::collections::BTreeMap;
+
+fn sql(error: rusqlite::Error) -> Error {
+    Error::metadata(&error)
+}
+
+/// An entry of the queue, as it lies there.
+struct Entry {
+    id: i64,
+    suspect: Suspect,
+}
+
+fn due(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Entry>> {
+    tx.prepare_cached("SELECT id, object, pack FROM suspects WHERE due <= ?1 ORDER BY due, id LIMIT ?2")
+        .and_then(|mut s| {
+            s.query_map(params![int(now), limit as i64], |r| {
+                let suspect = match r.get::<_, Option<ObjectId>>(1)? {
+                    Some(object) => Suspect::Object(object),
+                    None => Suspect::Pack(r.get(2)?),
+                };
+                Ok(Entry { id: r.get(0)?, suspect })
+            })?
+            .collect()
+        })
+        .map_err(sql)
+}
+
+pub(super) fn suspects(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Suspect>> {
+    Ok(due(tx, now, limit)?.into_iter().map(|entry| entry.suspect).collect())
+}
+
+pub(super) fn unclaimed(tx: &Connection, pack: PackId, now: u64, limit: usize) -> Result<Vec<ObjectId>> {
+    tx.prepare_cached("SELECT id FROM objects WHERE pack = ?1 AND refs = 0 AND keep_until <= ?2 ORDER BY id LIMIT ?3")
+        .and_then(|mut s| s.query_map(params![pack, int(now), limit as i64], |r| r.get(0))?.collect())
+        .map_err(sql)
+}
+
+/// One step of collection, within one transaction.
+struct Sweep<'a> {
+    tx: &'a Connection,
+    now: u64,
+    /// Objects without references, to be deleted if no lease covers them.
+    free: Vec<ObjectId>,
+    /// Frame bytes that packs lose. In id order, as everywhere.
+    lost: BTreeMap<PackId, u64>,
+    deleted: u64,
+    frame_bytes: u64,
+}
+
+pub(super) fn collect(tx: &Connection, budget: usize, now: u64) -> Result<Collected> {
+    let sessions = tx.prepare_cached("DELETE FROM pushes WHERE expires < ?1").and_then(|mut s| s.execute([int(now)])).map_err(sql)?;
+    let mut done = Collected { sessions: sessions as u64, ..Collected::default() };
+    let mut sweep = Sweep { tx, now, free: Vec::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0 };
+    let mut forget = tx.prepare_cached("DELETE FROM suspects WHERE id = ?1").map_err(sql)?;
+    for entry in due(tx, now, budget)? {
+        let left = budget.saturating_sub(sweep.deleted as usize);
+        if left == 0 {
+            break;
+        }
+        done.examined += 1;
+        let before = sweep.deleted;
+        let finished = match entry.suspect {
+            Suspect::Object(object) => {
+                sweep.free.push(object);
+                true
+            }
+            Suspect::Pack(pack) => sweep.pack(pack, left)?,
+        };
+        sweep.run(left)?;
+        let deleted = sweep.deleted - before;
+        match entry.suspect {
+            Suspect::Object(_) => done.released += deleted,
+            Suspect::Pack(_) => done.unclaimed += deleted,
+        }
+        if finished {
+            forget.execute([entry.id]).map_err(sql)?;
+        }
+    }
+    done.frame_bytes = sweep.frame_bytes;
+    let mut lose = tx.prepare_cached("UPDATE packs SET live_bytes = live_bytes - ?1 WHERE id = ?2").map_err(sql)?;
+    for (pack, bytes) in &sweep.lost {
+        lose.execute(params![int(*bytes), pack]).map_err(sql)?;
+    }
+    done.more = !due(tx, now, 1)?.is_empty();
+    Ok(done)
+}
+
+impl Sweep<'_> {
+    /// Finds what nothing holds in a pack; false if there is more of it than `left`. What a lease still covers is looked at again when it ends.
+    fn pack(&mut self, pack: PackId, left: usize) -> Result<bool> {
+        let found = unclaimed(self.tx, pack, self.now, left)?;
+        let finished = found.len() < left;
+        self.free.extend(found);
+        if finished {
+            let leased: Option<i64> = self
+                .tx
+                .prepare_cached("SELECT MAX(keep_until) FROM objects WHERE pack = ?1 AND refs = 0 AND keep_until > ?2")
+                .and_then(|mut s| s.query_row(params![pack, int(self.now)], |r| r.get(0)))
+                .map_err(sql)?;
+            if let Some(until) = leased {
+                self.tx
+                    .prepare_cached("INSERT INTO suspects (due, pack) VALUES (?1, ?2)")
+                    .and_then(|mut s| s.execute(params![until, pack]))
+                    .map_err(sql)?;
+            }
+        }
+        Ok(finished)
+    }
+
+    /// Deletes what is free and what becomes free below it; what is over `limit` goes back into the queue.
+    fn run(&mut self, limit: usize) -> Result<()> {
+        let end = self.deleted + limit as u64;
+        while let Some(object) = self.free.pop() {
+            if self.deleted < end {
+                self.object(object)?;
+            } else {
+                self.suspect(object, int(self.now))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn suspect(&self, object: ObjectId, due: i64) -> Result<()> {
+        self.tx
+            .prepare_cached("INSERT INTO suspects (due, object) VALUES (?1, ?2)")
+            .and_then(|mut s| s.execute(params![due, object]))
+            .map_err(sql)?;
+        Ok(())
+    }
+
+    fn object(&mut self, object: ObjectId) -> Result<()> {
+        let row = self
+            .tx
+            .prepare_cached("SELECT refs, keep_until, kind FROM objects WHERE id = ?1")
+            .and_then(|mut s| s.query_row([object], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?))).optional())
+            .map_err(sql)?;
+        match row {
+            // Held again, or gone: another suspect was the same object.
+            None => Ok(()),
+            Some((refs, _, _)) if refs > 0 => Ok(()),
+            Some((_, keep_until, _)) if uint(keep_until) > self.now => self.suspect(object, keep_until),
+            Some((_, _, kind)) => {
+                if kind != Kind::Blob as i64 {
+                    self.release_children(object)?;
+                }
+                self.delete("DELETE FROM objects WHERE id = ?1 AND refs = 0 AND keep_until <= ?2 RETURNING pack, frame_len", object)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Deletes an object if `statement` still finds it free; whether it did.
+    fn delete(&mut self, statement: &str, object: ObjectId) -> Result<bool> {
+        let row = self
+            .tx
+            .prepare_cached(statement)
+            .and_then(|mut s| s.query_row(params![object, int(self.now)], |r| Ok((r.get::<_, PackId>(0)?, uint(r.get(1)?)))).optional())
+            .map_err(sql)?;
+        if let Some((pack, frame_len)) = row {
+            *self.lost.entry(pack).or_default() += frame_len;
+            self.frame_bytes += frame_len;
+            self.deleted += 1;
+        }
+        Ok(row.is_some())
+    }
+
+    /// Takes a container's references away. Unknown children are never taken for none: then nothing is deleted.
+    fn release_children(&mut self, container: ObjectId) -> Result<()> {
+        let packed: Vec<u8> = self
+            .tx
+            .prepare_cached("DELETE FROM containers WHERE object = ?1 RETURNING children")
+            .and_then(|mut s| s.query_row([container], |r| r.get(0)).optional())
+            .map_err(sql)?
+            .ok_or_else(|| Error::Internal(format!("the children of object {container} are not recorded; run fsck")))?;
+        for child in children::unpack(&packed)? {
+            // Most children of garbage are blobs that only it held: one statement for them.
+            let only_here = "DELETE FROM objects WHERE id = ?1 AND refs = 1 AND keep_until <= ?2 AND kind = 0 RETURNING pack, frame_len";
+            if self.delete(only_here, child)? {
+                continue;
+            }
+            let refs: Option<i64> = self
+                .tx
+                .prepare_cached("UPDATE objects SET refs = refs - 1 WHERE id = ?1 RETURNING refs")
+                .and_then(|mut s| s.query_row([child], |r| r.get(0)).optional())
+                .map_err(sql)?;
+            match refs {
+                Some(0) => self.free.push(child),
+                Some(_) => {}
+                None => return Err(Error::Internal(format!("object {container} holds object {child}, which is gone; run fsck"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+// ---- packs
+
+const PACK: &str = "id, key, state, bytes, frame_bytes, live_bytes";
+
+fn pack_row(r: &Row<'_>) -> rusqlite::Result<PackRow> {
+    let state = match r.get::<_, String>(2)?.as_str() {
+        "writing" => PackState::Writing,
+        "live" => PackState::Live,
+        _ => PackState::Draining,
+    };
+    Ok(PackRow {
+        id: r.get(0)?,
+        key: r.get(1)?,
+        state,
+        bytes: uint(r.get(3)?),
+        frame_bytes: uint(r.get(4)?),
+        live_bytes: uint(r.get(5)?),
+    })
+}
+
+fn pack_rows(tx: &Connection, rest: &str, parameters: impl rusqlite::Params) -> Result<Vec<PackRow>> {
+    tx.prepare_cached(&format!("SELECT {PACK} FROM packs {rest}"))
+        .and_then(|mut s| s.query_map(parameters, pack_row)?.collect())
+        .map_err(sql)
+}
+
+pub(super) fn packs(tx: &Connection, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>> {
+    pack_rows(tx, "WHERE id > ?1 ORDER BY id LIMIT ?2", params![after.unwrap_or(0), limit as i64])
+}
+
+pub(super) fn retire_packs(tx: &Connection, now: u64, limit: usize) -> Result<Retired> {
+    // That no object points to it is asked of the objects too: a wrong count must never cost bytes.
+    let empty = tx
+        .prepare_cached(
+            "UPDATE packs SET state = 'draining', draining_since = ?1 WHERE id IN
+             (SELECT id FROM packs p WHERE state = 'live' AND live_bytes = 0 AND NOT EXISTS (SELECT 1 FROM objects o WHERE o.pack = p.id) LIMIT ?2)",
+        )
+        .and_then(|mut s| s.execute(params![int(now), limit as i64]))
+        .map_err(sql)?;
+    // An upload that outlived its lease can no longer finish: finish_pack asks for the state. Its bytes go after the horizon, not now.
+    let abandoned = tx
+        .prepare_cached(
+            "UPDATE packs SET state = 'draining', draining_since = ?1 WHERE id IN
+             (SELECT id FROM packs WHERE state = 'writing' AND keep_until <= ?1 LIMIT ?2)",
+        )
+        .and_then(|mut s| s.execute(params![int(now), limit as i64]))
+        .map_err(sql)?;
+    Ok(Retired { empty: empty as u64, abandoned: abandoned as u64 })
+}
+
+pub(super) fn drained_packs(tx: &Connection, before: u64, limit: usize) -> Result<Vec<PackRow>> {
+    pack_rows(tx, "WHERE state = 'draining' AND draining_since <= ?1 ORDER BY draining_since LIMIT ?2", params![int(before), limit as i64])
+}
+
+pub(super) fn forget_packs(tx: &Connection, packs: &[PackId]) -> Result<()> {
+    let mut forget = tx.prepare_cached("DELETE FROM packs WHERE id = ?1 AND state = 'draining'").map_err(sql)?;
+    packs.iter().try_for_each(|pack| forget.execute([pack]).map(|_| ()).map_err(sql))
+}
+
+pub(super) fn claim_sparse_packs(tx: &Connection, limit: usize, now: u64, until: u64) -> Result<Vec<PackRow>> {
+    let found = pack_rows(
+        tx,
+        "WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes AND claimed_until <= ?1 ORDER BY live_bytes LIMIT ?2",
+        params![int(now), limit as i64],
+    )?;
+    let mut claim = tx.prepare_cached("UPDATE packs SET claimed_until = ?1 WHERE id = ?2").map_err(sql)?;
+    for pack in &found {
+        claim.execute(params![int(until), pack.id]).map_err(sql)?;
+    }
+    Ok(found)
+}
+
+pub(super) fn pack_contents(tx: &Connection, pack: PackId) -> Result<Vec<Packed>> {
+    let rows: Vec<(ObjectId, Vec<u8>, i64, i64)> = tx
+        .prepare_cached("SELECT id, digest, offset, frame_len FROM objects WHERE pack = ?1 AND health < 2 ORDER BY offset")
+        .and_then(|mut s| s.query_map([pack], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))?.collect())
+        .map_err(sql)?;
+    rows.into_iter()
+        .map(|(object, key, offset, len)| {
+            Ok(Packed { object, digest: Digest::from_key(&key)?, offset: uint(offset), frame_len: uint(len) })
+        })
+        .collect()
+}
+
+pub(super) fn finish_compaction(tx: &Connection, pack: PackId, sizes: PackSizes, moved: &[Moved], now: u64, until: u64) -> Result<()> {
+    let mut repoint =
+        tx.prepare_cached("UPDATE objects SET pack = ?1, offset = ?2 WHERE id = ?3 AND pack = ?4 RETURNING frame_len").map_err(sql)?;
+    let mut lost: BTreeMap<PackId, u64> = BTreeMap::new();
+    for Moved { object, from, offset } in moved {
+        let frame_len = repoint
+            .query_row(params![pack, int(*offset), object, from], |r| r.get::<_, i64>(0))
+            .optional()
+            .map_err(sql)?;
+        *lost.entry(*from).or_default() += frame_len.map_or(0, uint);
+    }
+    go_live(tx, pack, sizes, lost.values().sum(), until)?;
+    let mut lose = tx.prepare_cached("UPDATE packs SET live_bytes = live_bytes - ?1, claimed_until = 0 WHERE id = ?2").map_err(sql)?;
+    for (from, bytes) in &lost {
+        lose.execute(params![int(*bytes), from]).map_err(sql)?;
+    }
+    retire_packs(tx, now, lost.len()).map(|_| ())
+}
+
+// ---- runs
+
+fn trigger_word(trigger: GcTrigger) -> &'static str {
+    match trigger {
+        GcTrigger::Schedule => "schedule",
+        GcTrigger::Command => "command",
+        GcTrigger::Request => "request",
+    }
+}
+
+pub(super) fn record_gc_run(tx: &Connection, run: &GcRun) -> Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO gc_runs (id, cause, started_at, finished_at, report) VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (id) DO UPDATE SET finished_at = excluded.finished_at, report = excluded.report",
+    )
+    .and_then(|mut s| s.execute(params![run.id, trigger_word(run.trigger), int(run.started_at), run.finished_at.map(int), run.report]))
+    .map_err(sql)?;
+    Ok(())
+}
+
+pub(super) fn gc_runs(tx: &Connection, after: Option<&str>, limit: usize) -> Result<Page<GcRun>> {
+    // Ids are UUIDv7: in order of time.
+    let rows: Vec<GcRun> = tx
+        .prepare_cached("SELECT id, cause, started_at, finished_at, report FROM gc_runs WHERE id < ?1 ORDER BY id DESC LIMIT ?2")
+        .and_then(|mut s| {
+            s.query_map(params![after.unwrap_or("~"), limit as i64 + 1], |r| {
+                let trigger = match r.get::<_, String>(1)?.as_str() {
+                    "schedule" => GcTrigger::Schedule,
+                    "command" => GcTrigger::Command,
+                    _ => GcTrigger::Request,
+                };
+                let finished_at = r.get::<_, Option<i64>>(3)?.map(uint);
+                Ok(GcRun { id: r.get(0)?, trigger, started_at: uint(r.get(2)?), finished_at, report: r.get(4)? })
+            })?
+            .collect()
+        })
+        .map_err(sql)?;
+    Ok(super::names::paged(rows, limit, |run| run.id.clone()))
+}
