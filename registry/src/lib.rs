@@ -19,6 +19,7 @@ mod http;
 mod problem;
 pub mod routes;
 pub mod server;
+pub mod storage;
 pub mod telemetry;
 
 pub use config::Config;

@@ -84,7 +84,7 @@ impl Server {
     /// # Errors
     /// [`Error`] says what cannot be had.
     pub async fn bind(config: Config) -> Result<Self, Error> {
-        let store = Store::open(&config.data, config.store_options()).await?;
+        let store = crate::storage::open(&config).await?;
         Self::bind_over(store, config).await
     }
 

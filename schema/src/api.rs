@@ -384,6 +384,135 @@ api! {
         #[serde(default)]
         pub values_attested: u64,
     }
+
+    /// What a collection freed, and why. Numbers grow while it runs.
+    #[derive(Default)]
+    pub struct GcReport {
+        /// Its id.
+        pub id: String,
+        /// Why it ran: `schedule`, `command` or `request`.
+        pub trigger: String,
+        /// Nothing was changed: the numbers say what would be freed.
+        pub dry_run: bool,
+        /// Milliseconds since 1970.
+        pub started_at: u64,
+        /// Milliseconds since 1970; none while it runs, or if it was killed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub finished_at: Option<u64>,
+        /// Objects deleted because the last container, snapshot or tag that held them went.
+        pub released: u64,
+        /// Objects deleted because they were uploaded and never became part of a snapshot before their lease ended.
+        pub unclaimed: u64,
+        /// Bytes of their frames.
+        pub freed_bytes: u64,
+        /// Push sessions that had ended and were forgotten.
+        pub sessions: u64,
+        /// Packs that nothing points to any more: they drain.
+        pub packs_emptied: u64,
+        /// Packs whose upload never ended: they drain.
+        pub packs_abandoned: u64,
+        /// Packs whose live frames were copied together: they drain.
+        pub packs_compacted: u64,
+        /// Bytes of the frames that were copied.
+        pub moved_bytes: u64,
+        /// Packs whose bytes were deleted: the horizon since they began to drain had passed.
+        pub packs_deleted: u64,
+        /// Their bytes on storage.
+        pub deleted_bytes: u64,
+        /// Bytes that wait for the horizon.
+        pub draining_bytes: u64,
+        /// Objects of the journal that a checkpoint replaced.
+        pub journal_deleted: u64,
+        /// Snapshots evicted to keep a local store within its size.
+        pub evicted: u64,
+        /// What ended it early.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub error: Option<String>,
+    }
+
+    /// Runs of collection, newest first.
+    pub struct GcRuns {
+        /// The runs.
+        pub runs: Vec<GcReport>,
+        /// Cursor of the next page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub next: Option<String>,
+    }
+
+    /// Asks for a collection.
+    #[derive(Default)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct GcRequest {
+        /// Change nothing, say what would be freed.
+        pub dry_run: bool,
+    }
+
+    /// A blob whose bytes are bad.
+    pub struct DamagedBlob {
+        /// The blob.
+        pub digest: Digest,
+        /// What was found.
+        pub reason: String,
+        /// Snapshots that reach it, as `repository@digest`, at most a hundred. None: it was dead space, and nothing is lost.
+        pub snapshots: Vec<String>,
+    }
+
+    /// What a scrub found.
+    #[derive(Default)]
+    pub struct ScrubReport {
+        /// Packs read from their first byte to their last.
+        pub packs: u64,
+        /// Frames in them.
+        pub frames: u64,
+        /// Bytes read.
+        pub bytes: u64,
+        /// Whether every blob was hashed, and not only its checksum compared.
+        pub full: bool,
+        /// Packs that metadata names and that are not there, or are cut, or whose index is bad; with what was found.
+        pub bad_packs: Vec<String>,
+        /// Blobs that are bad, quarantined now or before.
+        pub damaged: Vec<DamagedBlob>,
+        /// Of these, how many were fetched again from the mirror.
+        pub healed: u64,
+    }
+
+    /// What a check of the tables found.
+    #[derive(Default)]
+    pub struct FsckReport {
+        /// Objects looked at.
+        pub objects: u64,
+        /// Containers read and compared with their rows.
+        pub containers: u64,
+        /// Packs looked at.
+        pub packs: u64,
+        /// Differences, in words, at most a thousand.
+        pub discrepancies: Vec<String>,
+        /// All differences.
+        pub wrong: u64,
+        /// Whether they were corrected.
+        pub repaired: bool,
+    }
+
+    /// What was brought back from packs and journal.
+    #[derive(Default)]
+    pub struct RebuildReport {
+        /// Packs taken in.
+        pub packs: u64,
+        /// Objects that are no complete pack, with what they are; left as they lie.
+        pub refused: Vec<String>,
+        /// Blobs.
+        pub objects: u64,
+        /// Containers.
+        pub containers: u64,
+        /// Objects of the journal that were read.
+        pub journal: u64,
+        /// Snapshots that are back.
+        pub snapshots: u64,
+        /// Tags that are back.
+        pub tags: u64,
+        /// Snapshots of which something is not there, in words.
+        pub lost: Vec<String>,
+    }
 }
 
 /// Where a tag should point for an update to happen: at a digest, or nowhere (`"absent"`).

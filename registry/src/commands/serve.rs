@@ -1,0 +1,23 @@
+//! `pf-registry serve`.
+
+use pfr_registry::config::Config;
+use pfr_registry::{Server, server};
+use std::io::Write as _;
+use std::time::Duration;
+
+pub(super) fn run(config: Config) -> Result<(), server::Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+    let served = runtime.block_on(async {
+        let server = Server::bind(config).await?;
+        // Before anyone is told that it runs: a signal must not find it unprepared.
+        let signals = server::signals()?;
+        let mut stdout = std::io::stdout().lock();
+        // A closed standard output is no reason not to serve.
+        let _ = writeln!(stdout, "listening on http://{}", server.local_addr()).and_then(|()| stdout.flush());
+        drop(stdout);
+        server.run(signals).await
+    });
+    // Blocking work that outlived the grace period was not acknowledged; the store finds its debris.
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    served
+}

@@ -1,0 +1,1 @@
+//! Throw-away servers for tests: real processes, on loopback, torn down with who started them.
