@@ -84,7 +84,10 @@ impl PackWriter {
         }
         self.wait().await?;
         self.upload.complete().await.map_err(Error::packs)?;
-        store.metadata.finish_pack(push.clone(), self.id, PackSizes { bytes: self.offset, frame_bytes }, self.frames, store.options.lease).await
+        store
+            .metadata
+            .finish_pack(push.clone(), self.id, PackSizes { bytes: self.offset, frame_bytes }, self.frames, store.options.lease)
+            .await
     }
 
     /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the pack's row.

@@ -83,7 +83,17 @@ pub fn manifest(seed: u64, pages: usize) -> FlatManifest {
 
 /// Limits small enough to pass with small inputs.
 pub fn small_limits() -> Limits {
-    Limits { document_bytes: 2000, pages: 3, sequences: 2, sequence_pages: 8, page_bytes: 4096, blob_bytes: 10_000, tensors: 2, layers: 3, journal_bytes: 2000 }
+    Limits {
+        document_bytes: 2000,
+        pages: 3,
+        sequences: 2,
+        sequence_pages: 8,
+        page_bytes: 4096,
+        blob_bytes: 10_000,
+        tensors: 2,
+        layers: 3,
+        journal_bytes: 2000,
+    }
 }
 
 /// Asserts the error's whole text and its code.

@@ -1,7 +1,7 @@
 //! A container's children in one column: sorted ids as varint differences.
 
-use crate::error::{Error, Result};
 use super::ObjectId;
+use crate::error::{Error, Result};
 
 /// Packs ids; sorts them and drops duplicates.
 pub(crate) fn pack(mut ids: Vec<ObjectId>) -> Vec<u8> {

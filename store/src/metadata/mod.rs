@@ -37,7 +37,8 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// # Errors
     /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a container's children are not all stored as it says.
     /// [`crate::Error::PackLost`] if collection gave the pack up in the meantime: its bytes must be uploaded again.
-    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored>;
+    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration)
+    -> Result<PackStored>;
 
     /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to the session.
     async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>>;

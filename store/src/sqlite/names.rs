@@ -378,7 +378,9 @@ pub(super) fn touch_snapshot(tx: &Connection, repository: &RepositoryName, diges
 pub(super) fn pin_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Result<()> {
     let id = visible(tx, repository)?;
     let (manifest, _) = manifest_row(tx, id, repository, digest)?;
-    tx.prepare_cached("UPDATE manifests SET pinned = ?1 WHERE id = ?2").and_then(|mut s| s.execute(params![pinned, manifest])).map_err(sql)?;
+    tx.prepare_cached("UPDATE manifests SET pinned = ?1 WHERE id = ?2")
+        .and_then(|mut s| s.execute(params![pinned, manifest]))
+        .map_err(sql)?;
     Ok(())
 }
 

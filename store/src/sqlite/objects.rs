@@ -139,7 +139,9 @@ fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
 /// Makes a complete pack live; its unclaimed objects are looked at when the lease ends.
 pub(super) fn go_live(tx: &Connection, pack: PackId, sizes: PackSizes, live_bytes: u64, until: u64) -> Result<()> {
     let updated = tx
-        .prepare_cached("UPDATE packs SET state = 'live', bytes = ?1, frame_bytes = ?2, live_bytes = ?3 WHERE id = ?4 AND state = 'writing'")
+        .prepare_cached(
+            "UPDATE packs SET state = 'live', bytes = ?1, frame_bytes = ?2, live_bytes = ?3 WHERE id = ?4 AND state = 'writing'",
+        )
         .and_then(|mut s| s.execute(params![int(sizes.bytes), int(sizes.frame_bytes), int(live_bytes), pack]))
         .map_err(sql)?;
     if updated != 1 {
@@ -196,7 +198,8 @@ fn load(tx: &Connection, digest: &Digest) -> Result<Option<Known>> {
 pub(super) type Missing = (Vec<usize>, Vec<(usize, ObjectId)>);
 
 pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -> Result<Missing> {
-    let mut select = tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2 AND health = 0").map_err(sql)?;
+    let mut select =
+        tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2 AND health = 0").map_err(sql)?;
     let (mut missing, mut to_raise) = (Vec::new(), Vec::new());
     for (position, (digest, wanted_kind)) in wanted.iter().enumerate() {
         let row = select
@@ -236,7 +239,13 @@ pub(super) fn locate(tx: &Connection, digests: &[Digest]) -> Result<Vec<Option<L
         .map(|digest| {
             select
                 .query_row(params![DOMAIN, digest.to_key()], |r| {
-                    Ok(Location { pack: r.get(0)?, offset: uint(r.get(1)?), frame_len: uint(r.get(2)?), raw_len: uint(r.get(3)?), health: health_of(r.get(4)?) })
+                    Ok(Location {
+                        pack: r.get(0)?,
+                        offset: uint(r.get(1)?),
+                        frame_len: uint(r.get(2)?),
+                        raw_len: uint(r.get(3)?),
+                        health: health_of(r.get(4)?),
+                    })
                 })
                 .optional()
                 .map_err(sql)
@@ -260,7 +269,15 @@ fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Re
         None if kind.is_container() => return Err(Error::Internal(format!("the children of object {id} are not recorded"))),
         None => Vec::new(),
     };
-    Ok(ObjectRow { id, digest: Digest::from_key(&digest)?, kind, size: uint(size), frame_len: uint(frame_len), refs: uint(refs), children: ids })
+    Ok(ObjectRow {
+        id,
+        digest: Digest::from_key(&digest)?,
+        kind,
+        size: uint(size),
+        frame_len: uint(frame_len),
+        refs: uint(refs),
+        children: ids,
+    })
 }
 
 pub(super) fn find(tx: &Connection, digests: &[Digest]) -> Result<Vec<Option<ObjectRow>>> {

@@ -1,0 +1,83 @@
+//! Behaviour suite of [`Metadata`]: random transactions against a model in memory. Every implementation is added to
+//! [`backends`]; where two differ, one of them is wrong.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod model;
+mod ops;
+
+use common::{repository, tag};
+use model::{LEASE, SNAPSHOTS, Universe, frames_of};
+use ops::{op, run};
+use pfr_schema::{Digest, ErrorCode};
+use pfr_store::{Clock, Commit, Metadata, PackSizes, PushId, SqliteMetadata, TagMove};
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+async fn backends(clock: Clock, dir: &std::path::Path) -> Vec<(&'static str, Arc<dyn Metadata>)> {
+    vec![
+        ("sqlite in memory", Arc::new(SqliteMetadata::open_in_memory(clock.clone()).await.unwrap())),
+        ("sqlite on disk", Arc::new(SqliteMetadata::open(&dir.join("metadata.sqlite"), clock).await.unwrap())),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_transactions_leaves_the_state_that_the_model_has(ops in proptest::collection::vec(op(), 1..60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let now = Arc::new(AtomicU64::new(1_000_000));
+            let clock = { let now = Arc::clone(&now); Clock::new(move || now.load(Ordering::SeqCst)) };
+            for (name, backend) in backends(clock, dir.path()).await {
+                println!("{name}");
+                run(&*backend, &ops, &now).await;
+            }
+        });
+    }
+}
+
+#[tokio::test]
+async fn lists_come_in_pages_that_join_without_gaps() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, metadata) in backends(Clock::system(), dir.path()).await {
+        let universe = Universe::new();
+        let pack = metadata.begin_pack("pack".into(), LEASE).await.unwrap();
+        let push = PushId("p".into());
+        metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
+        let frames = universe.0.iter().flat_map(|blobs| frames_of(blobs, u32::MAX).0).map(|(_, f)| f).collect();
+        metadata.finish_pack(push, pack, PackSizes { bytes: 1000, frame_bytes: 900 }, frames, LEASE).await.unwrap();
+        for snapshot in 0..SNAPSHOTS {
+            let push = PushId(format!("p{snapshot}"));
+            metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
+            let commit = Commit {
+                manifest: universe.manifest(snapshot),
+                parents: vec![],
+                artifact_type: None,
+                subject: None,
+                tag: Some(TagMove { tag: tag(&format!("tag-{snapshot}")), expected: None }),
+            };
+            metadata.commit(push, commit).await.unwrap();
+        }
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let page = metadata.snapshots(repository(), after, 2).await.unwrap();
+            all.extend(page.rows.into_iter().map(|r| r.digest));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let newest_first: Vec<Digest> = (0..SNAPSHOTS).rev().map(|i| universe.manifest(i)).collect();
+        assert_eq!(all, newest_first, "{name}");
+        let first = metadata.tags(repository(), None, 3).await.unwrap();
+        assert_eq!(first.next.as_deref(), Some("tag-2"), "{name}");
+        assert_eq!(metadata.tags(repository(), first.next, 3).await.unwrap().rows.len(), 2, "{name}");
+        assert_eq!(metadata.snapshots(repository(), Some("x".into()), 2).await.unwrap_err().code(), ErrorCode::InvalidRequest);
+    }
+}

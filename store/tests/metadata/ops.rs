@@ -1,0 +1,287 @@
+//! Random transactions, applied to an implementation and to the model.
+
+use crate::common::{repository, tag};
+use crate::model::{LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
+use pfr_schema::api::TagState;
+use pfr_schema::{Digest, ErrorCode};
+use pfr_store::{Commit, Damage, Metadata, Moved, PackSizes, PackState, PushId, TagMove};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    OpenPush(usize),
+    /// Upload the frames of a snapshot that the mask picks.
+    Upload {
+        push: usize,
+        snapshot: usize,
+        mask: u32,
+    },
+    Missing {
+        push: usize,
+        snapshot: usize,
+    },
+    Commit {
+        push: usize,
+        snapshot: usize,
+        tag: Option<usize>,
+        expected: Option<usize>,
+    },
+    /// The answer was lost: the same commit of the same session again.
+    CommitAgain(usize),
+    PutTags {
+        snapshot: usize,
+        tags: Vec<usize>,
+        expected: Option<usize>,
+    },
+    DeleteTag {
+        tag: usize,
+        expected: Option<usize>,
+    },
+    DeleteSnapshot(usize),
+    Abort(usize),
+    Wait(u64),
+    /// Collect to the end, so many objects a transaction.
+    Collect(usize),
+    Compact,
+    /// Drain and forget what has drained for so many seconds.
+    Drain(u64),
+    Quarantine {
+        snapshot: usize,
+        blob: usize,
+    },
+    Reassess,
+}
+
+pub fn op() -> impl Strategy<Value = Op> {
+    let push = 0..3_usize;
+    let snap = 0..SNAPSHOTS;
+    let expected = proptest::option::of(0..SNAPSHOTS + 1);
+    prop_oneof![
+        2 => push.clone().prop_map(Op::OpenPush),
+        6 => (push.clone(), snap.clone(), prop_oneof![Just(u32::MAX), any::<u32>()]).prop_map(|(push, snapshot, mask)| Op::Upload { push, snapshot, mask }),
+        2 => (push.clone(), snap.clone()).prop_map(|(push, snapshot)| Op::Missing { push, snapshot }),
+        5 => (push.clone(), snap.clone(), proptest::option::of(0..TAGS), expected.clone())
+            .prop_map(|(push, snapshot, tag, expected)| Op::Commit { push, snapshot, tag, expected: expected.filter(|_| tag.is_some()) }),
+        1 => any::<usize>().prop_map(Op::CommitAgain),
+        2 => (snap.clone(), proptest::collection::vec(0..TAGS, 1..3), expected.clone())
+            .prop_map(|(snapshot, tags, expected)| Op::PutTags { snapshot, tags, expected }),
+        2 => (0..TAGS, expected).prop_map(|(tag, expected)| Op::DeleteTag { tag, expected }),
+        2 => snap.clone().prop_map(Op::DeleteSnapshot),
+        1 => push.prop_map(Op::Abort),
+        2 => (1..90_u64).prop_map(Op::Wait),
+        3 => (1..20_usize).prop_map(Op::Collect),
+        1 => Just(Op::Compact),
+        1 => (0..60_u64).prop_map(Op::Drain),
+        1 => (snap, 0..12_usize).prop_map(|(snapshot, blob)| Op::Quarantine { snapshot, blob }),
+        1 => Just(Op::Reassess),
+    ]
+}
+
+/// Runs the operations, compares after each; at the end lets every lease end and expects what is reachable and nothing else.
+pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) {
+    let universe = Universe::new();
+    let mut model = Model { now: clock.load(Ordering::SeqCst), ..Model::default() };
+    for (step, op) in ops.iter().enumerate() {
+        let found = apply(metadata, op, &universe, &mut model, clock, step).await;
+        if let Err((expected, found)) = found {
+            panic!("step {step}, {op:?}: expected {expected}, found {found}");
+        }
+        model.check(metadata, &universe).await;
+    }
+    // Leases that were extended are looked at again at their own end, not before.
+    for _ in 0..3 {
+        model.now = clock.fetch_add(2 * LEASE_MS, Ordering::SeqCst) + 2 * LEASE_MS;
+        collect(metadata, &universe, &mut model, 7).await;
+    }
+    let left: BTreeSet<Digest> = model.objects.keys().copied().collect();
+    assert_eq!(left, model.reachable(), "collection left garbage");
+    drain(metadata, Duration::ZERO).await;
+    model.check(metadata, &universe).await;
+    assert!(metadata.suspects(1000).await.unwrap().is_empty(), "the queue is worked off");
+    for pack in metadata.packs(None, 10_000).await.unwrap() {
+        assert!(pack.state == PackState::Live && pack.live_bytes > 0, "{pack:?} should be gone");
+    }
+}
+
+type Outcome = Result<(), (String, String)>;
+
+fn compare<T: std::fmt::Debug>(expected: Result<(), ErrorCode>, found: pfr_store::Result<T>) -> Outcome {
+    match (&expected, &found) {
+        (Ok(()), Ok(_)) => Ok(()),
+        (Err(code), Err(error)) if error.code() == *code => Ok(()),
+        _ => Err((format!("{expected:?}"), format!("{found:?}"))),
+    }
+}
+
+fn same<T: std::fmt::Debug + PartialEq>(expected: &T, found: &T) -> Outcome {
+    if expected == found { Ok(()) } else { Err((format!("{expected:?}"), format!("{found:?}"))) }
+}
+
+async fn collect(metadata: &dyn Metadata, universe: &Universe, model: &mut Model, budget: usize) {
+    let mut deleted = 0;
+    loop {
+        let done = metadata.collect(budget).await.unwrap();
+        // The children of the last container come on top.
+        assert!(done.released + done.unclaimed <= budget as u64 + 16, "a step stays near its budget: {done:?}");
+        deleted += done.released + done.unclaimed;
+        if !done.more {
+            break;
+        }
+    }
+    let digests = universe.digests();
+    let rows = metadata.find(digests.clone()).await.unwrap();
+    let gone = digests.iter().zip(rows).filter(|(d, row)| row.is_none() && model.objects.contains_key(d)).map(|(d, _)| *d).collect();
+    model.collected(&gone);
+    assert_eq!(deleted, gone.len() as u64, "what collection says it deleted");
+}
+
+async fn drain(metadata: &dyn Metadata, horizon: Duration) {
+    metadata.retire_packs(1000).await.unwrap();
+    let drained = metadata.drained_packs(horizon, 1000).await.unwrap();
+    assert!(drained.iter().all(|p| p.state == PackState::Draining && p.live_bytes == 0));
+    metadata.forget_packs(drained.iter().map(|p| p.id).collect()).await.unwrap();
+}
+
+/// Copies what is alive in sparse packs into a new one, as the store does.
+async fn compact(metadata: &dyn Metadata, key: String) {
+    let sparse = metadata.claim_sparse_packs(10, Duration::from_secs(5)).await.unwrap();
+    assert!(metadata.claim_sparse_packs(10, Duration::from_secs(5)).await.unwrap().is_empty(), "what is claimed is not claimed again");
+    let (mut moved, mut offset) = (Vec::new(), 8);
+    for pack in &sparse {
+        assert!(pack.live_bytes * 2 < pack.frame_bytes);
+        for object in metadata.pack_contents(pack.id).await.unwrap() {
+            moved.push(Moved { object: object.object, from: pack.id, offset });
+            offset += object.frame_len;
+        }
+    }
+    if !moved.is_empty() {
+        let pack = metadata.begin_pack(key, LEASE).await.unwrap();
+        metadata.finish_compaction(pack, PackSizes { bytes: offset + 100, frame_bytes: offset - 8 }, moved, LEASE).await.unwrap();
+    }
+}
+
+pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model: &mut Model, clock: &AtomicU64, step: usize) -> Outcome {
+    let session = |model: &Model, push: &usize| model.pushes.get(push).map_or(PushId("none".into()), |(id, _)| id.clone());
+    match op {
+        Op::OpenPush(push) => {
+            let id = PushId(format!("push-{step}"));
+            model.pushes.insert(*push, (id.clone(), model.now + LEASE_MS));
+            compare(Ok(()), metadata.open_push(id, repository(), LEASE).await)
+        }
+        Op::Upload { push, snapshot, mask } => {
+            let (frames, sizes) = frames_of(&universe.0[*snapshot], *mask);
+            let pack = metadata.begin_pack(format!("pack-{step}"), LEASE).await.unwrap();
+            let id = session(model, push);
+            let expected = model.upload(*push, &universe.0[*snapshot], &frames);
+            let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            same(&expected, &found.map(|stored| stored.new).map_err(|e| e.code()))
+        }
+        Op::Missing { push, snapshot } => {
+            let blobs = &universe.0[*snapshot];
+            let wanted = blobs.iter().map(|b| (b.digest, b.kind)).collect();
+            let found = metadata.missing(session(model, push), wanted, LEASE).await;
+            let expected = model.alive(*push, false).map(|_| model.missing(blobs));
+            same(&expected, &found.map_err(|e| e.code()))
+        }
+        Op::Commit { push, snapshot, tag: tag_number, expected } => {
+            let move_tag = tag_number.map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) });
+            let manifest = universe.manifest(*snapshot);
+            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag };
+            let found = metadata.commit(session(model, push), commit.clone()).await;
+            compare(model.commit(*push, &commit, *tag_number), found)
+        }
+        Op::CommitAgain(which) => {
+            if model.committed.is_empty() {
+                return Ok(());
+            }
+            let which = which % model.committed.len();
+            let (id, _, commit) = model.committed[which].clone();
+            let tags = metadata.tags(repository(), None, 100).await.ok().map(|page| page.rows);
+            compare(model.commit_again(which), metadata.commit(id.clone(), commit.clone()).await)?;
+            assert_eq!(metadata.tags(repository(), None, 100).await.ok().map(|page| page.rows), tags, "a repeated commit moves nothing");
+            // Another commit of the same session is not the same.
+            let other = Commit { tag: Some(TagMove { tag: tag("other"), expected: None }), ..commit };
+            compare(Err(ErrorCode::PushUnknown), metadata.commit(id, other).await)
+        }
+        Op::PutTags { snapshot, tags, expected } => {
+            let manifest = universe.manifest(*snapshot);
+            let moves = tags.iter().map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) }).collect();
+            let found = metadata.put_tags(repository(), manifest, moves).await;
+            let outcome = model.visible().and_then(|()| {
+                model.snapshots.get(&manifest).ok_or(ErrorCode::SnapshotUnknown)?;
+                let mut after = model.tags.clone();
+                for t in tags {
+                    let state = after.get(t).map_or(TagState::Absent, |d| TagState::At(*d));
+                    if universe.state(*expected).is_some_and(|e| e != state) {
+                        return Err(ErrorCode::TagMoved);
+                    }
+                    after.insert(*t, manifest);
+                }
+                model.tags = after;
+                Ok(())
+            });
+            compare(outcome, found)
+        }
+        Op::DeleteTag { tag: t, expected } => {
+            let found = metadata.delete_tag(repository(), tag(&format!("t{t}")), universe.state(*expected)).await;
+            let outcome = model.visible().and_then(|()| {
+                if universe.state(*expected).is_some_and(|e| e != model.tag_state(*t)) {
+                    return Err(ErrorCode::TagMoved);
+                }
+                model.tags.remove(t).map(|_| ()).ok_or(ErrorCode::TagUnknown)
+            });
+            compare(outcome, found)
+        }
+        Op::DeleteSnapshot(snapshot) => {
+            let manifest = universe.manifest(*snapshot);
+            let found = metadata.delete_snapshot(repository(), manifest).await;
+            let outcome = model.visible().and_then(|()| {
+                if !model.snapshots.remove(&manifest) {
+                    return Err(ErrorCode::SnapshotUnknown);
+                }
+                model.tags.retain(|_, d| *d != manifest);
+                Ok(())
+            });
+            compare(outcome, found)
+        }
+        Op::Abort(push) => {
+            let id = model.pushes.remove(push).map_or(PushId("none".into()), |(id, _)| id);
+            compare(Ok(()), metadata.close_push(id).await)
+        }
+        Op::Wait(seconds) => {
+            model.now = clock.fetch_add(seconds * 1000, Ordering::SeqCst) + seconds * 1000;
+            Ok(())
+        }
+        Op::Collect(budget) => {
+            collect(metadata, universe, model, *budget).await;
+            Ok(())
+        }
+        Op::Compact => {
+            compact(metadata, format!("compact-{step}")).await;
+            Ok(())
+        }
+        Op::Drain(seconds) => {
+            drain(metadata, Duration::from_secs(*seconds)).await;
+            Ok(())
+        }
+        Op::Quarantine { snapshot, blob } => {
+            let blobs = &universe.0[*snapshot];
+            let digest = blobs[blob % blobs.len()].digest;
+            let Some(location) = metadata.locate(vec![digest]).await.unwrap().remove(0) else { return Ok(()) };
+            let damage = |pack: String| vec![Damage { digest, pack, reason: "found bad".into() }];
+            same(&Vec::<Digest>::new(), &metadata.quarantine(damage("another pack".into())).await.unwrap())?;
+            let before = model.objects[&digest].health == pfr_store::Health::Damaged;
+            let expected = if before { vec![] } else { vec![digest] };
+            same(&expected, &metadata.quarantine(damage(location.pack)).await.unwrap())?;
+            model.quarantine(&digest);
+            let listed = metadata.damaged(None, 1000).await.unwrap().rows;
+            let damaged: BTreeSet<Digest> =
+                model.objects.iter().filter(|(_, o)| o.health == pfr_store::Health::Damaged).map(|(d, _)| *d).collect();
+            same(&damaged, &listed.iter().map(|row| row.digest).collect())
+        }
+        Op::Reassess => same(&model.reassess(), &metadata.reassess().await.unwrap()),
+    }
+}
