@@ -5,19 +5,23 @@ use super::batch::{Batch, batches};
 use super::origin::Origin;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Holder, Item, plan};
+use crate::plan::{Holder, Item, Plan, plan};
 use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use pfr_schema::Kind;
 use pfr_schema::api::{self, DigestGroup, MissingRequest};
 use pfr_schema::frame::end_mark;
+use pfr_schema::{ErrorCode, Kind};
 use pfr_store::document_frame;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Requests with frames in flight.
 const IN_FLIGHT: usize = 4;
+
+/// How often what the registry lacks is found out before the push fails.
+const ROUNDS: u32 = 3;
 
 /// What has been sent and acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,20 +47,13 @@ impl<'a> Session<'a> {
     /// Everything but the opening.
     pub async fn run(&self, total_bytes: u64, sent: &mut Sent) -> Result<api::Committed> {
         let manifest = self.origin.manifest();
-        let plan = plan(manifest, self.origin, self, self.origin.limits()).await?;
-        if self.progress.bytes_deduplicated() == 0 {
-            self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
-        }
-        self.progress.enter(Phase::Sending);
-        let batches = batches(plan, self.push.max_frames_bytes);
-        {
-            let mut acknowledged = stream::iter(batches.together).map(|batch| self.send(batch)).buffer_unordered(IN_FLIGHT);
-            while let Some(one) = acknowledged.try_next().await? {
-                sent.add(one);
+        let mut rounds = 1;
+        while let Err(error) = self.bring(total_bytes, sent).await {
+            // What was collected since it was asked about: ask again.
+            if error.code() != ErrorCode::MissingBlobs || rounds >= ROUNDS {
+                return Err(error);
             }
-        }
-        for batch in batches.in_order {
-            sent.add(self.send(batch).await?);
+            rounds += 1;
         }
         self.progress.enter(Phase::Committing);
         let request = api::CommitRequest { manifest: manifest.digest, tag: self.target.tag.clone(), if_tag_is: self.target.if_tag_is };
@@ -65,6 +62,51 @@ impl<'a> Session<'a> {
             return Err(self.remote.protocol(format!("{} was to be committed, it committed {}", manifest.digest, committed.digest)));
         }
         Ok(committed)
+    }
+
+    /// Makes the registry hold everything that the manifest reaches, and the manifest.
+    async fn bring(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
+        let plan = self.plan().await?;
+        if self.progress.bytes_deduplicated() == 0 {
+            self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
+        }
+        self.progress.enter(Phase::Sending);
+        let batches = batches(plan, self.push.max_frames_bytes);
+        let mut leases = std::pin::pin!(self.keep_leases());
+        {
+            let mut acknowledged = stream::iter(batches.together).map(|batch| self.send(batch)).buffer_unordered(IN_FLIGHT);
+            loop {
+                tokio::select! {
+                    error = &mut leases => return Err(error),
+                    one = acknowledged.try_next() => match one? {
+                        Some(one) => sent.add(one),
+                        None => break,
+                    },
+                }
+            }
+        }
+        for batch in batches.in_order {
+            tokio::select! {
+                error = &mut leases => return Err(error),
+                one = self.send(batch) => sent.add(one?),
+            }
+        }
+        Ok(())
+    }
+
+    async fn plan(&self) -> Result<Plan> {
+        plan(self.origin.manifest(), self.origin, self, self.origin.limits()).await
+    }
+
+    /// A push may take longer than a lease: what the registry has of it is asked about, and thereby leased, again and again. Ends with an error only.
+    async fn keep_leases(&self) -> Error {
+        let every = Duration::from_millis((self.push.lease_seconds.saturating_mul(1000) / 3).max(100));
+        loop {
+            tokio::time::sleep(every).await;
+            if let Err(error) = self.plan().await {
+                return error;
+            }
+        }
     }
 
     pub async fn abort(&self) -> Result<()> {
