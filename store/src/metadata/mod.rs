@@ -147,6 +147,8 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     async fn reassess(&self) -> Result<u64>;
 
     /// Recomputes references, live bytes and sizes from containers, manifests and tags, in one state of the tables, and compares; corrects them if `repair`.
+    /// Also finds packs that drain though something lies in them, and objects that nothing holds and that collection's queue lacks. If the children of
+    /// a container are not known, no reference is corrected.
     async fn audit(&self, repair: bool) -> Result<Audit>;
 
     // ---- journal and rebuilding

@@ -1,5 +1,6 @@
 //! [`Metadata`] on SQLite: WAL, `synchronous=FULL`, one writer thread that batches commits, a few readers.
 
+mod audit;
 mod connection;
 mod gc;
 mod integrity;
@@ -256,7 +257,7 @@ impl Metadata for SqliteMetadata {
     }
 
     async fn audit(&self, repair: bool) -> Result<Audit> {
-        if repair { self.database.write(|tx| integrity::audit(tx, true)).await } else { self.database.read(|tx| integrity::audit(tx, false)).await }
+        if repair { self.database.write(|tx| audit::audit(tx, true)).await } else { self.database.read(|tx| audit::audit(tx, false)).await }
     }
 
     async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>> {
