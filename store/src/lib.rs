@@ -20,6 +20,7 @@ mod frames;
 mod gc;
 mod ingest;
 mod inspect;
+mod journal;
 mod metadata;
 mod pack_writer;
 mod sqlite;

@@ -5,6 +5,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod children;
+pub(crate) mod replay;
 mod rows;
 
 pub use rows::*;
@@ -147,14 +148,17 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     async fn reassess(&self) -> Result<u64>;
 
     /// Recomputes references, live bytes and sizes from containers, manifests and tags, in one state of the tables, and compares; corrects them if `repair`.
+    /// Also finds packs that drain though something lies in them, and objects that nothing holds and that collection's queue lacks. If the children of
+    /// a container are not known, no reference is corrected.
     async fn audit(&self, repair: bool) -> Result<Audit>;
 
     // ---- journal and rebuilding
 
-    /// Changes of names whose journal object is not recorded yet, oldest first.
+    /// Changes of names whose journal object is not recorded yet, oldest first. Numbers become visible in their order: once a number was seen
+    /// here or in [`Self::names`], no smaller one appears.
     async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>>;
 
-    /// Records that changes lie in a journal object. Twice is no error.
+    /// Records that the changes from `first` to `last` lie in a journal object. Twice is no error.
     async fn journaled(&self, row: JournalRow) -> Result<()>;
 
     /// All names, as records that build them up from nothing, and the number of the last change they contain: one state of the tables.
@@ -175,8 +179,9 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Makes stored blobs containers; returns those that lack children and stay blobs.
     async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>>;
 
-    /// Replays journal records, in order, into tables that have no names yet, and continues their numbering after `last`. Records of snapshots whose
-    /// manifest is not stored are returned and skipped.
+    /// Replays journal records, in order, into tables that have no names yet, and continues their numbering after `last`. What records come to is
+    /// written, not their way there: a snapshot that a later record deletes is none, and lists are in the order of the records. Records of snapshots
+    /// that should exist and whose manifest is not stored (as a manifest) are returned and skipped, with the tags on them. No new changes are noted.
     async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>>;
 
     /// Rows inserted, updated or deleted since the process started: what a transaction costs.

@@ -1,5 +1,6 @@
 //! [`Metadata`] on SQLite: WAL, `synchronous=FULL`, one writer thread that batches commits, a few readers.
 
+mod audit;
 mod connection;
 mod gc;
 mod integrity;
@@ -11,9 +12,9 @@ mod objects;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
-    TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame, ObjectId,
+    ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow,
+    Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -95,14 +96,7 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| objects::begin_pack(tx, &key, until)).await
     }
 
-    async fn finish_pack(
-        &self,
-        push: PushId,
-        pack: PackId,
-        sizes: PackSizes,
-        frames: Vec<NewFrame>,
-        lease: Duration,
-    ) -> Result<PackStored> {
+    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
         let (now, until) = (self.clock.now(), self.until(lease));
         self.database
             .write(move |tx| {
@@ -263,11 +257,7 @@ impl Metadata for SqliteMetadata {
     }
 
     async fn audit(&self, repair: bool) -> Result<Audit> {
-        if repair {
-            self.database.write(|tx| integrity::audit(tx, true)).await
-        } else {
-            self.database.read(|tx| integrity::audit(tx, false)).await
-        }
+        if repair { self.database.write(|tx| audit::audit(tx, true)).await } else { self.database.read(|tx| audit::audit(tx, false)).await }
     }
 
     async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>> {

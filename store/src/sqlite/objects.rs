@@ -13,7 +13,7 @@ fn sql(error: rusqlite::Error) -> Error {
     Error::metadata(&error)
 }
 
-fn kind_of(number: i64) -> Result<Kind> {
+pub(super) fn kind_of(number: i64) -> Result<Kind> {
     u8::try_from(number).ok().and_then(Kind::from_number).ok_or_else(|| Error::Internal(format!("object of unknown kind {number}")))
 }
 
