@@ -115,6 +115,8 @@ pub struct Probe {
 /// [`Error::Invalid`] for a URL that is none of these, or credentials that cannot be; [`Error::Unavailable`] for a directory that
 /// cannot be made.
 pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn ObjectStore>, Storage)> {
+    // Once a process; whoever came first has chosen, and any provider does.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     // What was given is not repeated: it may hold a secret in the wrong place.
     let expected = "expected file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX as storage";
     let parsed = Url::parse(url).map_err(|e| Error::Invalid(format!("{expected}: {e}")))?;
@@ -125,7 +127,10 @@ pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn ObjectStore>
     let refused = |e: object_store::Error| Error::Invalid(format!("{}: {e}", bucket(&parsed)));
     let named = parsed.host_str().is_some_and(|host| !host.is_empty());
     match parsed.scheme() {
-        "file" if !named => local(&parsed),
+        "file" if !named => {
+            let dir = parsed.to_file_path().map_err(|()| Error::Invalid("expected an absolute path in file:///DIR".into()))?;
+            open_dir(&dir)
+        }
         "s3" if named => {
             let settings = options.settings("AWS_", AmazonS3ConfigKey::Client);
             let builder = settings.into_iter().fold(AmazonS3Builder::new(), |b, (key, value)| b.with_config(key, value));
@@ -153,13 +158,28 @@ fn bucket(url: &Url) -> String {
     format!("{}://{}", url.scheme(), url.host_str().unwrap_or_default())
 }
 
-fn local(url: &Url) -> Result<(Arc<dyn ObjectStore>, Storage)> {
-    let dir = url.to_file_path().map_err(|()| Error::Invalid("expected an absolute path in file:///DIR".into()))?;
-    let fail = |e: &dyn fmt::Display| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
-    crate::durable::create_dir_all(&dir).map_err(|e| fail(&e))?;
-    let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(&dir).map_err(|e| fail(&e))?.with_fsync(true));
-    let storage = Storage { url: url.to_string(), packs: Arc::clone(&packs), prefix: Path::default(), signer: None };
+/// Makes a directory, durably, where it is not there.
+///
+/// # Errors
+/// [`Error::Unavailable`].
+pub fn make_dir(dir: &std::path::Path) -> Result<()> {
+    crate::durable::create_dir_all(dir).map_err(|e| no_dir(dir, &e))
+}
+
+/// Packs in a directory, with fsync. It is made if it is not there.
+///
+/// # Errors
+/// [`Error::Unavailable`] for a directory that cannot be made.
+pub fn open_dir(dir: &std::path::Path) -> Result<(Arc<dyn ObjectStore>, Storage)> {
+    make_dir(dir)?;
+    let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(dir).map_err(|e| no_dir(dir, &e))?.with_fsync(true));
+    let url = Url::from_file_path(dir).map_or_else(|()| dir.display().to_string(), String::from);
+    let storage = Storage { url, packs: Arc::clone(&packs), prefix: Path::default(), signer: None };
     Ok((packs, storage))
+}
+
+fn no_dir(dir: &std::path::Path, error: &dyn fmt::Display) -> Error {
+    Error::Unavailable { what: "directory", reason: format!("{}: {error}", dir.display()) }
 }
 
 fn prefixed<S: ObjectStore + Signer>(url: &str, store: Arc<S>, prefix: Path) -> (Arc<dyn ObjectStore>, Storage) {
