@@ -5,9 +5,10 @@
 //! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows (`send::Failed`), and takes
 //! "it is already as you wish" for success.
 //!
-//! `send` has the retries, `frames` the streams.
+//! `send` has the retries, `frames` the streams, `direct` the way around the registry to the storage behind it.
 
 pub(crate) mod backoff;
+mod direct;
 mod frames;
 mod names;
 mod pushes;
@@ -76,6 +77,7 @@ pub struct Remote {
     base: Arc<Url>,
     options: Arc<RemoteOptions>,
     round_trips: Arc<AtomicU64>,
+    direct: Arc<direct::Direct>,
 }
 
 impl fmt::Debug for Remote {
@@ -107,19 +109,24 @@ impl Remote {
         }
         // Once a process; whoever came first has chosen, and any provider does.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder = reqwest::Client::builder()
-            .default_headers(headers)
-            .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(options.connect_timeout)
-            .redirect(reqwest::redirect::Policy::none())
-            // The registry closes idle connections after a minute; one that it is closing must not be picked for a request.
-            .pool_idle_timeout(Duration::from_secs(30))
-            .tcp_nodelay(true);
-        if !options.system_proxy {
-            builder = builder.no_proxy();
-        }
-        let client = builder.build().map_err(|e| fail(&send::words(&e)))?;
-        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default() })
+        let client = |headers| {
+            let mut builder = reqwest::Client::builder()
+                .default_headers(headers)
+                .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
+                .connect_timeout(options.connect_timeout)
+                .redirect(reqwest::redirect::Policy::none())
+                // The registry closes idle connections after a minute; one that it is closing must not be picked for a request.
+                .pool_idle_timeout(Duration::from_secs(30))
+                .tcp_nodelay(true);
+            if !options.system_proxy {
+                builder = builder.no_proxy();
+            }
+            builder.build().map_err(|e| fail(&send::words(&e)))
+        };
+        // Storage that the registry sends to is not told the token.
+        let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));
+        let client = client(headers)?;
+        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default(), direct })
     }
 
     /// The base URL, without a trailing slash.

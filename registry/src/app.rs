@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::problem::Failure;
+use crate::redirect::Redirects;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
 use pfr_store::Store;
@@ -18,6 +19,7 @@ const PROOFS: usize = 2;
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) store: Store,
+    pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
     /// Places among the requests served at once.
@@ -32,9 +34,16 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(store: Store, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        redirects: Option<Redirects>,
+        metrics: PrometheusHandle,
+        openapi: String,
+        config: &Config,
+    ) -> Self {
         Self {
             store,
+            redirects: redirects.map(Arc::new),
             metrics,
             openapi: openapi.into(),
             places: Arc::new(Semaphore::new(config.max_requests)),

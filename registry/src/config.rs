@@ -5,6 +5,7 @@
 
 use clap::ValueEnum;
 use serde::Deserialize;
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -48,8 +49,19 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Directory of the store: packs and metadata. Made if it does not exist. Required.
+    /// Directory of the store: packs and metadata. Made if it does not exist. Required unless both --database and --storage are given.
     data: PathBuf = PathBuf::new(), "PF_REGISTRY_DATA", "DIR";
+    /// PostgreSQL for the metadata, `postgres://USER:PASSWORD@HOST/DATABASE` [default: none]: without one, SQLite in --data. Better
+    /// given by the environment or the file: command lines can be read by everyone on the machine.
+    database: DatabaseUrl = DatabaseUrl::default(), "PF_REGISTRY_DATABASE", "URL", hide_env_values = true;
+    /// Where the packs are, `file:///DIR`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX` [default: none]: without
+    /// it, in --data. Credentials and endpoint come from the usual variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …). Several registries
+    /// may share one storage if they share one --database.
+    storage: String = String::new(), "PF_REGISTRY_STORAGE", "URL";
+    /// Send clients to the storage for large downloads, by URLs that it signs [default: false]. Clients must be able to reach it.
+    redirect_downloads: bool = false, "PF_REGISTRY_REDIRECT_DOWNLOADS", "BOOL", num_args = 0..=1, default_missing_value = "true";
+    /// Seconds for which such a URL can be used [default: 900]. Must be less than what collected packs are kept.
+    redirect_seconds: u64 = 900, "PF_REGISTRY_REDIRECT_SECONDS", "S";
     /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
     listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
     /// Listen on an address that other machines can reach [default: false]. There are no tokens yet: whoever reaches the port
@@ -81,6 +93,50 @@ settings! {
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
 }
 
+/// The URL of a database. Shown without user, password and options.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct DatabaseUrl(String);
+
+impl DatabaseUrl {
+    /// Whether none was given.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The whole URL, with its password: for who connects, and nobody else.
+    #[must_use]
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for DatabaseUrl {
+    type Err = std::convert::Infallible;
+
+    /// Takes anything: an error here would repeat what was given.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((scheme, rest)) = self.0.split_once("://") else {
+            return f.write_str(if self.is_empty() { "" } else { "…" });
+        };
+        let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+        write!(f, "{scheme}://{}", address.split(['?', '#']).next().unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DatabaseUrl({self})")
+    }
+}
+
 /// Form of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -104,16 +160,27 @@ pub enum SettingsError {
         source: std::io::Error,
     },
     /// The file does not parse.
-    #[error("settings file {path}: {source}")]
+    #[error("settings file {path}, line {line}: {reason}")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// The parser's words, with the line.
-        source: Box<toml::de::Error>,
+        /// The line, from 1. Its text is not repeated: it may be a misspelt `database` with its password.
+        line: usize,
+        /// The parser's words.
+        reason: String,
     },
     /// No data directory.
-    #[error("no data directory: give --data DIR (or PF_REGISTRY_DATA, or `data` in the settings file)")]
+    #[error(
+        "no data directory: give --data DIR (or PF_REGISTRY_DATA, or `data` in the settings file), or both --database and --storage, \
+         which need none"
+    )]
     NoData,
+    /// Not a database that is known.
+    #[error("the database is no URL of PostgreSQL: expected postgres://USER:PASSWORD@HOST/DATABASE")]
+    Database,
+    /// Redirects to nowhere.
+    #[error("redirect-downloads needs a bucket as --storage; clients cannot be sent to a directory")]
+    NothingToRedirectTo,
     /// A limit of nothing.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]
     Zero(&'static str),
@@ -142,8 +209,15 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), SettingsError> {
-        if self.data.as_os_str().is_empty() {
+        if self.data.as_os_str().is_empty() && (self.database.is_empty() || self.storage.is_empty()) {
             return Err(SettingsError::NoData);
+        }
+        let postgres = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.secret().starts_with(scheme));
+        if !self.database.is_empty() && !postgres {
+            return Err(SettingsError::Database);
+        }
+        if self.redirect_downloads && (self.storage.is_empty() || self.storage.starts_with("file:")) {
+            return Err(SettingsError::NothingToRedirectTo);
         }
         let positive = [
             ("max-requests", self.max_requests as u64),
@@ -155,6 +229,7 @@ impl Config {
             ("max-frames-bytes", self.max_frames_bytes),
             ("lease-seconds", self.lease_seconds),
             ("pack-bytes", self.pack_bytes),
+            ("redirect-seconds", self.redirect_seconds),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(SettingsError::Zero(name));
@@ -175,6 +250,9 @@ impl Config {
 impl Overrides {
     fn read(path: &Path) -> Result<Self, SettingsError> {
         let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.into(), source })?;
-        toml::from_str(&text).map_err(|source| SettingsError::Parse { path: path.into(), source: Box::new(source) })
+        toml::from_str(&text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            SettingsError::Parse { path: path.into(), line: before.matches('\n').count() + 1, reason: error.message().to_owned() }
+        })
     }
 }

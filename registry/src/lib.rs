@@ -17,6 +17,7 @@ pub mod config;
 mod handlers;
 mod http;
 mod problem;
+mod redirect;
 pub mod routes;
 pub mod server;
 pub mod storage;

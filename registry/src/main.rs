@@ -18,6 +18,8 @@ struct Cli {
 const USAGE: u8 = 1;
 
 fn main() -> ExitCode {
+    // Buckets and databases are reached with TLS; nobody else has chosen a provider yet.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

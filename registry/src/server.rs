@@ -6,6 +6,7 @@
 use crate::app::App;
 use crate::config::{Config, SettingsError};
 use crate::http::stream::Timed;
+use crate::storage::Opened;
 use crate::telemetry::metrics as names;
 use crate::{routes, telemetry};
 use axum::Router;
@@ -84,8 +85,8 @@ impl Server {
     /// # Errors
     /// [`Error`] says what cannot be had.
     pub async fn bind(config: Config) -> Result<Self, Error> {
-        let store = crate::storage::open(&config).await?;
-        Self::bind_over(store, config).await
+        let opened = crate::storage::open_parts(&config).await?;
+        Self::bind_opened(opened, config).await
     }
 
     /// The same over a store that is open already.
@@ -93,11 +94,15 @@ impl Server {
     /// # Errors
     /// [`Error`] says what cannot be had.
     pub async fn bind_over(store: Store, config: Config) -> Result<Self, Error> {
+        Self::bind_opened(Opened { store, redirects: None }, config).await
+    }
+
+    async fn bind_opened(Opened { store, redirects }: Opened, config: Config) -> Result<Self, Error> {
         let metrics = telemetry::metrics::recorder().map_err(Error::Metrics)?;
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        let app = App::new(store.clone(), metrics.clone(), routes::openapi(), &config);
+        let app = App::new(store.clone(), redirects, metrics.clone(), routes::openapi(), &config);
         Ok(Self { listener, address, service: routes::service(app), store, metrics, config })
     }
 
@@ -124,7 +129,8 @@ impl Server {
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
-        tracing::info!(address = %self.address, data = %self.config.data.display(), "serving");
+        let (data, database, storage) = (self.config.data.display(), &self.config.database, &self.config.storage);
+        tracing::info!(address = %self.address, %data, %database, %storage, "serving");
         loop {
             let accepted = tokio::select! {
                 () = &mut shutdown => break,

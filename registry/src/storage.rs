@@ -1,12 +1,81 @@
-//! Where a registry's store lives.
+//! Where a registry's store lives: metadata in SQLite or PostgreSQL, packs in a directory or a bucket, in any pair.
 
 use crate::config::Config;
-use pfr_store::{Result, Store};
+use crate::redirect::Redirects;
+use object_store::ObjectStore;
+use pfr_store::storage::{Storage, StorageOptions};
+use pfr_store::{Error, Metadata, Options, Result, SqliteMetadata, Store};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A store that is open, and what of it only a registry uses.
+pub struct Opened {
+    /// The store.
+    pub store: Store,
+    /// Where clients are sent for large downloads, if they are.
+    pub redirects: Option<Redirects>,
+}
 
 /// Opens the store that the settings name.
 ///
 /// # Errors
 /// Those of the store.
 pub async fn open(config: &Config) -> Result<Store> {
-    Store::open(&config.data, config.store_options()).await
+    Ok(open_parts(config).await?.store)
+}
+
+/// Likewise, with its other parts.
+///
+/// # Errors
+/// Those of the store; [`Error::Invalid`] for a storage that cannot be what the settings want of it.
+pub async fn open_parts(config: &Config) -> Result<Opened> {
+    let options = config.store_options();
+    if config.database.is_empty() && config.storage.is_empty() {
+        return Ok(Opened { store: Store::open(&config.data, options).await?, redirects: None });
+    }
+    let (packs, storage) = packs(config)?;
+    probe(&storage).await?;
+    let redirects = match config.redirect_downloads {
+        false => None,
+        true if storage.can_sign() => Some(Redirects::new(storage, Duration::from_secs(config.redirect_seconds))),
+        true => return Err(Error::Invalid(format!("{} has no signed URLs; redirect-downloads needs them", storage.url()))),
+    };
+    let metadata = metadata(config, &options).await?;
+    Ok(Opened { store: Store::new(packs, metadata, options), redirects })
+}
+
+fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
+    if !config.storage.is_empty() {
+        return pfr_store::storage::open(&config.storage, &StorageOptions::from_env());
+    }
+    let dir = std::path::absolute(config.data.join("packs")).map_err(|e| Error::Unavailable { what: "directory", reason: e.to_string() })?;
+    pfr_store::storage::open_dir(&dir)
+}
+
+async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata>> {
+    if !config.database.is_empty() {
+        return Err(Error::Invalid(format!("{}: no PostgreSQL", config.database)));
+    }
+    pfr_store::storage::make_dir(&config.data)?;
+    Ok(Arc::new(SqliteMetadata::open(&config.data.join("metadata.sqlite"), options.clock.clone()).await?))
+}
+
+/// Tells the operator what the storage was seen to do. A storage that cannot be written or read is of no use; the rest is good to
+/// know, and nothing rests on it.
+async fn probe(storage: &Storage) -> Result<()> {
+    let seen = storage.probe().await?;
+    macro_rules! line {
+        ($level:ident, $words:literal) => {
+            tracing::$level!(
+                storage = storage.url(), write = true, read = true, list = seen.list, delete = seen.delete,
+                create_if_absent = seen.create_if_absent, signed_urls = storage.can_sign(), $words
+            )
+        };
+    }
+    if seen.list && seen.delete {
+        line!(info, "storage");
+    } else {
+        line!(warn, "storage: without delete no space is ever freed, without list metadata cannot be rebuilt from it");
+    }
+    Ok(())
 }

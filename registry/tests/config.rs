@@ -37,6 +37,7 @@ fn every_setting_is_a_flag_a_variable_a_key_and_is_documented_with_its_default()
             other => other.to_string(),
         };
         let help = argument.get_help().expect("help").to_string();
+        let default = if default.is_empty() { "none" } else { &default };
         assert!(flag == "data" || help.contains(&format!("[default: {default}]")), "--{flag}: {help:?} does not say {default}");
     }
     Flags::command().debug_assert();
@@ -68,4 +69,43 @@ fn what_cannot_be_right_is_refused() {
     let zero = Overrides { data, lease_seconds: Some(0), ..Overrides::default() };
     assert!(matches!(Config::load(None, zero), Err(SettingsError::Zero("lease-seconds"))));
     assert!(matches!(Config::load(None, Overrides::default()), Err(SettingsError::NoData)));
+}
+
+#[test]
+fn data_is_needed_where_database_or_storage_is_not_given() {
+    let database = || Some("postgres://u:pw@h/d".parse().expect("anything is"));
+    let storage = || Some("s3://bucket".to_owned());
+    let load = |given| Config::load(None, given);
+    assert!(matches!(load(Overrides { database: database(), ..Overrides::default() }), Err(SettingsError::NoData)));
+    assert!(matches!(load(Overrides { storage: storage(), ..Overrides::default() }), Err(SettingsError::NoData)));
+    assert!(load(Overrides { database: database(), storage: storage(), ..Overrides::default() }).is_ok());
+    let data = Some(PathBuf::from("/data"));
+    assert!(load(Overrides { data: data.clone(), storage: storage(), ..Overrides::default() }).is_ok());
+    let mysql = Overrides { data: data.clone(), database: Some("mysql://u:pw@h/d".parse().expect("anything is")), ..Overrides::default() };
+    assert!(matches!(load(mysql), Err(SettingsError::Database)));
+    let nowhere = Overrides { data, redirect_downloads: Some(true), ..Overrides::default() };
+    assert!(matches!(load(nowhere), Err(SettingsError::NothingToRedirectTo)));
+}
+
+#[test]
+fn the_password_of_a_database_is_not_printed() {
+    for (url, shown) in [
+        ("postgres://user:hush@host:5/db?password=hush", "postgres://host:5/db"),
+        ("postgres://host/db", "postgres://host/db"),
+        ("postgres://u:h@us:hush@host/db#hush", "postgres://host/db"),
+        ("hush", "…"),
+    ] {
+        let url: pfr_registry::config::DatabaseUrl = url.parse().expect("anything is");
+        assert_eq!(url.to_string(), shown);
+        assert!(!format!("{url:?}").contains("hush"), "{url:?}");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("settings.toml");
+    std::fs::write(&file, "data = \"/d\"\ndatabse = \"postgres://u:hush@h/d\"\n").expect("a file");
+    let error = Config::load(Some(&file), Overrides::default()).expect_err("an unknown key").to_string();
+    assert!(error.contains("line 2") && error.contains("databse") && !error.contains("hush"), "{error}");
+    let help = Overrides::augment_args(clap::Command::new("test")).render_long_help().to_string();
+    let database = Overrides::augment_args(clap::Command::new("test"));
+    let database = database.get_arguments().find(|a| a.get_long() == Some("database")).expect("the flag");
+    assert!(help.contains("PF_REGISTRY_DATABASE") && database.is_hide_env_values_set(), "--help shows the environment's value");
 }

@@ -22,3 +22,5 @@ pub const ORACLE: &str = "application/vnd.pf.oracle.v1+json";
 pub const OCTETS: &str = "application/octet-stream";
 /// A stream of frames ([`crate::frame`]) as an HTTP body.
 pub const FRAMES: &str = "application/vnd.pf.frames.v1";
+/// Where frames lie, for who can fetch them from there: JSON of [`crate::api::FrameLocations`].
+pub const FRAME_LOCATIONS: &str = "application/vnd.pf.frame-locations.v1+json";

@@ -23,11 +23,11 @@ const AHEAD: usize = 2;
 
 /// Frames that lie back to back in one pack.
 #[derive(Clone, Debug)]
-struct Extent {
-    pack: String,
-    range: Range<u64>,
+pub(crate) struct Extent {
+    pub(crate) pack: String,
+    pub(crate) range: Range<u64>,
     /// Where each frame begins within the range, and what it is.
-    frames: Vec<(u64, Digest)>,
+    pub(crate) frames: Vec<(u64, Digest)>,
 }
 
 pub(crate) async fn frames(store: &Store, digests: Vec<Digest>) -> Result<BoxFrames> {
@@ -49,7 +49,7 @@ pub(crate) async fn frames(store: &Store, digests: Vec<Digest>) -> Result<BoxFra
     Ok(body.chain(end).boxed())
 }
 
-async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Location)>> {
+pub(crate) async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Location)>> {
     let locations = store.metadata.locate(digests.to_vec()).await?;
     digests
         .iter()
@@ -64,7 +64,7 @@ async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Locati
         .collect()
 }
 
-fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
+pub(crate) fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
     for (digest, location) in located {
         let end = location.offset + location.frame_len;

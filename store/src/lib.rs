@@ -23,7 +23,10 @@ mod inspect;
 mod journal;
 mod metadata;
 mod pack_writer;
+mod ranges;
 mod sqlite;
+#[cfg(feature = "cloud")]
+pub mod storage;
 mod store;
 mod verify;
 
@@ -33,6 +36,7 @@ pub use frames::BoxFrames;
 pub use gc::GcOptions;
 pub use inspect::VerifyProgress;
 pub use metadata::*;
+pub use ranges::PackRange;
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};
 pub use verify::{Incoming, Whole, verified_frames};

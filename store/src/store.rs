@@ -260,6 +260,15 @@ impl Store {
         crate::frames::frames(self, digests).await
     }
 
+    /// Where the frames of `digests` lie, in that order: for readers that fetch them from the packs themselves. What is there stays
+    /// there for a horizon after it is collected or moved, and is not read here: the reader verifies.
+    ///
+    /// # Errors
+    /// [`Error::BlobUnknown`], [`Error::Corrupt`] for what is quarantined.
+    pub async fn ranges(&self, digests: &[Digest]) -> Result<Vec<crate::PackRange>> {
+        crate::ranges::ranges(self, digests).await
+    }
+
     // ---- names
 
     /// The snapshot that a selector means.

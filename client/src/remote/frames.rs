@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::{Digest, RepositoryName, api, media_type};
-use reqwest::header::CONTENT_TYPE;
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Body, Method, Response, Url};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,19 +16,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A stream of frames with an end mark. An error ends it without one.
 pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 
+/// What a client takes that can reach the storage.
+const EITHER: &str = "application/vnd.pf.frame-locations.v1+json, application/vnd.pf.frames.v1";
+/// Bytes of an answer with locations at most.
+const LOCATIONS: usize = 64 << 20;
 /// Pieces smaller than this are gathered…
 const CRUMB: usize = 64 << 10;
 /// …into pieces of this size.
 const PIECE: usize = 256 << 10;
 
 impl Remote {
-    /// Frames of `digests`, in that order, with an end mark. Nothing about the bytes is verified.
+    /// Frames of `digests`, in that order, with an end mark: from the registry, or from where it says that they lie. Nothing about
+    /// the bytes is verified.
     ///
     /// # Errors
     /// `blob_unknown` before the first byte; a stream that is cut ends with [`crate::Error::Cut`].
     pub async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>) -> Result<BoxFrames> {
         let url = self.repository_path(repository, &["frames"]);
-        let response = self.request(self.with_json(Method::POST, url, &api::FramesRequest { digests })?).await?;
+        let request = api::FramesRequest { digests };
+        let build = self.with_json(Method::POST, url, &request)?;
+        let accept = if self.direct.open() { EITHER } else { media_type::FRAMES };
+        let response = self.request(|| build().header(ACCEPT, accept)).await?;
+        if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(media_type::FRAME_LOCATIONS.as_bytes())) {
+            let locations = self.parse(&self.read(response, LOCATIONS).await?)?;
+            return self.from_locations(locations, &request.digests);
+        }
         let incoming = Incoming { remote: self.clone(), response, held: BytesMut::new(), ended: None };
         let pieces = stream::try_unfold(incoming, |mut incoming| async move { Ok(incoming.next().await?.map(|piece| (piece, incoming))) });
         Ok(pieces.boxed())

@@ -6,15 +6,16 @@ use crate::app::App;
 use crate::http::body::is_stall;
 use crate::http::extract::{In, JsonBody, Push, media_type};
 use crate::problem::Failure;
+use crate::redirect;
 use crate::routes::failures;
 use crate::telemetry::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use pfr_schema::media_type::FRAMES;
+use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
 use pfr_schema::{RepositoryName, api};
 use pfr_store::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,23 +58,35 @@ pub(crate) async fn put(
 /// Downloads frames
 ///
 /// In the asked order, with an end mark. A stream without its end mark was cut: ask again for what did not arrive. The reader
-/// verifies every frame against its digest.
+/// verifies every frame against its digest. A client that also accepts `application/vnd.pf.frame-locations.v1+json` may be told
+/// where the frames lie instead.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/frames", operation_id = "get_frames", tag = "read",
     params(("repo" = RepositoryName, Path, description = "Repository")),
     request_body = api::FramesRequest,
     responses(
-        (status = 200, description = "Frames, see docs/formats.md", content_type = "application/vnd.pf.frames.v1", body = inline(FrameStream)),
+        (status = 200, description = "Frames, see docs/formats.md, or where they lie", content(
+            (inline(FrameStream) = "application/vnd.pf.frames.v1"),
+            (api::FrameLocations = "application/vnd.pf.frame-locations.v1+json"),
+        )),
         failures::Fetching,
     ),
 )]
 pub(crate) async fn get(
     State(app): State<App>,
     In(repository): In<RepositoryName>,
+    headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::FramesRequest>,
 ) -> Answer<Response> {
     check_count(&app, request.digests.len())?;
     must_exist(&app, &repository).await?;
+    if let Some(redirects) = &app.redirects
+        && redirect::accepted(&headers)
+        && let Some(locations) = redirects.locations(&app.store, &request.digests).await?
+    {
+        let kind = HeaderValue::from_static(FRAME_LOCATIONS);
+        return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
+    }
     let mut frames = app.store.frames(request.digests).await?;
     // Once the head is sent only a cut can tell of an error; what fails at the start gets a whole answer.
     let first = frames.try_next().await?;

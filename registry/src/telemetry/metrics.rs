@@ -11,6 +11,7 @@ pub(crate) const CONNECTIONS: &str = "pf_http_open_connections";
 pub(crate) const ERRORS: &str = "pf_errors_total";
 pub(crate) const BYTES_RECEIVED: &str = "pf_frames_received_bytes_total";
 pub(crate) const BYTES_SENT: &str = "pf_frames_sent_bytes_total";
+pub(crate) const BYTES_REDIRECTED: &str = "pf_frames_redirected_bytes_total";
 pub(crate) const FRAMES_RECEIVED: &str = "pf_frames_received_total";
 pub(crate) const FRAMES_NEW: &str = "pf_frames_new_total";
 pub(crate) const COMMITS: &str = "pf_commits_total";
@@ -40,6 +41,7 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(ERRORS, Unit::Count, "Requests that failed, by error code.");
     describe_counter!(BYTES_RECEIVED, Unit::Bytes, "Bytes of frame streams received, refused ones included.");
     describe_counter!(BYTES_SENT, Unit::Bytes, "Bytes of frame streams sent.");
+    describe_counter!(BYTES_REDIRECTED, Unit::Bytes, "Bytes of frames that clients were told to fetch from the storage itself.");
     describe_counter!(FRAMES_RECEIVED, Unit::Count, "Frames received and stored.");
     describe_counter!(FRAMES_NEW, Unit::Count, "Frames received whose blobs the store did not have.");
     describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
@@ -47,7 +49,7 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(ROWS_WRITTEN, Unit::Count, "Metadata rows inserted, updated or deleted.");
     describe_gauge!(DISK, Unit::Bytes, "Bytes of all packs that are in use.");
     // What has not happened yet is 0, not absent.
-    for name in [BYTES_RECEIVED, BYTES_SENT, FRAMES_RECEIVED, FRAMES_NEW, TAG_CONFLICTS, ROWS_WRITTEN] {
+    for name in [BYTES_RECEIVED, BYTES_SENT, BYTES_REDIRECTED, FRAMES_RECEIVED, FRAMES_NEW, TAG_CONFLICTS, ROWS_WRITTEN] {
         metrics::counter!(name).increment(0);
     }
     for name in [IN_FLIGHT, CONNECTIONS] {

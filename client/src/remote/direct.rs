@@ -1,0 +1,145 @@
+//! Frames straight from the storage behind a registry, where the registry says that they can be had there.
+//!
+//! The storage is believed as little as the registry: the bytes go the same way, past the same checks. It is never shown the
+//! registry's token. What cannot be had there — an expired URL, a pack that was moved, a network in between — is a cut stream: the
+//! caller asks the registry for the rest. After a few of those in a row the registry is asked to send frames itself.
+
+use super::send::words;
+use super::{BoxFrames, Remote, backoff};
+use crate::error::{Error, Result};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt as _;
+use futures::stream;
+use pfr_schema::frame::end_mark;
+use pfr_schema::{Digest, api};
+use reqwest::header::RANGE;
+use reqwest::{StatusCode, Url};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of one request.
+const PART: u64 = 4 << 20;
+/// Requests in flight besides the one being handed on, for each stream.
+const AHEAD: usize = 2;
+/// Tries of one request that is cut or not answered.
+const TRIES: u32 = 3;
+/// Failures in a row after which the storage is left alone.
+const FAILURES: u32 = 3;
+
+/// The way around the registry.
+pub(super) struct Direct {
+    /// Without the token.
+    client: reqwest::Client,
+    failures: AtomicU32,
+}
+
+impl Direct {
+    pub(super) fn new(client: reqwest::Client) -> Self {
+        Self { client, failures: AtomicU32::new(0) }
+    }
+
+    /// Whether it is worth trying.
+    pub(super) fn open(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) < FAILURES
+    }
+}
+
+/// One request's part of an extent.
+struct Part {
+    url: Url,
+    range: Range<u64>,
+    /// When the URL stops to work.
+    expires: Instant,
+}
+
+/// Why a try failed.
+enum Trouble {
+    /// The storage answers, but not with these bytes.
+    Refused(StatusCode),
+    /// Nothing, or not all, came.
+    Broken(String),
+}
+
+impl Remote {
+    /// The stream that `digests` were asked for, from where the registry says.
+    pub(super) fn from_locations(&self, locations: api::FrameLocations, digests: &[Digest]) -> Result<BoxFrames> {
+        let named = locations.extents.iter().flat_map(|extent| &extent.digests);
+        if !named.eq(digests) {
+            return Err(self.protocol("it located other frames than were asked for".into()));
+        }
+        let expires = Instant::now() + Duration::from_secs(locations.expires_seconds);
+        let mut parts = Vec::new();
+        for extent in locations.extents {
+            let end = extent.offset.checked_add(extent.length).ok_or_else(|| self.protocol("a range without an end".into()))?;
+            let url: Url = extent.url.parse().map_err(|_| self.protocol("a location that is no URL".into()))?;
+            // What was asked for in private is not fetched in the open.
+            if url.scheme() != "https" && (url.scheme() != "http" || self.base.scheme() == "https") {
+                self.direct.failures.store(FAILURES, Ordering::Relaxed);
+                return Err(self.cut(format!("it sends to a storage over {}", url.scheme())));
+            }
+            let starts = (extent.offset..end).step_by(usize::try_from(PART).unwrap_or(usize::MAX));
+            parts.extend(starts.map(|start| Part { url: url.clone(), range: start..end.min(start + PART), expires }));
+        }
+        let (remote, count) = (self.clone(), digests.len() as u64);
+        let body = stream::iter(parts).map(move |part| remote.clone().part(part)).buffered(AHEAD);
+        Ok(body.chain(stream::once(async move { Ok(Bytes::from(end_mark(count))) })).boxed())
+    }
+
+    async fn part(self, part: Part) -> Result<Bytes> {
+        let len = usize::try_from(part.range.end - part.range.start).unwrap_or(usize::MAX);
+        let mut got = BytesMut::with_capacity(len);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let why = match self.rest(&part, &mut got).await {
+                Ok(()) if got.len() == len => {
+                    self.direct.failures.store(0, Ordering::Relaxed);
+                    return Ok(got.freeze());
+                }
+                Ok(()) => "it ended early".to_owned(),
+                Err(Trouble::Broken(why)) => why,
+                Err(Trouble::Refused(status)) => {
+                    // An expired URL is nobody's fault: the registry gives another.
+                    if Instant::now() < part.expires {
+                        self.direct.failures.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Err(self.detour(&part, &format!("it answered {status}")));
+                }
+            };
+            if tries == TRIES {
+                self.direct.failures.fetch_add(1, Ordering::Relaxed);
+                return Err(self.detour(&part, &why));
+            }
+            tokio::time::sleep(backoff::wait(tries)).await;
+        }
+    }
+
+    /// Appends what `got` lacks of a part.
+    async fn rest(&self, part: &Part, got: &mut BytesMut) -> std::result::Result<(), Trouble> {
+        self.round_trips.fetch_add(1, Ordering::Relaxed);
+        let idle = self.options.idle_timeout;
+        let silent = |_| Trouble::Broken(format!("no byte for {} seconds", idle.as_secs()));
+        let broken = |error: reqwest::Error| Trouble::Broken(words(&error));
+        let (start, end) = (part.range.start + got.len() as u64, part.range.end);
+        let request = self.direct.client.get(part.url.clone()).header(RANGE, format!("bytes={start}-{}", end - 1));
+        let mut response = tokio::time::timeout(idle, request.send()).await.map_err(silent)?.map_err(broken)?;
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {}
+            status if status.is_server_error() => return Err(Trouble::Broken(format!("it answered {status}"))),
+            status => return Err(Trouble::Refused(status)),
+        }
+        while let Some(piece) = tokio::time::timeout(idle, response.chunk()).await.map_err(silent)?.map_err(broken)? {
+            if got.len() as u64 + piece.len() as u64 > end - part.range.start {
+                return Err(Trouble::Broken("it sent more than was asked for".into()));
+            }
+            got.extend_from_slice(&piece);
+        }
+        Ok(())
+    }
+
+    /// The error; the host of the storage is named, the rest of its URL is a secret.
+    fn detour(&self, part: &Part, why: &str) -> Error {
+        self.cut(format!("the storage at {} that it sent to: {why}", part.url.host_str().unwrap_or_default()))
+    }
+}

@@ -1,0 +1,54 @@
+//! Large downloads from the storage itself: the registry says where frames lie, and signs.
+
+use crate::telemetry::metrics::BYTES_REDIRECTED;
+use axum::http::{HeaderMap, header};
+use pfr_schema::media_type::FRAME_LOCATIONS;
+use pfr_schema::{Digest, api};
+use pfr_store::storage::Storage;
+use pfr_store::{Result, Store};
+use std::time::Duration;
+
+/// Ranges shorter than this on average are not worth a request each: then the registry, which is near the storage, sends frames.
+const WORTH: u64 = 128 << 10;
+/// Ranges in one answer, each with a URL of a few hundred bytes.
+const MOST: usize = 4096;
+
+/// The storage that clients are sent to.
+pub struct Redirects {
+    storage: Storage,
+    expires: Duration,
+}
+
+impl Redirects {
+    pub(crate) fn new(storage: Storage, expires: Duration) -> Self {
+        Self { storage, expires }
+    }
+
+    /// Where the frames of `digests` lie; `None` if it is better to send them from here.
+    pub(crate) async fn locations(&self, store: &Store, digests: &[Digest]) -> Result<Option<api::FrameLocations>> {
+        let ranges = store.ranges(digests).await?;
+        let bytes: u64 = ranges.iter().map(|range| range.length).sum();
+        if ranges.is_empty() || ranges.len() > MOST || bytes / (ranges.len() as u64) < WORTH {
+            return Ok(None);
+        }
+        let mut extents: Vec<api::FrameExtent> = Vec::with_capacity(ranges.len());
+        let mut last: Option<(String, String)> = None;
+        for range in ranges {
+            let url = match &last {
+                Some((path, url)) if *path == range.path => url.clone(),
+                _ => self.storage.signed_url(&range.path, self.expires).await?,
+            };
+            last = Some((range.path, url.clone()));
+            extents.push(api::FrameExtent { url, offset: range.offset, length: range.length, digests: range.digests });
+        }
+        metrics::counter!(BYTES_REDIRECTED).increment(bytes);
+        Ok(Some(api::FrameLocations { expires_seconds: self.expires.as_secs(), extents }))
+    }
+}
+
+/// Whether a client says that it takes locations.
+pub(crate) fn accepted(headers: &HeaderMap) -> bool {
+    let accepts = headers.get_all(header::ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
+    let mut kinds = accepts.flat_map(|value| value.split(',')).map(|kind| kind.split(';').next().unwrap_or_default().trim());
+    kinds.any(|kind| kind.eq_ignore_ascii_case(FRAME_LOCATIONS))
+}

