@@ -2,7 +2,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
+use crate::metadata::{NewContainer, Moved, NewFrame, PackId, PackSizes, PackStored, PushId};
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
@@ -76,6 +76,17 @@ impl PackWriter {
 
     /// Completes the pack, durably, then indexes it.
     pub(crate) async fn finish(mut self, store: &Store, push: &PushId) -> Result<PackStored> {
+        let sizes = self.seal().await?;
+        store.metadata.finish_pack(push.clone(), self.id, sizes, self.frames, store.options.lease).await
+    }
+
+    /// Completes the pack, durably, then points what was moved to it.
+    pub(crate) async fn finish_moved(mut self, store: &Store, moved: Vec<Moved>) -> Result<()> {
+        let sizes = self.seal().await?;
+        store.metadata.finish_compaction(self.id, sizes, moved, store.options.lease).await
+    }
+
+    async fn seal(&mut self) -> Result<PackSizes> {
         let frame_bytes = self.offset - pack::MAGIC.len() as u64;
         let entries: Vec<pack::Entry> = self.frames.iter().map(|f| pack::Entry { offset: f.offset, header: f.header }).collect();
         self.append(pack::index_and_footer(&entries, self.offset).into()).await?;
@@ -84,7 +95,7 @@ impl PackWriter {
         }
         self.wait().await?;
         self.upload.complete().await.map_err(Error::packs)?;
-        store.metadata.finish_pack(push.clone(), self.id, PackSizes { bytes: self.offset, frame_bytes }, self.frames, store.options.lease).await
+        Ok(PackSizes { bytes: self.offset, frame_bytes })
     }
 
     /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the pack's row.
