@@ -23,6 +23,8 @@ mod inspect;
 mod journal;
 mod metadata;
 mod pack_writer;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod sqlite;
 mod store;
 mod verify;
@@ -33,6 +35,8 @@ pub use frames::BoxFrames;
 pub use gc::GcOptions;
 pub use inspect::VerifyProgress;
 pub use metadata::*;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};
 pub use verify::{Incoming, Whole, verified_frames};
