@@ -24,6 +24,8 @@ mod integrity;
 mod journal;
 mod metadata;
 mod pack_writer;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod ranges;
 mod sqlite;
 #[cfg(feature = "cloud")]
@@ -38,6 +40,8 @@ pub use gc::GcOptions;
 pub use inspect::VerifyProgress;
 pub use integrity::ScrubOptions;
 pub use metadata::*;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use ranges::PackRange;
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};

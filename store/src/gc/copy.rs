@@ -17,7 +17,7 @@ const READ: u64 = 4 << 20;
 const GAP: u64 = 128 << 10;
 
 /// What went wrong while copying.
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// Reading: what was copied before is good.
     Source(Error),
     /// Writing: the new pack is lost.
@@ -25,7 +25,7 @@ pub(super) enum Fault {
 }
 
 /// A pack that compaction writes.
-pub(super) struct Target {
+pub(crate) struct Target {
     pub writer: PackWriter,
     pub moved: Vec<Moved>,
     /// Packs from which something was copied.
@@ -55,7 +55,7 @@ impl Target {
 
 impl Store {
     /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays.
-    pub(super) async fn copy_live(&self, pack: &PackRow, target: &mut Option<Target>) -> std::result::Result<Vec<Damage>, Fault> {
+    pub(crate) async fn copy_live(&self, pack: &PackRow, target: &mut Option<Target>) -> std::result::Result<Vec<Damage>, Fault> {
         let contents = self.metadata.pack_contents(pack.id).await.map_err(Fault::Source)?;
         let mut damage = Vec::new();
         let bad = |frame: &Packed, reason: String| Damage { digest: frame.digest, pack: pack.key.clone(), reason };

@@ -51,7 +51,13 @@ impl<'a> Run<'a> {
     }
 
     /// The journal is kept short here.
-    async fn journal_upkeep(&mut self) {}
+    async fn journal_upkeep(&mut self) {
+        // What a killed process left unwritten, before a checkpoint is thought of.
+        let flushed = self.store.flush_journal().await;
+        self.note(flushed);
+        let replaced = self.store.checkpoint_journal().await;
+        self.report.journal_deleted += self.note(replaced).unwrap_or(0);
+    }
 
     /// Tells how far it is, and writes the row once there is something to say.
     pub(super) async fn progress(&mut self) {
