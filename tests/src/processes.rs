@@ -13,7 +13,17 @@ pub struct Registry {
     data: PathBuf,
     address: String,
     log: PathBuf,
+    launch: Launch,
     _dir: Option<TempDir>,
+}
+
+/// How a registry is started, again too.
+#[derive(Clone)]
+struct Launch {
+    /// Whether it is given a data directory.
+    data: bool,
+    options: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Registry {
@@ -29,10 +39,21 @@ impl Registry {
     /// A registry over a directory that outlives it.
     #[must_use]
     pub fn over(data: &Path, options: &[&str]) -> Self {
-        Self::spawn(data, "127.0.0.1:0", options)
+        let launch = Launch { data: true, options: options.iter().map(|o| (*o).to_owned()).collect(), environment: Vec::new() };
+        Self::spawn(data, "127.0.0.1:0", launch)
     }
 
-    fn spawn(data: &Path, listen: &str, options: &[&str]) -> Self {
+    /// A registry over an empty directory of its own, or over none (`data` is false), with more options and variables.
+    #[must_use]
+    pub fn start_with(data: bool, options: &[&str], environment: &[(String, String)]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let launch = Launch { data, options: options.iter().map(|o| (*o).to_owned()).collect(), environment: environment.to_vec() };
+        let mut registry = Self::spawn(&dir.path().join("data"), "127.0.0.1:0", launch);
+        registry._dir = Some(dir);
+        registry
+    }
+
+    fn spawn(data: &Path, listen: &str, launch: Launch) -> Self {
         let parent = data.parent().unwrap();
         std::fs::create_dir_all(parent).unwrap();
         let log = parent.join("registry.log");
@@ -40,9 +61,10 @@ impl Registry {
         std::fs::write(&out, "").unwrap();
         let append = |path: &Path| std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
         let mut child = Command::new(binary("pf-registry"))
-            .args(["serve", "--listen", listen, "--data"])
-            .arg(data)
-            .args(options)
+            .args(["serve", "--listen", listen])
+            .args(launch.data.then_some([Path::new("--data"), data]).into_iter().flatten())
+            .args(&launch.options)
+            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
             .stdout(append(&out))
             .stderr(append(&log))
             .spawn()
@@ -55,7 +77,7 @@ impl Registry {
             let line = text.lines().find_map(|l| l.strip_prefix("listening on http://"))?;
             text.ends_with('\n').then(|| line.to_owned())
         });
-        Self { child, data: data.to_owned(), address, log, _dir: None }
+        Self { child, data: data.to_owned(), address, log, launch, _dir: None }
     }
 
     /// `host:port`.
@@ -82,10 +104,10 @@ impl Registry {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again over the same data, on the same port.
+    /// Starts it again over the same data, on the same port, with the same options.
     pub fn restart(&mut self) {
         self.kill();
-        let mut again = Self::spawn(&self.data, &self.address, &[]);
+        let mut again = Self::spawn(&self.data, &self.address, self.launch.clone());
         // The old one, now dropped, holds a process that has ended and no directory.
         again._dir = self._dir.take();
         *self = again;
@@ -106,6 +128,12 @@ impl Registry {
             .find(|l| l.starts_with(name) && l[name.len()..].starts_with(' '))
             .unwrap_or_else(|| panic!("no metric {name} in\n{text}"));
         line.rsplit(' ').next().unwrap().trim().parse().unwrap()
+    }
+
+    /// All metrics, as scraped.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        http_get(&self.address, "/metrics")
     }
 
     /// What it has logged.
