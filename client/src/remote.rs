@@ -26,6 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Header with the ids of the registries that a request was passed on by, comma-separated, the first asked first: whoever finds itself in it
+/// must not pass the request on.
+pub const VIA: &str = "pf-via";
+
 /// Settings of a [`Remote`].
 #[derive(Clone)]
 pub struct RemoteOptions {
@@ -76,6 +80,7 @@ pub struct Remote {
     base: Arc<Url>,
     options: Arc<RemoteOptions>,
     round_trips: Arc<AtomicU64>,
+    via: Option<Arc<str>>,
 }
 
 impl fmt::Debug for Remote {
@@ -119,7 +124,13 @@ impl Remote {
             builder = builder.no_proxy();
         }
         let client = builder.build().map_err(|e| fail(&send::words(&e)))?;
-        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default() })
+        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default(), via: None })
+    }
+
+    /// The same registry, told with each request on whose behalf it is asked: ids of registries, as in [`VIA`].
+    #[must_use]
+    pub fn via(&self, chain: &str) -> Self {
+        Self { via: Some(chain.into()), ..self.clone() }
     }
 
     /// The base URL, without a trailing slash.
