@@ -29,6 +29,6 @@ pub use agent::AgentClient;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
-pub use pull::{Destination, PullReport, pull};
+pub use pull::{Destination, PullReport, fetch_blobs, pull};
 pub use push::{PushReport, PushTarget, Source, push};
-pub use remote::{BoxFrames, Remote, RemoteOptions};
+pub use remote::{BoxFrames, Remote, RemoteOptions, VIA};

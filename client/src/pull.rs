@@ -8,11 +8,13 @@
 //! for under, and frames that nobody asked for end the pull. Containers are fetched first, to learn what they list, and
 //! accepted last, since the local store takes a container only when what it lists is there.
 
-mod fetch;
+pub(crate) mod fetch;
 mod into_directory;
 mod into_store;
 mod publish;
 mod writer;
+
+pub use into_store::fetch_blobs;
 
 use crate::error::Result;
 use crate::plan::Totals;

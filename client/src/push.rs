@@ -11,6 +11,7 @@
 
 mod batch;
 mod origin;
+mod relay;
 mod session;
 
 use crate::directory::Directory;
@@ -41,6 +42,15 @@ pub enum Source {
     Store {
         /// The store.
         store: Store,
+        /// The snapshot's manifest.
+        snapshot: Digest,
+    },
+    /// A snapshot in another registry. Its frames are verified on their way through; nothing is kept here.
+    Remote {
+        /// The registry.
+        remote: Remote,
+        /// The repository there.
+        repository: RepositoryName,
         /// The snapshot's manifest.
         snapshot: Digest,
     },

@@ -27,6 +27,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Header with the ids of the registries that a request was passed on by, comma-separated, the first asked first: whoever finds itself in it
+/// must not pass the request on.
+pub const VIA: &str = "pf-via";
+
 /// Settings of a [`Remote`].
 #[derive(Clone)]
 pub struct RemoteOptions {
@@ -78,6 +82,7 @@ pub struct Remote {
     options: Arc<RemoteOptions>,
     round_trips: Arc<AtomicU64>,
     direct: Arc<direct::Direct>,
+    via: Option<Arc<str>>,
 }
 
 impl fmt::Debug for Remote {
@@ -126,7 +131,13 @@ impl Remote {
         // Storage that the registry sends to is not told the token.
         let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));
         let client = client(headers)?;
-        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default(), direct })
+        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default(), direct, via: None })
+    }
+
+    /// The same registry, told with each request on whose behalf it is asked: ids of registries, as in [`VIA`].
+    #[must_use]
+    pub fn via(&self, chain: &str) -> Self {
+        Self { via: Some(chain.into()), ..self.clone() }
     }
 
     /// The base URL, without a trailing slash.

@@ -26,7 +26,7 @@ pub(super) const IN_FLIGHT: usize = 3;
 const DOCUMENTS: u64 = 128 << 20;
 
 /// Asks one repository of one registry for frames, and counts what came.
-pub(super) struct Fetcher<'a> {
+pub(crate) struct Fetcher<'a> {
     pub remote: &'a Remote,
     pub repository: &'a RepositoryName,
     pub progress: &'a Progress,
@@ -199,13 +199,13 @@ impl Giver for Fetcher<'_> {
 }
 
 /// A stream for a reader that keeps no errors but their words.
-pub(super) struct Watched {
+pub(crate) struct Watched {
     pub frames: futures::stream::BoxStream<'static, std::result::Result<bytes::Bytes, pfr_store::Error>>,
     pub slot: Slot,
 }
 
 /// Lets a meter look at every piece.
-pub(super) fn watch(frames: BoxFrames, mut meter: Meter) -> Watched {
+pub(crate) fn watch(frames: BoxFrames, mut meter: Meter) -> Watched {
     let slot = Slot::default();
     let kept = slot.clone();
     let frames = frames

@@ -4,7 +4,8 @@ use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item};
 use crate::error::{Error, Result};
 use crate::meter::Tally;
 use crate::plan::{Holder, Item, Plan, Totals, children, plan};
-use crate::progress::Phase;
+use crate::progress::{Phase, Progress};
+use crate::remote::Remote;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::frame::end_mark;
@@ -31,6 +32,27 @@ pub(super) async fn pull(
         }
     }
     result
+}
+
+/// Digests in one request of [`fetch_blobs`].
+const REPAIR: usize = 1024;
+
+/// Fetches blobs of a repository into a push session of a store, verified; how many came. Containers are taken as containers: give them after
+/// what they list. Nothing becomes visible: what is stored already and whole stays where it is, what was missing or damaged is replaced.
+///
+/// # Errors
+/// `blob_unknown` if the registry does not have one of them; `digest_mismatch` and its like for wrong bytes; [`Error::Unreachable`].
+pub async fn fetch_blobs(remote: &Remote, repository: &RepositoryName, digests: &[Digest], store: &Store, push: &PushId) -> Result<u64> {
+    let progress = Progress::new();
+    let fetcher = Fetcher::new(remote, repository, &progress);
+    for part in digests.chunks(REPAIR) {
+        let items: Arc<[Item]> = part.iter().map(|digest| Item { digest: *digest, kind: Kind::Blob, size: None }).collect();
+        let tally = Tally::new(&progress);
+        let Watched { frames, slot } = fetcher.frames(&items, &tally).await?;
+        store.ingest(push, frames).await.map_err(|error| slot.take().unwrap_or_else(|| fetcher.received(error)))?;
+        fetcher.count(&tally);
+    }
+    Ok(fetcher.blobs())
 }
 
 struct Session<'a> {

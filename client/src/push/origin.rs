@@ -1,5 +1,6 @@
 //! Where a pushed snapshot comes from, behind one face: containers as bytes, blobs as frames.
 
+use super::relay::Relay;
 use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
 use crate::error::{Error, Result};
@@ -18,6 +19,7 @@ use std::sync::Arc;
 pub(super) enum Origin {
     Directory(Arc<Directory>),
     Store { store: Store, snapshot: Digest },
+    Relay(Relay),
 }
 
 impl Origin {
@@ -35,11 +37,12 @@ impl Origin {
             }
             Source::Opened(directory) if target.parents.is_empty() => Ok(Self::Directory(Arc::clone(directory))),
             Source::Opened(directory) => Err(made_already(directory.digest())),
-            Source::Store { snapshot, .. } if !target.parents.is_empty() => Err(made_already(*snapshot)),
+            Source::Store { snapshot, .. } | Source::Remote { snapshot, .. } if !target.parents.is_empty() => Err(made_already(*snapshot)),
             Source::Store { store, snapshot } => {
                 store.manifest(snapshot).await?;
                 Ok(Self::Store { store: store.clone(), snapshot: *snapshot })
             }
+            Source::Remote { remote, repository, snapshot } => Ok(Self::Relay(Relay::new(remote, repository, *snapshot))),
         }
     }
 
@@ -47,6 +50,7 @@ impl Origin {
         match self {
             Self::Directory(directory) => directory.limits(),
             Self::Store { store, .. } => &store.options().limits,
+            Self::Relay(relay) => relay.limits(),
         }
     }
 
@@ -55,6 +59,7 @@ impl Origin {
         let digest = match self {
             Self::Directory(directory) => directory.digest(),
             Self::Store { snapshot, .. } => *snapshot,
+            Self::Relay(relay) => relay.snapshot(),
         };
         Item { digest, kind: Kind::Manifest, size: None }
     }
@@ -80,6 +85,7 @@ impl Origin {
                 let open = async move { Ok::<_, Error>(without_end(store.frames(digests).await?.map_err(Error::from).boxed(), count)) };
                 stream::once(open).try_flatten().boxed()
             }
+            Self::Relay(relay) => relay.blob_frames(&items),
         }
     }
 
@@ -114,6 +120,7 @@ impl Giver for Origin {
                 }
                 Ok(documents)
             }
+            Self::Relay(relay) => relay.documents(items).await,
         }
     }
 }

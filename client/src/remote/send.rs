@@ -31,7 +31,7 @@ impl Remote {
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
             let again = failures > 0;
-            let (error, retry_after) = match tokio::time::timeout(idle, build().send()).await {
+            let (error, retry_after) = match tokio::time::timeout(idle, self.dressed(build()).send()).await {
                 Err(_) => (self.silent(idle, failures + 1), None),
                 Ok(Err(error)) => (self.unreachable(&error, failures + 1), None),
                 Ok(Ok(response)) if response.status().is_success() => return Ok(response),
@@ -45,6 +45,13 @@ impl Remote {
                     tokio::time::sleep(wait).await;
                 }
             }
+        }
+    }
+
+    fn dressed(&self, request: RequestBuilder) -> RequestBuilder {
+        match &self.via {
+            Some(via) => request.header(super::VIA, &**via),
+            None => request,
         }
     }
 

@@ -1,0 +1,91 @@
+//! A snapshot that is in another registry: its frames pass through, verified, and nothing is kept.
+
+use crate::error::{Error, Result};
+use crate::meter::{Meter, Tally};
+use crate::plan::{Giver as _, Item};
+use crate::progress::Progress;
+use crate::pull::fetch::{Fetcher, Watched, watch};
+use crate::remote::Remote;
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Limits, RepositoryName};
+use pfr_store::{Incoming, verified_frames};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Digests in one request to the source.
+const DIGESTS: usize = 16 << 10;
+
+/// A snapshot in a registry.
+#[derive(Clone, Debug)]
+pub(super) struct Relay {
+    remote: Remote,
+    repository: RepositoryName,
+    snapshot: Digest,
+    limits: Limits,
+    /// Blobs too large to be many in memory pass one at a time.
+    large: Arc<Semaphore>,
+}
+
+impl Relay {
+    pub fn new(remote: &Remote, repository: &RepositoryName, snapshot: Digest) -> Self {
+        let (remote, repository) = (remote.clone(), repository.clone());
+        Self { remote, repository, snapshot, limits: Limits::default(), large: Arc::new(Semaphore::new(1)) }
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub fn snapshot(&self) -> Digest {
+        self.snapshot
+    }
+
+    pub async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
+        let unseen = Progress::new();
+        Fetcher::new(&self.remote, &self.repository, &unseen).documents(items).await
+    }
+
+    /// Frames of plain blobs, in order, without an end mark.
+    pub fn blob_frames(&self, items: &[Item]) -> BoxStream<'static, Result<Bytes>> {
+        let parts: Vec<Arc<[Item]>> = items.chunks(DIGESTS).map(Arc::from).collect();
+        let relay = self.clone();
+        let part = move |part| {
+            let relay = relay.clone();
+            async move { relay.part(part).await }
+        };
+        stream::iter(parts).then(part).try_flatten().boxed()
+    }
+
+    async fn part(&self, items: Arc<[Item]>) -> Result<BoxStream<'static, Result<Bytes>>> {
+        let frames = self.remote.frames(&self.repository, items.iter().map(|item| item.digest).collect()).await?;
+        let Watched { frames, slot } = watch(frames, Meter::expecting(&self.limits, Tally::new(&Progress::new()), items));
+        let remote = self.remote.clone();
+        let verified = verified_frames(frames, self.limits.clone(), Arc::clone(&self.large));
+        let pieces = verified.map_ok(|incoming| stream::iter(pieces(incoming).into_iter().map(Ok)));
+        let explained = pieces.map_err(move |error| match (slot.take(), error) {
+            (Some(error), _) => error,
+            (None, pfr_store::Error::Frame { digest, source, .. }) => Error::Received { digest, source },
+            (None, pfr_store::Error::Format(source)) => remote.cut(source.to_string()),
+            (None, error) => Error::Store(error),
+        });
+        Ok(explained.try_flatten().boxed())
+    }
+}
+
+/// What came, as it came. Of a large frame pieces pass before the verdict: if that is bad, the stream ends and the frame is never whole.
+fn pieces(incoming: Incoming) -> Vec<Bytes> {
+    match incoming {
+        Incoming::Whole(mut whole) => {
+            let mut pieces = vec![Bytes::from(whole.header.to_bytes())];
+            pieces.append(&mut whole.payload);
+            pieces.push(Bytes::copy_from_slice(&whole.checksum.to_le_bytes()));
+            pieces
+        }
+        Incoming::Begin(header) => vec![header.to_bytes().into()],
+        Incoming::Piece(piece) => vec![piece],
+        Incoming::Finish { checksum } => vec![Bytes::copy_from_slice(&checksum.to_le_bytes())],
+    }
+}
