@@ -4,6 +4,7 @@
 //! run     push and pull of a workload: floor, pf, docker-registry        runner ─▶ contender/* ─▶ meter ─▶ report/*
 //! store   the store alone, in this process: look-ups, inserts, ingest    micro
 //! capture how long an engine stands still, and what moves                capture
+//! gc      what collection costs by the size of the store, and beside pushes   gc/*
 //! floor   which way of copying, hashing and syncing is the fastest here  floor, tune
 //! ```
 
@@ -12,6 +13,7 @@
 mod capture;
 mod contender;
 mod floor;
+mod gc;
 mod machine;
 mod meter;
 mod micro;
@@ -43,6 +45,8 @@ enum Command {
     Store(micro::Args),
     /// Capture and restore of an engine, by length of the session
     Capture(capture::Args),
+    /// Collection: the same garbage in stores of different sizes, and pushes beside it
+    Gc(gc::Args),
     /// Tries ways of copying, hashing and syncing: what the floor should be here
     Floor(tune::Args),
 }
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Command::Run(args) => runner::run(&args),
         Command::Store(args) => micro::run(&args),
         Command::Capture(args) => capture::run(&args),
+        Command::Gc(args) => gc::run(&args),
         Command::Floor(args) => tune::run(&args),
     };
     match done {

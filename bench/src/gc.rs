@@ -1,0 +1,102 @@
+//! Collection: what it costs by the number of live objects, and what it does to pushes and reads beside it.
+
+mod beside;
+pub mod rows;
+mod straight;
+mod sweep;
+
+use crate::Result;
+use crate::machine::{Machine, describe};
+use crate::report::Spread;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Arguments of `gc`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Live objects of the stores
+    #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000")]
+    live: Vec<u64>,
+    /// Objects that become garbage in each round
+    #[arg(long, default_value_t = 100_000)]
+    garbage: u64,
+    /// Rounds; in each, every store in turn
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Objects deleted in one transaction
+    #[arg(long, default_value_t = 2000)]
+    batch: usize,
+    /// Live objects above which rows are written straight into the tables
+    #[arg(long, default_value_t = 1_000_000)]
+    straight_above: u64,
+    /// Live objects of the store that is pushed to and read from beside a collection; 0 leaves that out
+    #[arg(long, default_value_t = 1_000_000)]
+    beside_live: u64,
+    /// Batches of the collection that runs beside
+    #[arg(long, value_delimiter = ',', default_value = "2000,250")]
+    beside_batches: Vec<usize>,
+    /// Directory on disk to work in [default: the system's temporary directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Writes everything measured
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Date to record
+    #[arg(long)]
+    date: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    date: Option<&'a str>,
+    machine: Machine,
+    garbage: u64,
+    batch: usize,
+    stores: &'a [sweep::Store],
+    beside: &'a [beside::Phase],
+}
+
+/// Measures and prints tables.
+pub fn run(args: &Args) -> Result<()> {
+    let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let machine = describe(&[("disk", &disk)]);
+    println!("{} × {}, {}; {:?}\n", machine.cores, machine.cpu, machine.kernel, machine.file_systems);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let stores = runtime.block_on(sweep::run(&disk, args))?;
+    print_sweeps(&stores);
+    let beside = if args.beside_live == 0 { Vec::new() } else { runtime.block_on(beside::run(&disk, args))? };
+    beside::print(&beside);
+    if let Some(path) = &args.json {
+        let (date, garbage, batch) = (args.date.as_deref(), args.garbage, args.batch);
+        let report = Report { date, machine, garbage, batch, stores: &stores, beside: &beside };
+        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+    }
+    Ok(())
+}
+
+fn print_sweeps(stores: &[sweep::Store]) {
+    println!("| live objects | database | B / object | inserted, objects/s | first look at new packs, objects/s | swept, objects/s (min–max) | × the smallest store's time | longest transaction | when nothing is due |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let median = |store: &sweep::Store, value: fn(&sweep::Round) -> f64| Spread::of(store.rounds.iter().map(value));
+    let smallest = stores.first().and_then(|s| median(s, |r| r.sweep_seconds)).map_or(1.0, |s| s.median);
+    for store in stores {
+        let of = |value: fn(&sweep::Round) -> f64| median(store, value).map_or(0.0, |s| s.median);
+        let swept = median(store, |r| r.swept as f64 / r.sweep_seconds).unwrap_or(Spread { median: 0.0, min: 0.0, max: 0.0 });
+        println!(
+            "| {} | {:.1} MB | {:.0} | {:.0} | {:.0} | {:.0} ({:.0}–{:.0}) | {:.2} | {:.0} ms | {:.2} ms |",
+            store.live,
+            store.database_bytes as f64 / 1e6,
+            store.database_bytes as f64 / store.objects as f64,
+            of(|r| r.pushed as f64 / r.push_seconds),
+            of(|r| r.pushed as f64 / r.look_seconds),
+            swept.median,
+            swept.min,
+            swept.max,
+            of(|r| r.sweep_seconds) / smallest,
+            of(|r| r.longest_transaction_seconds * 1e3),
+            of(|r| r.idle_seconds * 1e3),
+        );
+    }
+    println!();
+}
