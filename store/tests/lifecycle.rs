@@ -329,5 +329,7 @@ fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         if entry.path().is_dir() { files.extend(walk(&entry.path())) } else { files.push(entry.path()) }
     }
+    // Not the journal, which lies beside the packs.
+    files.retain(|file| file.extension().is_some_and(|e| e == "pfpack"));
     files
 }
