@@ -196,7 +196,8 @@ async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(
     let input = futures::stream::poll_fn(move |cx| fed.poll_recv(cx)).map(Ok::<_, std::io::Error>);
     let (store, id) = (rig.store.clone(), session.id.clone());
     let upload = tokio::spawn(async move { store.ingest(&id, input).await });
-    let bytes = stream([blob_frame(&page(1)), blob_frame(&page(2))]);
+    // A large blob is written as it comes.
+    let bytes = stream([blob_frame(&vec![1_u8; 6 << 20])]);
     let (first, rest) = bytes.split_at(bytes.len() / 2);
     feed.send(bytes::Bytes::copy_from_slice(first)).unwrap();
     while rig.store.metadata().packs(None, 1).await.unwrap().is_empty() {

@@ -46,6 +46,32 @@ impl Store {
         run.finish().await
     }
 
+    /// Notes that a snapshot is used: eviction takes those first that were not for long.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
+    pub async fn touch(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
+        self.metadata.touch_snapshot(repository.clone(), *digest).await
+    }
+
+    /// The same wherever the snapshot lies. Best effort: that it is not noted does no harm.
+    pub async fn touch_everywhere(&self, digest: &Digest) {
+        for repository in self.all_repositories().await.unwrap_or_default() {
+            match self.touch(&repository, digest).await {
+                Ok(()) | Err(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)) => {}
+                Err(error) => tracing::debug!(%error, %repository, %digest, "the use of a snapshot is not noted"),
+            }
+        }
+    }
+
+    /// Keeps a snapshot from eviction, or no longer.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
+    pub async fn pin(&self, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Result<()> {
+        self.metadata.pin_snapshot(repository.clone(), *digest, pinned).await
+    }
+
     /// Bytes of packs that are not those of objects: dead space, indexes.
     async fn overhead(&self) -> Result<u64> {
         let (mut overhead, mut after) = (0, None);
