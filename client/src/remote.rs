@@ -10,6 +10,7 @@
 pub(crate) mod backoff;
 mod direct;
 mod frames;
+mod gc;
 mod names;
 mod pushes;
 mod read;

@@ -40,6 +40,7 @@ impl Origin {
             Source::Store { snapshot, .. } | Source::Remote { snapshot, .. } if !target.parents.is_empty() => Err(made_already(*snapshot)),
             Source::Store { store, snapshot } => {
                 store.manifest(snapshot).await?;
+                store.touch_everywhere(snapshot).await;
                 Ok(Self::Store { store: store.clone(), snapshot: *snapshot })
             }
             Source::Remote { remote, repository, snapshot } => Ok(Self::Relay(Relay::new(remote, repository, *snapshot))),

@@ -36,6 +36,7 @@ impl<'a> Run<'a> {
         if options.trigger != GcTrigger::Schedule && !options.dry_run {
             run.record().await?;
         }
+        (run.progress)(&run.report);
         Ok(run)
     }
 
