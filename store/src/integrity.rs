@@ -11,7 +11,6 @@
 //! what [`Store::missing`] says, damaged or not.
 
 mod check;
-mod evacuate;
 mod fsck;
 mod heal;
 mod rebuild;

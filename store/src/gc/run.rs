@@ -51,13 +51,15 @@ impl<'a> Run<'a> {
         self.drain().await;
     }
 
-    /// The journal is kept short here.
+    /// The journal is kept short here; and containers that were marked for damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
         // What a killed process left unwritten, before a checkpoint is thought of.
         let flushed = self.store.flush_journal().await;
         self.note(flushed);
-        let replaced = self.store.checkpoint_journal().await;
-        self.report.journal_deleted += self.note(replaced).unwrap_or(0);
+        let deleted = self.store.checkpoint_journal().await;
+        self.report.journal_deleted += self.note(deleted).unwrap_or(0);
+        let reassessed = self.store.metadata.reassess().await;
+        self.note(reassessed);
     }
 
     /// Tells how far it is, and writes the row once there is something to say.

@@ -1,7 +1,6 @@
 //! The walk over all packs.
 
 use super::check::{Expected, FrameChecks};
-use super::evacuate::evacuate;
 use super::{Index, IndexFound, Pace, Piece, read_index, read_piece, read_through};
 use crate::Store;
 use crate::error::{Error, Result};
@@ -117,7 +116,7 @@ impl Scrub<'_> {
         }
         let mut words = format!("{}: {}", row.key, findings.unsound.join("; "));
         if !findings.missing && self.is_live(row).await? {
-            evacuate(self.store, row).await?;
+            self.store.evacuate(row).await?;
             words.push_str("; what is good in it lies in a new pack now");
         }
         tracing::error!(found = words, "a pack is damaged");
