@@ -20,8 +20,11 @@ mod frames;
 mod gc;
 mod ingest;
 mod inspect;
+mod journal;
 mod metadata;
 mod pack_writer;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod ranges;
 mod sqlite;
 #[cfg(feature = "cloud")]
@@ -35,6 +38,8 @@ pub use frames::BoxFrames;
 pub use gc::GcOptions;
 pub use inspect::VerifyProgress;
 pub use metadata::*;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use ranges::PackRange;
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};

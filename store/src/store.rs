@@ -80,6 +80,8 @@ pub struct Store {
     pub(crate) outputs: Arc<Semaphore>,
     /// Held while a document of more than a few MiB is in memory.
     pub(crate) large_documents: Arc<Semaphore>,
+    /// Held while changes of names are journaled: those that wait share the next object.
+    pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Store {
@@ -114,6 +116,7 @@ impl Store {
             ingests: Arc::new(Semaphore::new(options.ingests.max(1))),
             outputs: Arc::new(Semaphore::new(options.outputs.max(1))),
             large_documents: Arc::new(Semaphore::new(1)),
+            journaling: Arc::default(),
             options: Arc::new(options),
         }
     }
@@ -193,6 +196,7 @@ impl Store {
             tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),
         };
         let done = self.metadata.commit(push.clone(), commit).await?;
+        self.flush_journal().await?;
         Ok(Committed { digest: manifest, created: done.created, logical_bytes: done.logical_bytes, new_bytes: done.new_bytes })
     }
 
@@ -315,7 +319,8 @@ impl Store {
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::TagMoved`].
     pub async fn put_tag(&self, repository: &RepositoryName, tag: Tag, snapshot: Digest, expected: Option<TagState>) -> Result<()> {
-        self.metadata.put_tags(repository.clone(), snapshot, vec![TagMove { tag, expected }]).await
+        self.metadata.put_tags(repository.clone(), snapshot, vec![TagMove { tag, expected }]).await?;
+        self.flush_journal().await
     }
 
     /// Makes `count` tags `<prefix>-1…` that point at one snapshot; all or nothing, no bytes move.
@@ -329,6 +334,7 @@ impl Store {
         let tags: Vec<Tag> = (1..=count).map(|i| format!("{prefix}-{i}").parse()).collect::<std::result::Result<_, _>>()?;
         let moves = tags.iter().map(|tag| TagMove { tag: tag.clone(), expected: Some(TagState::Absent) }).collect();
         self.metadata.put_tags(repository.clone(), snapshot, moves).await?;
+        self.flush_journal().await?;
         Ok(tags)
     }
 
@@ -337,7 +343,8 @@ impl Store {
     /// # Errors
     /// [`Error::TagUnknown`], [`Error::TagMoved`].
     pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Result<()> {
-        self.metadata.delete_tag(repository.clone(), tag.clone(), expected).await
+        self.metadata.delete_tag(repository.clone(), tag.clone(), expected).await?;
+        self.flush_journal().await
     }
 
     /// Deletes a snapshot and the tags that point at it. What only it reached becomes garbage.
@@ -345,7 +352,8 @@ impl Store {
     /// # Errors
     /// [`Error::SnapshotUnknown`].
     pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
-        self.metadata.delete_snapshot(repository.clone(), *digest).await
+        self.metadata.delete_snapshot(repository.clone(), *digest).await?;
+        self.flush_journal().await
     }
 
     /// Repositories by name.

@@ -11,7 +11,9 @@ use pfr_schema::codec::Codec;
 use pfr_schema::container::Container;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, ErrorCode, Kind, Limits};
-use pfr_store::{Clock, Commit, Metadata, NewContainer, NewFrame, PackSizes, PushId, SqliteMetadata, TagMove};
+use pfr_store::{
+    Clock, Commit, Metadata, NewContainer, NewFrame, PackSizes, PostgresMetadata, PostgresOptions, PushId, SqliteMetadata, TagMove,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,8 +25,18 @@ const LEASE: Duration = Duration::from_secs(60);
 async fn backends(clock: Clock, dir: &std::path::Path) -> Vec<(&'static str, Arc<dyn Metadata>)> {
     vec![
         ("sqlite in memory", Arc::new(SqliteMetadata::open_in_memory(clock.clone()).await.unwrap())),
-        ("sqlite on disk", Arc::new(SqliteMetadata::open(&dir.join("metadata.sqlite"), clock).await.unwrap())),
+        ("sqlite on disk", Arc::new(SqliteMetadata::open(&dir.join("metadata.sqlite"), clock.clone()).await.unwrap())),
+        ("postgres", Arc::new(postgres(clock).await)),
     ]
+}
+
+/// An empty database: the first one of this thread, emptied.
+async fn postgres(clock: Clock) -> PostgresMetadata {
+    thread_local!(static URL: std::cell::OnceCell<String> = const { std::cell::OnceCell::new() });
+    let url = URL.with(|url| url.get_or_init(pfr_rig::postgres::database).clone());
+    let metadata = PostgresMetadata::connect(&url, PostgresOptions { max_connections: 4, clock: Some(clock) }).await.unwrap();
+    pfr_rig::postgres::empty(&url, "_sqlx_migrations");
+    metadata
 }
 
 #[derive(Clone, Debug)]

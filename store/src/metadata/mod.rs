@@ -5,6 +5,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod children;
+pub(crate) mod replay;
 mod rows;
 
 pub use rows::*;
@@ -150,10 +151,11 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
 
     // ---- journal and rebuilding
 
-    /// Changes of names whose journal object is not recorded yet, oldest first.
+    /// Changes of names whose journal object is not recorded yet, oldest first. Numbers become visible in their order: once a number was seen
+    /// here or in [`Self::names`], no smaller one appears.
     async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>>;
 
-    /// Records that changes lie in a journal object. Twice is no error.
+    /// Records that the changes from `first` to `last` lie in a journal object. Twice is no error.
     async fn journaled(&self, row: JournalRow) -> Result<()>;
 
     /// All names, as records that build them up from nothing, and the number of the last change they contain: one state of the tables.
@@ -174,8 +176,9 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Makes stored blobs containers; returns those that lack children and stay blobs.
     async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>>;
 
-    /// Replays journal records, in order, into tables that have no names yet, and continues their numbering after `last`. Records of snapshots whose
-    /// manifest is not stored are returned and skipped.
+    /// Replays journal records, in order, into tables that have no names yet, and continues their numbering after `last`. What records come to is
+    /// written, not their way there: a snapshot that a later record deletes is none, and lists are in the order of the records. Records of snapshots
+    /// that should exist and whose manifest is not stored (as a manifest) are returned and skipped, with the tags on them. No new changes are noted.
     async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>>;
 
     /// Rows inserted, updated or deleted since the process started: what a transaction costs.

@@ -211,18 +211,32 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
     }
 }
 
-/// Points a tag at (manifest row, its object, its digest).
-pub(super) fn put_tag(
+/// Points a tag at (manifest row, its object, its digest) and notes it.
+fn put_tag(
     tx: &Connection,
     (repository, name): (i64, &RepositoryName),
-    (manifest, object, digest): (i64, ObjectId, Digest),
+    target: (i64, ObjectId, Digest),
     tag: &TagMove,
     now: u64,
 ) -> Result<()> {
+    if !point_tag(tx, repository, target, tag, now)? {
+        return Ok(());
+    }
+    note(tx, &Record::Tag { repository: name.clone(), tag: tag.tag.clone(), manifest: target.2, at: now })
+}
+
+/// Points a tag at (manifest row, its object, its digest); false if it was there already.
+pub(super) fn point_tag(
+    tx: &Connection,
+    repository: i64,
+    (manifest, object, _): (i64, ObjectId, Digest),
+    tag: &TagMove,
+    now: u64,
+) -> Result<bool> {
     let before = tag_target(tx, repository, &tag.tag)?;
     check_expected(&tag.tag, tag.expected, before.map(|(_, _, digest)| digest))?;
     if before.is_some_and(|(id, _, _)| id == manifest) {
-        return Ok(());
+        return Ok(false);
     }
     tx.prepare_cached(
         "INSERT INTO tags (repository, name, manifest, updated_at) VALUES (?1, ?2, ?3, ?4)
@@ -234,7 +248,7 @@ pub(super) fn put_tag(
     if let Some((_, old, _)) = before {
         release(tx, old, 1, now)?;
     }
-    note(tx, &Record::Tag { repository: name.clone(), tag: tag.tag.clone(), manifest: digest, at: now })
+    Ok(true)
 }
 
 pub(super) fn tag(tx: &Connection, repository: &RepositoryName, tag: &Tag) -> Result<TagRow> {

@@ -1,0 +1,284 @@
+//! [`Metadata`] on PostgreSQL: any number of registries over one database.
+//!
+//! Time is the database's. Rows are locked in id order, objects before packs; every statement that deletes asks again whether it may.
+//! The same behaviour suite runs here and against SQLite: where they differ, one of them is wrong.
+
+mod audit;
+mod connection;
+mod error;
+mod gc;
+mod index;
+mod integrity;
+mod journal;
+mod lists;
+mod names;
+mod objects;
+mod packs;
+
+use crate::clock::Clock;
+use crate::error::Result;
+use crate::metadata::{
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame, ObjectId,
+    ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow,
+    Unjournaled,
+};
+use async_trait::async_trait;
+use connection::Database;
+use pfr_schema::api::TagState;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use std::time::Duration;
+
+/// Everything lives in one domain until tokens and domains exist.
+const DOMAIN: i64 = 1;
+
+/// Connections of one process.
+const MAX_CONNECTIONS: u32 = 16;
+
+/// How to use a database.
+#[derive(Clone, Debug)]
+pub struct PostgresOptions {
+    /// Connections at a time, at most; who needs one more waits for it.
+    pub max_connections: u32,
+    /// Time instead of the database's own: for tests.
+    pub clock: Option<Clock>,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self { max_connections: MAX_CONNECTIONS, clock: None }
+    }
+}
+
+/// Metadata in one PostgreSQL database (15 or newer). Any number of processes may use it at the same time.
+#[derive(Debug)]
+pub struct PostgresMetadata {
+    database: Database,
+}
+
+impl PostgresMetadata {
+    /// Connects to `postgres://user:password@host:port/database` and brings its tables up to date.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer version.
+    pub async fn connect(url: &str, options: PostgresOptions) -> Result<Self> {
+        Ok(Self { database: Database::connect(url, options.max_connections, options.clock).await? })
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// PostgreSQL's integers are signed; nothing here comes near 2⁶³.
+fn int(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn uint(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+/// Digests as the tables keep them.
+fn keys(digests: &[Digest]) -> Vec<Vec<u8>> {
+    digests.iter().map(Digest::to_key).collect()
+}
+
+#[async_trait]
+impl Metadata for PostgresMetadata {
+    async fn open_push(&self, push: PushId, repository: RepositoryName, lease: Duration) -> Result<()> {
+        self.database.write((push, repository, lease), |tx, (push, repository, lease)| Box::pin(names::open_push(tx, push, repository, millis(*lease)))).await
+    }
+
+    async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName> {
+        self.database.statements((push, lease), |tx, (push, lease)| Box::pin(names::renew_push(tx, push, millis(*lease)))).await
+    }
+
+    async fn close_push(&self, push: PushId) -> Result<()> {
+        self.database.write(push, |tx, push| Box::pin(names::close_push(tx, push))).await
+    }
+
+    async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId> {
+        self.database.write((key, lease), |tx, (key, lease)| Box::pin(index::begin_pack(tx, key, millis(*lease)))).await
+    }
+
+    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
+        self.database.write((push, pack, sizes, frames, lease), |tx, (push, pack, sizes, frames, lease)| Box::pin(index::finish_pack(tx, push, *pack, *sizes, frames, millis(*lease)))).await
+    }
+
+    async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
+        self.database.statements((push, wanted, lease), |tx, (push, wanted, lease)| Box::pin(objects::missing(tx, push, wanted, millis(*lease)))).await
+    }
+
+    async fn locate(&self, digests: Vec<Digest>) -> Result<Vec<Option<Location>>> {
+        self.database.statements(digests, |tx, digests| Box::pin(objects::locate(tx, digests))).await
+    }
+
+    async fn find(&self, digests: Vec<Digest>) -> Result<Vec<Option<ObjectRow>>> {
+        self.database.statements(digests, |tx, digests| Box::pin(objects::find(tx, digests))).await
+    }
+
+    async fn objects(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
+        self.database.statements(ids, |tx, ids| Box::pin(objects::objects(tx, ids))).await
+    }
+
+    async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed> {
+        self.database.write((push, commit), |tx, (push, commit)| Box::pin(names::commit(tx, push, commit))).await
+    }
+
+    async fn tag(&self, repository: RepositoryName, tag: Tag) -> Result<TagRow> {
+        self.database.snapshot((repository, tag), |tx, (repository, tag)| Box::pin(lists::tag(tx, repository, tag))).await
+    }
+
+    async fn tags(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<TagRow>> {
+        self.database.snapshot((repository, after, limit), |tx, (repository, after, limit)| Box::pin(lists::tags(tx, repository, after.as_deref(), *limit))).await
+    }
+
+    async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()> {
+        self.database.write((repository, snapshot, moves), |tx, (repository, snapshot, moves)| Box::pin(names::put_tags(tx, repository, snapshot, moves))).await
+    }
+
+    async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()> {
+        self.database.write((repository, tag, expected), |tx, (repository, tag, expected)| Box::pin(names::delete_tag(tx, repository, tag, *expected))).await
+    }
+
+    async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow> {
+        self.database.snapshot((repository, digest), |tx, (repository, digest)| Box::pin(lists::snapshot(tx, repository, digest))).await
+    }
+
+    async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {
+        self.database.snapshot((repository, after, limit), |tx, (repository, after, limit)| Box::pin(lists::snapshots(tx, repository, after.as_deref(), *limit))).await
+    }
+
+    async fn delete_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()> {
+        self.database.write((repository, digest), |tx, (repository, digest)| Box::pin(names::delete_snapshot(tx, repository, digest))).await
+    }
+
+    async fn repositories(&self, after: Option<String>, limit: usize) -> Result<Page<RepositoryRow>> {
+        self.database.statements((after, limit), |tx, (after, limit)| Box::pin(lists::repositories(tx, after.as_deref(), *limit))).await
+    }
+
+    async fn disk_bytes(&self) -> Result<u64> {
+        self.database.statements((), |tx, ()| Box::pin(objects::disk_bytes(tx))).await
+    }
+
+    async fn collect(&self, budget: usize) -> Result<Collected> {
+        self.database.write(budget, |tx, budget| Box::pin(gc::collect(tx, *budget))).await
+    }
+
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
+        self.database.statements(limit, |tx, limit| Box::pin(gc::suspects(tx, *limit))).await
+    }
+
+    async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>> {
+        self.database.statements(pack, |tx, pack| Box::pin(gc::unclaimed(tx, *pack, usize::MAX))).await
+    }
+
+    async fn retire_packs(&self, limit: usize) -> Result<Retired> {
+        self.database.write(limit, |tx, limit| Box::pin(packs::retire_packs(tx, *limit))).await
+    }
+
+    async fn drained_packs(&self, horizon: Duration, limit: usize) -> Result<Vec<PackRow>> {
+        self.database.statements((horizon, limit), |tx, (horizon, limit)| Box::pin(packs::drained_packs(tx, millis(*horizon), *limit))).await
+    }
+
+    async fn forget_packs(&self, packs: Vec<PackId>) -> Result<()> {
+        self.database.write(packs, |tx, packs| Box::pin(packs::forget_packs(tx, packs))).await
+    }
+
+    async fn claim_sparse_packs(&self, limit: usize, claim: Duration) -> Result<Vec<PackRow>> {
+        self.database.write((limit, claim), |tx, (limit, claim)| Box::pin(packs::claim_sparse_packs(tx, *limit, millis(*claim)))).await
+    }
+
+    async fn pack_contents(&self, pack: PackId) -> Result<Vec<Packed>> {
+        self.database.statements(pack, |tx, pack| Box::pin(packs::pack_contents(tx, *pack))).await
+    }
+
+    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()> {
+        self.database.write((pack, sizes, moved, lease), |tx, (pack, sizes, moved, lease)| Box::pin(packs::finish_compaction(tx, *pack, *sizes, moved, millis(*lease)))).await
+    }
+
+    async fn record_gc_run(&self, run: GcRun) -> Result<()> {
+        self.database.write(run, |tx, run| Box::pin(packs::record_gc_run(tx, run))).await
+    }
+
+    async fn gc_runs(&self, after: Option<String>, limit: usize) -> Result<Page<GcRun>> {
+        self.database.statements((after, limit), |tx, (after, limit)| Box::pin(packs::gc_runs(tx, after.as_deref(), *limit))).await
+    }
+
+    async fn touch_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()> {
+        self.database.write((repository, digest), |tx, (repository, digest)| Box::pin(names::touch_snapshot(tx, repository, digest))).await
+    }
+
+    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()> {
+        self.database.write((repository, digest, pinned), |tx, (repository, digest, pinned)| Box::pin(names::pin_snapshot(tx, repository, digest, *pinned))).await
+    }
+
+    async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
+        self.database.statements(limit, |tx, limit| Box::pin(lists::evictable(tx, *limit))).await
+    }
+
+    async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>> {
+        self.database.statements((after, limit), |tx, (after, limit)| Box::pin(packs::packs(tx, *after, *limit))).await
+    }
+
+    async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>> {
+        self.database.write(damage, |tx, damage| Box::pin(integrity::quarantine(tx, damage))).await
+    }
+
+    async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>> {
+        self.database.snapshot((after, limit), |tx, (after, limit)| Box::pin(integrity::damaged(tx, after.as_deref(), *limit))).await
+    }
+
+    async fn reassess(&self) -> Result<u64> {
+        self.database.write((), |tx, ()| Box::pin(integrity::reassess(tx))).await
+    }
+
+    async fn audit(&self, repair: bool) -> Result<Audit> {
+        if repair {
+            self.database.write((), |tx, ()| Box::pin(audit::audit(tx, true))).await
+        } else {
+            self.database.snapshot((), |tx, ()| Box::pin(audit::audit(tx, false))).await
+        }
+    }
+
+    async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>> {
+        self.database.snapshot(limit, |tx, limit| Box::pin(journal::unjournaled(tx, *limit))).await
+    }
+
+    async fn journaled(&self, row: JournalRow) -> Result<()> {
+        self.database.write(row, |tx, row| Box::pin(journal::journaled(tx, row))).await
+    }
+
+    async fn names(&self) -> Result<(u64, Vec<Record>)> {
+        self.database.snapshot((), |tx, ()| Box::pin(journal::names(tx))).await
+    }
+
+    async fn journal(&self) -> Result<Vec<JournalRow>> {
+        self.database.statements((), |tx, ()| Box::pin(journal::journal(tx))).await
+    }
+
+    async fn forget_journal(&self, keys: Vec<String>) -> Result<()> {
+        self.database.write(keys, |tx, keys| Box::pin(journal::forget_journal(tx, keys))).await
+    }
+
+    async fn is_empty(&self) -> Result<bool> {
+        self.database.statements((), |tx, ()| Box::pin(journal::is_empty(tx))).await
+    }
+
+    async fn adopt_pack(&self, key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
+        self.database.write((key, sizes, frames, lease), |tx, (key, sizes, frames, lease)| Box::pin(index::adopt_pack(tx, key, *sizes, frames, millis(*lease)))).await
+    }
+
+    async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>> {
+        self.database.write(containers, |tx, containers| Box::pin(index::adopt_containers(tx, containers))).await
+    }
+
+    async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>> {
+        self.database.write((records, last), |tx, (records, last)| Box::pin(journal::restore_names(tx, records, *last))).await
+    }
+
+    fn rows_written(&self) -> u64 {
+        self.database.rows_written()
+    }
+}

@@ -1,0 +1,299 @@
+//! Connections: a bounded pool, migrations under a lock, and transactions that are run again when the database asks for it.
+//!
+//! A transaction is run again, whole, after a deadlock, a serialisation failure or a lost connection. If the connection was lost
+//! during COMMIT, the database is asked what became of the transaction before anything else is done: it happens once.
+
+use super::error::{Fail, Outcome};
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use futures::future::BoxFuture;
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
+use sqlx::query::Query;
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, Transaction};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long to wait for a connection.
+const ACQUIRE: Duration = Duration::from_secs(10);
+/// How often a transaction is tried, and for how long.
+const TRIES: u32 = 10;
+const PATIENCE: Duration = Duration::from_secs(15);
+/// First and longest pause between tries.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// A connection that was idle for longer is asked whether it is alive.
+const STALE: Duration = Duration::from_secs(1);
+
+/// Migrations in order.
+const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "init", include_str!("../../../migrations/postgres/0001_init.sql"))];
+
+/// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.
+/// A client that hangs inside a transaction loses it and its locks.
+const SETTINGS: [(&str, &str); 5] = [
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("enable_seqscan", "off"),
+    ("jit", "off"),
+    ("idle_in_transaction_session_timeout", "60s"),
+];
+
+#[derive(Debug)]
+pub(super) struct Database {
+    pool: PgPool,
+    clock: Option<Clock>,
+    rows_written: AtomicU64,
+}
+
+/// How a job sees the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Each statement on its own.
+    Statements,
+    /// One state, nothing is written.
+    Snapshot,
+    /// A transaction that locks what it changes.
+    Write,
+}
+
+/// A job over borrowed arguments, so that it can be run again.
+pub(super) type Job<A, T> = for<'a> fn(&'a mut Tx, &'a A) -> BoxFuture<'a, Outcome<T>>;
+
+impl Database {
+    pub(super) async fn connect(url: &str, max_connections: u32, clock: Option<Clock>) -> Result<Self> {
+        let unusable = |e: sqlx::Error| Error::Unavailable { what: "metadata", reason: format!("PostgreSQL: {e}") };
+        let options: PgConnectOptions = url.parse().map_err(unusable)?;
+        let options = options.application_name("pf-registry").options(SETTINGS);
+        migrate(&options).await?;
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections.max(1))
+            .acquire_timeout(ACQUIRE)
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for > STALE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    // What is acknowledged is durable, whatever the server's default is.
+                    sqlx::query("SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'")
+                        .execute(connection)
+                        .await
+                        .map(drop)
+                })
+            })
+            .connect_lazy_with(options);
+        Ok(Self { pool, clock, rows_written: AtomicU64::new(0) })
+    }
+
+    pub(super) fn rows_written(&self) -> u64 {
+        self.rows_written.load(Ordering::Relaxed)
+    }
+
+    /// Runs a job whose statements need not see the same state.
+    pub(super) async fn statements<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
+        self.run(Mode::Statements, &arguments, job).await
+    }
+
+    /// Runs a job that sees one state of the tables and writes nothing.
+    pub(super) async fn snapshot<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
+        self.run(Mode::Snapshot, &arguments, job).await
+    }
+
+    /// Runs a job in a transaction; returns when it is durable.
+    pub(super) async fn write<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
+        self.run(Mode::Write, &arguments, job).await
+    }
+
+    async fn run<A: Sync, T: Send>(&self, mode: Mode, arguments: &A, job: Job<A, T>) -> Result<T> {
+        let started = Instant::now();
+        let mut tries = 0;
+        loop {
+            let fail = match self.once(mode, arguments, job, started).await {
+                Ok(value) => return Ok(value),
+                Err(fail) => fail,
+            };
+            tries += 1;
+            let pause = pause(tries);
+            if !fail.is_worth_another_try() || tries >= TRIES || started.elapsed() + pause > PATIENCE {
+                return Err(fail.into_error());
+            }
+            tracing::debug!(error = %fail, tries, "a metadata transaction is tried again");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn once<A: Sync, T: Send>(&self, mode: Mode, arguments: &A, job: Job<A, T>, started: Instant) -> Outcome<T> {
+        let held = match mode {
+            Mode::Statements => Held::Plain(self.pool.acquire().await?),
+            Mode::Snapshot => Held::Open(self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?),
+            Mode::Write => Held::Open(self.pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?),
+        };
+        let now = self.clock.as_ref().map(|clock| super::int(clock.now()));
+        let mut tx = Tx { held, now, rows: 0 };
+        let result = job(&mut tx, arguments).await;
+        match (tx.held, result) {
+            (Held::Plain(_), result) => {
+                self.rows_written.fetch_add(tx.rows, Ordering::Relaxed);
+                result
+            }
+            (Held::Open(mut open), Ok(value)) => {
+                let id: Option<String> = match tx.rows {
+                    0 => None,
+                    _ => sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text").fetch_one(&mut *open).await?,
+                };
+                if let Err(error) = open.commit().await {
+                    let fail = Fail::Sql(error);
+                    match id {
+                        Some(id) if fail.lost_connection() && self.was_committed(&id, started).await? => {}
+                        _ => return Err(fail),
+                    }
+                }
+                self.rows_written.fetch_add(tx.rows, Ordering::Relaxed);
+                Ok(value)
+            }
+            (Held::Open(open), Err(fail)) => {
+                // Rolled back now and not when the connection is used next: its locks keep others waiting. If the connection
+                // is lost, so is the transaction.
+                drop(open.rollback().await);
+                Err(fail)
+            }
+        }
+    }
+}
+
+impl Database {
+    /// What became of a transaction whose COMMIT was not answered.
+    async fn was_committed(&self, id: &str, started: Instant) -> Outcome<bool> {
+        for tries in 1.. {
+            let status = sqlx::query_scalar::<_, Option<String>>("SELECT pg_xact_status($1::text::xid8)").bind(id).fetch_one(&self.pool).await;
+            match status.map_err(Fail::from) {
+                Ok(Some(status)) if status == "committed" => return Ok(true),
+                Ok(Some(status)) if status == "aborted" => return Ok(false),
+                Err(fail) if !fail.is_worth_another_try() => return Err(fail.into_error().into()),
+                // Still on its way, or the database is.
+                Ok(_) | Err(_) => {}
+            }
+            let pause = pause(tries);
+            if started.elapsed() + pause > PATIENCE {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+        }
+        let reason = "the connection was lost during a commit, and the database does not say what became of it".into();
+        Err(Error::Unavailable { what: "metadata", reason }.into())
+    }
+}
+
+/// Longer from try to try, and different for everybody.
+fn pause(tries: u32) -> Duration {
+    let full = PAUSE.0.saturating_mul(1 << tries.min(16)).min(PAUSE.1);
+    let random = RandomState::new().hash_one(tries);
+    full / 2 + Duration::from_micros(random % (1 + u64::try_from(full.as_micros() / 2).unwrap_or(0)))
+}
+
+/// Brings the tables up to date; instances that start together wait for each other.
+async fn migrate(options: &PgConnectOptions) -> Result<()> {
+    let unusable = |reason: String| Error::Unavailable { what: "metadata", reason };
+    let mut connection = PgConnection::connect_with(options).await.map_err(|e| unusable(format!("PostgreSQL: {e}")))?;
+    let migrations = MIGRATIONS
+        .iter()
+        .map(|(version, name, sql)| Migration::new(*version, (*name).into(), MigrationType::Simple, (*sql).into_sql_str(), false))
+        .collect();
+    let result = Migrator::with_migrations(migrations).run_direct(None, &mut connection, false).await;
+    let known = MIGRATIONS.len();
+    let result = result.map_err(|error| match error {
+        MigrateError::VersionMissing(version) => unusable(format!("its tables have version {version}, this program knows {known}: use a newer one")),
+        other => unusable(format!("its tables cannot be brought up to date: {other}")),
+    });
+    drop(connection.close().await);
+    result
+}
+
+enum Held {
+    Plain(PoolConnection<Postgres>),
+    Open(Transaction<'static, Postgres>),
+}
+
+/// What a job works with.
+pub(super) struct Tx {
+    held: Held,
+    now: Option<i64>,
+    rows: u64,
+}
+
+impl Tx {
+    /// The database's time when it is first asked for: one moment for the whole transaction.
+    pub(super) async fn now(&mut self) -> Outcome<i64> {
+        if let Some(now) = self.now {
+            return Ok(now);
+        }
+        let now: i64 =
+            sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetch_one(self.on()).await?;
+        self.now = Some(now);
+        Ok(now)
+    }
+
+    /// To run statements on that return rows.
+    pub(super) fn on(&mut self) -> &mut PgConnection {
+        match &mut self.held {
+            Held::Plain(connection) => connection,
+            Held::Open(transaction) => transaction,
+        }
+    }
+
+    /// Runs a statement that writes; returns how many rows.
+    pub(super) async fn execute(&mut self, query: Query<'_, Postgres, PgArguments>) -> Outcome<u64> {
+        let rows = query.execute(self.on()).await?.rows_affected();
+        self.rows += rows;
+        Ok(rows)
+    }
+
+    /// Counts rows that a statement wrote which also returned some.
+    pub(super) fn wrote(&mut self, rows: usize) {
+        self.rows += rows as u64;
+    }
+
+    /// Like [`Self::execute`], unless there is nothing to write.
+    pub(super) async fn execute_any<T>(&mut self, items: &[T], query: impl FnOnce() -> Query<'static, Postgres, PgArguments> + Send) -> Outcome<u64> {
+        if items.is_empty() { Ok(0) } else { self.execute(query()).await }
+    }
+}
+
+impl std::fmt::Debug for Tx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tx").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+impl Fail {
+    fn code(&self) -> Option<String> {
+        match self {
+            Self::Sql(error) => error.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned()),
+            _ => None,
+        }
+    }
+
+    /// Whether nothing can be said about what the database did last.
+    fn lost_connection(&self) -> bool {
+        // Among the codes: shutdown, crash, a session that was ended.
+        let ended = |code: &str| code.starts_with("08") || matches!(code, "57P01" | "57P02" | "57P05" | "25P03");
+        match self {
+            Self::Sql(sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed | sqlx::Error::BeginFailed | sqlx::Error::Protocol(_)) => true,
+            _ => self.code().is_some_and(|code| ended(&code)),
+        }
+    }
+
+    /// Whether the whole transaction may succeed when it is run again.
+    fn is_worth_another_try(&self) -> bool {
+        // Serialisation, deadlock, start-up, too many connections.
+        let passing = |code: &str| matches!(code, "40001" | "40P01" | "57P03" | "53300");
+        matches!(self, Self::Again) || self.lost_connection() || self.code().is_some_and(|code| passing(&code))
+    }
+}

@@ -1,0 +1,276 @@
+//! Collection: suspects and what hangs on them. docs/gc.md has the argument why it is safe.
+//!
+//! Set by set: what is free is locked, looked at again, deleted; what only it held is the next set. Several instances may collect at
+//! the same time: each takes suspects that no other has taken.
+
+use super::connection::Tx;
+use super::error::{Fail, Outcome};
+use super::index::lose;
+use super::uint;
+use crate::metadata::{Collected, ObjectId, PackId, Suspect, children};
+use pfr_schema::Kind;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// Most objects that are locked and deleted by one statement.
+const SET: usize = 10_000;
+
+/// An entry of the queue, as it lies there.
+struct Entry {
+    id: i64,
+    suspect: Suspect,
+}
+
+async fn due(tx: &mut Tx, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
+    let now = tx.now().await?;
+    let statement = if take {
+        "SELECT id, object, pack FROM suspects WHERE due <= $1 ORDER BY due, id LIMIT $2 FOR UPDATE SKIP LOCKED"
+    } else {
+        "SELECT id, object, pack FROM suspects WHERE due <= $1 ORDER BY due, id LIMIT $2"
+    };
+    let rows: Vec<(i64, Option<ObjectId>, Option<PackId>)> =
+        sqlx::query_as(statement).bind(now).bind(limit as i64).fetch_all(tx.on()).await?;
+    let suspect = |object: Option<ObjectId>, pack: Option<PackId>| object.map(Suspect::Object).or(pack.map(Suspect::Pack));
+    Ok(rows.into_iter().filter_map(|(id, object, pack)| Some(Entry { id, suspect: suspect(object, pack)? })).collect())
+}
+
+pub(super) async fn suspects(tx: &mut Tx, limit: usize) -> Outcome<Vec<Suspect>> {
+    Ok(due(tx, false, limit).await?.into_iter().map(|entry| entry.suspect).collect())
+}
+
+pub(super) async fn unclaimed(tx: &mut Tx, pack: PackId, limit: usize) -> Outcome<Vec<ObjectId>> {
+    let now = tx.now().await?;
+    Ok(sqlx::query_scalar("SELECT id FROM objects WHERE pack = $1 AND refs = 0 AND keep_until <= $2 ORDER BY id LIMIT $3")
+        .bind(pack)
+        .bind(now)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .fetch_all(tx.on())
+        .await?)
+}
+
+/// One step of collection, within one transaction.
+struct Sweep {
+    now: i64,
+    /// Objects without references, to be deleted if no lease covers them.
+    free: BTreeSet<ObjectId>,
+    /// Frame bytes that packs lose.
+    lost: BTreeMap<PackId, u64>,
+    deleted: u64,
+    frame_bytes: u64,
+}
+
+pub(super) async fn collect(tx: &mut Tx, budget: usize) -> Outcome<Collected> {
+    let now = tx.now().await?;
+    let ended = "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
+    let sessions = tx.execute(sqlx::query(ended).bind(now)).await?;
+    let mut done = Collected { sessions, ..Collected::default() };
+    let mut sweep = Sweep { now, free: BTreeSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0 };
+    let entries = due(tx, true, budget).await?;
+    let mut finished: Vec<i64> = Vec::new();
+    let mut rest = entries.as_slice();
+    while let Some(first) = rest.first() {
+        let left = budget.saturating_sub(sweep.deleted as usize);
+        if left == 0 {
+            break;
+        }
+        let before = sweep.deleted;
+        // Objects that follow each other in the queue are one set.
+        let same = match first.suspect {
+            Suspect::Object(_) => rest.iter().take_while(|entry| matches!(entry.suspect, Suspect::Object(_))).count(),
+            Suspect::Pack(_) => 1,
+        };
+        let (set, behind) = rest.split_at(same);
+        rest = behind;
+        done.examined += set.len() as u64;
+        match first.suspect {
+            Suspect::Object(_) => {
+                sweep.free.extend(set.iter().filter_map(|e| if let Suspect::Object(object) = e.suspect { Some(object) } else { None }));
+                finished.extend(set.iter().map(|entry| entry.id));
+                sweep.run(tx, left).await?;
+                done.released += sweep.deleted - before;
+            }
+            Suspect::Pack(pack) => {
+                if sweep.pack(tx, pack, left).await? {
+                    finished.push(first.id);
+                }
+                sweep.run(tx, left).await?;
+                done.unclaimed += sweep.deleted - before;
+            }
+        }
+    }
+    done.frame_bytes = sweep.frame_bytes;
+    tx.execute_any(&finished, || sqlx::query("DELETE FROM suspects WHERE id = ANY($1)").bind(finished.clone())).await?;
+    lose(tx, sweep.lost).await?;
+    done.more = !due(tx, false, 1).await?.is_empty();
+    Ok(done)
+}
+
+impl Sweep {
+    /// Finds what nothing holds in a pack; false if there is more of it than `left`. What a lease still covers is looked at again when it ends.
+    async fn pack(&mut self, tx: &mut Tx, pack: PackId, left: usize) -> Outcome<bool> {
+        let found = unclaimed(tx, pack, left).await?;
+        let finished = found.len() < left;
+        self.free.extend(found);
+        if finished {
+            let later = "INSERT INTO suspects (due, pack) SELECT MAX(keep_until), $1 FROM objects
+                         WHERE pack = $1 AND refs = 0 AND keep_until > $2 HAVING MAX(keep_until) IS NOT NULL";
+            tx.execute(sqlx::query(later).bind(pack).bind(self.now)).await?;
+        }
+        Ok(finished)
+    }
+
+    /// Deletes what is free and what becomes free below it; what is over `limit` goes back into the queue.
+    async fn run(&mut self, tx: &mut Tx, limit: usize) -> Outcome<()> {
+        let end = self.deleted + limit as u64;
+        while !self.free.is_empty() && self.deleted < end {
+            let room = usize::try_from(end - self.deleted).unwrap_or(usize::MAX).min(SET);
+            let set: Vec<ObjectId> = self.free.iter().copied().take(room).collect();
+            self.set(tx, set, room).await?;
+        }
+        let over: Vec<ObjectId> = std::mem::take(&mut self.free).into_iter().collect();
+        self.put_back(tx, over).await
+    }
+
+    async fn put_back(&self, tx: &mut Tx, objects: Vec<ObjectId>) -> Outcome<()> {
+        let now = self.now;
+        tx.execute_any(&objects, || {
+            sqlx::query("INSERT INTO suspects (due, object) SELECT $1, id FROM unnest($2::bigint[]) AS u(id)").bind(now).bind(objects.clone())
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Looks at a set of objects and deletes what is free; containers only while about `room` objects are deleted.
+    async fn set(&mut self, tx: &mut Tx, set: Vec<ObjectId>, room: usize) -> Outcome<()> {
+        let rows: Vec<(ObjectId, i64, i64, i16)> =
+            sqlx::query_as("SELECT id, refs, keep_until, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
+                .bind(set.clone())
+                .fetch_all(tx.on())
+                .await?;
+        let (mut doomed, mut containers, mut leased) = (Vec::new(), Vec::new(), (Vec::new(), Vec::new()));
+        for (id, refs, keep_until, kind) in rows {
+            // Held again: not free.
+            if refs > 0 {
+                continue;
+            }
+            match keep_until > self.now {
+                true => (leased.0.push(id), leased.1.push(keep_until)),
+                false if kind == Kind::Blob as i16 => (doomed.push(id), ()),
+                false => (containers.push(id), ()),
+            };
+        }
+        for id in &set {
+            self.free.remove(id);
+        }
+        tx.execute_any(&leased.0, || {
+            sqlx::query("INSERT INTO suspects (due, object) SELECT u.due, u.id FROM unnest($1::bigint[], $2::bigint[]) AS u(id, due)")
+                .bind(leased.0.clone())
+                .bind(leased.1.clone())
+        })
+        .await?;
+        let room = room.saturating_sub(doomed.len());
+        let released = self.open(tx, &mut containers, room).await?;
+        doomed.append(&mut containers);
+        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 AND keep_until <= $2 RETURNING pack, frame_len", doomed).await?;
+        self.release(tx, released).await
+    }
+
+    /// Deletes the rows of containers and returns how often each child was listed. Containers for which there is no room go back to what is
+    /// free. Unknown children are never taken for none: then nothing is deleted.
+    async fn open(&mut self, tx: &mut Tx, containers: &mut Vec<ObjectId>, room: usize) -> Outcome<BTreeMap<ObjectId, i64>> {
+        let mut released: BTreeMap<ObjectId, i64> = BTreeMap::new();
+        if containers.is_empty() {
+            return Ok(released);
+        }
+        // A child takes a byte at least: a bound that does not need the lists.
+        let sizes: Vec<(ObjectId, i32)> =
+            sqlx::query_as("SELECT object, octet_length(children) FROM containers WHERE object = ANY($1) ORDER BY object")
+                .bind(containers.clone())
+                .fetch_all(tx.on())
+                .await?;
+        if sizes.len() != containers.len() {
+            let known: HashSet<ObjectId> = sizes.iter().map(|(id, _)| *id).collect();
+            let unknown = containers.iter().find(|id| !known.contains(id)).copied().unwrap_or_default();
+            return Err(Fail::internal(format!("the children of object {unknown} are not recorded; run fsck")));
+        }
+        let (mut taken, mut sum) = (Vec::new(), 0_usize);
+        for (id, bytes) in sizes {
+            if taken.is_empty() || sum < room {
+                taken.push(id);
+                sum += 1 + usize::try_from(bytes).unwrap_or(0);
+            } else {
+                self.free.insert(id);
+            }
+        }
+        let rows: Vec<(ObjectId, Vec<u8>)> = sqlx::query_as("DELETE FROM containers WHERE object = ANY($1) RETURNING object, children")
+            .bind(taken.clone())
+            .fetch_all(tx.on())
+            .await?;
+        tx.wrote(rows.len());
+        for (_, packed) in &rows {
+            for child in children::unpack(packed)? {
+                *released.entry(child).or_default() += 1;
+            }
+        }
+        *containers = taken;
+        Ok(released)
+    }
+
+    /// Takes references away from children: those that only these containers held go with them if they are blobs, or are free now.
+    async fn release(&mut self, tx: &mut Tx, released: BTreeMap<ObjectId, i64>) -> Outcome<()> {
+        let all: Vec<(ObjectId, i64)> = released.into_iter().collect();
+        for part in all.chunks(SET) {
+            let ids: Vec<ObjectId> = part.iter().map(|(id, _)| *id).collect();
+            let rows: Vec<(ObjectId, i64, i64, i16)> =
+                sqlx::query_as("SELECT id, refs, keep_until, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
+                    .bind(ids.clone())
+                    .fetch_all(tx.on())
+                    .await?;
+            if rows.len() != part.len() {
+                let known: HashSet<ObjectId> = rows.iter().map(|row| row.0).collect();
+                let gone = ids.into_iter().find(|id| !known.contains(id)).unwrap_or_default();
+                return Err(Fail::internal(format!("a container holds object {gone}, which is gone; run fsck")));
+            }
+            let (mut only_here, mut fewer) = (Vec::new(), (Vec::new(), Vec::new()));
+            for ((id, refs, keep_until, kind), (_, listed)) in rows.into_iter().zip(part) {
+                if refs == *listed && keep_until <= self.now && kind == Kind::Blob as i16 {
+                    // Most children of garbage are blobs that only it held: they need no second look.
+                    only_here.push(id);
+                    continue;
+                }
+                if refs == *listed {
+                    self.free.insert(id);
+                }
+                fewer.0.push(id);
+                fewer.1.push(*listed);
+            }
+            tx.execute_any(&fewer.0, || {
+                sqlx::query("UPDATE objects o SET refs = o.refs - u.listed FROM unnest($1::bigint[], $2::bigint[]) AS u(id, listed) WHERE o.id = u.id")
+                    .bind(fewer.0.clone())
+                    .bind(fewer.1.clone())
+            })
+            .await?;
+            // Locked and looked at: what lists them is gone.
+            self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND keep_until <= $2 RETURNING pack, frame_len", only_here).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&mut self, tx: &mut Tx, statement: &'static str, objects: Vec<ObjectId>) -> Outcome<()> {
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let gone: Vec<(PackId, i64)> =
+            sqlx::query_as(statement).bind(objects.clone()).bind(self.now).fetch_all(tx.on()).await?;
+        tx.wrote(gone.len());
+        if gone.len() != objects.len() {
+            // They are locked: nothing can have changed.
+            return Err(Fail::internal("locked objects were not deleted"));
+        }
+        self.deleted += gone.len() as u64;
+        for (pack, frame_len) in gone {
+            *self.lost.entry(pack).or_default() += uint(frame_len);
+            self.frame_bytes += uint(frame_len);
+        }
+        Ok(())
+    }
+}

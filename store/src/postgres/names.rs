@@ -1,0 +1,383 @@
+//! Push sessions, commits, tags, snapshots.
+//!
+//! Locks are taken in this order: objects by id, then the row of the manifest, then tags by name, then the session. Who holds the
+//! object of a manifest decides about everything that names it.
+
+use super::connection::Tx;
+use super::error::{Fail, Outcome};
+use super::objects::{add_refs, lock};
+use super::{DOMAIN, int, uint};
+use crate::error::Error;
+use crate::metadata::{Commit, Committed, ObjectId, PushId, TagMove};
+use pfr_schema::api::TagState;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use std::collections::BTreeMap;
+
+// ---- push sessions
+
+/// The row of a repository, made if it is new.
+pub(super) async fn make_repository(tx: &mut Tx, repository: &RepositoryName) -> Outcome<i64> {
+    if let Some(id) = repository_id(tx, repository).await? {
+        return Ok(id);
+    }
+    tx.execute(
+        sqlx::query("INSERT INTO repositories (domain, name) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING")
+            .bind(DOMAIN)
+            .bind(repository.as_str().to_owned()),
+    )
+    .await?;
+    repository_id(tx, repository).await?.ok_or(Fail::Again)
+}
+
+pub(super) async fn open_push(tx: &mut Tx, push: &PushId, repository: &RepositoryName, lease: i64) -> Outcome<()> {
+    let expires = tx.now().await?.saturating_add(lease);
+    let id = make_repository(tx, repository).await?;
+    let insert = sqlx::query("INSERT INTO pushes (id, repository, expires) VALUES ($1, $2, $3)");
+    tx.execute(insert.bind(push.0.clone()).bind(id).bind(expires)).await?;
+    Ok(())
+}
+
+/// A live session.
+pub(super) struct Push {
+    repository: i64,
+    name: RepositoryName,
+    expires: i64,
+}
+
+pub(super) async fn live_push(tx: &mut Tx, push: &PushId) -> Outcome<Push> {
+    let now = tx.now().await?;
+    let row: Option<(i64, String, i64)> = sqlx::query_as(
+        "SELECT r.id, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
+         WHERE p.id = $1 AND p.expires >= $2 AND p.committed IS NULL",
+    )
+    .bind(&push.0)
+    .bind(now)
+    .fetch_optional(tx.on())
+    .await?;
+    let (repository, name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
+    Ok(Push { repository, name: name.parse()?, expires })
+}
+
+/// Renews the lease of a session, past half of it only: peers died of touching rows on every look.
+pub(super) async fn renew_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outcome<RepositoryName> {
+    let now = tx.now().await?;
+    let live = live_push(tx, push).await?;
+    if live.expires < now.saturating_add(lease / 2) {
+        extend_push(tx, push, lease).await?;
+    }
+    Ok(live.name)
+}
+
+pub(super) async fn extend_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outcome<()> {
+    let now = tx.now().await?;
+    let update = "UPDATE pushes SET expires = GREATEST(expires, $1) WHERE id = $2 AND expires >= $3 AND committed IS NULL";
+    let updated = tx.execute(sqlx::query(update).bind(now.saturating_add(lease)).bind(push.0.clone()).bind(now)).await?;
+    if updated == 0 { Err(Error::PushUnknown(push.0.clone()).into()) } else { Ok(()) }
+}
+
+pub(super) async fn close_push(tx: &mut Tx, push: &PushId) -> Outcome<()> {
+    tx.execute(sqlx::query("DELETE FROM pushes WHERE id = $1").bind(push.0.clone())).await?;
+    Ok(())
+}
+
+// ---- commit
+
+/// What a session remembers of its commit: the manifest and the tag.
+fn commit_mark(commit: &Commit) -> Vec<u8> {
+    let mut mark = commit.manifest.to_key();
+    mark.extend_from_slice(commit.tag.as_ref().map_or("", |t| t.tag.as_str()).as_bytes());
+    mark
+}
+
+/// The answer of a commit that this session made before.
+async fn committed_before(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcome<Option<Committed>> {
+    let now = tx.now().await?;
+    let row: Option<(bool, i64, i64)> = sqlx::query_as(
+        "SELECT p.created, m.logical_bytes, m.new_bytes FROM pushes p
+         JOIN objects o ON o.domain = $1 AND o.digest = $2 JOIN manifests m ON m.repository = p.repository AND m.object = o.id
+         WHERE p.id = $3 AND p.expires >= $4 AND p.committed = $5",
+    )
+    .bind(DOMAIN)
+    .bind(commit.manifest.to_key())
+    .bind(&push.0)
+    .bind(now)
+    .bind(commit_mark(commit))
+    .fetch_optional(tx.on())
+    .await?;
+    Ok(row.map(|(created, logical, new)| Committed { created, logical_bytes: uint(logical), new_bytes: uint(new) }))
+}
+
+pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcome<Committed> {
+    if let Some(before) = committed_before(tx, push, commit).await? {
+        return Ok(before);
+    }
+    let now = tx.now().await?;
+    let Push { repository, name, .. } = live_push(tx, push).await?;
+    let moves = commit.tag.as_slice();
+    let digest = commit.manifest;
+    let unknown = || Error::BlobUnknown { digest, kind: Kind::Manifest };
+    let find = "SELECT id FROM objects WHERE domain = $1 AND digest = $2";
+    let object: Option<ObjectId> = sqlx::query_scalar(find).bind(DOMAIN).bind(digest.to_key()).fetch_optional(tx.on()).await?;
+    let object = object.ok_or_else(unknown)?;
+    let before = lock_with_targets(tx, repository, object, moves).await?;
+    // Only now: whoever collected, quarantined or committed it meanwhile is done.
+    let row: Option<(i64, i64, i64, i64)> = sqlx::query_as(
+        "SELECT o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id
+         WHERE o.id = $1 AND o.kind = $2 AND o.health = 0",
+    )
+    .bind(object)
+    .bind(Kind::Manifest as i16)
+    .fetch_optional(tx.on())
+    .await?;
+    let (size, refs, reach, new) = row.ok_or_else(unknown)?;
+    let existing: Option<(i64, i64, i64)> =
+        sqlx::query_as("SELECT id, logical_bytes, new_bytes FROM manifests WHERE repository = $1 AND object = $2")
+            .bind(repository)
+            .bind(object)
+            .fetch_optional(tx.on())
+            .await?;
+    let (manifest, logical_bytes, new_bytes) = match existing {
+        Some(row) => row,
+        None => {
+            let logical = size + reach;
+            // Only the first holder of a manifest brought what it brought.
+            let new = if refs == 0 { size + new } else { 0 };
+            let record = Record::Snapshot {
+                repository: name.clone(),
+                manifest: digest,
+                parents: commit.parents.clone(),
+                artifact_type: commit.artifact_type.clone(),
+                subject: commit.subject,
+                at: uint(now),
+                new_bytes: uint(new),
+            };
+            let id = insert_snapshot(tx, repository, object, &record, logical).await?;
+            note(tx, &record).await?;
+            (id, logical, new)
+        }
+    };
+    put_tags_at(tx, (repository, &name), (manifest, object, digest), moves, before).await?;
+    let created = existing.is_none();
+    let update = sqlx::query("UPDATE pushes SET committed = $1, created = $2 WHERE id = $3 AND committed IS NULL");
+    if tx.execute(update.bind(commit_mark(commit)).bind(created).bind(push.0.clone())).await? == 0 {
+        // The same session committed or was closed at the same time: look again.
+        return Err(Fail::Again);
+    }
+    Ok(Committed { created, logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
+}
+
+/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`].
+pub(super) async fn insert_snapshot(tx: &mut Tx, repository: i64, object: ObjectId, record: &Record, logical: i64) -> Outcome<i64> {
+    let Record::Snapshot { parents, artifact_type, subject, at, new_bytes, .. } = record else {
+        return Err(Fail::internal("a snapshot's record is none"));
+    };
+    let id: i64 = sqlx::query_scalar(
+        "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes)
+         VALUES ($1, $2, $3, $4, $5, $5, $6, $7) RETURNING id",
+    )
+    .bind(repository)
+    .bind(object)
+    .bind(artifact_type.clone())
+    .bind(subject.map(|d| d.to_key()))
+    .bind(int(*at))
+    .bind(logical)
+    .bind(int(*new_bytes))
+    .fetch_one(tx.on())
+    .await?;
+    tx.wrote(1);
+    tx.execute_any(parents, || {
+        sqlx::query("INSERT INTO parents (manifest, position, digest) SELECT $1, u.n - 1, u.digest FROM unnest($2::bytea[]) WITH ORDINALITY AS u(digest, n)")
+            .bind(id)
+            .bind(super::keys(parents))
+    })
+    .await?;
+    add_refs(tx, object, 1).await?;
+    Ok(id)
+}
+
+/// Notes a change for the journal, in the same transaction.
+pub(super) async fn note(tx: &mut Tx, record: &Record) -> Outcome<()> {
+    let record = serde_json::to_string(record).map_err(|e| Error::Internal(e.to_string()))?;
+    tx.execute(sqlx::query("INSERT INTO changes (record) VALUES ($1)").bind(record)).await?;
+    Ok(())
+}
+
+/// Takes references away and leaves the rest to collection: nothing cascades inside a request.
+async fn release(tx: &mut Tx, object: ObjectId, by: i64) -> Outcome<()> {
+    let now = tx.now().await?;
+    add_refs(tx, object, -by).await?;
+    tx.execute(sqlx::query("INSERT INTO suspects (due, object) VALUES ($1, $2)").bind(now).bind(object)).await?;
+    Ok(())
+}
+
+// ---- tags
+
+async fn repository_id(tx: &mut Tx, repository: &RepositoryName) -> Outcome<Option<i64>> {
+    Ok(sqlx::query_scalar("SELECT id FROM repositories WHERE name = $1").bind(repository.as_str()).fetch_optional(tx.on()).await?)
+}
+
+/// The id of a repository that holds something; a push session alone does not make one visible.
+pub(super) async fn visible(tx: &mut Tx, repository: &RepositoryName) -> Outcome<i64> {
+    let id: Option<i64> =
+        sqlx::query_scalar("SELECT id FROM repositories r WHERE name = $1 AND EXISTS (SELECT 1 FROM manifests m WHERE m.repository = r.id)")
+            .bind(repository.as_str())
+            .fetch_optional(tx.on())
+            .await?;
+    Ok(id.ok_or_else(|| Error::RepositoryUnknown(repository.clone()))?)
+}
+
+/// Where a tag points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub manifest: i64,
+    pub object: ObjectId,
+    pub digest: Digest,
+}
+
+/// Where tags point, of those that exist.
+pub(super) async fn targets(tx: &mut Tx, repository: i64, tags: &[&Tag]) -> Outcome<BTreeMap<String, Target>> {
+    let names: Vec<String> = tags.iter().map(|tag| tag.as_str().to_owned()).collect();
+    let rows: Vec<(String, i64, ObjectId, Vec<u8>)> = sqlx::query_as(
+        "SELECT t.name, m.id, m.object, o.digest FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+         WHERE t.repository = $1 AND t.name = ANY($2)",
+    )
+    .bind(repository)
+    .bind(names)
+    .fetch_all(tx.on())
+    .await?;
+    rows.into_iter().map(|(name, manifest, object, key)| Ok((name, Target { manifest, object, digest: Digest::from_key(&key)? }))).collect()
+}
+
+/// Locks `object`, what the tags to be moved point at, and the tags; returns where they point.
+async fn lock_with_targets(tx: &mut Tx, repository: i64, object: ObjectId, moves: &[TagMove]) -> Outcome<BTreeMap<String, Target>> {
+    let tags: Vec<&Tag> = moves.iter().map(|m| &m.tag).collect();
+    let seen = targets(tx, repository, &tags).await?;
+    let objects: Vec<ObjectId> = seen.values().map(|t| t.object).chain([object]).collect();
+    lock(tx, &objects).await?;
+    let names: Vec<String> = tags.iter().map(|tag| tag.as_str().to_owned()).collect();
+    let locked: Vec<String> =
+        sqlx::query_scalar("SELECT name FROM tags WHERE repository = $1 AND name = ANY($2) ORDER BY name FOR UPDATE")
+            .bind(repository)
+            .bind(names)
+            .fetch_all(tx.on())
+            .await?;
+    let now = targets(tx, repository, &tags).await?;
+    if now.len() != locked.len() || now.values().any(|target| !objects.contains(&target.object)) {
+        return Err(Fail::Again);
+    }
+    Ok(now)
+}
+
+pub(super) fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) -> Result<(), Error> {
+    let found = found.map_or(TagState::Absent, TagState::At);
+    match expected {
+        Some(expected) if expected != found => Err(Error::TagMoved { tag: tag.clone(), expected, found }),
+        _ => Ok(()),
+    }
+}
+
+/// Points tags at (manifest row, its object, its digest), and notes it; `before` is where the locked tags are.
+async fn put_tags_at(
+    tx: &mut Tx,
+    (repository, name): (i64, &RepositoryName),
+    (manifest, object, digest): (i64, ObjectId, Digest),
+    moves: &[TagMove],
+    mut before: BTreeMap<String, Target>,
+) -> Outcome<()> {
+    let now = tx.now().await?;
+    for TagMove { tag, expected } in moves {
+        let found = before.insert(tag.as_str().to_owned(), Target { manifest, object, digest });
+        check_expected(tag, *expected, found.map(|target| target.digest))?;
+        if found.is_some_and(|target| target.manifest == manifest) {
+            continue;
+        }
+        point_tag(tx, repository, tag, manifest, found.is_some(), now).await?;
+        add_refs(tx, object, 1).await?;
+        if let Some(old) = found {
+            release(tx, old.object, 1).await?;
+        }
+        note(tx, &Record::Tag { repository: name.clone(), tag: tag.clone(), manifest: digest, at: uint(now) }).await?;
+    }
+    Ok(())
+}
+
+/// Writes a tag's row: a new one, or the one that is locked.
+pub(super) async fn point_tag(tx: &mut Tx, repository: i64, tag: &Tag, manifest: i64, exists: bool, at: i64) -> Outcome<()> {
+    let statement = if exists {
+        "UPDATE tags SET manifest = $3, updated_at = $4 WHERE repository = $1 AND name = $2"
+    } else {
+        "INSERT INTO tags (repository, name, manifest, updated_at) VALUES ($1, $2, $3, $4) ON CONFLICT (repository, name) DO NOTHING"
+    };
+    let written = tx.execute(sqlx::query(statement).bind(repository).bind(tag.as_str().to_owned()).bind(manifest).bind(at)).await?;
+    // Somebody else made the tag meanwhile: look again.
+    if written == 1 { Ok(()) } else { Err(Fail::Again) }
+}
+
+pub(super) async fn put_tags(tx: &mut Tx, repository: &RepositoryName, snapshot: &Digest, moves: &[TagMove]) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let (_, object) = manifest_row(tx, id, repository, snapshot).await?;
+    let before = lock_with_targets(tx, id, object, moves).await?;
+    // Again, now that nobody can delete it.
+    let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
+    put_tags_at(tx, (id, repository), (manifest, object, *snapshot), moves, before).await
+}
+
+pub(super) async fn delete_tag(tx: &mut Tx, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let seen = targets(tx, id, &[tag]).await?;
+    let objects: Vec<ObjectId> = seen.values().map(|target| target.object).collect();
+    lock(tx, &objects).await?;
+    let found = targets(tx, id, &[tag]).await?.remove(tag.as_str());
+    check_expected(tag, expected, found.map(|target| target.digest))?;
+    let target = found.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
+    let delete = sqlx::query("DELETE FROM tags WHERE repository = $1 AND name = $2 AND manifest = $3");
+    let deleted = tx.execute(delete.bind(id).bind(tag.as_str().to_owned()).bind(target.manifest)).await?;
+    if deleted == 0 || !objects.contains(&target.object) {
+        return Err(Fail::Again);
+    }
+    release(tx, target.object, 1).await?;
+    note(tx, &Record::Untag { repository: repository.clone(), tag: tag.clone() }).await
+}
+
+// ---- snapshots
+
+/// Row id and object of a repository's manifest.
+pub(super) async fn manifest_row(tx: &mut Tx, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {
+    let row: Option<(i64, ObjectId)> = sqlx::query_as(
+        "SELECT m.id, m.object FROM manifests m JOIN objects o ON o.id = m.object WHERE o.domain = $1 AND o.digest = $2 AND m.repository = $3",
+    )
+    .bind(DOMAIN)
+    .bind(digest.to_key())
+    .bind(id)
+    .fetch_optional(tx.on())
+    .await?;
+    Ok(row.ok_or_else(|| Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() })?)
+}
+
+pub(super) async fn delete_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let (_, object) = manifest_row(tx, id, repository, digest).await?;
+    lock(tx, &[object]).await?;
+    // Again, now that nobody can delete it or point a tag at it.
+    let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
+    let tags = tx.execute(sqlx::query("DELETE FROM tags WHERE manifest = $1").bind(manifest)).await?;
+    tx.execute(sqlx::query("DELETE FROM manifests WHERE id = $1").bind(manifest)).await?;
+    release(tx, object, int(tags) + 1).await?;
+    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest }).await
+}
+
+pub(super) async fn touch_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
+    let now = tx.now().await?;
+    let id = visible(tx, repository).await?;
+    let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    tx.execute(sqlx::query("UPDATE manifests SET used_at = $1 WHERE id = $2 AND used_at < $1").bind(now).bind(manifest)).await?;
+    Ok(())
+}
+
+pub(super) async fn pin_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    tx.execute(sqlx::query("UPDATE manifests SET pinned = $1 WHERE id = $2").bind(pinned).bind(manifest)).await?;
+    Ok(())
+}

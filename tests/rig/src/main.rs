@@ -1,0 +1,56 @@
+//! `pf-rig run -- COMMAND…`: runs a command with servers to test against, named in its environment, and tears them down when it ends.
+
+use pfr_rig::postgres::{self, Cluster, Durability};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitCode;
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+
+const USAGE: &str = "usage: pf-rig run -- COMMAND [ARGUMENT…]
+
+Starts PostgreSQL in a temporary directory on loopback, names it in PF_TEST_POSTGRES, runs the command, stops the server
+and ends as the command did.";
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let (verb, dashes, program) = (arguments.next(), arguments.next(), arguments.next());
+    let (Some(program), true, true) = (program, verb.is_some_and(|v| v == "run"), dashes.is_some_and(|d| d == "--")) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let cluster = Cluster::start_with(Durability::Fast);
+    let mut command = Command::new(&program);
+    command.args(arguments).env(postgres::VARIABLE, cluster.url("postgres"));
+    let code = match run(command).await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("pf-rig: {}: {error}", program.to_string_lossy());
+            127
+        }
+    };
+    drop(cluster);
+    ExitCode::from(code)
+}
+
+/// Runs to the end; who asks us to stop asks the command, and we wait for it.
+async fn run(mut command: Command) -> std::io::Result<u8> {
+    let (mut interrupted, mut terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut child = command.spawn()?;
+    let id = child.id().and_then(|id| rustix::process::Pid::from_raw(id.try_into().ok()?));
+    let pass_on = |number| {
+        if let Some(id) = id {
+            // It may have ended already.
+            rustix::process::kill_process(id, number).unwrap_or(());
+        }
+    };
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status?,
+            _ = interrupted.recv() => pass_on(rustix::process::Signal::INT),
+            _ = terminated.recv() => pass_on(rustix::process::Signal::TERM),
+        }
+    };
+    let code = status.code().or_else(|| status.signal().map(|number| 128 + number)).unwrap_or(1);
+    Ok(u8::try_from(code).unwrap_or(1))
+}
