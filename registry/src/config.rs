@@ -54,6 +54,8 @@ settings! {
     /// PostgreSQL for the metadata, `postgres://USER:PASSWORD@HOST/DATABASE` [default: none]: without one, SQLite in --data. Better
     /// given by the environment or the file: command lines can be read by everyone on the machine.
     database: DatabaseUrl = DatabaseUrl::default(), "PF_REGISTRY_DATABASE", "URL", hide_env_values = true;
+    /// Connections to PostgreSQL, at most [default: 16]. All registries together must stay below what it allows.
+    database_connections: u32 = 16, "PF_REGISTRY_DATABASE_CONNECTIONS", "N";
     /// Where the packs are, `file:///DIR`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX` [default: none]: without
     /// it, in --data. Credentials and endpoint come from the usual variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …). Several registries
     /// may share one storage if they share one --database.
@@ -233,6 +235,7 @@ impl Config {
             ("max-frames-bytes", self.max_frames_bytes),
             ("lease-seconds", self.lease_seconds),
             ("pack-bytes", self.pack_bytes),
+            ("database-connections", self.database_connections.into()),
             ("redirect-seconds", self.redirect_seconds),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {

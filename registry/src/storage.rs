@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::redirect::Redirects;
 use object_store::ObjectStore;
 use pfr_store::storage::{Storage, StorageOptions};
-use pfr_store::{Error, Metadata, Options, Result, SqliteMetadata, Store};
+use pfr_store::{Error, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata, Store};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,8 @@ fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
 
 async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata>> {
     if !config.database.is_empty() {
-        return Err(Error::Invalid(format!("{}: no PostgreSQL", config.database)));
+        let postgres = PostgresOptions { max_connections: config.database_connections, ..PostgresOptions::default() };
+        return Ok(Arc::new(PostgresMetadata::connect(config.database.secret(), postgres).await?));
     }
     pfr_store::storage::make_dir(&config.data)?;
     Ok(Arc::new(SqliteMetadata::open(&config.data.join("metadata.sqlite"), options.clock.clone()).await?))

@@ -23,6 +23,9 @@ pub const SECRET: &str = "pf-test-hush-hush-secret";
 /// How long it may take to start. A busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Another process may take a port in the moment between our looking and the server's taking it.
+const ATTEMPTS: usize = 5;
+
 /// An S3 server on loopback. One that this process started is killed when dropped, or when this process dies.
 pub struct Server {
     gateway: SocketAddr,
@@ -61,27 +64,26 @@ impl Server {
         );
         std::fs::write(dir.path().join("s3.json"), identity).unwrap();
         std::fs::create_dir(dir.path().join("data")).unwrap();
-        // Held all at once, so that they differ; free again, alas, before the server takes them.
-        let held: Vec<TcpListener> = (0..8).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let ports: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
-        drop(held);
-        let ports: [u16; 8] = ports.try_into().unwrap_or_else(|_| unreachable!("eight were made"));
-        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
-        let own = Own { dir, ports, running: None };
-        let mut server = Self { gateway: address(ports[6]), filer: address(ports[4]), own: Some(own) };
-        server.launch();
-        server
+        let mut server = Self { gateway: address(0), filer: address(0), own: Some(Own { dir, ports: [0; 8], running: None }) };
+        for _ in 0..ATTEMPTS {
+            let ports = free_ports();
+            (server.own().ports, server.filer, server.gateway) = (ports, address(ports[4]), address(ports[6]));
+            if server.launch() {
+                return server;
+            }
+        }
+        panic!("the S3 server does not start:\n{}", server.log())
     }
 
     fn own(&mut self) -> &mut Own {
         self.own.as_mut().expect("the server of the whole run must not be touched: start one with Server::start")
     }
 
-    fn launch(&mut self) {
+    /// Starts the process and waits until it can be used; false if it ended instead.
+    fn launch(&mut self) -> bool {
         let (gateway, filer) = (self.gateway, self.filer);
         let own = self.own();
-        let log_path = own.dir.path().join("weed.log");
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(&log_path).unwrap();
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(own.dir.path().join("weed.log")).unwrap();
         let [master, master_grpc, volume, volume_grpc, filer_port, filer_grpc, s3, s3_grpc] = own.ports;
         let mut shell = Command::new("/bin/sh")
             .args(["-c", r#""$@" </dev/null >&2 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null"#, "sh"])
@@ -110,13 +112,21 @@ impl Server {
         let deadline = Instant::now() + PATIENCE;
         // The gateway answers before there is a volume to write to.
         while status(gateway, "GET", "/healthz") != Some(200) || status(filer, "PUT", "/ready") != Some(201) {
-            if Instant::now() > deadline {
-                let log = std::fs::read_to_string(&log_path).unwrap_or_default();
-                let tail: Vec<&str> = log.lines().rev().take(15).collect();
-                panic!("the S3 server does not start:\n{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+            if self.own().running.as_ref().is_none_or(|running| !alive(&running.pid)) {
+                self.end("-KILL");
+                return false;
             }
+            assert!(Instant::now() < deadline, "the S3 server does not start:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
+        true
+    }
+
+    /// The end of its log.
+    fn log(&mut self) -> String {
+        let log = std::fs::read_to_string(self.own().dir.path().join("weed.log")).unwrap_or_default();
+        let tail: Vec<&str> = log.lines().rev().take(20).collect();
+        tail.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
     /// What [`VARIABLE`] is set to for others to find this server.
@@ -182,7 +192,7 @@ impl Server {
         if self.own().running.is_some() {
             self.stop();
         }
-        self.launch();
+        assert!(self.launch(), "the S3 server does not start again:\n{}", self.log());
     }
 
     fn end(&mut self, signal: &str) {
@@ -217,6 +227,24 @@ impl Drop for Server {
             running.end("-KILL");
         }
     }
+}
+
+fn address(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+/// Ports that nobody listens on, held all at once so that they differ. Below those that the system hands out by itself: clients of
+/// other tests must not get them.
+fn free_ports() -> [u16; 8] {
+    let mut held: Vec<TcpListener> = Vec::new();
+    let mut candidate = std::process::id().wrapping_mul(97);
+    while held.len() < 8 {
+        candidate = candidate.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let port = 12_000 + (candidate >> 16) % 20_000;
+        held.extend(u16::try_from(port).ok().and_then(|port| TcpListener::bind(address(port)).ok()));
+    }
+    let ports: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+    ports.try_into().unwrap_or_else(|_| unreachable!("eight were held"))
 }
 
 fn alive(pid: &str) -> bool {

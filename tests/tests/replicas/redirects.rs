@@ -27,7 +27,8 @@ fn pushed(registry: &Registry) -> (Pf, SnapshotDir) {
 
 #[test]
 fn large_downloads_come_from_the_bucket_byte_for_byte_and_small_ones_from_the_registry() {
-    let registry = Backend::new(Database::Sqlite, Packs::Bucket).registry(&["--redirect-downloads"]);
+    let backend = Backend::new(Database::Sqlite, Packs::Bucket);
+    let registry = backend.registry(&["--redirect-downloads"]);
     let (_pf, dir) = pushed(&registry);
     let into_directory = Pf::new(&registry.url());
     into_directory.run(&["pull", "a:t", into_directory.path("out").to_str().unwrap()]).ok();
@@ -58,7 +59,8 @@ fn a_client_that_cannot_reach_the_bucket_gets_everything_from_the_registry() {
 
 #[test]
 fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
-    let registry = Backend::new(Database::Sqlite, Packs::Bucket).registry(&["--redirect-downloads", "--redirect-seconds", "2"]);
+    let backend = Backend::new(Database::Sqlite, Packs::Bucket);
+    let registry = backend.registry(&["--redirect-downloads", "--redirect-seconds", "2"]);
     let (_pf, dir) = pushed(&registry);
     let digests: Vec<String> = (0..60).map(|n| pfr_schema::Digest::sha256(&Shape::TINYLLAMA.page(n)).to_string()).collect();
     let body = serde_json::json!({ "digests": digests }).to_string();
@@ -91,7 +93,8 @@ fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
 #[test]
 fn a_pull_outlives_its_urls() {
     // Every URL has expired by the time it is looked at a second time, some before the first.
-    let registry = Backend::new(Database::Sqlite, Packs::Bucket).registry(&["--redirect-downloads", "--redirect-seconds", "1"]);
+    let backend = Backend::new(Database::Sqlite, Packs::Bucket);
+    let registry = backend.registry(&["--redirect-downloads", "--redirect-seconds", "1"]);
     let (_pf, dir) = pushed(&registry);
     let pf = Pf::new(&registry.url());
     pf.run(&["pull", "a:t", pf.path("out").to_str().unwrap()]).ok();
