@@ -73,6 +73,10 @@ settings! {
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
     /// Bytes after which a pack is closed [default: 67108864].
     pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "BYTES";
+    /// Base URL of the registry that is asked for what is not here; empty for none [default: ].
+    upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
+    /// Seconds for which a tag that came from the upstream is served before it is looked at again [default: 60].
+    upstream_ttl_seconds: u64 = 60, "PF_REGISTRY_UPSTREAM_TTL_SECONDS", "S";
     /// Seconds that requests in flight get to finish at shutdown [default: 30].
     shutdown_grace: u64 = 30, "PF_REGISTRY_SHUTDOWN_GRACE", "S";
     /// Form of the log on standard error [default: text].

@@ -16,6 +16,7 @@ mod app;
 pub mod config;
 mod handlers;
 mod http;
+pub mod mirror;
 mod problem;
 pub mod routes;
 pub mod server;

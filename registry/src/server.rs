@@ -6,6 +6,7 @@
 use crate::app::App;
 use crate::config::{Config, SettingsError};
 use crate::http::stream::Timed;
+use crate::mirror::Upstream;
 use crate::telemetry::metrics as names;
 use crate::{routes, telemetry};
 use axum::Router;
@@ -40,6 +41,9 @@ pub enum Error {
     /// Its store cannot be opened.
     #[error("cannot open the store: {0}")]
     Store(#[from] pfr_store::Error),
+    /// Its upstream, or a mirror's end, cannot be used.
+    #[error(transparent)]
+    Mirror(#[from] crate::mirror::Error),
     /// It cannot listen.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -63,6 +67,7 @@ impl Error {
         match self {
             Self::Settings(_) | Self::Listen { .. } => 1,
             Self::Store(error) => error.code().exit_code(),
+            Self::Mirror(error) => error.code().exit_code(),
             Self::Runtime(_) | Self::Metrics(_) => 70,
         }
     }
@@ -97,8 +102,9 @@ impl Server {
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
+        let upstream = Upstream::of(&config, &store).map_err(crate::mirror::Error::from)?;
         let app = App::new(store.clone(), metrics.clone(), routes::openapi(), &config);
-        Ok(Self { listener, address, service: routes::service(app), store, metrics, config })
+        Ok(Self { listener, address, service: routes::service(app, upstream), store, metrics, config })
     }
 
     /// Where it listens.
