@@ -32,6 +32,12 @@ impl Registry {
         Self::spawn(data, "127.0.0.1:0", options)
     }
 
+    /// Likewise, on an address that others were told before.
+    #[must_use]
+    pub fn at(data: &Path, listen: &str, options: &[&str]) -> Self {
+        Self::spawn(data, listen, options)
+    }
+
     fn spawn(data: &Path, listen: &str, options: &[&str]) -> Self {
         let parent = data.parent().unwrap();
         std::fs::create_dir_all(parent).unwrap();
