@@ -91,6 +91,10 @@ settings! {
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
     /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
     gc_horizon_seconds: u64 = 3600, "PF_REGISTRY_GC_HORIZON_SECONDS", "S";
+    /// Base URL of the registry that is asked for what is not here; empty for none [default: ].
+    upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
+    /// Seconds for which a tag that came from the upstream is served before it is looked at again [default: 60].
+    upstream_ttl_seconds: u64 = 60, "PF_REGISTRY_UPSTREAM_TTL_SECONDS", "S";
     /// Seconds that requests in flight get to finish at shutdown [default: 30].
     shutdown_grace: u64 = 30, "PF_REGISTRY_SHUTDOWN_GRACE", "S";
     /// Form of the log on standard error [default: text].

@@ -17,6 +17,7 @@ mod background;
 pub mod config;
 mod handlers;
 mod http;
+pub mod mirror;
 mod problem;
 mod redirect;
 pub mod routes;

@@ -5,8 +5,10 @@
 use crate::app::App;
 use crate::handlers::{forks, frames, gc, health, inspect, pushes, repositories, snapshots, stats, tags};
 use crate::http::request;
+use crate::mirror::{Upstream, through};
 use axum::Router;
 use axum::middleware;
+use std::sync::Arc;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -67,8 +69,11 @@ pub fn openapi() -> String {
 }
 
 /// The service.
-pub(crate) fn service(app: App) -> Router {
-    let (router, _) = table().split_for_parts();
+pub(crate) fn service(app: App, upstream: Option<Arc<Upstream>>) -> Router {
+    let (mut router, _) = table().split_for_parts();
+    if let Some(upstream) = upstream {
+        router = router.layer(middleware::from_fn_with_state(upstream, through::middleware));
+    }
     router.layer(middleware::from_fn_with_state(app.clone(), request::middleware)).with_state(app)
 }
 

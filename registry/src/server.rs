@@ -7,6 +7,7 @@ use crate::app::App;
 use crate::background::Collector;
 use crate::config::{Config, SettingsError};
 use crate::http::stream::Timed;
+use crate::mirror::Upstream;
 use crate::storage::Opened;
 use crate::telemetry::metrics as names;
 use crate::{routes, telemetry};
@@ -42,6 +43,9 @@ pub enum Error {
     /// Its store cannot be opened.
     #[error("cannot open the store: {0}")]
     Store(#[from] pfr_store::Error),
+    /// Its upstream, or a mirror's end, cannot be used.
+    #[error(transparent)]
+    Mirror(#[from] crate::mirror::Error),
     /// It cannot listen.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -68,6 +72,7 @@ impl Error {
         match self {
             Self::Settings(_) | Self::Listen { .. } => 1,
             Self::Store(error) | Self::Work(error) => error.code().exit_code(),
+            Self::Mirror(error) => error.code().exit_code(),
             Self::Runtime(_) | Self::Metrics(_) => 70,
         }
     }
@@ -107,9 +112,10 @@ impl Server {
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
+        let upstream = Upstream::of(&config, &store).map_err(crate::mirror::Error::from)?;
         let app = App::new(store.clone(), redirects, metrics.clone(), routes::openapi(), &config);
         let collector = app.collector.clone();
-        Ok(Self { collector, listener, address, service: routes::service(app), store, metrics, config })
+        Ok(Self { collector, listener, address, service: routes::service(app, upstream), store, metrics, config })
     }
 
     /// Where it listens.

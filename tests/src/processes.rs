@@ -43,6 +43,13 @@ impl Registry {
         Self::spawn(data, "127.0.0.1:0", launch)
     }
 
+    /// Likewise, on an address that others were told before.
+    #[must_use]
+    pub fn at(data: &Path, listen: &str, options: &[&str]) -> Self {
+        let launch = Launch { data: true, options: options.iter().map(|o| (*o).to_owned()).collect(), environment: Vec::new() };
+        Self::spawn(data, listen, launch)
+    }
+
     /// A registry over an empty directory of its own, or over none (`data` is false), with more options and variables.
     #[must_use]
     pub fn start_with(data: bool, options: &[&str], environment: &[(String, String)]) -> Self {

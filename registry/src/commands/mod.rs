@@ -1,6 +1,7 @@
 //! The commands of `pf-registry`, one file each.
 
 mod gc;
+mod mirror;
 mod serve;
 
 use clap::{Args, Subcommand};
@@ -15,6 +16,8 @@ pub(crate) enum Command {
     Serve(Settings),
     /// Collects garbage, once. May run beside a registry that serves the same store.
     Gc(gc::Gc),
+    /// Copies snapshots and tags from one registry to another, or between a registry and the own store.
+    Mirror(Box<mirror::Mirror>),
 }
 
 /// Where the settings come from: the same for every command, so that all of them mean the same store.
@@ -42,6 +45,7 @@ impl Command {
         match self {
             Self::Serve(settings) => serve::run(settings.load()?),
             Self::Gc(args) => gc::run(args),
+            Self::Mirror(arguments) => mirror::run(*arguments),
         }
     }
 }

@@ -5,18 +5,19 @@ use super::{Answer, check_count, must_exist};
 use crate::app::App;
 use crate::http::body::is_stall;
 use crate::http::extract::{In, JsonBody, Push, media_type};
+use crate::mirror::through::Asking;
 use crate::problem::Failure;
 use crate::redirect;
 use crate::routes::failures;
 use crate::telemetry::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
-use pfr_schema::{RepositoryName, api};
+use pfr_schema::{ErrorCode, RepositoryName, api};
 use pfr_store::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -76,18 +77,30 @@ pub(crate) async fn get(
     State(app): State<App>,
     In(repository): In<RepositoryName>,
     headers: HeaderMap,
+    asking: Option<Extension<Asking>>,
     JsonBody { value: request, .. }: JsonBody<api::FramesRequest>,
 ) -> Answer<Response> {
     check_count(&app, request.digests.len())?;
-    must_exist(&app, &repository).await?;
-    if let Some(redirects) = &app.redirects
+    let here = must_exist(&app, &repository).await;
+    if here.is_ok()
+        && let Some(redirects) = &app.redirects
         && redirect::accepted(&headers)
-        && let Some(locations) = redirects.locations(&app.store, &request.digests).await?
+        // What is not here may be upstream: that is found out below.
+        && let Ok(Some(locations)) = redirects.locations(&app.store, &request.digests).await
     {
         let kind = HeaderValue::from_static(FRAME_LOCATIONS);
         return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
     }
-    let mut frames = app.store.frames(request.digests).await?;
+    let located = match here {
+        Ok(()) => app.store.frames(request.digests.clone()).await.map_err(Failure::from),
+        Err(failure) => Err(failure),
+    };
+    let mut frames = match (located, asking) {
+        (Err(failure), Some(Extension(asking))) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) => {
+            return asking.frames(&repository, request.digests).await;
+        }
+        (located, _) => located?,
+    };
     // Once the head is sent only a cut can tell of an error; what fails at the start gets a whole answer.
     let first = frames.try_next().await?;
     let sent = metrics::counter!(BYTES_SENT);

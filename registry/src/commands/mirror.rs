@@ -1,0 +1,92 @@
+//! `pf-registry mirror`.
+
+use super::Settings;
+use clap::Args;
+use pfr_client::{Remote, RemoteOptions};
+use pfr_registry::mirror::{End, Error, Options, Report, mirror};
+use pfr_registry::{server, storage};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Args)]
+pub(crate) struct Mirror {
+    #[command(flatten)]
+    settings: Settings,
+    /// Registry to copy from; without it, the store that the settings name. PF_REGISTRY_FROM_TOKEN is its token.
+    #[arg(long, value_name = "URL", required_unless_present = "to")]
+    from: Option<String>,
+    /// Registry to copy to; without it, the store that the settings name. PF_REGISTRY_TO_TOKEN is its token.
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+    /// Repositories to copy, all if none is named; `*` stands for anything, as in `team/*`.
+    #[arg(long, value_name = "PATTERN", num_args = 1..)]
+    repository: Vec<String>,
+    /// Do it again this many seconds after each pass, until a signal.
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
+    interval: Option<u64>,
+    /// Do it once [default].
+    #[arg(long, conflicts_with = "interval")]
+    once: bool,
+    /// Delete at the target what the source does not have, and take the source's tags even where the target's went another way.
+    #[arg(long)]
+    delete: bool,
+    /// Print reports as JSON, one a line.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(mut arguments: Mirror) -> Result<(), server::Error> {
+    if arguments.from.is_some() && arguments.to.is_some() {
+        // Neither end is a store: what it would be is not looked at.
+        arguments.settings.overrides.data.get_or_insert_with(|| PathBuf::from("."));
+    }
+    let Mirror { settings, from, to, repository, interval, delete, json, .. } = arguments;
+    let config = settings.load()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+    runtime.block_on(async {
+        let store = if from.is_none() || to.is_none() { Some(storage::open(&config).await?) } else { None };
+        let source = end(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
+        let target = end(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
+        let options = Options { repositories: repository, delete };
+        let passes = async {
+            loop {
+                let mut report = Report::default();
+                let result = mirror(&source, &target, &options, &mut report).await;
+                tell(&report, json);
+                let result = result.and(report.incomplete().map_or(Ok(()), Err));
+                let Some(seconds) = interval else { return result };
+                if let Err(error) = result {
+                    tracing::warn!(%error, "the pass is not complete; the next one goes on");
+                }
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+            }
+        };
+        let stop = server::signals()?;
+        tokio::select! {
+            result = passes => Ok(result?),
+            // What arrived is not moved again.
+            () = stop => Ok(()),
+        }
+    })
+}
+
+fn end(url: Option<String>, token: &str, store: Option<&pfr_store::Store>) -> Result<End, Error> {
+    match (url, store) {
+        (Some(url), _) => {
+            let token = std::env::var(token).ok().filter(|token| !token.is_empty());
+            Ok(End::Remote(Remote::new(&url, RemoteOptions { token, ..RemoteOptions::default() })?))
+        }
+        (None, Some(store)) => Ok(End::Store(store.clone())),
+        (None, None) => Err(Error::Ends("give --from or --to")),
+    }
+}
+
+fn tell(report: &Report, json: bool) {
+    let text = match json {
+        true => serde_json::to_string(report).unwrap_or_default(),
+        false => report.to_string(),
+    };
+    // Whoever closed standard output has read enough.
+    let _ = writeln!(std::io::stdout(), "{text}");
+}

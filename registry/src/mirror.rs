@@ -1,0 +1,61 @@
+//! Replication between registries, by the algorithm of push and pull.
+//!
+//! ```text
+//! mirror:   names of both ends ─▶ snapshots that one lacks, parents first ─▶ pull, push, or frames passed through ─▶ tags
+//! upstream: a read of what is not here ─▶ pull of the whole snapshot into the own store ─▶ tag ─▶ the read
+//! ```
+//!
+//! Cost follows the change: a container that the target holds is not walked into. Nothing of a snapshot is visible at the target before all of
+//! it is there, so a mirror that is killed leaves whole snapshots and leased uploads, and the next run goes on from there.
+
+mod end;
+mod pass;
+mod report;
+pub(crate) mod through;
+mod upstream;
+
+pub use end::End;
+pub use pass::{Options, mirror};
+pub use pfr_client::fetch_blobs;
+pub use report::{Conflict, Failed, Report};
+pub use upstream::Upstream;
+
+use pfr_schema::ErrorCode;
+
+/// Why a mirror ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An end cannot be used, or not any more.
+    #[error(transparent)]
+    Client(#[from] pfr_client::Error),
+    /// The ends contradict each other.
+    #[error("{0}")]
+    Ends(&'static str),
+    /// Not everything was copied.
+    #[error("{detail}")]
+    Incomplete {
+        /// The first cause.
+        code: ErrorCode,
+        /// What was not copied.
+        detail: String,
+    },
+}
+
+impl From<pfr_store::Error> for Error {
+    fn from(error: pfr_store::Error) -> Self {
+        Self::Client(error.into())
+    }
+}
+
+impl Error {
+    /// The kind of error.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Client(error) => error.code(),
+            Self::Ends(_) => ErrorCode::InvalidRequest,
+            Self::Incomplete { code, .. } => *code,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What one pass of a mirror did.
+
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
+use serde::Serialize;
+
+/// A tag that was not moved: it points at something at the target that the source knows nothing of, or moved while it was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Conflict {
+    /// The repository.
+    pub repository: RepositoryName,
+    /// The tag.
+    pub tag: Tag,
+    /// Where it points at the source.
+    pub source: Digest,
+    /// Where it points at the target; none if it went away meanwhile.
+    pub target: Option<Digest>,
+}
+
+/// What could not be copied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Failed {
+    /// The repository.
+    pub repository: RepositoryName,
+    /// The snapshot, if it is about one.
+    pub snapshot: Option<Digest>,
+    /// The kind of error.
+    pub code: ErrorCode,
+    /// What, where, and what to do.
+    pub reason: String,
+}
+
+/// What one pass did. Bytes are those of frames, as moved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Repositories looked at.
+    pub repositories: u64,
+    /// Snapshots that the target lacked and now has.
+    pub snapshots_copied: u64,
+    /// Snapshots that the target had.
+    pub snapshots_present: u64,
+    /// Snapshots that went away at the source while they were copied.
+    pub snapshots_skipped: u64,
+    /// Snapshots deleted at the target.
+    pub snapshots_deleted: u64,
+    /// Tags made or moved.
+    pub tags_moved: u64,
+    /// Tags deleted at the target, without those that went with their snapshot.
+    pub tags_deleted: u64,
+    /// Blobs and containers moved.
+    pub blobs: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Tags that were left alone.
+    pub conflicts: Vec<Conflict>,
+    /// Snapshots and repositories that could not be copied.
+    pub failures: Vec<Failed>,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+impl Report {
+    /// The error that the pass ends in, if not all was done.
+    #[must_use]
+    pub fn incomplete(&self) -> Option<super::Error> {
+        let (code, first) = match (self.failures.first(), self.conflicts.first()) {
+            (Some(failed), _) => (failed.code, format!("{}: {}", failed.repository, failed.reason)),
+            (None, Some(conflict)) => {
+                let Conflict { repository, tag, source, target } = conflict;
+                let target = target.map_or("elsewhere".to_owned(), |digest| format!("at {digest}"));
+                let why = format!(
+                    "{repository}:{tag} is {target}, at the source it is at {source}; it was left alone (--delete takes the source's)"
+                );
+                (ErrorCode::TagMoved, why)
+            }
+            (None, None) => return None,
+        };
+        let (failures, conflicts) = (self.failures.len(), self.conflicts.len());
+        let detail = format!("{failures} not copied, {conflicts} tags in conflict; first: {first}");
+        Some(super::Error::Incomplete { code, detail })
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} repositories: {} snapshots copied, {} there already, {} gone meanwhile, {} deleted; {} tags moved, {} deleted; \
+             {} blobs, {} bytes moved; {} conflicts, {} failures; {:.1} s",
+            self.repositories,
+            self.snapshots_copied,
+            self.snapshots_present,
+            self.snapshots_skipped,
+            self.snapshots_deleted,
+            self.tags_moved,
+            self.tags_deleted,
+            self.blobs,
+            self.bytes,
+            self.conflicts.len(),
+            self.failures.len(),
+            self.seconds
+        )
+    }
+}

@@ -1,0 +1,98 @@
+//! Pull-through in front of the handlers: before one reads, what it is asked for is fetched. Handlers know nothing of it.
+
+use super::upstream::{self, Upstream};
+use crate::http::extract::Segment as _;
+use crate::problem::Failure;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{FromRequestParts as _, MatchedPath, RawPathParams, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use futures::TryStreamExt as _;
+use pfr_client::Remote;
+use pfr_schema::media_type::FRAMES;
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
+use std::sync::Arc;
+
+const SNAPSHOT: &str = "/v1/repositories/{repo}/snapshots/{ref}";
+const TAG: &str = "/v1/repositories/{repo}/tags/{tag}";
+const SNAPSHOTS: &str = "/v1/repositories/{repo}/snapshots";
+const TAGS: &str = "/v1/repositories/{repo}/tags";
+
+/// Who may be asked for what a request names, for handlers that learn only from a body what that is.
+#[derive(Clone)]
+pub(crate) struct Asking(Remote);
+
+pub(crate) async fn middleware(State(upstream): State<Arc<Upstream>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let via = upstream::via(&parts.headers);
+    if let Some(remote) = upstream.asked_via(&via) {
+        parts.extensions.insert(Asking(remote));
+    }
+    match before(&upstream, &mut parts, &via).await {
+        Ok(None) => next.run(Request::from_parts(parts, body)).await,
+        Ok(Some(answer)) => answer,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Fetches what the request is about, or answers it.
+async fn before(upstream: &Arc<Upstream>, parts: &mut Parts, via: &str) -> Result<Option<Response>, Failure> {
+    let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    let reads = parts.method == Method::GET || (parts.method == Method::POST && route.ends_with("/verify"));
+    if !reads || !route.starts_with("/v1/repositories/{repo}/") {
+        return Ok(None);
+    }
+    // What cannot be parsed is the handler's to refuse.
+    let Ok(segments) = RawPathParams::from_request_parts(parts, &()).await else { return Ok(None) };
+    let segment = |name: &str| segments.iter().find(|(found, _)| *found == name).map(|(_, text)| text.to_owned());
+    let Some(Ok(repository)) = segment("repo").map(|text| RepositoryName::parse(&text)) else { return Ok(None) };
+    if route == SNAPSHOTS || route == TAGS {
+        return list(upstream, &repository, &route, &parts.uri, via).await;
+    }
+    if route == TAG {
+        if let Some(Ok(tag)) = segment("tag").map(|text| Tag::parse(&text)) {
+            upstream.ensure(&repository, &Selector::Tag { tag, back: 0 }, via).await?;
+        }
+    } else if route.starts_with(SNAPSHOT) {
+        for name in ["ref", "other"] {
+            if let Some(Ok(selector)) = segment(name).map(|text| Selector::parse(&text)) {
+                upstream.ensure(&repository, &selector, via).await?;
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The upstream's list of a repository of which nothing is here. Of others, what is here is listed.
+async fn list(
+    upstream: &Arc<Upstream>,
+    repository: &RepositoryName,
+    route: &str,
+    uri: &Uri,
+    via: &str,
+) -> Result<Option<Response>, Failure> {
+    let absent = matches!(upstream.store().tags(repository, None, 1).await, Err(error) if error.code() == ErrorCode::RepositoryUnknown);
+    let Some(remote) = upstream.asked_via(via).filter(|_| absent) else { return Ok(None) };
+    let Ok(axum::extract::Query(paging)) = axum::extract::Query::<crate::http::extract::Paging>::try_from_uri(uri) else {
+        return Ok(None);
+    };
+    let (after, limit) = paging.checked()?;
+    let fail = |error| upstream::failure(&error);
+    Ok(Some(match route {
+        TAGS => Json(remote.tags(repository, after.as_deref(), limit).await.map_err(fail)?).into_response(),
+        _ => Json(remote.snapshots(repository, after.as_deref(), limit).await.map_err(fail)?).into_response(),
+    }))
+}
+
+impl Asking {
+    /// Frames of blobs that are not here, passed through and not kept: only who asks for a snapshot has it stored. The reader verifies them.
+    pub(crate) async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>) -> Result<Response, Failure> {
+        let frames = self.0.frames(repository, digests).await.map_err(|error| upstream::failure(&error))?;
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
+        Ok((headers, Body::from_stream(frames.map_err(std::io::Error::other))).into_response())
+    }
+}
