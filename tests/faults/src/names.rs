@@ -164,13 +164,11 @@ impl Oracle {
     /// # Errors
     /// In words, if something acknowledged is lost or something else appeared.
     pub fn rebuilt(&mut self, seen: &Names) -> Result<(), String> {
-        let mut names = self.durable.clone();
-        let mut possible = vec![names.clone()];
+        // Which of the untold changes were written beside the packs before all was lost: any of them may be.
+        let mut possible = vec![self.durable.clone()];
         for change in &self.tail {
-            if let Some(after) = change.apply(&names) {
-                names = after;
-                possible.push(names.clone());
-            }
+            let with: Vec<Names> = possible.iter().filter_map(|names| change.apply(names)).collect();
+            possible.extend(with.into_iter().filter(|names| !possible.contains(names)).collect::<Vec<_>>());
         }
         if !possible.contains(seen) {
             return Err(format!("after the rebuild, expected one of {possible:#?}\nfound {seen:#?}"));

@@ -47,6 +47,7 @@ impl Transactions {
 
     async fn call<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
         gate::pass().await;
+        let under_way = gate::Call::begin();
         let lost = |reason: &str| Err(Error::Unavailable { what: "metadata", reason: format!("{reason} (injected)") });
         let result = match self.weather.draw(false) {
             Some(Fault::After) => match call.await {
@@ -56,6 +57,7 @@ impl Transactions {
             Some(_) => lost("connection reset"),
             None => call.await,
         };
+        drop(under_way);
         gate::pass().await;
         result
     }
