@@ -14,6 +14,8 @@ mod compact;
 mod copy;
 mod debris;
 mod drain;
+mod evacuate;
+mod evict;
 mod plan;
 mod run;
 

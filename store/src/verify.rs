@@ -78,7 +78,7 @@ pub enum Incoming {
 }
 
 /// A blob's checksum and digest, in the making.
-struct Check {
+pub(crate) struct Check {
     header: Header,
     position: u64,
     checksum: u32,
@@ -87,7 +87,7 @@ struct Check {
 }
 
 impl Check {
-    fn new(header: &Header, position: u64) -> Result<Self> {
+    pub(crate) fn new(header: &Header, position: u64) -> Result<Self> {
         Ok(Self {
             header: *header,
             position,
@@ -101,13 +101,13 @@ impl Check {
         Error::Frame { position: self.position, digest: self.header.digest, source }
     }
 
-    fn update(&mut self, piece: &[u8]) -> Result<()> {
+    pub(crate) fn update(&mut self, piece: &[u8]) -> Result<()> {
         self.checksum = crc32c::crc32c_append(self.checksum, piece);
         let hasher = &mut self.hasher;
         self.decoder.update(piece, &mut |raw| hasher.update(raw)).map_err(|e| self.error(e))
     }
 
-    fn finish(self, checksum: u32) -> Result<()> {
+    pub(crate) fn finish(self, checksum: u32) -> Result<()> {
         let (position, digest) = (self.position, self.header.digest);
         let error = |source| Error::Frame { position, digest, source };
         if self.checksum != checksum {

@@ -36,6 +36,7 @@ impl<'a> Run<'a> {
         if options.trigger != GcTrigger::Schedule && !options.dry_run {
             run.record().await?;
         }
+        (run.progress)(&run.report);
         Ok(run)
     }
 
@@ -50,8 +51,15 @@ impl<'a> Run<'a> {
         self.drain().await;
     }
 
-    /// The journal is kept short here.
-    async fn journal_upkeep(&mut self) {}
+    /// The journal is kept short here; and containers that were marked for damage below them are looked at again.
+    async fn journal_upkeep(&mut self) {
+        let flushed = self.store.flush_journal().await;
+        self.note(flushed);
+        let deleted = self.store.checkpoint_journal().await;
+        self.report.journal_deleted += self.note(deleted).unwrap_or(0);
+        let reassessed = self.store.metadata.reassess().await;
+        self.note(reassessed);
+    }
 
     /// Tells how far it is, and writes the row once there is something to say.
     pub(super) async fn progress(&mut self) {

@@ -29,8 +29,21 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Corrupt`] naming the first blob that is not what its name says; [`Error::WrongValue`] naming the tensor whose value is not what its
-    /// checkpoint says.
+    /// checkpoint says. A blob that is damaged where it lies is quarantined.
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
+        let verified = self.prove(manifest, progress).await;
+        if let Err(Error::Corrupt { digest, .. }) = &verified {
+            // Only what is seen to be bad a second time: a bad reference or a passing fault of the storage is no damage to the blob.
+            match self.examine(digest).await {
+                Ok(Some(damage)) => tracing::error!(%digest, reason = damage.reason, "a stored blob is damaged"),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, %digest, "a damaged blob could not be quarantined"),
+            }
+        }
+        verified
+    }
+
+    async fn prove(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         let rows = self.reach(manifest).await?;
         let reached: HashSet<Digest> = rows.iter().map(|row| row.digest).collect();
         let mut values = self.values(&rows).await?;

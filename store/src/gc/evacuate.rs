@@ -1,0 +1,30 @@
+//! Leaving a pack that is no longer sound, whatever share of it lives: what is good in it goes into a new one.
+
+use super::copy::Fault;
+use crate::Store;
+use crate::error::Result;
+use crate::metadata::PackRow;
+
+impl Store {
+    /// Copies what lives in a pack to a new one, verified; what is bad is quarantined and stays. The old pack drains when nothing lies in it any more.
+    pub(crate) async fn evacuate(&self, pack: &PackRow) -> Result<()> {
+        let mut target = None;
+        let copied = self.copy_live(pack, &mut target).await;
+        let damage = match copied {
+            Ok(damage) => damage,
+            Err(Fault::Source(error) | Fault::Target(error)) => {
+                if let Some(target) = target {
+                    target.writer.abandon().await;
+                }
+                return Err(error);
+            }
+        };
+        if !damage.is_empty() {
+            self.metadata.quarantine(damage).await?;
+        }
+        match target {
+            Some(target) => target.writer.finish_compaction(self, target.moved).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Proof that what is stored is what was stored, and the way back when it is not.
+//!
+//! ```text
+//! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name who reaches it
+//! heal     frames from a good copy ─▶ ingest: a quarantined blob is taken from the new pack ─▶ reassess
+//! fsck     containers' bytes against their rows, then all counts against the containers' rows
+//! rebuild  packs and journal ─▶ metadata, from nothing
+//! ```
+//!
+//! A quarantined blob is not given out and counts as missing, with every container above it, until it is pushed again: what a client must send is
+//! what [`Store::missing`] says, damaged or not.
+
+mod check;
+mod fsck;
+mod heal;
+mod rebuild;
+mod scrub;
+
+pub use scrub::ScrubOptions;
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{Damage, DamagedRow};
+use crate::pack_writer::path;
+use bytes::Bytes;
+use check::{Expected, FrameChecks};
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
+use pfr_schema::api::DamagedBlob;
+use pfr_schema::pack::{Entry, FOOTER_LEN, Footer};
+use pfr_schema::{Digest, Limits};
+use std::ops::Range;
+
+/// Bytes read from a pack at a time.
+const READ: u64 = 4 << 20;
+
+impl From<DamagedRow> for DamagedBlob {
+    fn from(row: DamagedRow) -> Self {
+        let snapshots = row.snapshots.iter().map(|(repository, digest)| format!("{repository}@{digest}")).collect();
+        Self { digest: row.digest, reason: row.reason, snapshots }
+    }
+}
+
+impl Store {
+    /// Reads one blob where it lies and checks it; `None` if it is well, or not stored. It is quarantined if it is bad.
+    pub(crate) async fn examine(&self, digest: &Digest) -> Result<Option<Damage>> {
+        let Some(location) = self.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
+        let expected = Expected { offset: location.offset, digest: *digest, frame_len: location.frame_len, header: None };
+        let range = location.offset..location.offset + location.frame_len;
+        let checks = FrameChecks::new(vec![expected], true, self.options.limits.clone());
+        let reason = match read_through(self, &location.pack, range, checks, &mut Pace::unlimited()).await? {
+            None => Some(format!("pack {} is not there", location.pack)),
+            Some(checks) => checks.finish().into_iter().next().map(|(_, reason)| reason),
+        };
+        let Some(reason) = reason else { return Ok(None) };
+        let damage = Damage { digest: *digest, pack: location.pack, reason };
+        self.metadata.quarantine(vec![damage.clone()]).await?;
+        Ok(Some(damage))
+    }
+}
+
+/// How fast bytes may be read.
+struct Pace {
+    start: tokio::time::Instant,
+    read: u64,
+    bytes_per_second: Option<u64>,
+}
+
+impl Pace {
+    fn new(bytes_per_second: Option<u64>) -> Self {
+        Self { start: tokio::time::Instant::now(), read: 0, bytes_per_second: bytes_per_second.filter(|rate| *rate > 0) }
+    }
+
+    fn unlimited() -> Self {
+        Self::new(None)
+    }
+
+    /// Counts `bytes` and waits until they were due.
+    async fn take(&mut self, bytes: u64) {
+        self.read += bytes;
+        if let Some(rate) = self.bytes_per_second {
+            tokio::time::sleep_until(self.start + std::time::Duration::from_secs_f64(self.read as f64 / rate as f64)).await;
+        }
+    }
+}
+
+/// Reads a range of a pack from its first byte to its last, in pieces, and checks the frames in it off the async threads. `None` if the pack is not
+/// there. A pack that ends early is for [`FrameChecks::finish`] to notice.
+async fn read_through(store: &Store, key: &str, range: Range<u64>, mut checks: FrameChecks, pace: &mut Pace) -> Result<Option<FrameChecks>> {
+    let path = path(key);
+    let mut at = range.start;
+    checks.begin_at(at);
+    while at < range.end {
+        let piece = match read_piece(store, &path, at..range.end.min(at + READ)).await? {
+            Piece::Bytes(bytes) if !bytes.is_empty() => bytes,
+            Piece::Bytes(_) => break,
+            Piece::NoPack => return Ok(None),
+        };
+        at += piece.len() as u64;
+        pace.take(piece.len() as u64).await;
+        checks = tokio::task::spawn_blocking(move || {
+            checks.feed(&piece);
+            checks
+        })
+        .await
+        .map_err(|e| Error::Internal(e.to_string()))?;
+    }
+    Ok(Some(checks))
+}
+
+enum Piece {
+    Bytes(Bytes),
+    NoPack,
+}
+
+/// Bytes of a pack; fewer than asked for, or none, if it ends early.
+async fn read_piece(store: &Store, path: &Path, range: Range<u64>) -> Result<Piece> {
+    match store.packs.get_range(path, range.clone()).await {
+        Ok(bytes) => Ok(Piece::Bytes(bytes)),
+        Err(object_store::Error::NotFound { .. }) => Ok(Piece::NoPack),
+        Err(error) => match store.packs.head(path).await {
+            // It was cut: what is left of the range is read, and the rest is missing.
+            Ok(found) if found.size <= range.start => Ok(Piece::Bytes(Bytes::new())),
+            Ok(found) if found.size < range.end => {
+                store.packs.get_range(path, range.start..found.size).await.map(Piece::Bytes).map_err(Error::packs)
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(Piece::NoPack),
+            _ => Err(Error::packs(error)),
+        },
+    }
+}
+
+/// A pack's index as it lies on storage.
+struct Index {
+    /// Where the frames end.
+    frames_end: u64,
+    /// Bytes of the whole pack.
+    len: u64,
+    entries: Vec<Entry>,
+}
+
+/// What reading a pack's index came to.
+enum IndexFound {
+    Good(Index),
+    /// With the bytes of the pack and what is wrong.
+    Bad(u64, String),
+    NoPack,
+}
+
+/// Reads and checks a pack's footer and index.
+async fn read_index(store: &Store, key_path: &Path, limits: &Limits) -> Result<IndexFound> {
+    let len = match store.packs.head(key_path).await {
+        Ok(found) => found.size,
+        Err(object_store::Error::NotFound { .. }) => return Ok(IndexFound::NoPack),
+        Err(error) => return Err(Error::packs(error)),
+    };
+    let Some(footer_at) = len.checked_sub(FOOTER_LEN as u64) else {
+        return Ok(IndexFound::Bad(len, format!("it has {len} bytes: no footer fits into it")));
+    };
+    let footer = match read_piece(store, key_path, footer_at..len).await? {
+        Piece::Bytes(bytes) => bytes,
+        Piece::NoPack => return Ok(IndexFound::NoPack),
+    };
+    let footer = match Footer::parse(&footer, len) {
+        Ok(footer) => footer,
+        Err(error) => return Ok(IndexFound::Bad(len, error.to_string())),
+    };
+    let index = if footer.index_len == 0 {
+        Bytes::new()
+    } else {
+        match read_piece(store, key_path, footer.index_offset..footer_at).await? {
+            Piece::Bytes(bytes) => bytes,
+            Piece::NoPack => return Ok(IndexFound::NoPack),
+        }
+    };
+    let limits = limits.clone();
+    let parsed = tokio::task::spawn_blocking(move || footer.parse_index(&index, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?;
+    Ok(match parsed {
+        Ok(entries) => IndexFound::Good(Index { frames_end: footer.index_offset, len, entries }),
+        Err(error) => IndexFound::Bad(len, error.to_string()),
+    })
+}

@@ -1,0 +1,142 @@
+//! Containers against their rows, then the tables against themselves.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{ObjectId, ObjectRow};
+use pfr_schema::api::FsckReport;
+use pfr_schema::container::{Child, Container};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Packs asked for at a time.
+const PAGE: usize = 100;
+/// Discrepancies named.
+const NAMED: usize = 1000;
+
+impl Store {
+    /// Reads every container, compares what it lists with what its row says, then recomputes all counts from the rows; with `repair`, corrects the
+    /// counts. If a container's row is wrong, nothing is corrected: what it lists is never taken for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
+    pub async fn fsck(&self, repair: bool, progress: &mut (dyn FnMut(&FsckReport) + Send)) -> Result<FsckReport> {
+        let mut fsck = Fsck { store: self, report: FsckReport::default() };
+        let mut after = None;
+        loop {
+            let packs = self.metadata.packs(after, PAGE).await?;
+            let Some(last) = packs.last().map(|pack| pack.id) else { break };
+            after = Some(last);
+            for pack in packs {
+                let ids = self.metadata.pack_contents(pack.id).await?.iter().map(|packed| packed.object).collect();
+                for row in fsck.rows(ids).await? {
+                    if row.kind.is_container() {
+                        fsck.container(&row).await?;
+                    }
+                }
+                fsck.report.packs += 1;
+                progress(&fsck.report);
+            }
+        }
+        let mut report = fsck.report;
+        let trusted = report.wrong == 0;
+        let audit = self.metadata.audit(repair && trusted).await?;
+        let words = audit.discrepancies.into_iter().map(|d| format!("{}: expected {}, found {}", d.what, d.expected, d.found));
+        report.discrepancies.extend(words);
+        report.discrepancies.truncate(NAMED);
+        report.wrong += audit.wrong;
+        (report.objects, report.packs) = (audit.objects, audit.packs);
+        report.repaired = audit.repaired;
+        progress(&report);
+        Ok(report)
+    }
+}
+
+struct Fsck<'a> {
+    store: &'a Store,
+    report: FsckReport,
+}
+
+impl Fsck<'_> {
+    fn wrong(&mut self, row: &ObjectRow, words: &str) {
+        self.report.wrong += 1;
+        if self.report.discrepancies.len() < NAMED {
+            self.report.discrepancies.push(format!("object {} {:?} {}: {words}", row.id, row.kind, row.digest));
+        }
+    }
+
+    /// Rows of objects; those that cannot be read are the audit's to report.
+    async fn rows(&mut self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
+        match self.store.rows(ids.clone()).await {
+            Err(Error::Internal(_)) => {}
+            other => return other,
+        }
+        let mut rows = Vec::new();
+        for id in ids {
+            match self.store.metadata.objects(vec![id]).await {
+                Ok(found) => rows.extend(found),
+                Err(Error::Internal(reason)) => {
+                    self.report.wrong += 1;
+                    self.report.discrepancies.push(format!("object {id}: {reason}"));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn container(&mut self, row: &ObjectRow) -> Result<()> {
+        let bytes = match self.store.read(&row.digest).await {
+            Ok(bytes) => bytes,
+            // Collected since its row was read.
+            Err(Error::BlobUnknown { .. }) => return Ok(()),
+            Err(Error::Corrupt { reason, .. }) => {
+                self.store.examine(&row.digest).await?;
+                self.wrong(row, &format!("it cannot be read: {reason}"));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        self.report.containers += 1;
+        let container = match Container::parse(row.kind, &bytes, &self.store.options.limits) {
+            Ok(Some(container)) => container,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                self.wrong(row, &format!("it is none: {error}"));
+                return Ok(());
+            }
+        };
+        let Some(words) = self.compare(row, &container.children()).await? else { return Ok(()) };
+        // It may have been collected, with its children, while it was looked at.
+        if self.store.metadata.find(vec![row.digest]).await?.first().and_then(Option::as_ref) == Some(row) {
+            self.wrong(row, &words);
+        }
+        Ok(())
+    }
+
+    /// What the row of a container says otherwise than its bytes.
+    async fn compare(&self, row: &ObjectRow, children: &[Child]) -> Result<Option<String>> {
+        let unique: BTreeMap<_, _> = children.iter().map(|child| (child.digest, child)).collect();
+        let found = match self.store.metadata.find(unique.keys().copied().collect()).await {
+            Err(Error::Internal(reason)) => return Ok(Some(reason)),
+            other => other?,
+        };
+        let mut ids = BTreeSet::new();
+        for (child, object) in unique.values().zip(found) {
+            match object {
+                None => return Ok(Some(format!("it lists {}, which is not stored", child.digest))),
+                Some(object) if !object.kind.satisfies(child.kind) => {
+                    return Ok(Some(format!("it lists {} as {:?}, the tables say {:?}", child.digest, child.kind, object.kind)));
+                }
+                Some(object) if child.size.is_some_and(|size| size != object.size) => {
+                    return Ok(Some(format!("it lists {} with {:?} bytes, the tables say {}", child.digest, child.size, object.size)));
+                }
+                Some(object) => ids.insert(object.id),
+            };
+        }
+        let recorded: BTreeSet<ObjectId> = row.children.iter().copied().collect();
+        if ids == recorded {
+            return Ok(None);
+        }
+        let (lacks, more) = (ids.difference(&recorded).count(), recorded.difference(&ids).count());
+        Ok(Some(format!("of {} children its row lacks {lacks}, and has {more} that it does not list", ids.len())))
+    }
+}

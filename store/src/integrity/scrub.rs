@@ -1,0 +1,235 @@
+//! The walk over all packs.
+
+use super::check::{Expected, FrameChecks};
+use super::{Index, IndexFound, Pace, Piece, read_index, read_piece, read_through};
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{Damage, Health, PackRow, PackState, Packed};
+use crate::pack_writer::path;
+use pfr_schema::api::{DamagedBlob, ScrubReport};
+use pfr_schema::pack;
+use std::collections::HashMap;
+
+/// Packs asked for at a time.
+const PAGE: usize = 100;
+/// Damaged blobs asked for at a time.
+const DAMAGED: usize = 1000;
+/// Packs that cannot be read one after the other before the storage is taken to be out of reach.
+const UNREADABLE: usize = 3;
+
+/// How a scrub runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScrubOptions {
+    /// Decode and hash every blob, and not only compare checksums.
+    pub full: bool,
+    /// Bytes a second that are read at most. Default: no limit.
+    pub bytes_per_second: Option<u64>,
+}
+
+impl Store {
+    /// Reads every live pack from its first byte to its last and compares each with its checksums. Blobs that are bad are quarantined and named with
+    /// the snapshots that reach them; a pack with a bad byte elsewhere is left for a new one. `progress` hears of every pack.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if storage or metadata cannot be reached. What is bad is in the report, not an error.
+    pub async fn scrub(&self, options: &ScrubOptions, progress: &mut (dyn FnMut(&ScrubReport) + Send)) -> Result<ScrubReport> {
+        let report = ScrubReport { full: options.full, ..ScrubReport::default() };
+        let mut scrub = Scrub { store: self, full: options.full, pace: Pace::new(options.bytes_per_second), unreadable: 0, report };
+        let mut after = None;
+        loop {
+            let packs = self.metadata.packs(after, PAGE).await?;
+            let Some(last) = packs.last().map(|pack| pack.id) else { break };
+            after = Some(last);
+            for pack in packs.into_iter().filter(|pack| pack.state == PackState::Live) {
+                scrub.pack(&pack).await?;
+                progress(&scrub.report);
+            }
+        }
+        scrub.journal().await?;
+        self.metadata.reassess().await?;
+        let mut report = scrub.report;
+        report.damaged = self.damaged().await?;
+        Ok(report)
+    }
+
+    /// Blobs in quarantine, and the snapshots that reach them.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn damaged(&self) -> Result<Vec<DamagedBlob>> {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.metadata.damaged(after, DAMAGED).await?;
+            all.extend(page.rows.into_iter().map(DamagedBlob::from));
+            after = page.next;
+            if after.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+struct Scrub<'a> {
+    store: &'a Store,
+    full: bool,
+    pace: Pace,
+    /// Packs in a row that could not be read.
+    unreadable: usize,
+    report: ScrubReport,
+}
+
+/// What was found in a pack.
+#[derive(Default)]
+struct Findings {
+    damage: Vec<Damage>,
+    /// Bad bytes that are no blob's: the pack is to be left.
+    unsound: Vec<String>,
+    missing: bool,
+}
+
+impl Scrub<'_> {
+    async fn pack(&mut self, row: &PackRow) -> Result<()> {
+        let findings = match self.look(row).await {
+            Ok(findings) => findings,
+            Err(error @ (Error::Unavailable { what: "packs", .. } | Error::Full(_))) => {
+                self.unreadable += 1;
+                if self.unreadable >= UNREADABLE {
+                    return Err(error);
+                }
+                self.report.bad_packs.push(format!("{}: it cannot be read: {error}", row.key));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        self.unreadable = 0;
+        if findings.missing && !self.is_live(row).await? {
+            return Ok(());
+        }
+        self.report.packs += 1;
+        if !findings.damage.is_empty() {
+            let found = findings.damage.len();
+            let quarantined = self.store.metadata.quarantine(findings.damage).await?.len();
+            tracing::error!(pack = row.key, found, quarantined, "blobs of a pack are damaged");
+        }
+        if findings.unsound.is_empty() {
+            return Ok(());
+        }
+        let mut words = format!("{}: {}", row.key, findings.unsound.join("; "));
+        if !findings.missing && self.is_live(row).await? {
+            self.store.evacuate(row).await?;
+            words.push_str("; what is good in it lies in a new pack now");
+        }
+        tracing::error!(found = words, "a pack is damaged");
+        self.report.bad_packs.push(words);
+        Ok(())
+    }
+
+    /// Whether the pack is still one that objects lie in, and not collected since it was listed.
+    async fn is_live(&self, row: &PackRow) -> Result<bool> {
+        let now = self.store.metadata.packs(Some(row.id - 1), 1).await?;
+        Ok(now.first().is_some_and(|pack| pack.id == row.id && pack.state == PackState::Live))
+    }
+
+    async fn look(&mut self, row: &PackRow) -> Result<Findings> {
+        let contents = self.store.metadata.pack_contents(row.id).await?;
+        let mut findings = Findings::default();
+        let index = match read_index(self.store, &path(&row.key), &self.store.options.limits).await? {
+            IndexFound::NoPack => return Ok(not_there(row, &contents)),
+            IndexFound::Bad(len, reason) => {
+                findings.unsound.push(reason);
+                Err(len)
+            }
+            IndexFound::Good(index) => Ok(index),
+        };
+        // A frame whose header is bad does not say where the next one begins: the index does, or else the rows.
+        let (expected, end) = match &index {
+            Ok(index) => (index.entries.iter().map(of_entry).collect(), index.frames_end),
+            Err(len) => (contents.iter().map(of_row).collect::<Vec<_>>(), *len),
+        };
+        let frames = expected.len() as u64;
+        match self.magic(row).await? {
+            Some(true) => {}
+            Some(false) => findings.unsound.push("the magic at its beginning is wrong".into()),
+            None => return Ok(not_there(row, &contents)),
+        }
+        let checks = FrameChecks::new(expected, self.full, self.store.options.limits.clone());
+        let Some(checks) = read_through(self.store, &row.key, 0..end, checks, &mut self.pace).await? else {
+            return Ok(not_there(row, &contents));
+        };
+        self.report.frames += frames;
+        self.report.bytes += index.as_ref().map_or_else(|len| *len, |index| index.len);
+        let lies: HashMap<u64, &Packed> = contents.iter().map(|packed| (packed.offset, packed)).collect();
+        for (frame, reason) in checks.finish() {
+            if lies.get(&frame.offset).is_some_and(|packed| packed.digest == frame.digest) {
+                findings.damage.push(Damage { digest: frame.digest, pack: row.key.clone(), reason });
+            } else if !self.is_known(row, &frame).await? {
+                findings.unsound.push(format!("a frame that nothing points to, {} at byte {}: {reason}", frame.digest, frame.offset));
+            }
+        }
+        if let Ok(index) = &index {
+            findings.damage.extend(displaced(row, &contents, index));
+        }
+        Ok(findings)
+    }
+
+    async fn magic(&self, row: &PackRow) -> Result<Option<bool>> {
+        Ok(match read_piece(self.store, &path(&row.key), 0..pack::MAGIC.len() as u64).await? {
+            Piece::Bytes(bytes) => Some(bytes[..] == pack::MAGIC[..]),
+            Piece::NoPack => None,
+        })
+    }
+
+    /// Whether a bad frame is that of a blob in quarantine.
+    async fn is_known(&self, row: &PackRow, frame: &Expected) -> Result<bool> {
+        let location = self.store.metadata.locate(vec![frame.digest]).await?.pop().flatten();
+        Ok(location.is_some_and(|l| l.health == Health::Damaged && l.pack == row.key && l.offset == frame.offset))
+    }
+
+    /// Reads the journal's objects; if one is bad, a checkpoint makes it superfluous.
+    async fn journal(&mut self) -> Result<()> {
+        let mut bad = false;
+        for row in self.store.metadata.journal().await? {
+            let reason = match self.store.read_journal(&row.key).await {
+                Ok(Some(_)) => continue,
+                // Another process has replaced it since.
+                Ok(None) if !self.store.metadata.journal().await?.contains(&row) => continue,
+                Ok(None) => "it is not there".to_owned(),
+                Err(Error::Format(source)) => source.to_string(),
+                Err(error) => return Err(error),
+            };
+            bad = true;
+            self.report.bad_packs.push(format!("{}: {reason}; all names are in a new checkpoint now", row.key));
+        }
+        if bad {
+            self.store.replace_journal().await?;
+        }
+        Ok(())
+    }
+}
+
+fn of_entry(entry: &pack::Entry) -> Expected {
+    Expected { offset: entry.offset, digest: entry.header.digest, frame_len: entry.header.frame_len(), header: Some(entry.header) }
+}
+
+fn of_row(packed: &Packed) -> Expected {
+    Expected { offset: packed.offset, digest: packed.digest, frame_len: packed.frame_len, header: None }
+}
+
+fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
+    let damage = |packed: &Packed| Damage { digest: packed.digest, pack: row.key.clone(), reason: format!("pack {} is not there", row.key) };
+    Findings { damage: contents.iter().map(damage).collect(), unsound: vec!["it is not there".into()], missing: true }
+}
+
+/// Objects that lie where the pack's index has something else.
+fn displaced(row: &PackRow, contents: &[Packed], index: &Index) -> Vec<Damage> {
+    let entries: HashMap<u64, &pack::Entry> = index.entries.iter().map(|entry| (entry.offset, entry)).collect();
+    let lies = |packed: &&Packed| {
+        entries.get(&packed.offset).is_some_and(|e| e.header.digest == packed.digest && e.header.frame_len() == packed.frame_len)
+    };
+    let damage = |packed: &Packed| Damage {
+        digest: packed.digest,
+        pack: row.key.clone(),
+        reason: format!("pack {}, byte {}: its index has no frame of it there", row.key, packed.offset),
+    };
+    contents.iter().filter(|packed| !lies(packed)).map(damage).collect()
+}

@@ -1,0 +1,353 @@
+//! The journal of names and what it is for: a lost database loses nothing that was acknowledged.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod common;
+#[path = "common/rig.rs"]
+mod rig;
+
+use common::{pieces, push, repository, snapshot, tag};
+use pfr_schema::api::TagState;
+use pfr_schema::journal::{Journal, PREFIX};
+use pfr_schema::{Digest, ErrorCode, Limits, RepositoryName};
+use pfr_store::{Options, SnapshotRow, Store, TagMove, TagRow};
+use proptest::prelude::*;
+use rig::Rig;
+use std::sync::Arc;
+
+/// Everything that names say, in the order in which lists say it.
+type Listing = Vec<(RepositoryName, Vec<SnapshotRow>, Vec<TagRow>)>;
+
+async fn listing(store: &Store) -> Listing {
+    let mut all = Vec::new();
+    for repository in store.repositories(None, 1000).await.unwrap().rows {
+        let snapshots = store.snapshots(&repository.name, None, 1000).await.unwrap().rows;
+        // Row ids are not names.
+        let snapshots = snapshots.into_iter().map(|row| SnapshotRow { object: 0, ..row }).collect();
+        all.push((repository.name.clone(), snapshots, store.tags(&repository.name, None, 1000).await.unwrap().rows));
+    }
+    all
+}
+
+/// New metadata from the packs and the journal of a rig.
+async fn rebuilt(rig: &Rig) -> (Rig, pfr_schema::api::RebuildReport) {
+    let new = Rig::over(Arc::clone(&rig.packs), Arc::clone(&rig.now)).await;
+    let report = new.store.rebuild(&mut |_| ()).await.unwrap();
+    (new, report)
+}
+
+async fn journals(rig: &Rig) -> Vec<(String, Journal)> {
+    let mut all = Vec::new();
+    for path in rig.list(Some(PREFIX)).await {
+        let journal = Journal::parse(path.as_ref(), &rig.bytes(&path).await, &Limits::default()).unwrap();
+        all.push((path.to_string(), journal));
+    }
+    all
+}
+
+async fn push_to(store: &Store, repository: &str, numbers: &[u64], parents: Vec<Digest>, name: Option<&str>) -> Digest {
+    let snapshot = snapshot(numbers, parents);
+    let session = store.open_push(&repository.parse().unwrap()).await.unwrap();
+    store.ingest(&session.id, pieces(&snapshot.stream(), 4096)).await.unwrap();
+    store.commit(&session.id, snapshot.manifest.digest, name.map(tag), None).await.unwrap();
+    snapshot.manifest.digest
+}
+
+/// Pushes, forks, tag moves, deletions, over two repositories.
+async fn live(store: &Store) {
+    let base = push_to(store, "team/agent", &[1, 2, 3], vec![], Some("main")).await;
+    let child = push_to(store, "team/agent", &[1, 2, 3, 4], vec![base], Some("main")).await;
+    push_to(store, "other/agent", &[1, 2, 3], vec![], Some("copy")).await;
+    store.fork(&repository(), child, "fork", 12).await.unwrap();
+    let gone = push_to(store, "team/agent", &[7, 8], vec![child, base], Some("gone")).await;
+    store.delete_tag(&repository(), &tag("fork-3"), None).await.unwrap();
+    store.put_tag(&repository(), tag("fork-4"), base, Some(TagState::At(child))).await.unwrap();
+    store.delete_snapshot(&repository(), &gone).await.unwrap();
+    push_to(store, "team/agent", &[9], vec![base], None).await;
+}
+
+#[tokio::test]
+async fn after_the_loss_of_the_database_everything_acknowledged_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), Options::default()).await.unwrap();
+    live(&store).await;
+    let before = listing(&store).await;
+    let stats = store.stats(None).await.unwrap();
+    drop(store);
+    for file in ["metadata.sqlite", "metadata.sqlite-wal", "metadata.sqlite-shm"] {
+        drop(std::fs::remove_file(dir.path().join(file)));
+    }
+    let store = Store::open(dir.path(), Options::default()).await.unwrap();
+    assert!(listing(&store).await.is_empty());
+    let report = store.rebuild(&mut |_| ()).await.unwrap();
+    assert_eq!(listing(&store).await, before);
+    assert_eq!((report.snapshots, report.tags), (4, 13), "{report:?}");
+    assert!(report.lost.is_empty() && report.refused.is_empty(), "{report:?}");
+    for (_, snapshots, _) in &before {
+        for snapshot in snapshots {
+            store.verify(&snapshot.digest, &mut |_| ()).await.unwrap();
+        }
+    }
+    assert_eq!(store.stats(None).await.unwrap().unique, stats.unique);
+    let audit = store.fsck(false, &mut |_| ()).await.unwrap();
+    assert_eq!(audit.discrepancies, Vec::<String>::new());
+    let error = store.rebuild(&mut |_| ()).await.unwrap_err();
+    assert!(error.code() == ErrorCode::InvalidRequest && error.to_string().contains("move it away"), "{error}");
+    // It goes on as a store does.
+    push(&store, &snapshot(&[40], vec![]), "next").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rebuilt_store_collects_what_no_name_reaches_and_nothing_else() {
+    let rig = Rig::new().await;
+    live(&rig.store).await;
+    let before = listing(&rig.store).await;
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, before, "{report:?}");
+    assert_eq!(new.metadata.audit(false).await.unwrap().discrepancies, []);
+    rig.collect().await;
+    new.collect().await;
+    for rig in [&rig, &new] {
+        assert_eq!(rig.metadata.audit(false).await.unwrap().discrepancies, []);
+    }
+    let objects = rig.metadata.audit(false).await.unwrap().objects;
+    assert_eq!(new.metadata.audit(false).await.unwrap().objects, objects, "no garbage is kept");
+    assert!(report.objects > objects, "there was garbage: {report:?}");
+    for (_, snapshots, _) in &before {
+        for snapshot in snapshots {
+            new.store.verify(&snapshot.digest, &mut |_| ()).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_is_in_the_journal() {
+    let rig = Rig::new().await;
+    live(&rig.store).await;
+    assert_eq!(rig.metadata.unjournaled(1).await.unwrap(), []);
+    let rows = rig.metadata.journal().await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.key.clone()).collect::<Vec<_>>(), journals(&rig).await.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
+    let records: usize = journals(&rig).await.iter().map(|(_, journal)| journal.records.len()).sum();
+    assert_eq!(records as u64, rig.metadata.names().await.unwrap().0, "each change once, and all of them");
+}
+
+#[tokio::test]
+async fn changes_of_many_at_once_share_objects() {
+    let rig = Rig::new().await;
+    let base = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
+    let before = journals(&rig).await.len();
+    let puts = (0..100).map(|i| {
+        let store = rig.store.clone();
+        async move { store.put_tag(&repository(), tag(&format!("t{i}")), base, None).await }
+    });
+    futures::future::try_join_all(puts).await.unwrap();
+    let written = journals(&rig).await.len() - before;
+    assert!(written < 50, "{written} objects for 100 changes");
+    let (new, _) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await);
+}
+
+#[tokio::test]
+async fn a_change_whose_writer_was_killed_before_the_journal_is_written_by_the_next() {
+    let rig = Rig::new().await;
+    let base = push_to(&rig.store, "team/agent", &[1], vec![], Some("a")).await;
+    // As if the process had ended between the transaction and the journal.
+    rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("b"), expected: None }]).await.unwrap();
+    assert_eq!(rig.metadata.unjournaled(10).await.unwrap().len(), 1);
+    rig.store.put_tag(&repository(), tag("c"), base, None).await.unwrap();
+    let (new, _) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await);
+}
+
+#[tokio::test]
+async fn an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next_checkpoint() {
+    let rig = Rig::new().await;
+    let base = push_to(&rig.store, "team/agent", &[1], vec![], Some("a")).await;
+    rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("b"), expected: None }]).await.unwrap();
+    // As if the process had ended between the object and its row.
+    let changes = rig.metadata.unjournaled(10).await.unwrap();
+    let numbered = changes.into_iter().map(|c| pfr_schema::journal::Numbered { seq: c.seq, change: c.record }).collect();
+    let (key, bytes) = Journal::changes(numbered).to_object();
+    rig.put(&key.as_str().into(), bytes).await;
+    rig.store.put_tag(&repository(), tag("c"), base, None).await.unwrap();
+    rig.store.delete_tag(&repository(), &tag("b"), None).await.unwrap();
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
+    many_changes(&rig.store, base, 600).await;
+    assert!(rig.store.checkpoint_journal().await.unwrap() > 600);
+    assert_eq!(journals(&rig).await.len(), 1, "and {key} is not the one that is left");
+}
+
+async fn many_changes(store: &Store, base: Digest, count: usize) {
+    for i in 0..count {
+        store.put_tag(&repository(), tag(&format!("many-{}", i % 50)), base, None).await.unwrap();
+        store.delete_tag(&repository(), &tag(&format!("many-{}", i % 50)), None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_keeps_the_journal_small_and_loses_nothing() {
+    let rig = Rig::new().await;
+    live(&rig.store).await;
+    let base = rig.store.tag(&repository(), &tag("fork-4")).await.unwrap().digest;
+    assert_eq!(rig.store.checkpoint_journal().await.unwrap(), 0, "there are few objects: it would not pay");
+    many_changes(&rig.store, base, 150).await;
+    assert!(rig.store.checkpoint_journal().await.unwrap() > 300);
+    assert_eq!(rig.store.checkpoint_journal().await.unwrap(), 0);
+    let left = journals(&rig).await;
+    assert!(left.len() == 1 && left[0].1.checkpoint, "{left:?}");
+    rig.store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!((report.journal, report.lost.len()), (2, 0));
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await);
+    // Numbers go on where they were, also in a store rebuilt from a rebuilt one.
+    let (before, _) = new.metadata.names().await.unwrap();
+    assert_eq!(before, rig.metadata.names().await.unwrap().0);
+    new.store.put_tag(&repository(), tag("later"), base, None).await.unwrap();
+    many_changes(&new.store, base, 150).await;
+    assert!(new.store.checkpoint_journal().await.unwrap() > 300, "the rebuilt store knows the old objects");
+    let (third, _) = rebuilt(&new).await;
+    assert_eq!(listing(&third.store).await, listing(&new.store).await);
+    assert!(third.metadata.names().await.unwrap().0 > before);
+}
+
+#[tokio::test]
+async fn replicas_that_write_and_checkpoint_at_once_lose_nothing() {
+    let rig = Rig::new().await;
+    let base = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
+    for round in 0..3 {
+        let replicas = (0..4).map(|replica| {
+            let store = rig.replica();
+            async move {
+                for i in 0..150 {
+                    store.put_tag(&repository(), tag(&format!("r{replica}-{round}-{i}")), base, None).await.unwrap();
+                    if i % 40 == 7 {
+                        store.checkpoint_journal().await.unwrap();
+                    }
+                }
+                store.checkpoint_journal().await.unwrap();
+            }
+        });
+        futures::future::join_all(replicas.map(tokio::spawn)).await.into_iter().for_each(|done| done.unwrap());
+        let (new, report) = rebuilt(&rig).await;
+        assert_eq!(listing(&new.store).await, listing(&rig.store).await, "round {round}: {report:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_torn_object_of_the_journal_is_reported_and_scrub_makes_up_for_it_while_the_database_lives() {
+    let rig = Rig::new().await;
+    live(&rig.store).await;
+    let torn = rig.list(Some(PREFIX)).await[2].clone();
+    let bytes = rig.bytes(&torn).await;
+    rig.put(&torn, bytes[..bytes.len() / 2].to_vec()).await;
+    let (_, report) = rebuilt(&rig).await;
+    assert!(report.refused.len() == 1 && report.refused[0].starts_with(torn.as_ref()), "{report:?}");
+    let report = rig.store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
+    assert!(report.bad_packs.len() == 1 && report.bad_packs[0].starts_with(torn.as_ref()), "{report:?}");
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_pack_is_lost_with_the_database_is_named_and_the_others_are_back() {
+    let rig = Rig::new().await;
+    let first = push_to(&rig.store, "team/agent", &[1], vec![], Some("first")).await;
+    let pack = rig.pack_paths().await[0].clone();
+    let second = push_to(&rig.store, "team/agent", &[2], vec![first], Some("second")).await;
+    let bytes = rig.bytes(&pack).await;
+    rig.put(&pack, bytes[..50].to_vec()).await;
+    let (new, report) = rebuilt(&rig).await;
+    assert!(report.lost.len() == 1 && report.lost[0].contains(&first.to_string()), "{report:?}");
+    assert_eq!(report.refused.len(), 1, "{report:?}");
+    assert_eq!((report.snapshots, report.tags), (1, 1));
+    let left = new.store.snapshot(&repository(), &second).await.unwrap();
+    assert_eq!((left.parents, left.tags), (vec![first], vec![tag("second")]));
+}
+
+#[tokio::test]
+async fn a_pack_without_its_index_still_gives_back_what_is_well_in_it() {
+    let rig = Rig::new().await;
+    live(&rig.store).await;
+    for pack in rig.pack_paths().await {
+        let len = rig.bytes(&pack).await.len();
+        rig.flip(&pack, len - 40).await;
+    }
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!(report.refused.len(), rig.pack_paths().await.len(), "{report:?}");
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await);
+    // A scrub then writes packs that have one.
+    assert!(new.store.scrub(&Default::default(), &mut |_| ()).await.unwrap().damaged.is_empty());
+    new.collect().await;
+    let again = new.store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
+    assert!(again.bad_packs.is_empty(), "{again:?}");
+    assert_eq!(new.metadata.audit(false).await.unwrap().discrepancies, []);
+}
+
+#[tokio::test]
+async fn a_healed_blob_is_taken_from_where_it_was_healed() {
+    let rig = Rig::new().await;
+    let snapshot = snapshot(&[1, 2], vec![]);
+    push(&rig.store, &snapshot, "t").await.unwrap();
+    let pack = rig.pack_paths().await[0].clone();
+    rig.flip(&pack, 100).await;
+    assert_eq!(rig.store.scrub(&Default::default(), &mut |_| ()).await.unwrap().damaged.len(), 1);
+    // Keys begin with the time in milliseconds.
+    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    push(&rig.store, &snapshot, "t").await.unwrap();
+    let (new, _) = rebuilt(&rig).await;
+    new.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Push(u64, Option<u8>),
+    Put(u64, u8),
+    Untag(u8),
+    Delete(u64),
+    Checkpoint,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0..4_u64, proptest::option::of(0..3_u8)).prop_map(|(s, t)| Op::Push(s, t)),
+        3 => (0..4_u64, 0..3_u8).prop_map(|(s, t)| Op::Put(s, t)),
+        2 => (0..3_u8).prop_map(Op::Untag),
+        2 => (0..4_u64).prop_map(Op::Delete),
+        1 => Just(Op::Checkpoint),
+    ]
+}
+
+/// Names, by the metadata's own account, and replayed into new metadata beside the same packs.
+async fn replays_to_the_same(ops: Vec<Op>) {
+    let rig = Rig::new().await;
+    let name = |t: u8| tag(&format!("t{t}"));
+    for op in &ops {
+        // Some of these are refused, as they should be: names then stay as they are.
+        match op {
+            Op::Push(s, t) => drop(push_to(&rig.store, "team/agent", &[*s], vec![], t.map(|t| format!("t{t}")).as_deref()).await),
+            Op::Put(s, t) => drop(rig.store.put_tag(&repository(), name(*t), snapshot(&[*s], vec![]).manifest.digest, None).await),
+            Op::Untag(t) => drop(rig.store.delete_tag(&repository(), &name(*t), None).await),
+            Op::Delete(s) => drop(rig.store.delete_snapshot(&repository(), &snapshot(&[*s], vec![]).manifest.digest).await),
+            Op::Checkpoint => {
+                let (last, names) = rig.metadata.names().await.unwrap();
+                let journal = Journal::checkpoint(last, names);
+                let (key, bytes) = journal.to_object();
+                rig.put(&key.as_str().into(), bytes).await;
+            }
+        }
+    }
+    let (new, report) = rebuilt(&rig).await;
+    assert!(report.lost.is_empty() && report.refused.is_empty(), "{ops:?}: {report:?}");
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{ops:?}");
+    assert_eq!(new.metadata.audit(false).await.unwrap().discrepancies, [], "{ops:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_history_replays_to_the_same_names(ops in proptest::collection::vec(op(), 1..30)) {
+        tokio::runtime::Runtime::new().unwrap().block_on(replays_to_the_same(ops));
+    }
+}
