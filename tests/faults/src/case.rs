@@ -1,0 +1,470 @@
+//! One random history, from a seed: waves of concurrent operations, crashes, jumps of the clock, the loss of the database.
+//!
+//! A wave runs up to five operations at once on all replicas; a schedule drawn from the seed decides at every step which of them goes on, and
+//! who is killed where. After the wave the world is compared with the oracle. Everything acknowledged is read from the disk and compared byte
+//! for byte after every wave; the store's own proof runs at the end, as do collection and the search for what is left over.
+
+use crate::check::{self, Library};
+use crate::gate::{self, Gate, Progress, Task};
+use crate::names::{Change, Oracle, Outcome};
+use crate::operations::{Ended, Excuses, Manner, Operation};
+use crate::snapshots::Snapshot;
+use crate::world::{HOUR, Plant, Setup, World};
+use pfr_schema::api::TagState;
+use pfr_schema::{Digest, RepositoryName, Tag};
+use pfr_store::GcOptions;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a task that is in no call may do nothing before others go on.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// What a history came to.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Counts {
+    /// Operations begun.
+    pub rounds: u64,
+    /// Operations acknowledged.
+    pub acknowledged: u64,
+    /// Operations killed at a step.
+    pub cut: u64,
+    /// Replicas killed.
+    pub crashes: u64,
+    /// Power losses.
+    pub power_losses: u64,
+    /// Databases lost and rebuilt.
+    pub rebuilds: u64,
+    /// Collections that ran to their end.
+    pub collections: u64,
+    /// Calls that were made to fail.
+    pub faults: u64,
+    /// Snapshots there in the end.
+    pub snapshots: u64,
+    /// Bytes compared with what was pushed.
+    pub compared_bytes: u64,
+}
+
+impl Counts {
+    /// Adds another history's.
+    pub fn add(&mut self, other: &Self) {
+        self.rounds += other.rounds;
+        self.acknowledged += other.acknowledged;
+        self.cut += other.cut;
+        self.crashes += other.crashes;
+        self.power_losses += other.power_losses;
+        self.rebuilds += other.rebuilds;
+        self.collections += other.collections;
+        self.faults += other.faults;
+        self.snapshots += other.snapshots;
+        self.compared_bytes += other.compared_bytes;
+    }
+}
+
+/// What must not happen happened.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// Waves until then.
+    pub waves: u64,
+    /// What.
+    pub what: String,
+    /// Every operation until then.
+    pub log: Vec<String>,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "seed {}, wave {}: {}", self.seed, self.waves, self.what)?;
+        self.log.iter().try_for_each(|line| writeln!(f, "  {line}"))
+    }
+}
+
+/// Plays `waves` waves of the history `seed`.
+///
+/// # Errors
+/// [`Failure`] if something acknowledged is lost or corrupt, something leaked, or an answer has no explanation.
+pub async fn play(seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let setup = Setup {
+        replicas: random.random_range(1..=3),
+        pack_bytes: [1 << 10, 4 << 10, 64 << 10][random.random_range(0..3)],
+        tears: random.random_bool(0.5),
+        plant,
+    };
+    let mut log = vec![format!("{setup:?}")];
+    let world = World::new(seed, setup).await;
+    let played = match world {
+        Err(error) => Err((0, error.to_string())),
+        Ok(world) => {
+            let mut history = History {
+                random,
+                world,
+                oracle: Oracle::default(),
+                library: Library::new(),
+                debris: BTreeSet::new(),
+                counts: Counts::default(),
+                log: Vec::new(),
+                plant,
+            };
+            let played = history.play(waves).await;
+            log.append(&mut history.log);
+            played.map(|()| history.counts)
+        }
+    };
+    played.map_err(|(waves, what)| Failure { seed, waves, what, log })
+}
+
+/// Finds the shortest beginning of a failing history that fails too.
+pub async fn shrink(failure: Failure, plant: Option<Plant>) -> Failure {
+    for waves in 1..=failure.waves {
+        if let Err(shorter) = play(failure.seed, waves, plant).await {
+            return shorter;
+        }
+    }
+    failure
+}
+
+struct History {
+    random: StdRng,
+    world: World,
+    oracle: Oracle,
+    library: Library,
+    /// Torn objects that a rebuild found and named.
+    debris: BTreeSet<String>,
+    counts: Counts,
+    log: Vec<String>,
+    plant: Option<Plant>,
+}
+
+/// An operation under way.
+struct Running {
+    replica: usize,
+    gate: Arc<Gate>,
+    task: Option<Task<Ended>>,
+    blocked: bool,
+    /// Steps after which its client dies.
+    cut_at: Option<u64>,
+    change: Option<Change>,
+    line: usize,
+}
+
+impl History {
+    async fn play(&mut self, waves: u64) -> Result<(), (u64, String)> {
+        for wave in 1..=waves {
+            self.wave().await.map_err(|what| (wave, what))?;
+        }
+        self.end().await.map_err(|what| (waves, format!("at the end: {what}")))
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        self.random.random_bool(probability)
+    }
+
+    async fn wave(&mut self) -> Result<(), String> {
+        for replica in 0..self.world.replicas.len() {
+            if self.world.replicas[replica].store.is_none() && (replica == 0 || self.chance(0.7)) {
+                self.world.start(replica).await.map_err(|e| format!("a replica does not start: {e}"))?;
+            }
+        }
+        let stormy = self.chance(0.5);
+        let full = self.chance(0.05);
+        self.world.weather(if stormy { 0.03 } else { 0.0 }, full);
+        let jump = if self.chance(0.3) { [90, 3 * 60, 30 * 60, -24 * 60][self.random.random_range(0..4)] * 60_000 } else { 0 };
+        let jump_at = self.chance(0.3).then(|| self.random.random_range(0..60_u64));
+        if jump != 0 && jump_at.is_none() {
+            self.log.push(format!("clock {:+} min", jump / 60_000));
+            self.world.jump(jump);
+        }
+        let impatient = self.chance(0.2);
+        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient };
+        self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
+        let mut running = self.draw(excuses, impatient);
+        let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
+        let power = self.chance(0.3);
+        let changes = self.schedule(&mut running, crash_at, power, jump, jump_at).await?;
+        drop(running);
+        if self.plant != Some(Plant::NoFsync) && self.chance(0.03) {
+            self.compare(&changes).await?;
+            return self.rebuild().await;
+        }
+        self.compare(&changes).await
+    }
+
+    async fn compare(&mut self, changes: &[(Change, Outcome)]) -> Result<(), String> {
+        let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
+        self.oracle.explain(changes, &seen)?;
+        self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
+        Ok(())
+    }
+
+    // ---- what is done
+
+    fn draw(&mut self, excuses: Excuses, impatient: bool) -> Vec<Running> {
+        let alive: Vec<usize> = (0..self.world.replicas.len()).filter(|i| self.world.replicas[*i].store.is_some()).collect();
+        let count = self.random.random_range(1..=5);
+        let mut operations: Vec<Operation> = (0..count).map(|_| self.operation(impatient)).collect();
+        let deleted: Vec<Digest> = operations
+            .iter()
+            .filter_map(|o| if let Operation::Change(Change::Delete { snapshot, .. }) = o { Some(*snapshot) } else { None })
+            .collect();
+        for operation in &mut operations {
+            if let Operation::Read { snapshot, acknowledged } = operation {
+                *acknowledged &= !deleted.contains(&snapshot.digest);
+            }
+        }
+        let mut running = Vec::new();
+        for operation in operations {
+            let replica = alive[self.random.random_range(0..alive.len())];
+            let Some(store) = self.world.replicas[replica].store.clone() else { continue };
+            let cut_at = self.chance(0.12).then(|| self.random.random_range(0..40));
+            let (change, line) = (operation.change(), self.log.len());
+            self.log.push(format!("replica {replica}: {}{}", words(&operation), cut_at.map_or(String::new(), |n| format!(", dies at {n}"))));
+            self.counts.rounds += 1;
+            let task: Task<Ended> = Box::pin(operation.run(store, excuses));
+            running.push(Running { replica, gate: Arc::default(), task: Some(task), blocked: false, cut_at, change, line });
+        }
+        running
+    }
+
+    fn operation(&mut self, impatient: bool) -> Operation {
+        let repository: RepositoryName = ["team/a", "team/b"][self.random.random_range(0..2)].parse().unwrap_or_else(|_| unreachable!());
+        let known: Vec<Digest> = self.oracle.names.get(&repository).map(|r| r.snapshots.keys().copied().collect()).unwrap_or_default();
+        let pick = |random: &mut StdRng| (!known.is_empty()).then(|| known[random.random_range(0..known.len())]);
+        // A few more snapshots than this make every check slower and nothing rarer.
+        let crowded = known.len() > 12;
+        loop {
+            match self.random.random_range(0..100) {
+                0..40 if !crowded => return self.push(repository, &known),
+                40..52 => {
+                    let Some(snapshot) = pick(&mut self.random) else { continue };
+                    let tag = self.tag();
+                    let expected = self.expected(&repository, &tag);
+                    return Operation::Change(Change::Tags { repository, snapshot, moves: vec![(tag, expected)] });
+                }
+                52..57 => {
+                    let Some(snapshot) = pick(&mut self.random) else { continue };
+                    let prefix = format!("fork{}", self.random.random_range(0..40));
+                    let moves = (1..=self.random.random_range(1..4)).filter_map(|i| format!("{prefix}-{i}").parse().ok());
+                    let moves = moves.map(|tag: Tag| (tag, Some(TagState::Absent))).collect();
+                    return Operation::Change(Change::Tags { repository, snapshot, moves });
+                }
+                57..64 => {
+                    let tag = self.tag();
+                    let expected = self.expected(&repository, &tag);
+                    return Operation::Change(Change::Untag { repository, tag, expected });
+                }
+                64..74 => {
+                    let Some(snapshot) = pick(&mut self.random) else { continue };
+                    return Operation::Change(Change::Delete { repository, snapshot });
+                }
+                74..90 => {
+                    let horizon = Duration::from_millis(if impatient { 0 } else { HOUR });
+                    let batch = [1, 3, 20, 2000][self.random.random_range(0..4)];
+                    let (compact, dry_run) = (self.chance(0.8), self.chance(0.1));
+                    return Operation::Gc(GcOptions { horizon, batch, compact, dry_run, ..GcOptions::default() });
+                }
+                90..97 => {
+                    let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
+                    return Operation::Read { snapshot: Arc::clone(snapshot), acknowledged: true };
+                }
+                97..100 => return Operation::Audit,
+                _ => {}
+            }
+        }
+    }
+
+    fn push(&mut self, repository: RepositoryName, known: &[Digest]) -> Operation {
+        let trees = (0..self.random.random_range(1..=2)).map(|_| {
+            // Bases overlap, so that runs, trees and pages are shared.
+            let base = self.random.random_range(0..3_u64) * 10;
+            let len = self.random.random_range(1..8_u64);
+            let mut numbers: Vec<u64> = (base..base + len).collect();
+            if self.random.random_bool(0.6) {
+                numbers.push(self.random.random_range(0..60));
+            }
+            numbers
+        });
+        let trees: Vec<Vec<u64>> = trees.collect();
+        let parents = if known.is_empty() || self.chance(0.4) { vec![] } else { vec![known[self.random.random_range(0..known.len())]] };
+        let snapshot = match Snapshot::new(&trees, parents) {
+            Ok(snapshot) => Arc::new(snapshot),
+            Err(error) => unreachable!("a snapshot of {trees:?}: {error}"),
+        };
+        self.library.insert(snapshot.digest, Arc::clone(&snapshot));
+        let tag = self.chance(0.8).then(|| self.tag());
+        let tag = tag.map(|tag| (tag.clone(), self.expected(&repository, &tag)));
+        let manner = match self.random.random_range(0..10) {
+            0 => Manner::Partial,
+            1 => Manner::Aborted,
+            2 => Manner::Broken,
+            _ => Manner::Whole,
+        };
+        Operation::Push { repository, snapshot, tag, manner }
+    }
+
+    fn tag(&mut self) -> Tag {
+        let tags = ["main", "next", "old", "keep", "best"];
+        tags[self.random.random_range(0..tags.len())].parse().unwrap_or_else(|_| unreachable!())
+    }
+
+    fn expected(&mut self, repository: &RepositoryName, tag: &Tag) -> Option<TagState> {
+        let now = self.oracle.names.get(repository).and_then(|r| r.tags.get(tag));
+        let now = now.map_or(TagState::Absent, |digest| TagState::At(*digest));
+        match self.random.random_range(0..10) {
+            0..5 => None,
+            5..9 => Some(now),
+            _ => Some(TagState::Absent),
+        }
+    }
+
+    // ---- in which order
+
+    /// Runs the operations to their ends, step by step; returns what they may have changed.
+    async fn schedule(
+        &mut self,
+        running: &mut [Running],
+        crash_at: Option<u64>,
+        power: bool,
+        jump: i64,
+        jump_at: Option<u64>,
+    ) -> Result<Vec<(Change, Outcome)>, String> {
+        let mut changes = Vec::new();
+        for step in 0_u64.. {
+            if jump != 0 && jump_at == Some(step) {
+                self.world.jump(jump);
+            }
+            if crash_at == Some(step) {
+                self.crash(running, power, &mut changes);
+            }
+            let going: Vec<usize> = (0..running.len()).filter(|i| running[*i].task.is_some() && !running[*i].blocked).collect();
+            let waiting = running.iter().filter(|r| r.task.is_some()).count();
+            if waiting == 0 {
+                break;
+            }
+            if going.is_empty() {
+                self.unblock(running, &mut changes, true).await?;
+                continue;
+            }
+            let chosen = going[self.random.random_range(0..going.len())];
+            let one = &mut running[chosen];
+            if one.cut_at.is_some_and(|steps| one.gate.steps() >= steps) {
+                self.counts.cut += 1;
+                cut(one, &mut changes);
+                self.unblock(running, &mut changes, false).await?;
+                continue;
+            }
+            one.gate.open();
+            let Some(task) = &mut one.task else { continue };
+            match gate::run(task, &one.gate, PATIENCE).await {
+                Progress::AtGate => {}
+                Progress::Blocked => one.blocked = true,
+                Progress::Done(ended) => self.ended(&mut running[chosen], ended, &mut changes)?,
+            }
+            self.unblock(running, &mut changes, false).await?;
+        }
+        Ok(changes)
+    }
+
+    /// Looks whether those that waited for others can go on; waits for one of them if nobody else is there to go on.
+    async fn unblock(&mut self, running: &mut [Running], changes: &mut Vec<(Change, Outcome)>, wait: bool) -> Result<(), String> {
+        let mut freed = false;
+        for i in 0..running.len() {
+            let one = &mut running[i];
+            let Some(task) = one.task.as_mut().filter(|_| one.blocked) else { continue };
+            match gate::glance(task, &one.gate).await {
+                Progress::Blocked => {}
+                Progress::AtGate => (one.blocked, freed) = (false, true),
+                Progress::Done(ended) => {
+                    freed = true;
+                    self.ended(&mut running[i], ended, changes)?;
+                }
+            }
+        }
+        if wait && !freed {
+            let Some(one) = running.iter_mut().find(|r| r.task.is_some()) else { return Ok(()) };
+            let Some(task) = &mut one.task else { return Ok(()) };
+            match gate::run(task, &one.gate, Duration::from_secs(20)).await {
+                Progress::AtGate => one.blocked = false,
+                Progress::Blocked => return Err(format!("a deadlock: {} waits for nobody", self.log[one.line])),
+                Progress::Done(ended) => self.ended(one, ended, changes)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, one: &mut Running, ended: Ended, changes: &mut Vec<(Change, Outcome)>) -> Result<(), String> {
+        (one.task, one.blocked) = (None, false);
+        let line = &mut self.log[one.line];
+        line.push_str(&format!(" → {}", ended.answer));
+        self.counts.acknowledged += u64::from(ended.acknowledged);
+        self.counts.collections += u64::from(ended.acknowledged && line.contains(": gc"));
+        let what = ended.violation.map(|what| format!("{line}: {what}"));
+        changes.extend(ended.change);
+        what.map_or(Ok(()), Err)
+    }
+
+    /// Kills a replica, or with the power all of them.
+    fn crash(&mut self, running: &mut [Running], power: bool, changes: &mut Vec<(Change, Outcome)>) {
+        let victims: Vec<usize> =
+            if power { (0..self.world.replicas.len()).collect() } else { vec![self.random.random_range(0..self.world.replicas.len())] };
+        self.log.push(format!("crash of {victims:?}, power {power}"));
+        for one in running.iter_mut().filter(|r| victims.contains(&r.replica) && r.task.is_some()) {
+            cut(one, changes);
+        }
+        for victim in victims {
+            self.counts.crashes += u64::from(self.world.replicas[victim].store.take().is_some());
+        }
+        if power {
+            self.counts.power_losses += 1;
+            self.world.disk.power_loss();
+        }
+    }
+
+    // ---- the loss of the database
+
+    async fn rebuild(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    // ---- the end
+
+    async fn end(&mut self) -> Result<(), String> {
+        self.world.weather(0.0, false);
+        self.world.replicas.iter_mut().for_each(|replica| replica.store = None);
+        self.world.disk.power_loss();
+        self.compare(&[]).await?;
+        check::verified(&self.world.observer, &self.oracle.names).await?;
+        check::swept(&self.world, &self.oracle.names, &self.library, &self.debris).await?;
+        check::verified(&self.world.observer, &self.oracle.names).await?;
+        self.counts.snapshots = self.oracle.names.values().map(|r| r.snapshots.len() as u64).sum();
+        self.counts.faults = self.world.replicas.iter().map(|r| r.weather.struck()).sum();
+        // Nothing named, nothing left.
+        for (name, repository) in std::mem::take(&mut self.oracle.names) {
+            for digest in repository.snapshots.keys() {
+                self.world.observer.delete_snapshot(&name, digest).await.map_err(|e| e.to_string())?;
+            }
+        }
+        check::swept(&self.world, &self.oracle.names, &self.library, &self.debris).await.map_err(|e| format!("with all names deleted: {e}"))
+    }
+}
+
+fn cut(one: &mut Running, changes: &mut Vec<(Change, Outcome)>) {
+    (one.task, one.blocked) = (None, false);
+    changes.extend(one.change.take().map(|change| (change, Outcome::Unknown)));
+}
+
+fn words(operation: &Operation) -> String {
+    match operation {
+        Operation::Push { repository, snapshot, tag, manner } => {
+            format!("push {manner:?} {} with {} blobs to {repository} {tag:?}", snapshot.digest, snapshot.blobs.len())
+        }
+        Operation::Change(change) => format!("{change:?}"),
+        Operation::Gc(options) => format!("gc batch {} compact {} dry {}", options.batch, options.compact, options.dry_run),
+        Operation::Audit => "audit".into(),
+        Operation::Read { snapshot, .. } => format!("read {}", snapshot.digest),
+    }
+}

@@ -1,0 +1,265 @@
+//! The oracle: what names there are, which changes explain what is seen, and which of them must survive the loss of the database.
+
+use pfr_schema::api::TagState;
+use pfr_schema::{Digest, RepositoryName, Tag};
+use std::collections::BTreeMap;
+
+/// One repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repository {
+    /// Snapshots and their parents.
+    pub snapshots: BTreeMap<Digest, Vec<Digest>>,
+    /// Tags.
+    pub tags: BTreeMap<Tag, Digest>,
+}
+
+/// All names. Repositories without snapshots do not show.
+pub type Names = BTreeMap<RepositoryName, Repository>;
+
+/// A change of names.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A snapshot becomes visible, maybe under a tag.
+    Commit {
+        /// Where.
+        repository: RepositoryName,
+        /// Which.
+        snapshot: Digest,
+        /// Its parents.
+        parents: Vec<Digest>,
+        /// The tag, and where it must be before.
+        tag: Option<(Tag, Option<TagState>)>,
+    },
+    /// Tags move.
+    Tags {
+        /// Where.
+        repository: RepositoryName,
+        /// To what.
+        snapshot: Digest,
+        /// Which, and where they must be before.
+        moves: Vec<(Tag, Option<TagState>)>,
+    },
+    /// A tag goes.
+    Untag {
+        /// Where.
+        repository: RepositoryName,
+        /// Which.
+        tag: Tag,
+        /// Where it must be before.
+        expected: Option<TagState>,
+    },
+    /// A snapshot goes, with its tags.
+    Delete {
+        /// Where.
+        repository: RepositoryName,
+        /// Which.
+        snapshot: Digest,
+    },
+}
+
+/// How a change ended, as its caller saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Acknowledged.
+    Done,
+    /// Refused for what the names were.
+    Refused,
+    /// It may have happened.
+    Unknown,
+}
+
+fn at(found: Option<&Digest>, expected: Option<TagState>) -> bool {
+    expected.is_none_or(|expected| expected == found.map_or(TagState::Absent, |digest| TagState::At(*digest)))
+}
+
+impl Change {
+    /// The names after it; none if it would be refused.
+    #[must_use]
+    pub fn apply(&self, names: &Names) -> Option<Names> {
+        let mut after = names.clone();
+        match self {
+            Self::Commit { repository, snapshot, parents, tag } => {
+                let repository = after.entry(repository.clone()).or_default();
+                repository.snapshots.entry(*snapshot).or_insert_with(|| parents.clone());
+                if let Some((tag, expected)) = tag {
+                    if !at(repository.tags.get(tag), *expected) {
+                        return None;
+                    }
+                    repository.tags.insert(tag.clone(), *snapshot);
+                }
+            }
+            Self::Tags { repository, snapshot, moves } => {
+                let repository = after.get_mut(repository).filter(|r| r.snapshots.contains_key(snapshot))?;
+                for (tag, expected) in moves {
+                    if !at(repository.tags.get(tag), *expected) {
+                        return None;
+                    }
+                    repository.tags.insert(tag.clone(), *snapshot);
+                }
+            }
+            Self::Untag { repository, tag, expected } => {
+                let repository = after.get_mut(repository)?;
+                if !at(repository.tags.get(tag), *expected) {
+                    return None;
+                }
+                repository.tags.remove(tag)?;
+            }
+            Self::Delete { repository: name, snapshot } => {
+                let repository = after.get_mut(name)?;
+                repository.snapshots.remove(snapshot)?;
+                repository.tags.retain(|_, digest| digest != snapshot);
+                if repository.snapshots.is_empty() {
+                    after.remove(name);
+                }
+            }
+        }
+        Some(after)
+    }
+}
+
+/// What is known of the names.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    /// As they are seen.
+    pub names: Names,
+    /// As they were after the last acknowledged change: what the loss of the database must not lose.
+    durable: Names,
+    /// Changes since, that nobody was told of: each of them may be lost with the database, but only the last ones.
+    tail: Vec<Change>,
+}
+
+impl Oracle {
+    /// Takes in what callers saw of concurrent `changes`, and the names as they are now.
+    ///
+    /// # Errors
+    /// In words, if no order of the changes explains what is seen.
+    pub fn explain(&mut self, changes: &[(Change, Outcome)], seen: &Names) -> Result<(), String> {
+        let mut best: Option<Vec<(Change, bool)>> = None;
+        let mut used = vec![false; changes.len()];
+        search(&self.names, changes, seen, &mut used, &mut Vec::new(), &mut best);
+        let Some(order) = best else {
+            return Err(format!("no order of {changes:#?}\non {:#?}\nexplains {seen:#?}", self.names));
+        };
+        for (change, acknowledged) in order {
+            self.tail.push(change);
+            if acknowledged {
+                self.settle();
+            }
+        }
+        self.names = seen.clone();
+        Ok(())
+    }
+
+    /// Everything seen is durable now.
+    pub fn settle(&mut self) {
+        for change in self.tail.drain(..) {
+            if let Some(after) = change.apply(&self.durable) {
+                self.durable = after;
+            }
+        }
+    }
+
+    /// Takes in the names that came back after the database was lost.
+    ///
+    /// # Errors
+    /// In words, if something acknowledged is lost or something else appeared.
+    pub fn rebuilt(&mut self, seen: &Names) -> Result<(), String> {
+        // Which of the untold changes were written beside the packs before all was lost: any of them may be.
+        let mut possible = vec![self.durable.clone()];
+        for change in &self.tail {
+            let with: Vec<Names> = possible.iter().filter_map(|names| change.apply(names)).collect();
+            possible.extend(with.into_iter().filter(|names| !possible.contains(names)).collect::<Vec<_>>());
+        }
+        if !possible.contains(seen) {
+            return Err(format!("after the rebuild, expected one of {possible:#?}\nfound {seen:#?}"));
+        }
+        (self.names, self.durable) = (seen.clone(), seen.clone());
+        self.tail.clear();
+        Ok(())
+    }
+}
+
+/// Length of the end of an order that nobody was told of.
+fn untold(order: &[(Change, bool)]) -> usize {
+    order.iter().rev().take_while(|(_, acknowledged)| !acknowledged).count()
+}
+
+/// Finds an order that explains `seen`; of several the one that leaves the most in doubt, so that no right store is ever accused.
+fn search(
+    names: &Names,
+    changes: &[(Change, Outcome)],
+    seen: &Names,
+    used: &mut [bool],
+    order: &mut Vec<(Change, bool)>,
+    best: &mut Option<Vec<(Change, bool)>>,
+) {
+    if used.iter().zip(changes).all(|(used, (_, outcome))| *used || *outcome == Outcome::Unknown)
+        && names == seen
+        && best.as_ref().is_none_or(|best| untold(order) > untold(best))
+    {
+        *best = Some(order.clone());
+    }
+    for (i, (change, outcome)) in changes.iter().enumerate() {
+        if used[i] {
+            continue;
+        }
+        let after = change.apply(names);
+        let next = match (outcome, after) {
+            (Outcome::Done, Some(after)) | (Outcome::Unknown, Some(after)) => Some(after),
+            (Outcome::Refused, None) => None,
+            _ => continue,
+        };
+        used[i] = true;
+        match next {
+            Some(after) => {
+                order.push((change.clone(), *outcome == Outcome::Done));
+                search(&after, changes, seen, used, order, best);
+                order.pop();
+            }
+            None => search(names, changes, seen, used, order, best),
+        }
+        used[i] = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn commit(number: u8, tag: &str, expected: Option<TagState>) -> Change {
+        let snapshot = Digest::sha256(&[number]);
+        let tag = Some((tag.parse().expect("a tag"), expected));
+        Change::Commit { repository: "a".parse().expect("a name"), snapshot, parents: vec![], tag }
+    }
+
+    #[test]
+    fn two_winners_of_one_compare_and_swap_are_not_explained() {
+        let changes = [1, 2].map(|n| (commit(n, "t", Some(TagState::Absent)), Outcome::Done));
+        let both = changes[1].0.apply(&Names::new()).expect("applies");
+        let mut seen = both.clone();
+        seen.values_mut().for_each(|r| drop(r.snapshots.insert(Digest::sha256(&[1]), vec![])));
+        assert!(Oracle::default().explain(&changes, &seen).is_err());
+        let one = [(changes[0].0.clone(), Outcome::Refused), (changes[1].0.clone(), Outcome::Done)];
+        assert!(Oracle::default().explain(&one, &both).is_ok());
+    }
+
+    #[test]
+    fn an_acknowledged_change_that_is_not_seen_is_not_explained_and_a_cut_one_is() {
+        for (outcome, explained) in [(Outcome::Done, false), (Outcome::Unknown, true)] {
+            let changes = [(commit(1, "t", None), outcome)];
+            assert_eq!(Oracle::default().explain(&changes, &Names::new()).is_ok(), explained, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_rebuild_may_lose_only_what_nobody_was_told_of() {
+        let (told, untold) = (commit(1, "a", None), commit(2, "b", None));
+        let first = told.apply(&Names::new()).expect("applies");
+        let both = untold.apply(&first).expect("applies");
+        let mut oracle = Oracle::default();
+        oracle.explain(&[(told, Outcome::Done), (untold, Outcome::Unknown)], &both).expect("explained");
+        assert!(oracle.clone().rebuilt(&both).is_ok());
+        assert!(oracle.clone().rebuilt(&first).is_ok());
+        assert!(oracle.rebuilt(&Names::new()).is_err());
+    }
+}

@@ -1,0 +1,156 @@
+//! Replicas over one disk and one database, with a clock that jumps.
+
+use crate::disk::Disk;
+use crate::failing::Failing;
+use crate::transactions::Transactions;
+use crate::weather::Weather;
+use pfr_store::{Clock, Metadata, Options, Result, SqliteMetadata, Store};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// An hour, in milliseconds.
+pub const HOUR: u64 = 3_600_000;
+/// How long leases last here.
+pub const LEASE: Duration = Duration::from_millis(HOUR);
+
+/// A bug put in on purpose, to see that it is caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Plant {
+    /// Storage acknowledges before it is durable: a missing fsync.
+    NoFsync,
+    /// Collection runs with a clock a day ahead: leases do not hold.
+    NoLeases,
+    /// Packs go as soon as they drain: readers find nothing.
+    NoHorizon,
+}
+
+/// How a history goes.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Registries over one storage and database.
+    pub replicas: usize,
+    /// Bytes of a pack.
+    pub pack_bytes: u64,
+    /// Whether failed writes leave torn objects.
+    pub tears: bool,
+    /// A bug to be caught.
+    pub plant: Option<Plant>,
+}
+
+/// A registry process, as far as there is one.
+#[derive(Debug)]
+pub struct Replica {
+    /// Its store, while it runs.
+    pub store: Option<Store>,
+    /// What its calls meet.
+    pub weather: Weather,
+}
+
+/// Everything there is.
+#[derive(Debug)]
+pub struct World {
+    /// The storage.
+    pub disk: Disk,
+    /// The replicas.
+    pub replicas: Vec<Replica>,
+    /// Sees everything without faults: for checks only.
+    pub observer: Store,
+    setup: Setup,
+    clock: Arc<AtomicU64>,
+    dir: TempDir,
+    databases: u32,
+}
+
+/// Memory if there is some to be had as files: a database there costs no disk's fsync.
+fn folder() -> std::io::Result<TempDir> {
+    let memory = std::path::Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()) } else { tempfile::tempdir() }
+}
+
+fn ticking(clock: &Arc<AtomicU64>, ahead: u64) -> Clock {
+    let clock = Arc::clone(clock);
+    Clock::new(move || clock.fetch_add(1, Ordering::SeqCst) + ahead)
+}
+
+impl World {
+    /// An empty world.
+    ///
+    /// # Errors
+    /// Those of a database that cannot be opened.
+    pub async fn new(seed: u64, setup: Setup) -> Result<Self> {
+        let dir = folder().map_err(|e| pfr_store::Error::Unavailable { what: "directory", reason: e.to_string() })?;
+        let clock = Arc::new(AtomicU64::new(1_800_000_000_000));
+        let disk = Disk::new(seed, setup.plant == Some(Plant::NoFsync));
+        let path = dir.path().join("0.sqlite");
+        let metadata: Arc<dyn Metadata> = Arc::new(SqliteMetadata::open(&path, ticking(&clock, 0)).await?);
+        let options = options(&setup, &clock);
+        let observer = Store::new(Arc::new(disk.clone()), metadata, options);
+        let replicas = (0..setup.replicas as u64).map(|i| Replica { store: None, weather: Weather::new(seed ^ (i + 1) << 32, 0.0) }).collect();
+        let mut world = Self { disk, replicas, observer, setup, clock, dir, databases: 0 };
+        for i in 0..world.replicas.len() {
+            world.start(i).await?;
+        }
+        Ok(world)
+    }
+
+    fn database(&self) -> PathBuf {
+        self.dir.path().join(format!("{}.sqlite", self.databases))
+    }
+
+    async fn metadata(&self, ahead: u64) -> Result<Arc<dyn Metadata>> {
+        Ok(Arc::new(SqliteMetadata::open(&self.database(), ticking(&self.clock, ahead)).await?))
+    }
+
+    /// Starts a replica, if it does not run.
+    ///
+    /// # Errors
+    /// Those of a database that cannot be opened.
+    pub async fn start(&mut self, replica: usize) -> Result<()> {
+        if self.replicas[replica].store.is_some() {
+            return Ok(());
+        }
+        let weather = self.replicas[replica].weather.clone();
+        let mut metadata = Transactions::new(self.metadata(0).await?, weather.clone());
+        match self.setup.plant {
+            Some(Plant::NoLeases) => metadata = metadata.collecting_with(self.metadata(24 * HOUR).await?),
+            Some(Plant::NoHorizon) => metadata = metadata.without_horizon(),
+            Some(Plant::NoFsync) | None => {}
+        }
+        let packs = Failing::new(Arc::new(self.disk.clone()), weather, self.setup.tears);
+        self.replicas[replica].store = Some(Store::new(Arc::new(packs), Arc::new(metadata), options(&self.setup, &self.clock)));
+        Ok(())
+    }
+
+    /// Gives everybody a new, empty database: the old one is lost. All replicas stop.
+    ///
+    /// # Errors
+    /// Those of a database that cannot be opened.
+    pub async fn lose_database(&mut self) -> Result<()> {
+        self.replicas.iter_mut().for_each(|replica| replica.store = None);
+        self.databases += 1;
+        let metadata = self.metadata(0).await?;
+        self.observer = Store::new(Arc::new(self.disk.clone()), metadata, options(&self.setup, &self.clock));
+        Ok(())
+    }
+
+    /// Moves the clock, forward or back.
+    pub fn jump(&self, milliseconds: i64) {
+        if milliseconds >= 0 {
+            self.clock.fetch_add(milliseconds.unsigned_abs(), Ordering::SeqCst);
+        } else {
+            self.clock.fetch_sub(milliseconds.unsigned_abs(), Ordering::SeqCst);
+        }
+    }
+
+    /// Sets what every replica meets.
+    pub fn weather(&self, rate: f64, full: bool) {
+        self.replicas.iter().for_each(|replica| replica.weather.set(rate, full));
+    }
+}
+
+fn options(setup: &Setup, clock: &Arc<AtomicU64>) -> Options {
+    Options { lease: LEASE, pack_bytes: setup.pack_bytes, clock: ticking(clock, 0), ..Options::default() }
+}
