@@ -23,7 +23,6 @@ use crate::Store;
 use crate::error::Result;
 use crate::metadata::GcTrigger;
 use pfr_schema::api::GcReport;
-pub(crate) use copy::{Fault as CopyFault, Target as CopyTarget};
 use run::Run;
 use std::time::Duration;
 
