@@ -426,10 +426,7 @@ async fn a_dry_run_changes_nothing_and_says_what_a_real_one_does() {
     assert!(rig.store.metadata().gc_runs(None, 1).await.unwrap().rows.is_empty());
     let done = rig.gc().await;
     assert!(planned.dry_run && planned.released > 0 && planned.unclaimed > 0);
-    assert_eq!(
-        (planned.released, planned.unclaimed, planned.freed_bytes),
-        (done.released, done.unclaimed, done.freed_bytes)
-    );
+    assert_eq!((planned.released, planned.unclaimed, planned.freed_bytes), (done.released, done.unclaimed, done.freed_bytes));
 }
 
 #[tokio::test]
@@ -457,7 +454,8 @@ async fn eviction_takes_the_least_recently_used_and_leaves_what_is_pinned() {
     let digest = |i: usize| snapshots[i].manifest.digest;
     let there = || async {
         let rows = rig.store.snapshots(&repository(), None, 10).await;
-        rows.map(|page| (0..4).filter(|i| page.rows.iter().any(|r| r.digest == digest(*i))).collect()).unwrap_or_else(|_| Vec::<usize>::new())
+        rows.map(|page| (0..4).filter(|i| page.rows.iter().any(|r| r.digest == digest(*i))).collect())
+            .unwrap_or_else(|_| Vec::<usize>::new())
     };
     let one = rig.store.metadata().disk_bytes().await.unwrap() / 4;
     // The oldest was used again, the second oldest is pinned: the third is the first to go.

@@ -1,11 +1,11 @@
 //! Endpoints of collection.
 
 use super::Remote;
+use super::read::page;
+use super::send::PROOF_TIMEOUT;
 use crate::error::Result;
 use pfr_schema::api;
 use reqwest::Method;
-use super::read::page;
-use super::send::PROOF_TIMEOUT;
 
 impl Remote {
     /// Starts a collection in the registry; the report has its id. A dry run is answered when it has ended.

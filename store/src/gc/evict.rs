@@ -150,7 +150,7 @@ impl Run<'_> {
     }
 
     /// Deletes a snapshot unless it was pinned, or deleted, since the look.
-    async fn delete_if_unpinned(&self, kept: &Kept) -> Result<bool> {
+    async fn delete_if_unpinned(&mut self, kept: &Kept) -> Result<bool> {
         let name = (kept.repository.clone(), kept.digest);
         if !self.store.metadata.evictable(ALL).await?.contains(&name) {
             return Ok(false);
