@@ -72,8 +72,13 @@ fn commit_of(manifest: Digest, tag: Option<Tag>) -> Commit {
 
 /// Uploads and commits; returns how many blobs were new.
 async fn push(metadata: &dyn Metadata, numbers: &[u64], name: &str) -> Result<u64> {
+    push_for(LEASE, metadata, numbers, name).await
+}
+
+/// The same, with a lease of its blobs that may end at once.
+async fn push_for(lease: Duration, metadata: &dyn Metadata, numbers: &[u64], name: &str) -> Result<u64> {
     let (frames, manifest) = frames(numbers);
-    let (push, new) = upload(metadata, &frames, LEASE).await?;
+    let (push, new) = upload(metadata, &frames, lease).await?;
     metadata.commit(push, commit_of(manifest, Some(tag(name)))).await?;
     Ok(new)
 }
@@ -166,9 +171,9 @@ async fn two_collections_share_the_garbage_and_delete_each_object_once() {
     let url = pfr_rig::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     for i in 0..30_u64 {
-        push(&*stores[0], &[i, i + 1, 500], "t").await.unwrap();
+        push_for(Duration::ZERO, &*stores[0], &[i, i + 1, 500], "t").await.unwrap();
     }
-    push(&*stores[0], &[500, 501], "kept").await.unwrap();
+    push_for(Duration::ZERO, &*stores[0], &[500, 501], "kept").await.unwrap();
     let before = count(&*stores[0]).await;
     for i in 0..30_u64 {
         stores[0].delete_snapshot(repository(), frames(&[i, i + 1, 500]).1).await.unwrap();
@@ -193,8 +198,8 @@ async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_mo
     // Packs in which one page of a hundred stays.
     for i in 0..4_u64 {
         let numbers: Vec<u64> = (i * 100..i * 100 + 60).collect();
-        push(&*stores[0], &numbers, &format!("old{i}")).await.unwrap();
-        push(&*stores[0], &numbers[..2], &format!("new{i}")).await.unwrap();
+        push_for(Duration::ZERO, &*stores[0], &numbers, &format!("old{i}")).await.unwrap();
+        push_for(Duration::ZERO, &*stores[0], &numbers[..2], &format!("new{i}")).await.unwrap();
         stores[0].delete_snapshot(repository(), frames(&numbers).1).await.unwrap();
     }
     collect_all(&*stores[0], 10_000).await.unwrap();
