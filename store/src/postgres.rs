@@ -18,9 +18,9 @@ mod packs;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame, ObjectId,
-    ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow,
-    Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
+    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
+    TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -87,7 +87,11 @@ fn keys(digests: &[Digest]) -> Vec<Vec<u8>> {
 #[async_trait]
 impl Metadata for PostgresMetadata {
     async fn open_push(&self, push: PushId, repository: RepositoryName, lease: Duration) -> Result<()> {
-        self.database.write((push, repository, lease), |tx, (push, repository, lease)| Box::pin(names::open_push(tx, push, repository, millis(*lease)))).await
+        self.database
+            .write((push, repository, lease), |tx, (push, repository, lease)| {
+                Box::pin(names::open_push(tx, push, repository, millis(*lease)))
+            })
+            .await
     }
 
     async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName> {
@@ -102,12 +106,25 @@ impl Metadata for PostgresMetadata {
         self.database.write((key, lease), |tx, (key, lease)| Box::pin(index::begin_pack(tx, key, millis(*lease)))).await
     }
 
-    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
-        self.database.write((push, pack, sizes, frames, lease), |tx, (push, pack, sizes, frames, lease)| Box::pin(index::finish_pack(tx, push, *pack, *sizes, frames, millis(*lease)))).await
+    async fn finish_pack(
+        &self,
+        push: PushId,
+        pack: PackId,
+        sizes: PackSizes,
+        frames: Vec<NewFrame>,
+        lease: Duration,
+    ) -> Result<PackStored> {
+        self.database
+            .write((push, pack, sizes, frames, lease), |tx, (push, pack, sizes, frames, lease)| {
+                Box::pin(index::finish_pack(tx, push, *pack, *sizes, frames, millis(*lease)))
+            })
+            .await
     }
 
     async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
-        self.database.statements((push, wanted, lease), |tx, (push, wanted, lease)| Box::pin(objects::missing(tx, push, wanted, millis(*lease)))).await
+        self.database
+            .statements((push, wanted, lease), |tx, (push, wanted, lease)| Box::pin(objects::missing(tx, push, wanted, millis(*lease))))
+            .await
     }
 
     async fn locate(&self, digests: Vec<Digest>) -> Result<Vec<Option<Location>>> {
@@ -131,15 +148,27 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn tags(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<TagRow>> {
-        self.database.snapshot((repository, after, limit), |tx, (repository, after, limit)| Box::pin(lists::tags(tx, repository, after.as_deref(), *limit))).await
+        self.database
+            .snapshot((repository, after, limit), |tx, (repository, after, limit)| {
+                Box::pin(lists::tags(tx, repository, after.as_deref(), *limit))
+            })
+            .await
     }
 
     async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()> {
-        self.database.write((repository, snapshot, moves), |tx, (repository, snapshot, moves)| Box::pin(names::put_tags(tx, repository, snapshot, moves))).await
+        self.database
+            .write((repository, snapshot, moves), |tx, (repository, snapshot, moves)| {
+                Box::pin(names::put_tags(tx, repository, snapshot, moves))
+            })
+            .await
     }
 
     async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()> {
-        self.database.write((repository, tag, expected), |tx, (repository, tag, expected)| Box::pin(names::delete_tag(tx, repository, tag, *expected))).await
+        self.database
+            .write((repository, tag, expected), |tx, (repository, tag, expected)| {
+                Box::pin(names::delete_tag(tx, repository, tag, *expected))
+            })
+            .await
     }
 
     async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow> {
@@ -147,7 +176,11 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {
-        self.database.snapshot((repository, after, limit), |tx, (repository, after, limit)| Box::pin(lists::snapshots(tx, repository, after.as_deref(), *limit))).await
+        self.database
+            .snapshot((repository, after, limit), |tx, (repository, after, limit)| {
+                Box::pin(lists::snapshots(tx, repository, after.as_deref(), *limit))
+            })
+            .await
     }
 
     async fn delete_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()> {
@@ -179,7 +212,9 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn drained_packs(&self, horizon: Duration, limit: usize) -> Result<Vec<PackRow>> {
-        self.database.statements((horizon, limit), |tx, (horizon, limit)| Box::pin(packs::drained_packs(tx, millis(*horizon), *limit))).await
+        self.database
+            .statements((horizon, limit), |tx, (horizon, limit)| Box::pin(packs::drained_packs(tx, millis(*horizon), *limit)))
+            .await
     }
 
     async fn forget_packs(&self, packs: Vec<PackId>) -> Result<()> {
@@ -195,7 +230,11 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()> {
-        self.database.write((pack, sizes, moved, lease), |tx, (pack, sizes, moved, lease)| Box::pin(packs::finish_compaction(tx, *pack, *sizes, moved, millis(*lease)))).await
+        self.database
+            .write((pack, sizes, moved, lease), |tx, (pack, sizes, moved, lease)| {
+                Box::pin(packs::finish_compaction(tx, *pack, *sizes, moved, millis(*lease)))
+            })
+            .await
     }
 
     async fn record_gc_run(&self, run: GcRun) -> Result<()> {
@@ -211,7 +250,11 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()> {
-        self.database.write((repository, digest, pinned), |tx, (repository, digest, pinned)| Box::pin(names::pin_snapshot(tx, repository, digest, *pinned))).await
+        self.database
+            .write((repository, digest, pinned), |tx, (repository, digest, pinned)| {
+                Box::pin(names::pin_snapshot(tx, repository, digest, *pinned))
+            })
+            .await
     }
 
     async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
@@ -267,7 +310,11 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn adopt_pack(&self, key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
-        self.database.write((key, sizes, frames, lease), |tx, (key, sizes, frames, lease)| Box::pin(index::adopt_pack(tx, key, *sizes, frames, millis(*lease)))).await
+        self.database
+            .write((key, sizes, frames, lease), |tx, (key, sizes, frames, lease)| {
+                Box::pin(index::adopt_pack(tx, key, *sizes, frames, millis(*lease)))
+            })
+            .await
     }
 
     async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>> {

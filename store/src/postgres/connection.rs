@@ -172,7 +172,8 @@ impl Database {
     /// What became of a transaction whose COMMIT was not answered.
     async fn was_committed(&self, id: &str, started: Instant) -> Outcome<bool> {
         for tries in 1.. {
-            let status = sqlx::query_scalar::<_, Option<String>>("SELECT pg_xact_status($1::text::xid8)").bind(id).fetch_one(&self.pool).await;
+            let status =
+                sqlx::query_scalar::<_, Option<String>>("SELECT pg_xact_status($1::text::xid8)").bind(id).fetch_one(&self.pool).await;
             match status.map_err(Fail::from) {
                 Ok(Some(status)) if status == "committed" => return Ok(true),
                 Ok(Some(status)) if status == "aborted" => return Ok(false),
@@ -209,7 +210,9 @@ async fn migrate(options: &PgConnectOptions) -> Result<()> {
     let result = Migrator::with_migrations(migrations).run_direct(None, &mut connection, false).await;
     let known = MIGRATIONS.len();
     let result = result.map_err(|error| match error {
-        MigrateError::VersionMissing(version) => unusable(format!("its tables have version {version}, this program knows {known}: use a newer one")),
+        MigrateError::VersionMissing(version) => {
+            unusable(format!("its tables have version {version}, this program knows {known}: use a newer one"))
+        }
         other => unusable(format!("its tables cannot be brought up to date: {other}")),
     });
     drop(connection.close().await);
@@ -234,8 +237,7 @@ impl Tx {
         if let Some(now) = self.now {
             return Ok(now);
         }
-        let now: i64 =
-            sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetch_one(self.on()).await?;
+        let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetch_one(self.on()).await?;
         self.now = Some(now);
         Ok(now)
     }
@@ -261,7 +263,11 @@ impl Tx {
     }
 
     /// Like [`Self::execute`], unless there is nothing to write.
-    pub(super) async fn execute_any<T>(&mut self, items: &[T], query: impl FnOnce() -> Query<'static, Postgres, PgArguments> + Send) -> Outcome<u64> {
+    pub(super) async fn execute_any<T>(
+        &mut self,
+        items: &[T],
+        query: impl FnOnce() -> Query<'static, Postgres, PgArguments> + Send,
+    ) -> Outcome<u64> {
         if items.is_empty() { Ok(0) } else { self.execute(query()).await }
     }
 }

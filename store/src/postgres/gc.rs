@@ -60,7 +60,8 @@ struct Sweep {
 
 pub(super) async fn collect(tx: &mut Tx, budget: usize) -> Outcome<Collected> {
     let now = tx.now().await?;
-    let ended = "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
+    let ended =
+        "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
     let sessions = tx.execute(sqlx::query(ended).bind(now)).await?;
     let mut done = Collected { sessions, ..Collected::default() };
     let mut sweep = Sweep { now, free: BTreeSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0 };
@@ -133,7 +134,9 @@ impl Sweep {
     async fn put_back(&self, tx: &mut Tx, objects: Vec<ObjectId>) -> Outcome<()> {
         let now = self.now;
         tx.execute_any(&objects, || {
-            sqlx::query("INSERT INTO suspects (due, object) SELECT $1, id FROM unnest($2::bigint[]) AS u(id)").bind(now).bind(objects.clone())
+            sqlx::query("INSERT INTO suspects (due, object) SELECT $1, id FROM unnest($2::bigint[]) AS u(id)")
+                .bind(now)
+                .bind(objects.clone())
         })
         .await?;
         Ok(())
@@ -170,7 +173,8 @@ impl Sweep {
         let room = room.saturating_sub(doomed.len());
         let released = self.open(tx, &mut containers, room).await?;
         doomed.append(&mut containers);
-        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 AND keep_until <= $2 RETURNING pack, frame_len", doomed).await?;
+        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 AND keep_until <= $2 RETURNING pack, frame_len", doomed)
+            .await?;
         self.release(tx, released).await
     }
 
@@ -259,8 +263,7 @@ impl Sweep {
         if objects.is_empty() {
             return Ok(());
         }
-        let gone: Vec<(PackId, i64)> =
-            sqlx::query_as(statement).bind(objects.clone()).bind(self.now).fetch_all(tx.on()).await?;
+        let gone: Vec<(PackId, i64)> = sqlx::query_as(statement).bind(objects.clone()).bind(self.now).fetch_all(tx.on()).await?;
         tx.wrote(gone.len());
         if gone.len() != objects.len() {
             // They are locked: nothing can have changed.

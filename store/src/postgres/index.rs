@@ -51,8 +51,7 @@ async fn index(tx: &mut Tx, pack: PackId, sizes: PackSizes, frames: &[NewFrame],
 }
 
 pub(super) async fn adopt_pack(tx: &mut Tx, key: &str, sizes: PackSizes, frames: &[NewFrame], lease: i64) -> Outcome<PackStored> {
-    let known: bool =
-        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM packs WHERE key = $1)").bind(key).fetch_one(tx.on()).await?;
+    let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM packs WHERE key = $1)").bind(key).fetch_one(tx.on()).await?;
     if known {
         return Ok(PackStored { new: 0 });
     }
@@ -268,8 +267,10 @@ pub(super) async fn lose(tx: &mut Tx, lost: impl IntoIterator<Item = (PackId, u6
 
 /// Holds a pack that is being written: from here on collection cannot give it up.
 pub(super) async fn hold(tx: &mut Tx, pack: PackId) -> Outcome<()> {
-    let writing: Option<PackId> =
-        sqlx::query_scalar("SELECT id FROM packs WHERE id = $1 AND state = 'writing' FOR KEY SHARE").bind(pack).fetch_optional(tx.on()).await?;
+    let writing: Option<PackId> = sqlx::query_scalar("SELECT id FROM packs WHERE id = $1 AND state = 'writing' FOR KEY SHARE")
+        .bind(pack)
+        .fetch_optional(tx.on())
+        .await?;
     if writing.is_some() { Ok(()) } else { Err(Error::PackLost(pack.to_string()).into()) }
 }
 
@@ -277,11 +278,13 @@ pub(super) async fn hold(tx: &mut Tx, pack: PackId) -> Outcome<()> {
 pub(super) async fn go_live(tx: &mut Tx, pack: PackId, sizes: PackSizes, live_bytes: u64, until: i64) -> Outcome<()> {
     let updated = tx
         .execute(
-            sqlx::query("UPDATE packs SET state = 'live', bytes = $1, frame_bytes = $2, live_bytes = $3 WHERE id = $4 AND state = 'writing'")
-                .bind(int(sizes.bytes))
-                .bind(int(sizes.frame_bytes))
-                .bind(int(live_bytes))
-                .bind(pack),
+            sqlx::query(
+                "UPDATE packs SET state = 'live', bytes = $1, frame_bytes = $2, live_bytes = $3 WHERE id = $4 AND state = 'writing'",
+            )
+            .bind(int(sizes.bytes))
+            .bind(int(sizes.frame_bytes))
+            .bind(int(live_bytes))
+            .bind(pack),
         )
         .await?;
     if updated != 1 {

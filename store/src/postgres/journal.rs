@@ -83,7 +83,12 @@ pub(super) async fn names(tx: &mut Tx) -> Outcome<(u64, Vec<Record>)> {
         });
     }
     for (repository, tag, manifest, at) in tags {
-        records.push(Record::Tag { repository: repository.parse()?, tag: tag.parse()?, manifest: Digest::from_key(&manifest)?, at: uint(at) });
+        records.push(Record::Tag {
+            repository: repository.parse()?,
+            tag: tag.parse()?,
+            manifest: Digest::from_key(&manifest)?,
+            at: uint(at),
+        });
     }
     Ok((last, records))
 }

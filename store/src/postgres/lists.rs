@@ -60,10 +60,11 @@ async fn snapshot_rows(tx: &mut Tx, manifests: &[i64]) -> Outcome<Vec<SnapshotRo
         tags.entry(manifest).or_default().push(name.parse()?);
     }
     let mut parents: HashMap<i64, Vec<Digest>> = HashMap::new();
-    let rows: Vec<(i64, Vec<u8>)> = sqlx::query_as("SELECT manifest, digest FROM parents WHERE manifest = ANY($1) ORDER BY manifest, position")
-        .bind(manifests.to_vec())
-        .fetch_all(tx.on())
-        .await?;
+    let rows: Vec<(i64, Vec<u8>)> =
+        sqlx::query_as("SELECT manifest, digest FROM parents WHERE manifest = ANY($1) ORDER BY manifest, position")
+            .bind(manifests.to_vec())
+            .fetch_all(tx.on())
+            .await?;
     for (manifest, key) in rows {
         parents.entry(manifest).or_default().push(Digest::from_key(&key)?);
     }

@@ -219,11 +219,12 @@ async fn repository_id(tx: &mut Tx, repository: &RepositoryName) -> Outcome<Opti
 
 /// The id of a repository that holds something; a push session alone does not make one visible.
 pub(super) async fn visible(tx: &mut Tx, repository: &RepositoryName) -> Outcome<i64> {
-    let id: Option<i64> =
-        sqlx::query_scalar("SELECT id FROM repositories r WHERE name = $1 AND EXISTS (SELECT 1 FROM manifests m WHERE m.repository = r.id)")
-            .bind(repository.as_str())
-            .fetch_optional(tx.on())
-            .await?;
+    let id: Option<i64> = sqlx::query_scalar(
+        "SELECT id FROM repositories r WHERE name = $1 AND EXISTS (SELECT 1 FROM manifests m WHERE m.repository = r.id)",
+    )
+    .bind(repository.as_str())
+    .fetch_optional(tx.on())
+    .await?;
     Ok(id.ok_or_else(|| Error::RepositoryUnknown(repository.clone()))?)
 }
 
@@ -256,12 +257,11 @@ async fn lock_with_targets(tx: &mut Tx, repository: i64, object: ObjectId, moves
     let objects: Vec<ObjectId> = seen.values().map(|t| t.object).chain([object]).collect();
     lock(tx, &objects).await?;
     let names: Vec<String> = tags.iter().map(|tag| tag.as_str().to_owned()).collect();
-    let locked: Vec<String> =
-        sqlx::query_scalar("SELECT name FROM tags WHERE repository = $1 AND name = ANY($2) ORDER BY name FOR UPDATE")
-            .bind(repository)
-            .bind(names)
-            .fetch_all(tx.on())
-            .await?;
+    let locked: Vec<String> = sqlx::query_scalar("SELECT name FROM tags WHERE repository = $1 AND name = ANY($2) ORDER BY name FOR UPDATE")
+        .bind(repository)
+        .bind(names)
+        .fetch_all(tx.on())
+        .await?;
     let now = targets(tx, repository, &tags).await?;
     if now.len() != locked.len() || now.values().any(|target| !objects.contains(&target.object)) {
         return Err(Fail::Again);

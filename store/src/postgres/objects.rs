@@ -104,7 +104,15 @@ fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Re
         None if kind.is_container() => return Err(Error::Internal(format!("the children of object {id} are not recorded"))),
         None => Vec::new(),
     };
-    Ok(ObjectRow { id, digest: Digest::from_key(&digest)?, kind, size: uint(size), frame_len: uint(frame_len), refs: uint(refs), children: ids })
+    Ok(ObjectRow {
+        id,
+        digest: Digest::from_key(&digest)?,
+        kind,
+        size: uint(size),
+        frame_len: uint(frame_len),
+        refs: uint(refs),
+        children: ids,
+    })
 }
 
 pub(super) async fn find(tx: &mut Tx, digests: &[Digest]) -> Outcome<Vec<Option<ObjectRow>>> {

@@ -60,7 +60,8 @@ pub(super) async fn drained_packs(tx: &mut Tx, horizon: i64, limit: usize) -> Ou
 }
 
 pub(super) async fn forget_packs(tx: &mut Tx, packs: &[PackId]) -> Outcome<()> {
-    let delete = "DELETE FROM packs WHERE id = ANY(ARRAY(SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR UPDATE)) AND state = 'draining'";
+    let delete =
+        "DELETE FROM packs WHERE id = ANY(ARRAY(SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR UPDATE)) AND state = 'draining'";
     tx.execute_any(packs, || sqlx::query(delete).bind(packs.to_vec())).await?;
     Ok(())
 }
@@ -91,7 +92,9 @@ pub(super) async fn pack_contents(tx: &mut Tx, pack: PackId) -> Outcome<Vec<Pack
             .fetch_all(tx.on())
             .await?;
     rows.into_iter()
-        .map(|(object, key, offset, len)| Ok(Packed { object, digest: Digest::from_key(&key)?, offset: uint(offset), frame_len: uint(len) }))
+        .map(|(object, key, offset, len)| {
+            Ok(Packed { object, digest: Digest::from_key(&key)?, offset: uint(offset), frame_len: uint(len) })
+        })
         .collect()
 }
 

@@ -66,7 +66,12 @@ impl Cluster {
             init.arg("--no-sync");
         }
         let made = init.current_dir(&dir).stdin(Stdio::null()).output().unwrap();
-        assert!(made.status.success(), "initdb failed:\n{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
+        assert!(
+            made.status.success(),
+            "initdb failed:\n{}{}",
+            String::from_utf8_lossy(&made.stdout),
+            String::from_utf8_lossy(&made.stderr)
+        );
         for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let server = spawn(&bin, &dir, port, durability);
@@ -110,7 +115,10 @@ impl Cluster {
         let children = format!("/proc/{0}/task/{0}/children", self.server.id());
         let children = std::fs::read_to_string(children).unwrap_or_default();
         drop(self.server.kill());
-        children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
+        children
+            .split_whitespace()
+            .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+            .for_each(|pid| kill_process(pid, Signal::KILL).unwrap_or(()));
         self.server.wait().unwrap();
         drop(std::fs::remove_file(self.dir.join("data/postmaster.pid")));
     }
@@ -153,7 +161,8 @@ impl Cluster {
             let mut ask = Command::new(self.bin.join("pg_isready"));
             ask.args(["--quiet", "--host=127.0.0.1", "--username=postgres", "--dbname=postgres"]).arg(format!("--port={}", self.port));
             // Another process may hold the port: ours has a lock file that says it is ready.
-            let ours = std::fs::read_to_string(self.dir.join("data/postmaster.pid")).is_ok_and(|file| file.lines().nth(7).is_some_and(|l| l.trim() == "ready"));
+            let ours = std::fs::read_to_string(self.dir.join("data/postmaster.pid"))
+                .is_ok_and(|file| file.lines().nth(7).is_some_and(|l| l.trim() == "ready"));
             if ours && ask.status().unwrap().success() {
                 return true;
             }
@@ -268,7 +277,8 @@ fn unprivileged(program: &Path) -> Command {
 /// Where the server's binaries lie.
 fn binaries() -> PathBuf {
     let complete = |dir: &Path| ["initdb", "postgres", "psql", "pg_isready"].iter().all(|name| dir.join(name).exists());
-    let mut places: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|e| e.path().join("bin")).collect();
+    let mut places: Vec<PathBuf> =
+        std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|e| e.path().join("bin")).collect();
     // The newest first.
     places.sort_by_key(|path| std::cmp::Reverse(path.parent().and_then(|p| p.file_name()?.to_str()?.parse::<u32>().ok())));
     places.extend(std::env::var_os("PATH").iter().flat_map(std::env::split_paths));
@@ -286,4 +296,10 @@ pub fn empty(url: &str, kept: &str) {
          FROM pg_tables WHERE schemaname = 'public' AND tablename <> '{kept}'); END $$"
     );
     drop(psql(&binaries(), url, &statement));
+}
+
+/// Ends every session of a database, whatever it is doing.
+pub fn cut_connections(url: &str) {
+    let statement = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    drop(psql(&binaries(), url, statement));
 }
