@@ -48,7 +48,8 @@ fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
     if !config.storage.is_empty() {
         return pfr_store::storage::open(&config.storage, &StorageOptions::from_env());
     }
-    let dir = std::path::absolute(config.data.join("packs")).map_err(|e| Error::Unavailable { what: "directory", reason: e.to_string() })?;
+    let dir =
+        std::path::absolute(config.data.join("packs")).map_err(|e| Error::Unavailable { what: "directory", reason: e.to_string() })?;
     pfr_store::storage::open_dir(&dir)
 }
 
@@ -68,8 +69,14 @@ async fn probe(storage: &Storage) -> Result<()> {
     macro_rules! line {
         ($level:ident, $words:literal) => {
             tracing::$level!(
-                storage = storage.url(), write = true, read = true, list = seen.list, delete = seen.delete,
-                create_if_absent = seen.create_if_absent, signed_urls = storage.can_sign(), $words
+                storage = storage.url(),
+                write = true,
+                read = true,
+                list = seen.list,
+                delete = seen.delete,
+                create_if_absent = seen.create_if_absent,
+                signed_urls = storage.can_sign(),
+                $words
             )
         };
     }

@@ -63,7 +63,7 @@ enum Trouble {
 
 impl Remote {
     /// The stream that `digests` were asked for, from where the registry says.
-    pub(super) fn from_locations(&self, locations: api::FrameLocations, digests: &[Digest]) -> Result<BoxFrames> {
+    pub(super) fn fetch_located(&self, locations: api::FrameLocations, digests: &[Digest]) -> Result<BoxFrames> {
         let named = locations.extents.iter().flat_map(|extent| &extent.digests);
         if !named.eq(digests) {
             return Err(self.protocol("it located other frames than were asked for".into()));

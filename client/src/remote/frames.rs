@@ -39,7 +39,7 @@ impl Remote {
         let response = self.request(|| build().header(ACCEPT, accept)).await?;
         if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(media_type::FRAME_LOCATIONS.as_bytes())) {
             let locations = self.parse(&self.read(response, LOCATIONS).await?)?;
-            return self.from_locations(locations, &request.digests);
+            return self.fetch_located(locations, &request.digests);
         }
         let incoming = Incoming { remote: self.clone(), response, held: BytesMut::new(), ended: None };
         let pieces = stream::try_unfold(incoming, |mut incoming| async move { Ok(incoming.next().await?.map(|piece| (piece, incoming))) });

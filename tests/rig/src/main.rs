@@ -1,6 +1,7 @@
 //! `pf-rig run -- COMMAND…`: runs a command with servers to test against, named in its environment, and tears them down when it ends.
 
 use pfr_rig::postgres::{self, Cluster, Durability};
+use pfr_rig::s3::{self, Server};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 use tokio::process::Command;
@@ -8,8 +9,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 const USAGE: &str = "usage: pf-rig run -- COMMAND [ARGUMENT…]
 
-Starts PostgreSQL in a temporary directory on loopback, names it in PF_TEST_POSTGRES, runs the command, stops the server
-and ends as the command did.";
+Starts PostgreSQL and an S3 server in temporary directories on loopback, names them in PF_TEST_POSTGRES and PF_TEST_S3, runs the
+command, stops the servers and ends as the command did.";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -19,9 +20,9 @@ async fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    let cluster = Cluster::start_with(Durability::Fast);
+    let (cluster, bucket) = (Cluster::start_with(Durability::Fast), Server::start());
     let mut command = Command::new(&program);
-    command.args(arguments).env(postgres::VARIABLE, cluster.url("postgres"));
+    command.args(arguments).env(postgres::VARIABLE, cluster.url("postgres")).env(s3::VARIABLE, bucket.variable());
     let code = match run(command).await {
         Ok(code) => code,
         Err(error) => {
@@ -29,7 +30,7 @@ async fn main() -> ExitCode {
             127
         }
     };
-    drop(cluster);
+    drop((cluster, bucket));
     ExitCode::from(code)
 }
 

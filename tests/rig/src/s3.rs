@@ -4,11 +4,11 @@
 //! a kill, and refuses parts that S3 refuses. It is up after about three seconds, so one serves a whole test run: `pf-rig run` puts
 //! [`VARIABLE`] into the environment, and [`Server::shared`] finds it there.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -150,9 +150,8 @@ impl Server {
     /// A fresh bucket; its name.
     #[must_use]
     pub fn bucket(&self) -> String {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_millis();
-        let name = format!("t{now}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        // Random, for all processes of a run share the server; by the keys of the standard hasher, which need no dependency.
+        let name = format!("t{:016x}", RandomState::new().build_hasher().finish());
         let made = status(self.filer, "POST", &format!("/buckets/{name}/"));
         assert_eq!(made, Some(201), "the S3 server does not make a bucket");
         name

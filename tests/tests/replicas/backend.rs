@@ -1,6 +1,6 @@
 //! Where a registry's store lives.
 
-use pfr_rig::s3;
+use pfr_rig::{postgres, s3};
 use pfr_tests::{Registry, files};
 use std::path::Path;
 use tempfile::TempDir;
@@ -9,6 +9,7 @@ use tempfile::TempDir;
 #[derive(Clone, Copy, Debug)]
 pub enum Database {
     Sqlite,
+    Postgres,
 }
 
 /// Where packs are.
@@ -33,6 +34,10 @@ impl Backend {
         let mut options = Vec::new();
         let data = match database {
             Database::Sqlite => true,
+            Database::Postgres => {
+                options.extend(["--database".to_owned(), postgres::database()]);
+                false
+            }
         };
         let storage = match packs {
             Packs::Directory => format!("file://{}", directory.path().join("packs").display()),

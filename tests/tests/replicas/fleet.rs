@@ -5,7 +5,7 @@ use pfr_tests::{Pf, Registry, Shape, SnapshotDir, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use std::time::Duration;
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 2;
 const HOSTS: usize = 6;
 
 /// Whether the registry has begun to take in what a push sends.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, reason = "a test that cannot go on should stop and say where")]
 
 mod backend;
+mod fleet;
 mod matrix;
 mod outage;
 mod redirects;

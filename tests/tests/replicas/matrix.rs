@@ -42,3 +42,13 @@ fn sqlite_and_a_directory() {
 fn sqlite_and_a_bucket() {
     everyday_use(Database::Sqlite, Packs::Bucket);
 }
+
+#[test]
+fn postgres_and_a_directory() {
+    everyday_use(Database::Postgres, Packs::Directory);
+}
+
+#[test]
+fn postgres_and_a_bucket() {
+    everyday_use(Database::Postgres, Packs::Bucket);
+}

@@ -19,10 +19,18 @@ fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed
     let first = SnapshotDir::write(&pf.path("first"), Shape::SMALL, &(0..300).collect::<Vec<_>>());
     pf.run(&["push", first.arg(), "a:first"]).ok();
     for (round, kill) in [false, true].into_iter().enumerate() {
-        if kill { s3.kill9() } else { s3.stop() }
+        if kill {
+            s3.kill9()
+        } else {
+            s3.stop()
+        }
         let before = unavailable(&registry);
         let out = pf.path(&format!("out-{round}"));
-        let new = SnapshotDir::write(&pf.path(&format!("new-{round}")), Shape::SMALL, &(0..300).map(|n| 1000 + n + n * round as u64).collect::<Vec<_>>());
+        let new = SnapshotDir::write(
+            &pf.path(&format!("new-{round}")),
+            Shape::SMALL,
+            &(0..300).map(|n| 1000 + n + n * round as u64).collect::<Vec<_>>(),
+        );
         let tag = format!("a:new-{round}");
         let pull = pf.command(&["pull", "a:first", out.to_str().unwrap()]).spawn().unwrap();
         let push = pf.command(&["push", new.arg(), &tag]).spawn().unwrap();
