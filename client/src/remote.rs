@@ -9,6 +9,7 @@
 
 pub(crate) mod backoff;
 mod frames;
+mod integrity;
 mod names;
 mod pushes;
 mod read;

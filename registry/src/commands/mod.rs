@@ -1,7 +1,11 @@
 //! The commands of `pf-registry`, one file each.
 
+mod fsck;
 mod gc;
+mod rebuild;
+mod scrub;
 mod serve;
+mod tool;
 
 use clap::{Args, Subcommand};
 use pfr_registry::config::{Config, Overrides};
@@ -15,6 +19,12 @@ pub(crate) enum Command {
     Serve(Settings),
     /// Collects garbage, once. May run beside a registry that serves the same store.
     Gc(gc::Gc),
+    /// Reads every pack and names what is damaged. May run beside a registry that serves the same store.
+    Scrub(scrub::Scrub),
+    /// Compares the tables with what the containers say. Let nothing else write to the store meanwhile if counts are to be corrected.
+    Fsck(fsck::Fsck),
+    /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use the store meanwhile.
+    Rebuild(rebuild::Rebuild),
 }
 
 /// Where the settings come from: the same for every command, so that all of them mean the same store.
@@ -42,6 +52,9 @@ impl Command {
         match self {
             Self::Serve(settings) => serve::run(settings.load()?),
             Self::Gc(args) => gc::run(args),
+            Self::Scrub(args) => scrub::run(args),
+            Self::Fsck(args) => fsck::run(args),
+            Self::Rebuild(args) => rebuild::run(args),
         }
     }
 }

@@ -12,6 +12,7 @@ mod matching;
 mod names;
 pub mod pull;
 pub mod push;
+mod scrub;
 pub mod stats;
 mod verify;
 
@@ -36,6 +37,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Fork(args) => names::fork(context, args).await,
         Command::Stats(args) => stats::run(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Scrub(args) => scrub::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
         Command::Restore(args) => capture::restore(context, args).await,
