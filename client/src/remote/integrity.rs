@@ -6,7 +6,7 @@ use crate::error::Result;
 use pfr_schema::api;
 
 /// Bytes of a report: it may name very many blobs.
-const REPORT: u64 = 256 << 20;
+const REPORT: usize = 256 << 20;
 
 impl Remote {
     /// Has the registry read its packs; takes as long as that takes.
