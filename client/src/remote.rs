@@ -11,6 +11,7 @@ pub(crate) mod backoff;
 mod direct;
 mod frames;
 mod gc;
+mod integrity;
 mod names;
 mod pushes;
 mod read;

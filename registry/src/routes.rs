@@ -3,7 +3,7 @@
 //! `/` and `/v2` are free: the user interface and the OCI distribution API go there.
 
 use crate::app::App;
-use crate::handlers::{forks, frames, gc, health, inspect, pushes, repositories, snapshots, stats, tags};
+use crate::handlers::{forks, frames, gc, health, inspect, integrity, pushes, repositories, snapshots, stats, tags};
 use crate::http::request;
 use crate::mirror::{Upstream, through};
 use axum::Router;
@@ -53,6 +53,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(stats::of_repository))
         .routes(routes!(gc::start, gc::list))
         .routes(routes!(gc::get))
+        .routes(routes!(integrity::scrub))
+        .routes(routes!(integrity::damaged))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
@@ -133,6 +135,8 @@ pub(crate) mod failures {
         Fetching = [ANY, NAMED, BODY, &[RepositoryUnknown, BlobUnknown]];
         /// Collections.
         Collecting = [ANY, BODY, &[StorageFull]];
+        /// Checks of the whole store.
+        Checking = [ANY, &[StorageFull]];
         /// Reads about collections.
         Collected = [ANY, &[NotFound]];
         /// Changes of names.

@@ -57,6 +57,12 @@ pub enum Error {
     /// A tool's work on the store failed.
     #[error(transparent)]
     Work(pfr_store::Error),
+    /// A tool found something wrong with the store; its report says what.
+    #[error("{0}")]
+    Found(String),
+    /// Another registry that was to help does not.
+    #[error("the other registry: {0}")]
+    OtherRegistry(String),
     /// The process cannot be set up.
     #[error("cannot set up the process: {0}")]
     Runtime(std::io::Error),
@@ -73,6 +79,8 @@ impl Error {
             Self::Settings(_) | Self::Listen { .. } => 1,
             Self::Store(error) | Self::Work(error) => error.code().exit_code(),
             Self::Mirror(error) => error.code().exit_code(),
+            Self::Found(_) => 4,
+            Self::OtherRegistry(_) => 7,
             Self::Runtime(_) | Self::Metrics(_) => 70,
         }
     }

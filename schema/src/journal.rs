@@ -146,6 +146,7 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn journal() -> Journal {
         let (repository, tag): (RepositoryName, Tag) = ("team/agent".parse().expect("a name"), "main".parse().expect("a tag"));
@@ -166,6 +167,53 @@ mod tests {
             Record::Delete { repository, manifest },
         ];
         Journal::changes(changes.into_iter().zip(17..).map(|(change, seq)| Numbered { seq, change }).collect())
+    }
+
+    fn record() -> impl Strategy<Value = Record> {
+        let repository = "[a-z]{1,8}(/[a-z0-9]{1,8})?".prop_map(|name| name.parse::<RepositoryName>().expect("a name"));
+        let tag = "[a-z0-9_]{1,12}".prop_map(|tag| tag.parse::<Tag>().expect("a tag"));
+        let digest = any::<u64>().prop_map(|n| Digest::sha256(&n.to_le_bytes()));
+        let digests = proptest::collection::vec(digest.clone(), 0..4);
+        let optional = (proptest::option::of("\\PC{0,12}"), proptest::option::of(digest.clone()));
+        prop_oneof![
+            (repository.clone(), digest.clone(), digests, optional, any::<u64>(), any::<u64>()).prop_map(
+                |(repository, manifest, parents, (artifact_type, subject), at, new_bytes)| {
+                    Record::Snapshot { repository, manifest, parents, artifact_type, subject, at, new_bytes }
+                }
+            ),
+            (repository.clone(), tag.clone(), digest.clone(), any::<u64>())
+                .prop_map(|(repository, tag, manifest, at)| Record::Tag { repository, tag, manifest, at }),
+            (repository.clone(), tag).prop_map(|(repository, tag)| Record::Untag { repository, tag }),
+            (repository, digest).prop_map(|(repository, manifest)| Record::Delete { repository, manifest }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_records_read_back(records in proptest::collection::vec((1..5_u64, record()), 0..20), checkpoint in any::<bool>()) {
+            let limits = Limits::default();
+            let mut seq = 0;
+            let numbered: Vec<Numbered> = records
+                .into_iter()
+                .map(|(step, change)| {
+                    seq += step;
+                    Numbered { seq, change }
+                })
+                .collect();
+            let journal = if checkpoint {
+                Journal::checkpoint(seq, numbered.into_iter().map(|n| n.change).collect())
+            } else {
+                Journal::changes(numbered)
+            };
+            let (key, bytes) = journal.to_object();
+            prop_assert_eq!(Journal::parse(&key, &bytes, &limits).expect("just written"), journal);
+        }
+
+        #[test]
+        fn any_bytes_are_taken_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let key = format!("journal/1-{}.json", Digest::sha256(&bytes).hex());
+            prop_assert!(Journal::parse(&key, &bytes, &Limits::default()).is_err());
+        }
     }
 
     #[test]

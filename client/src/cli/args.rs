@@ -101,6 +101,8 @@ pub enum Command {
     Pin(Pin),
     /// Prove a snapshot whole: every byte read and hashed
     Verify(Verify),
+    /// Check every stored byte, and name what is damaged
+    Scrub(Scrub),
     /// List the engines whose state this host's capture agent can take and restore
     Engines(AgentAt),
     /// Capture a sequence of a running engine
@@ -495,6 +497,17 @@ pub struct Verify {
     pub reference: Option<Reference>,
     #[command(flatten)]
     pub at: Where,
+}
+
+/// Arguments of `scrub`.
+#[derive(Debug, clap::Args)]
+pub struct Scrub {
+    /// Have the registry check what it stores, not the local store
+    #[arg(long)]
+    pub remote: bool,
+    /// Decode and hash every blob, and not only compare checksums
+    #[arg(long)]
+    pub full: bool,
 }
 
 /// Arguments of `completions`.

@@ -1,8 +1,12 @@
 //! The commands of `pf-registry`, one file each.
 
+mod fsck;
 mod gc;
 mod mirror;
+mod rebuild;
+mod scrub;
 mod serve;
+mod tool;
 
 use clap::{Args, Subcommand};
 use pfr_registry::config::{Config, Overrides};
@@ -18,6 +22,12 @@ pub(crate) enum Command {
     Gc(gc::Gc),
     /// Copies snapshots and tags from one registry to another, or between a registry and the own store.
     Mirror(Box<mirror::Mirror>),
+    /// Reads every pack and names what is damaged. May run beside a registry that serves the same store.
+    Scrub(scrub::Scrub),
+    /// Compares the tables with what the containers say. Let nothing else write to the store meanwhile if counts are to be corrected.
+    Fsck(fsck::Fsck),
+    /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use the store meanwhile.
+    Rebuild(rebuild::Rebuild),
 }
 
 /// Where the settings come from: the same for every command, so that all of them mean the same store.
@@ -46,6 +56,9 @@ impl Command {
             Self::Serve(settings) => serve::run(settings.load()?),
             Self::Gc(args) => gc::run(args),
             Self::Mirror(arguments) => mirror::run(*arguments),
+            Self::Scrub(args) => scrub::run(args),
+            Self::Fsck(args) => fsck::run(args),
+            Self::Rebuild(args) => rebuild::run(args),
         }
     }
 }

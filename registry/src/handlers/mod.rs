@@ -5,6 +5,7 @@ pub(crate) mod frames;
 pub(crate) mod gc;
 pub(crate) mod health;
 pub(crate) mod inspect;
+pub(crate) mod integrity;
 pub(crate) mod pushes;
 pub(crate) mod repositories;
 pub(crate) mod snapshots;

@@ -13,6 +13,7 @@ mod matching;
 mod names;
 pub mod pull;
 pub mod push;
+mod scrub;
 pub mod stats;
 mod verify;
 
@@ -39,6 +40,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Gc(args) => gc::run(context, args).await,
         Command::Pin(args) => gc::pin(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Scrub(args) => scrub::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
         Command::Restore(args) => capture::restore(context, args).await,

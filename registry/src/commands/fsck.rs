@@ -1,0 +1,39 @@
+//! `pf-registry fsck`.
+
+use super::Settings;
+use super::tool::{lines, on_store, print};
+use clap::Args;
+use pfr_registry::server;
+use pfr_schema::api::FsckReport;
+
+/// Arguments of `fsck`.
+#[derive(Args)]
+pub(crate) struct Fsck {
+    /// Correct counts that are wrong.
+    #[arg(long)]
+    repair: bool,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(super) fn run(args: Fsck) -> Result<(), server::Error> {
+    let config = args.settings.load()?;
+    let report = on_store(&config, async |store| store.fsck(args.repair, &mut |_| ()).await.map_err(server::Error::Work))?;
+    print(&report, args.json, words);
+    if report.wrong == 0 || report.repaired {
+        return Ok(());
+    }
+    Err(server::Error::Found(format!("{} differences between the tables and what they should say", report.wrong)))
+}
+
+fn words(r: &FsckReport) -> String {
+    let repaired = if r.repaired { ", corrected" } else { "" };
+    let named = r.discrepancies.len() as u64;
+    let more = if r.wrong > named { format!("wrong  and {} more\n", r.wrong - named) } else { String::new() };
+    format!("checked  {} objects, {} containers, {} packs: {} wrong{repaired}\n", r.objects, r.containers, r.packs, r.wrong)
+        + &lines("wrong", &r.discrepancies)
+        + &more
+}

@@ -1,0 +1,121 @@
+//! `pf-registry scrub`.
+
+use super::Settings;
+use super::tool::{lines, on_store, print};
+use clap::Args;
+use pfr_client::{Remote, RemoteOptions};
+use pfr_registry::server;
+use pfr_schema::api::{DamagedBlob, ScrubReport};
+use pfr_schema::{Digest, Kind, RepositoryName};
+use pfr_store::{ScrubOptions, Store};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Digests asked of the other registry at a time.
+const BATCH: usize = 1000;
+
+/// Arguments of `scrub`.
+#[derive(Args)]
+pub(crate) struct Scrub {
+    /// Decode and hash every blob, and not only compare checksums.
+    #[arg(long)]
+    full: bool,
+    /// Bytes read a second at most.
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<u64>,
+    /// Another registry that has the same snapshots: what is damaged is fetched from it.
+    #[arg(long, value_name = "URL")]
+    heal_from: Option<String>,
+    /// Token for that registry.
+    #[arg(long, value_name = "TOKEN", env = "PF_REGISTRY_HEAL_TOKEN", hide_env_values = true, requires = "heal_from")]
+    heal_token: Option<String>,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
+    let config = args.settings.load()?;
+    let mirror = args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
+    let mirror = mirror.transpose().map_err(|e| server::Error::OtherRegistry(e.to_string()))?;
+    let options = ScrubOptions { full: args.full, bytes_per_second: args.rate };
+    let report = on_store(&config, async |store| {
+        let mut report = store.scrub(&options, &mut |_| ()).await.map_err(server::Error::Work)?;
+        if let Some(mirror) = &mirror
+            && !report.damaged.is_empty()
+        {
+            report.healed = heal(&store, mirror, &report.damaged).await?;
+            report.damaged = store.damaged().await.map_err(server::Error::Work)?;
+        }
+        Ok(report)
+    })?;
+    print(&report, args.json, words);
+    if report.damaged.is_empty() && report.bad_packs.is_empty() {
+        return Ok(());
+    }
+    Err(server::Error::Found(format!("{} damaged blobs, {} bad packs", report.damaged.len(), report.bad_packs.len())))
+}
+
+/// Fetches what is damaged, repository by repository; what one does not have, another may.
+async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<u64, server::Error> {
+    let kinds = kinds(store, damaged).await?;
+    let mut of: BTreeMap<RepositoryName, BTreeSet<(Kind, Digest)>> = BTreeMap::new();
+    for blob in damaged {
+        let names = blob.snapshots.iter().filter_map(|name| name.split_once('@')?.0.parse::<RepositoryName>().ok());
+        for repository in names {
+            // In order of kinds: children before the containers that list them.
+            of.entry(repository).or_default().insert((kinds.get(&blob.digest).copied().unwrap_or(Kind::Blob), blob.digest));
+        }
+    }
+    let mut healed = 0;
+    for (repository, wanted) in of {
+        let wanted: Vec<Digest> = wanted.into_iter().map(|(_, digest)| digest).collect();
+        for batch in wanted.chunks(BATCH) {
+            healed += fetch(store, mirror, &repository, batch).await?;
+        }
+    }
+    store.reassess().await.map_err(server::Error::Work)?;
+    Ok(healed)
+}
+
+async fn kinds(store: &Store, damaged: &[DamagedBlob]) -> Result<BTreeMap<Digest, Kind>, server::Error> {
+    let digests = damaged.iter().map(|blob| blob.digest).collect();
+    let rows = store.metadata().find(digests).await.map_err(server::Error::Work)?;
+    Ok(rows.into_iter().flatten().map(|row| (row.digest, row.kind)).collect())
+}
+
+/// Fetches blobs of one repository; if the other registry lacks some, one by one.
+async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<u64, server::Error> {
+    match mirror.frames(repository, digests.to_vec()).await {
+        Ok(frames) => store.heal(repository, digests, frames).await.map_err(server::Error::Work),
+        Err(error) if digests.len() == 1 => {
+            tracing::warn!(%error, %repository, digest = %digests[0], "the other registry does not have it either");
+            Ok(0)
+        }
+        Err(error) if error.code() == pfr_schema::ErrorCode::BlobUnknown => {
+            let mut healed = 0;
+            for digest in digests {
+                healed += Box::pin(fetch(store, mirror, repository, std::slice::from_ref(digest))).await?;
+            }
+            Ok(healed)
+        }
+        Err(error) => Err(server::Error::OtherRegistry(error.to_string())),
+    }
+}
+
+fn words(r: &ScrubReport) -> String {
+    let how = if r.full { "hashed" } else { "compared with checksums" };
+    let damaged: Vec<String> = r
+        .damaged
+        .iter()
+        .map(|blob| {
+            let reached = if blob.snapshots.is_empty() { "no snapshot reaches it".into() } else { blob.snapshots.join(", ") };
+            format!("{}: {}; {reached}", blob.digest, blob.reason)
+        })
+        .collect();
+    let healed = if r.healed > 0 { format!("healed    {} blobs\n", r.healed) } else { String::new() };
+    format!("scrubbed  {} packs, {} frames, {} bytes, {how}\n{healed}", r.packs, r.frames, r.bytes)
+        + &lines("bad pack", &r.bad_packs)
+        + &lines("damaged ", &damaged)
+}

@@ -1,0 +1,25 @@
+//! What the tools for a store share: they open it, work, and say what they found.
+
+use pfr_registry::{Config, server, storage};
+use pfr_store::Store;
+use serde::Serialize;
+use std::io::Write as _;
+
+/// Opens the store that the settings name and runs `work` on it.
+pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Result<T, server::Error>) -> Result<T, server::Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+    runtime.block_on(async { work(storage::open(config).await?).await })
+}
+
+/// Prints a report: as JSON, or in words.
+pub(super) fn print<T: Serialize>(report: &T, json: bool, words: impl FnOnce(&T) -> String) {
+    let text = if json { serde_json::to_string(report).unwrap_or_default() + "\n" } else { words(report) };
+    let mut stdout = std::io::stdout().lock();
+    // A closed standard output is no reason to have failed.
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// One line for each.
+pub(super) fn lines(heading: &str, items: &[String]) -> String {
+    items.iter().map(|item| format!("{heading}  {item}\n")).collect()
+}

@@ -1,0 +1,46 @@
+//! Proof that what is stored is well.
+
+use super::Answer;
+use crate::app::App;
+use crate::http::extract::Asked;
+use crate::routes::failures;
+use axum::Json;
+use axum::extract::State;
+use pfr_schema::api;
+use pfr_store::ScrubOptions;
+use serde::Deserialize;
+
+/// How a scrub runs.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Scrubbing {
+    /// Decode and hash every blob, and not only compare checksums.
+    full: bool,
+    /// Bytes read a second at most.
+    rate: Option<u64>,
+}
+
+/// Reads every pack and names what is damaged
+///
+/// Takes as long as reading the whole store; closing the connection stops it. What is found is quarantined: `/v1/damaged` lists it.
+#[utoipa::path(
+    post, path = "/v1/scrub", operation_id = "scrub", tag = "operations",
+    params(Scrubbing),
+    responses((status = 200, description = "What was read, and what is bad", body = api::ScrubReport), failures::Checking),
+)]
+pub(crate) async fn scrub(State(app): State<App>, Asked(asked): Asked<Scrubbing>) -> Answer<Json<api::ScrubReport>> {
+    let _proof = app.proof()?;
+    let options = ScrubOptions { full: asked.full, bytes_per_second: asked.rate };
+    Ok(Json(app.store.scrub(&options, &mut |_| ()).await?))
+}
+
+/// Lists blobs in quarantine, and the snapshots that reach them
+#[utoipa::path(
+    get, path = "/v1/damaged", operation_id = "damaged", tag = "operations",
+    responses((status = 200, description = "All of them: pushing them again heals them", body = Vec<api::DamagedBlob>), failures::Checking),
+)]
+pub(crate) async fn damaged(State(app): State<App>) -> Answer<Json<Vec<api::DamagedBlob>>> {
+    let _turn = app.documents().await?;
+    Ok(Json(app.store.damaged().await?))
+}
