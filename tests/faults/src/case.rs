@@ -183,7 +183,7 @@ impl History {
             self.world.jump(jump);
         }
         let impatient = self.chance(0.2);
-        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient };
+        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient, torn: !self.debris.is_empty() };
         self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
         let mut running = self.draw(excuses, impatient);
         let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
@@ -417,15 +417,16 @@ impl History {
         let victims: Vec<usize> =
             if power { (0..self.world.replicas.len()).collect() } else { vec![self.random.random_range(0..self.world.replicas.len())] };
         self.log.push(format!("crash of {victims:?}, power {power}"));
+        if power {
+            // Before the processes go: what they were writing is torn.
+            self.counts.power_losses += 1;
+            self.world.disk.power_loss();
+        }
         for one in running.iter_mut().filter(|r| victims.contains(&r.replica) && r.task.is_some()) {
             cut(one, changes);
         }
         for victim in victims {
             self.counts.crashes += u64::from(self.world.replicas[victim].store.take().is_some());
-        }
-        if power {
-            self.counts.power_losses += 1;
-            self.world.disk.power_loss();
         }
     }
 
@@ -478,10 +479,12 @@ impl History {
 
     /// A byte of a pack changes. A scrub finds it; pushing what it hit again heals it.
     async fn rot(&mut self) -> Result<(), String> {
-        let packs: Vec<(String, u64)> = self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
+        let mut packs: Vec<(String, u64)> = self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
         if packs.is_empty() {
             return Ok(());
         }
+        // By name, that is by time: folders are random.
+        packs.sort_by(|a, b| a.0.rsplit('/').next().cmp(&b.0.rsplit('/').next()));
         let (key, len) = &packs[self.random.random_range(0..packs.len())];
         let path = object_store::path::Path::from(key.as_str());
         let (at, bit) = (self.random.random_range(0..usize::try_from(*len).unwrap_or(1)), self.random.random_range(0..8));

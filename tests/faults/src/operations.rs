@@ -64,6 +64,8 @@ pub struct Excuses {
     pub faults: bool,
     /// The clock jumps, or packs go without a horizon.
     pub time: bool,
+    /// A rebuild took in what was good of torn packs.
+    pub torn: bool,
 }
 
 /// How an operation ended.
@@ -161,7 +163,7 @@ impl Operation {
                 let mut ended = Ended::new(None, &answer, false, excuses);
                 match answer {
                     Ok(report) if !report.damaged.is_empty() => ended.violation = Some(format!("damaged: {:?}", report.damaged)),
-                    Ok(report) if !report.bad_packs.is_empty() && !excuses.faults => {
+                    Ok(report) if !report.bad_packs.is_empty() && !excuses.faults && !excuses.torn => {
                         ended.violation = Some(format!("bad packs: {:?}", report.bad_packs));
                     }
                     _ => {}
