@@ -7,7 +7,7 @@
 use crate::check::{self, Library};
 use crate::gate::{self, Gate, Progress, Task};
 use crate::names::{Change, Oracle, Outcome};
-use crate::operations::{Ended, Excuses, Manner, Operation};
+use crate::operations::{self, Ended, Excuses, Manner, Operation};
 use crate::snapshots::Snapshot;
 use crate::world::{HOUR, Plant, Setup, World};
 use pfr_schema::api::TagState;
@@ -37,6 +37,8 @@ pub struct Counts {
     pub power_losses: u64,
     /// Databases lost and rebuilt.
     pub rebuilds: u64,
+    /// Bits flipped, found and healed.
+    pub flipped: u64,
     /// Collections that ran to their end.
     pub collections: u64,
     /// Calls that were made to fail.
@@ -56,6 +58,7 @@ impl Counts {
         self.crashes += other.crashes;
         self.power_losses += other.power_losses;
         self.rebuilds += other.rebuilds;
+        self.flipped += other.flipped;
         self.collections += other.collections;
         self.faults += other.faults;
         self.snapshots += other.snapshots;
@@ -180,7 +183,7 @@ impl History {
             self.world.jump(jump);
         }
         let impatient = self.chance(0.2);
-        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient };
+        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient, torn: !self.debris.is_empty() };
         self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
         let mut running = self.draw(excuses, impatient);
         let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
@@ -191,7 +194,8 @@ impl History {
             self.compare(&changes).await?;
             return self.rebuild().await;
         }
-        self.compare(&changes).await
+        self.compare(&changes).await?;
+        if self.chance(0.04) { self.rot().await } else { Ok(()) }
     }
 
     async fn compare(&mut self, changes: &[(Change, Outcome)]) -> Result<(), String> {
@@ -271,7 +275,8 @@ impl History {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
                     return Operation::Read { snapshot: Arc::clone(snapshot), acknowledged: true };
                 }
-                97..100 => return Operation::Audit,
+                97..99 => return Operation::Audit,
+                99 => return Operation::Scrub(self.chance(0.5)),
                 _ => {}
             }
         }
@@ -412,22 +417,95 @@ impl History {
         let victims: Vec<usize> =
             if power { (0..self.world.replicas.len()).collect() } else { vec![self.random.random_range(0..self.world.replicas.len())] };
         self.log.push(format!("crash of {victims:?}, power {power}"));
+        if power {
+            // Before the processes go: what they were writing is torn.
+            self.counts.power_losses += 1;
+            self.world.disk.power_loss();
+        }
         for one in running.iter_mut().filter(|r| victims.contains(&r.replica) && r.task.is_some()) {
             cut(one, changes);
         }
         for victim in victims {
             self.counts.crashes += u64::from(self.world.replicas[victim].store.take().is_some());
         }
-        if power {
-            self.counts.power_losses += 1;
-            self.world.disk.power_loss();
-        }
     }
 
     // ---- the loss of the database
 
+    /// All replicas die and the database is gone: what was acknowledged comes back from packs and journal, even if the first attempt is killed.
     async fn rebuild(&mut self) -> Result<(), String> {
-        Ok(())
+        let cut_at = self.chance(0.5).then(|| self.random.random_range(0..300_u64));
+        self.log.push(format!("the database is lost; rebuild, a first attempt dies at {cut_at:?}"));
+        let power = self.chance(0.5);
+        self.counts.crashes += self.world.replicas.iter_mut().map(|r| u64::from(r.store.take().is_some())).sum::<u64>();
+        if power {
+            self.world.disk.power_loss();
+        }
+        self.world.weather(0.0, false);
+        self.world.lose_database().await.map_err(|e| e.to_string())?;
+        if let Some(cut_at) = cut_at {
+            self.world.start(0).await.map_err(|e| e.to_string())?;
+            let store = self.world.replicas[0].store.clone();
+            let gate: Arc<Gate> = Arc::default();
+            let mut task: Task<()> = Box::pin(async move {
+                if let Some(store) = store {
+                    drop(store.rebuild(&mut |_| ()).await);
+                }
+            });
+            while gate.steps() < cut_at {
+                gate.open();
+                if matches!(gate::run(&mut task, &gate, Duration::from_secs(20)).await, Progress::Done(())) {
+                    break;
+                }
+            }
+            drop(task);
+            self.counts.cut += 1;
+            self.world.lose_database().await.map_err(|e| e.to_string())?;
+        }
+        let report = self.world.observer.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild: {e}"))?;
+        if !report.lost.is_empty() {
+            return Err(format!("LOST in the rebuild: {:?}", report.lost));
+        }
+        let debris = report.refused.iter().filter_map(|words| words.split(": ").next()).filter(|key| !key.contains(' '));
+        self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
+        let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
+        self.oracle.rebuilt(&seen)?;
+        self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
+        self.counts.rebuilds += 1;
+        check::verified(&self.world.observer, &seen).await
+    }
+
+    // ---- bit rot
+
+    /// A byte of a pack changes. A scrub finds it; pushing what it hit again heals it.
+    async fn rot(&mut self) -> Result<(), String> {
+        let mut packs: Vec<(String, u64)> = self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
+        if packs.is_empty() {
+            return Ok(());
+        }
+        // By name, that is by time: folders are random.
+        packs.sort_by(|a, b| a.0.rsplit('/').next().cmp(&b.0.rsplit('/').next()));
+        let (key, len) = &packs[self.random.random_range(0..packs.len())];
+        let path = object_store::path::Path::from(key.as_str());
+        let (at, bit) = (self.random.random_range(0..usize::try_from(*len).unwrap_or(1)), self.random.random_range(0..8));
+        let Some(bytes) = self.world.disk.bytes(&path) else { return Ok(()) };
+        let mut bytes = bytes.to_vec();
+        bytes[at] ^= 1 << bit;
+        self.world.disk.plant(&path, bytes);
+        self.log.push(format!("bit {bit} of byte {at} of {key} flips"));
+        self.counts.flipped += 1;
+        let options = pfr_store::ScrubOptions { full: true, bytes_per_second: None };
+        let report = self.world.observer.scrub(&options, &mut |_| ()).await.map_err(|e| format!("scrub: {e}"))?;
+        self.log.push(format!("scrub: {} damaged, bad packs {:?}", report.damaged.len(), report.bad_packs));
+        for (name, repository) in self.oracle.names.clone() {
+            for digest in repository.snapshots.keys() {
+                let Some(snapshot) = self.library.get(digest) else { continue };
+                let (answer, _) = operations::push(&self.world.observer, &name, snapshot, None, Manner::Whole).await;
+                answer.map_err(|e| format!("pushing {name}@{digest} again: {e}"))?;
+            }
+        }
+        self.compare(&[]).await?;
+        check::verified(&self.world.observer, &self.oracle.names).await
     }
 
     // ---- the end
@@ -465,6 +543,7 @@ fn words(operation: &Operation) -> String {
         Operation::Change(change) => format!("{change:?}"),
         Operation::Gc(options) => format!("gc batch {} compact {} dry {}", options.batch, options.compact, options.dry_run),
         Operation::Audit => "audit".into(),
+        Operation::Scrub(full) => format!("scrub, full {full}"),
         Operation::Read { snapshot, .. } => format!("read {}", snapshot.digest),
     }
 }

@@ -75,11 +75,6 @@ impl Disk {
         }
     }
 
-    /// Uploads of processes that ended without a power loss: they are never completed and, on a bucket, never visible.
-    pub fn forget_uploads(&self) {
-        self.state.lock().uploads.clear();
-    }
-
     /// Puts bytes under a key, past all rules: what a torn write leaves behind, or a cosmic ray.
     pub fn plant(&self, path: &Path, bytes: Vec<u8>) {
         let _ = self.objects.put(path, PutPayload::from(bytes)).now_or_never();
@@ -116,6 +111,13 @@ impl std::fmt::Display for Disk {
 struct Upload {
     disk: Disk,
     id: u64,
+}
+
+/// Nobody completes the upload of a process that ended.
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.disk.state.lock().uploads.remove(&self.id);
+    }
 }
 
 #[async_trait]

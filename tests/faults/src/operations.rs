@@ -9,10 +9,9 @@ use futures::StreamExt as _;
 use pfr_schema::api::TagState;
 use pfr_schema::frame::{Event, Parser, end_mark};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, RepositoryName, Tag};
-use pfr_store::{Error, GcOptions, Store};
+use pfr_store::{Error, GcOptions, ScrubOptions, Store};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// How a push goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +46,8 @@ pub enum Operation {
     Gc(GcOptions),
     /// The tables are audited.
     Audit,
+    /// Packs are read and checked; every blob is hashed if it is a full one.
+    Scrub(bool),
     /// A snapshot is read whole.
     Read {
         /// Its blobs.
@@ -63,6 +64,8 @@ pub struct Excuses {
     pub faults: bool,
     /// The clock jumps, or packs go without a horizon.
     pub time: bool,
+    /// A rebuild took in what was good of torn packs.
+    pub torn: bool,
 }
 
 /// How an operation ended.
@@ -155,6 +158,18 @@ impl Operation {
                 }
                 ended
             }
+            Self::Scrub(full) => {
+                let answer = store.scrub(&ScrubOptions { full, bytes_per_second: None }, &mut |_| ()).await;
+                let mut ended = Ended::new(None, &answer, false, excuses);
+                match answer {
+                    Ok(report) if !report.damaged.is_empty() => ended.violation = Some(format!("damaged: {:?}", report.damaged)),
+                    Ok(report) if !report.bad_packs.is_empty() && !excuses.faults && !excuses.torn => {
+                        ended.violation = Some(format!("bad packs: {:?}", report.bad_packs));
+                    }
+                    _ => {}
+                }
+                ended
+            }
             Self::Read { snapshot, acknowledged } => read(&store, &snapshot, acknowledged, excuses).await,
         }
     }
@@ -199,7 +214,7 @@ fn stream_of(frames: Vec<Bytes>, broken_at: Option<usize>) -> Frames {
 
 /// The client's way: ask from the top down, send what is missing from the bottom up, commit; ask again if the answer was lost.
 /// Also says whether an earlier attempt may have happened.
-async fn push(
+pub(crate) async fn push(
     store: &Store,
     repository: &RepositoryName,
     snapshot: &Snapshot,
@@ -306,10 +321,4 @@ async fn read_all(store: &Store, snapshot: &Snapshot) -> Result<BTreeSet<Digest>
     }
     parser.finish()?;
     Ok(found)
-}
-
-/// A collection that ends leases and horizons of nobody.
-#[must_use]
-pub fn gentle(batch: usize, compact: bool) -> GcOptions {
-    GcOptions { batch, compact, horizon: Duration::from_secs(3600), ..GcOptions::default() }
 }
