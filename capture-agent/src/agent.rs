@@ -23,6 +23,8 @@ struct Inner {
     pushes: Pushes,
     staged: Staged,
     rate: Rate,
+    /// Held while the store is made smaller: one at a time is enough.
+    making_room: Arc<tokio::sync::Semaphore>,
     _lock: File,
 }
 
@@ -36,7 +38,7 @@ impl Agent {
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         let pushes = Pushes::open(&config, store.clone()).await?;
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, _lock: lock })))
+        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, making_room: Arc::new(tokio::sync::Semaphore::new(1)), _lock: lock })))
     }
 
     /// Its configuration.
@@ -67,6 +69,32 @@ impl Agent {
     #[must_use]
     pub fn staged(&self) -> &Staged {
         &self.0.staged
+    }
+
+    /// Makes the local store smaller in the background, if its size is limited. Best effort: the next one goes on.
+    pub(crate) fn make_room(&self) {
+        let Some(most) = self.config().max_store_size else { return };
+        let Ok(turn) = Arc::clone(&self.0.making_room).try_acquire_owned() else { return };
+        let store = self.store().clone();
+        tokio::spawn(async move {
+            let options = pfr_store::GcOptions {
+                trigger: pfr_store::GcTrigger::Schedule,
+                horizon: std::time::Duration::ZERO,
+                ..pfr_store::GcOptions::default()
+            };
+            match store.evict(most.0, &options, &mut |_| ()).await {
+                Ok(report) => {
+                    if let Some(reason) = report.error {
+                        tracing::warn!(reason, "the store stays larger than max-store-size");
+                    }
+                    if report.evicted > 0 {
+                        tracing::info!(evicted = report.evicted, freed_bytes = report.freed_bytes, "made room in the store");
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "no room was made in the store"),
+            }
+            drop(turn);
+        });
     }
 
     /// How fast captures were.

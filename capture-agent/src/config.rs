@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use clap::ValueEnum;
-use pfr_client::{Remote, RemoteOptions};
+use pfr_client::{ByteSize, Remote, RemoteOptions};
 use serde::Deserialize;
 use std::fmt;
 use std::net::SocketAddr;
@@ -65,6 +65,8 @@ pub struct Config {
     pub metrics_listen: Option<SocketAddr>,
     /// Time that captures and restores under way get to finish at the end. Default 30 s.
     pub shutdown_grace: Duration,
+    /// Size above which the local store loses what was not used for longest. Default: none.
+    pub max_store_size: Option<ByteSize>,
     /// Form of the log on standard error.
     pub log_format: LogFormat,
     /// What is logged: a level, or per-module directives. Default `info`.
@@ -111,6 +113,9 @@ pub struct Overrides {
     /// Seconds that captures and restores under way get to finish at the end [default: 30].
     #[arg(long, env = "PF_AGENT_SHUTDOWN_GRACE", value_name = "S")]
     pub shutdown_grace: Option<u64>,
+    /// Size above which the local store loses what was not used for longest, such as 500GiB [default: none].
+    #[arg(long, env = "PF_AGENT_MAX_STORE_SIZE", value_name = "SIZE")]
+    pub max_store_size: Option<ByteSize>,
     /// Form of the log on standard error [default: text].
     #[arg(long, env = "PF_AGENT_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -131,7 +136,7 @@ impl Overrides {
         let weaker =
             if self.token.is_some() || self.token_file.is_some() { Self { token: None, token_file: None, ..weaker } } else { weaker };
         stronger!(self, weaker: data socket engine_socket registry token token_file ring_bytes engine_timeout push_retry_ms push_retry_max
-            metrics_listen shutdown_grace log_format log)
+            metrics_listen shutdown_grace max_store_size log_format log)
     }
 
     fn read(path: &Path) -> Result<Self> {
@@ -195,6 +200,7 @@ impl Config {
             push_retry_max: Duration::from_secs(300),
             metrics_listen: None,
             shutdown_grace: Duration::from_secs(30),
+            max_store_size: None,
             log_format: LogFormat::Text,
             log: "info".into(),
         }
@@ -221,6 +227,7 @@ impl Config {
         config.push_retry_max = given.push_retry_max.map_or(config.push_retry_max, Duration::from_secs);
         config.metrics_listen = given.metrics_listen;
         config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
+        config.max_store_size = given.max_store_size;
         config.log_format = given.log_format.unwrap_or_default();
         config.log = given.log.unwrap_or(config.log);
         config.check()?;

@@ -20,6 +20,7 @@ pub mod progress;
 pub mod pull;
 pub mod push;
 pub mod remote;
+pub mod size;
 
 mod meter;
 mod plan;
@@ -32,3 +33,4 @@ pub use progress::{Phase, Progress};
 pub use pull::{Destination, PullReport, pull};
 pub use push::{PushReport, PushTarget, Source, push};
 pub use remote::{BoxFrames, Remote, RemoteOptions};
+pub use size::ByteSize;

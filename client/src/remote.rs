@@ -9,6 +9,7 @@
 
 pub(crate) mod backoff;
 mod frames;
+mod gc;
 mod names;
 mod pushes;
 mod read;

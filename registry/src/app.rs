@@ -1,5 +1,6 @@
 //! What handlers share: the store and the budgets that keep the process within its memory.
 
+use crate::background::Collector;
 use crate::config::Config;
 use crate::problem::Failure;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -18,6 +19,7 @@ const PROOFS: usize = 2;
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) store: Store,
+    pub(crate) collector: Collector,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
     /// Places among the requests served at once.
@@ -29,11 +31,13 @@ pub(crate) struct App {
     bodies: Arc<Semaphore>,
     documents: Arc<Semaphore>,
     proofs: Arc<Semaphore>,
+    collections: Arc<Semaphore>,
 }
 
 impl App {
     pub(crate) fn new(store: Store, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
         Self {
+            collector: Collector::new(store.clone(), Duration::from_secs(config.gc_horizon_seconds)),
             store,
             metrics,
             openapi: openapi.into(),
@@ -45,6 +49,7 @@ impl App {
             bodies: Arc::new(Semaphore::new(LARGE)),
             documents: Arc::new(Semaphore::new(LARGE)),
             proofs: Arc::new(Semaphore::new(PROOFS)),
+            collections: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -63,6 +68,13 @@ impl App {
         Arc::clone(&self.proofs)
             .try_acquire_owned()
             .map_err(|_| Failure::new(ErrorCode::Overloaded, format!("{PROOFS} snapshots are being verified; try again when one is done")))
+    }
+
+    /// A turn to collect on request, now or not at all: a second one would find nothing to do.
+    pub(crate) fn collection(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        Arc::clone(&self.collections)
+            .try_acquire_owned()
+            .map_err(|_| Failure::new(ErrorCode::Overloaded, "a collection that was asked for is running; GET /v1/gc tells how far it is"))
     }
 }
 

@@ -73,6 +73,10 @@ settings! {
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
     /// Bytes after which a pack is closed [default: 67108864].
     pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "BYTES";
+    /// Seconds between collections of garbage, about [default: 300]; 0 for never. Each replica may run them.
+    gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
+    /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
+    gc_horizon_seconds: u64 = 3600, "PF_REGISTRY_GC_HORIZON_SECONDS", "S";
     /// Seconds that requests in flight get to finish at shutdown [default: 30].
     shutdown_grace: u64 = 30, "PF_REGISTRY_SHUTDOWN_GRACE", "S";
     /// Form of the log on standard error [default: text].

@@ -13,6 +13,7 @@
 //! (`problem`); what is in flight at shutdown is finished or cleanly cut ([`server`]).
 
 mod app;
+mod background;
 pub mod config;
 mod handlers;
 mod http;

@@ -3,7 +3,7 @@
 //! `/` and `/v2` are free: the user interface and the OCI distribution API go there.
 
 use crate::app::App;
-use crate::handlers::{forks, frames, health, inspect, pushes, repositories, snapshots, stats, tags};
+use crate::handlers::{forks, frames, gc, health, inspect, pushes, repositories, snapshots, stats, tags};
 use crate::http::request;
 use axum::Router;
 use axum::middleware;
@@ -49,6 +49,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(forks::fork))
         .routes(routes!(stats::all))
         .routes(routes!(stats::of_repository))
+        .routes(routes!(gc::start, gc::list))
+        .routes(routes!(gc::get))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
@@ -124,6 +126,10 @@ pub(crate) mod failures {
         Committing = [ANY, NAMED, BODY, &[PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull]];
         /// Downloads.
         Fetching = [ANY, NAMED, BODY, &[RepositoryUnknown, BlobUnknown]];
+        /// Collections.
+        Collecting = [ANY, BODY, &[StorageFull]];
+        /// Reads about collections.
+        Collected = [ANY, &[NotFound]];
         /// Changes of names.
         Tagging = [ANY, NAMED, BODY, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
     }

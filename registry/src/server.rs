@@ -4,6 +4,7 @@
 //! 512 KiB instead of 8), time limits on headers and writes, and a shutdown that cuts what does not finish.
 
 use crate::app::App;
+use crate::background::Collector;
 use crate::config::{Config, SettingsError};
 use crate::http::stream::Timed;
 use crate::telemetry::metrics as names;
@@ -48,6 +49,9 @@ pub enum Error {
         /// The system's words.
         source: std::io::Error,
     },
+    /// A tool's work on the store failed.
+    #[error(transparent)]
+    Work(pfr_store::Error),
     /// The process cannot be set up.
     #[error("cannot set up the process: {0}")]
     Runtime(std::io::Error),
@@ -62,7 +66,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Settings(_) | Self::Listen { .. } => 1,
-            Self::Store(error) => error.code().exit_code(),
+            Self::Store(error) | Self::Work(error) => error.code().exit_code(),
             Self::Runtime(_) | Self::Metrics(_) => 70,
         }
     }
@@ -74,6 +78,7 @@ pub struct Server {
     address: SocketAddr,
     service: Router,
     store: Store,
+    collector: Collector,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
     config: Config,
 }
@@ -98,7 +103,8 @@ impl Server {
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
         let app = App::new(store.clone(), metrics.clone(), routes::openapi(), &config);
-        Ok(Self { listener, address, service: routes::service(app), store, metrics, config })
+        let collector = app.collector.clone();
+        Ok(Self { collector, listener, address, service: routes::service(app), store, metrics, config })
     }
 
     /// Where it listens.
@@ -124,6 +130,7 @@ impl Server {
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
+        let schedule = tokio::spawn(self.collector.clone().on_schedule(Duration::from_secs(self.config.gc_interval_seconds)));
         tracing::info!(address = %self.address, data = %self.config.data.display(), "serving");
         loop {
             let accepted = tokio::select! {
@@ -157,6 +164,8 @@ impl Server {
         tracing::info!(connections = connections.len(), grace_seconds = self.config.shutdown_grace, "stopping");
         // Nobody listens if there is no connection.
         let _ = stop.send(true);
+        // A collection may stop anywhere: the next one goes on.
+        self.collector.stop();
         let finished = tokio::time::timeout(grace, async {
             while let Some(ended) = connections.join_next().await {
                 report(ended);
@@ -165,6 +174,9 @@ impl Server {
         if finished.await.is_err() {
             tracing::warn!(connections = connections.len(), "grace period is over; cutting what is in flight");
             connections.shutdown().await;
+        }
+        if let Err(error) = schedule.await {
+            tracing::error!(%error, "the schedule of collections failed");
         }
         tracing::info!("stopped");
         Ok(())

@@ -1,9 +1,28 @@
 //! Collection: frees what nothing can reach or is about to reach, at a cost in proportion to the garbage.
+//!
+//! ```text
+//! collect  due suspects ─▶ rows of objects that nothing holds and no lease covers, and what hung on them
+//! retire   packs that nothing points to, uploads past their lease ─▶ draining
+//! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones drain
+//! drain    what has been draining for the horizon ─▶ bytes deleted, then rows
+//! ```
+//!
+//! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number may run at once.
+
+mod collect;
+mod compact;
+mod copy;
+mod debris;
+mod drain;
+mod evict;
+mod plan;
+mod run;
 
 use crate::Store;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::metadata::GcTrigger;
 use pfr_schema::api::GcReport;
+use run::Run;
 use std::time::Duration;
 
 /// How a collection runs.
@@ -30,9 +49,19 @@ impl Default for GcOptions {
 impl Store {
     /// Collects garbage until none is due. Any number may run at once, in any number of processes.
     ///
+    /// What fails for one pack does not keep it from the others: it does what it can and then returns the first error. `progress` has seen
+    /// the last report by then, and so has the list of runs; a scheduled run is in that list only if it found something to do.
+    ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]; [`Error::Internal`] if references cannot be read: then nothing that hangs on them is deleted.
-    pub async fn gc(&self, _options: &GcOptions, _progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
-        Err(Error::Internal("in the making".into()))
+    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]; [`crate::Error::Internal`] if references cannot be read: then nothing that hangs on
+    /// them is deleted.
+    pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
+        let mut run = Run::start(self, options, progress).await?;
+        if options.dry_run {
+            run.plan().await;
+        } else {
+            run.steps().await;
+        }
+        run.finish().await
     }
 }

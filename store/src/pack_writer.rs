@@ -2,7 +2,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
+use crate::metadata::{Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
@@ -16,6 +16,7 @@ const PART: usize = 5 << 20;
 /// A pack being written. Its row exists before its first byte; dropping it leaves debris that collection finds by that row.
 pub(crate) struct PackWriter {
     id: PackId,
+    key: String,
     upload: Box<dyn MultipartUpload>,
     writing: Option<JoinHandle<object_store::Result<()>>>,
     pending: Vec<Bytes>,
@@ -30,7 +31,7 @@ impl PackWriter {
         let key = uuid::Uuid::now_v7().to_string();
         let id = store.metadata.begin_pack(key.clone(), store.options.lease).await?;
         let upload = store.packs.put_multipart(&path(&key)).await.map_err(Error::packs)?;
-        let mut writer = Self { id, upload, writing: None, pending: Vec::new(), pending_bytes: 0, offset: 0, frames: Vec::new() };
+        let mut writer = Self { id, key, upload, writing: None, pending: Vec::new(), pending_bytes: 0, offset: 0, frames: Vec::new() };
         writer.append(Bytes::from_static(pack::MAGIC)).await?;
         Ok(writer)
     }
@@ -76,6 +77,20 @@ impl PackWriter {
 
     /// Completes the pack, durably, then indexes it.
     pub(crate) async fn finish(mut self, store: &Store, push: &PushId) -> Result<PackStored> {
+        let sizes = self.complete().await?;
+        let stored = store.metadata.finish_pack(push.clone(), self.id, sizes, self.frames, store.options.lease).await;
+        remove_if_lost(store, &self.key, stored).await
+    }
+
+    /// Completes the pack, durably, then points what was copied into it to it.
+    pub(crate) async fn finish_compaction(mut self, store: &Store, moved: Vec<Moved>) -> Result<()> {
+        let sizes = self.complete().await?;
+        let done = store.metadata.finish_compaction(self.id, sizes, moved, store.options.lease).await;
+        remove_if_lost(store, &self.key, done).await
+    }
+
+    /// Writes index and footer; all bytes are durable when it returns.
+    async fn complete(&mut self) -> Result<PackSizes> {
         let frame_bytes = self.offset - pack::MAGIC.len() as u64;
         let entries: Vec<pack::Entry> = self.frames.iter().map(|f| pack::Entry { offset: f.offset, header: f.header }).collect();
         self.append(pack::index_and_footer(&entries, self.offset).into()).await?;
@@ -84,7 +99,7 @@ impl PackWriter {
         }
         self.wait().await?;
         self.upload.complete().await.map_err(Error::packs)?;
-        store.metadata.finish_pack(push.clone(), self.id, PackSizes { bytes: self.offset, frame_bytes }, self.frames, store.options.lease).await
+        Ok(PackSizes { bytes: self.offset, frame_bytes })
     }
 
     /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the pack's row.
@@ -94,6 +109,16 @@ impl PackWriter {
             tracing::debug!(%error, pack = self.id, "could not remove an unfinished pack");
         }
     }
+}
+
+/// A pack that was given up while it was written may have no row any more: then nobody but its writer knows of its bytes.
+async fn remove_if_lost<T>(store: &Store, key: &str, result: Result<T>) -> Result<T> {
+    if let Err(Error::PackLost(_)) = &result
+        && let Err(error) = store.packs.delete(&path(key)).await
+    {
+        tracing::debug!(%error, pack = key, "could not remove a pack that was given up");
+    }
+    result
 }
 
 /// Where a pack lies. Two hex digits of the random end of its key spread packs over 256 folders.

@@ -74,6 +74,8 @@ pub struct PushSession {
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) packs: Arc<dyn ObjectStore>,
+    /// The directory of the packs, if they are files: the object store neither syncs deletions nor shows unfinished uploads.
+    pub(crate) packs_dir: Option<Arc<Path>>,
     pub(crate) metadata: Arc<dyn Metadata>,
     pub(crate) options: Arc<Options>,
     pub(crate) ingests: Arc<Semaphore>,
@@ -93,7 +95,7 @@ impl Store {
         crate::durable::create_dir_all(&packs_dir).map_err(|e| fail(&e))?;
         let packs = LocalFileSystem::new_with_prefix(&packs_dir).map_err(|e| fail(&e))?.with_fsync(true);
         let metadata = SqliteMetadata::open(&dir.join("metadata.sqlite"), options.clock.clone()).await?;
-        Ok(Self::new(Arc::new(packs), Arc::new(metadata), options))
+        Ok(Self::new(Arc::new(packs), Arc::new(metadata), options).with_packs_dir(&packs_dir))
     }
 
     /// A store that lives in memory, for tests.
@@ -110,12 +112,20 @@ impl Store {
     pub fn new(packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>, options: Options) -> Self {
         Self {
             packs,
+            packs_dir: None,
             metadata,
             ingests: Arc::new(Semaphore::new(options.ingests.max(1))),
             outputs: Arc::new(Semaphore::new(options.outputs.max(1))),
             large_documents: Arc::new(Semaphore::new(1)),
             options: Arc::new(options),
         }
+    }
+
+    /// Says that the packs are files below `dir`: then collection makes deletions durable and removes what interrupted uploads left there.
+    #[must_use]
+    pub fn with_packs_dir(mut self, dir: &Path) -> Self {
+        self.packs_dir = Some(Arc::from(dir));
+        self
     }
 
     /// Its settings.

@@ -61,6 +61,11 @@ impl Pushes {
             registries: Mutex::default(),
             tasks: Mutex::default(),
         }));
+        for job in open.iter().filter_map(|id| pushes.0.jobs.lock().get(id).cloned()) {
+            if let Ok(target) = Target::parse(&job.reference) {
+                pushes.0.pin(&target, job.digest, true).await;
+            }
+        }
         open.into_iter().for_each(|id| pushes.start(id));
         Ok(pushes)
     }
@@ -82,6 +87,8 @@ impl Pushes {
             error: None,
             bytes_sent: 0,
         };
+        // Until the registry has it this is the only copy.
+        self.0.pin(&target, snapshot, true).await;
         self.0.files.write(&job).await?;
         self.0.jobs.lock().insert(job.id.clone(), job.clone());
         self.0.changed.send_replace(());

@@ -3,7 +3,7 @@
 use super::{Inner, PER_REGISTRY, REMEMBERED, Target, is_finished};
 use crate::error::Error;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
-use pfr_schema::ErrorCode;
+use pfr_schema::{Digest, ErrorCode};
 use pfr_schema::agent::{PushJob, PushState};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, Weak};
@@ -109,6 +109,7 @@ impl Inner {
             Ok(report) => {
                 tracing::info!(push = id, %snapshot, reference, attempts, bytes_sent = report.bytes_sent, "pushed");
                 count("done", report.bytes_sent);
+                self.unpin(id, snapshot, &reference).await;
             }
             Err(error) if again => {
                 let wait = self.wait_after(attempts);
@@ -123,6 +124,23 @@ impl Inner {
         }
         self.forget().await;
         None
+    }
+
+    /// Keeps a snapshot in the local store, or no longer. It lies there under the repository that it is pushed to; if not, nobody evicts it by name.
+    pub(super) async fn pin(&self, target: &Target, snapshot: Digest, pinned: bool) {
+        match self.store.pin(&target.repository, &snapshot, pinned).await {
+            Ok(()) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => {}
+            Err(error) => tracing::warn!(%snapshot, pinned, %error, "a snapshot is not pinned as it should be"),
+        }
+    }
+
+    /// The registry has it. What was refused for good stays pinned: it is nowhere else.
+    async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
+        let Ok(target) = Target::parse(reference) else { return };
+        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && job.state != PushState::Done;
+        if !self.jobs.lock().values().any(waits) {
+            self.pin(&target, snapshot, false).await;
+        }
     }
 
     /// Forgets the oldest finished jobs.

@@ -79,6 +79,7 @@ impl Agent {
     async fn fitting(&self, name: &str, request: &RestoreRequest) -> Result<Fitting> {
         self.engines().get(name)?;
         let found = source::find(self, request).await?;
+        self.make_room();
         // It may have come and gone during the pull.
         let engine = self.engines().get(name)?;
         let documents = Arc::new(Documents::read(self.store(), found.digest).await?);

@@ -20,11 +20,13 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
         let digest = agent.store().resolve(repository, &selector).await?;
         // By digest it is found wherever it lies; it must be this repository's.
         agent.store().snapshot(repository, &digest).await?;
+        agent.store().touch(repository, &digest).await?;
         return Ok(Found { digest, bytes_pulled: 0 });
     }
     if let Selector::Digest(digest) = &selector
         && agent.store().snapshot(repository, digest).await.is_ok()
     {
+        agent.store().touch(repository, digest).await?;
         return Ok(Found { digest: *digest, bytes_pulled: 0 });
     }
     let registry = reference.registry.as_deref().or(agent.config().registry.as_deref());

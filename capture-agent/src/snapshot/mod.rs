@@ -118,6 +118,7 @@ impl Agent {
                 _ => Some(job),
             };
         }
+        self.make_room();
         Ok(report)
     }
 

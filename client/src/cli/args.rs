@@ -94,6 +94,11 @@ pub enum Command {
     /// Show how much snapshots share and what each costs
     #[command(after_help = STATS_EXAMPLES)]
     Stats(Stats),
+    /// Free what nothing holds any more, in the local store or in a registry
+    #[command(after_help = GC_EXAMPLES)]
+    Gc(Gc),
+    /// Keep a snapshot of the local store whatever its size
+    Pin(Pin),
     /// Prove a snapshot whole: every byte read and hashed
     Verify(Verify),
     /// List the engines whose state this host's capture agent can take and restore
@@ -445,6 +450,41 @@ pub struct Stats {
     pub repository: Option<Reference>,
     #[command(flatten)]
     pub at: Where,
+}
+
+const GC_EXAMPLES: &str = "\
+Examples:
+  pf gc
+  pf gc --max-size 50GiB
+  pf gc --remote --dry-run
+
+With a size, which `max-store-size` in the configuration file gives for every pull, the local store is a cache: it loses the \
+least recently used snapshots until it fits, wherever else they are. `pf pin` keeps one. What was pushed or pulled within \
+the last hour goes when that hour is over.";
+
+/// Arguments of `gc`.
+#[derive(Debug, clap::Args)]
+pub struct Gc {
+    /// Delete the least recently used snapshots until the local store is no larger
+    #[arg(long, value_name = "SIZE", conflicts_with = "remote")]
+    pub max_size: Option<pfr_client::ByteSize>,
+    /// Change nothing, show what would go
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Have the registry collect, not the local store
+    #[arg(long)]
+    pub remote: bool,
+}
+
+/// Arguments of `pin`.
+#[derive(Debug, clap::Args)]
+pub struct Pin {
+    /// Which snapshot of the local store
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// No longer
+    #[arg(long)]
+    pub remove: bool,
 }
 
 /// Arguments of `verify`.

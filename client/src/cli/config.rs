@@ -31,6 +31,9 @@ pub struct Config {
     pub store: Option<PathBuf>,
     /// Control socket of this host's capture agent.
     pub agent: Option<PathBuf>,
+    /// Size above which the local store loses what was not used for longest, after a pull.
+    #[serde(rename = "max-store-size")]
+    pub max_store_size: Option<pfr_client::ByteSize>,
 }
 
 impl Config {

@@ -91,6 +91,11 @@ impl Context {
         Ok(AgentClient::new(socket)?)
     }
 
+    /// Size above which the local store gives up what was not used for longest.
+    pub fn max_store_size(&self) -> Option<pfr_client::ByteSize> {
+        self.settings.file.max_store_size
+    }
+
     fn store_dir(&self) -> Result<&Path, Failure> {
         self.settings
             .store

@@ -22,7 +22,7 @@ pub(super) async fn pull(
     tag: Option<Tag>,
 ) -> Result<Totals> {
     let push = store.open_push(repository).await?.id;
-    let session = Session { fetcher, store, push };
+    let session = Session { fetcher, store, repository, push };
     let result = session.run(digest, tag).await;
     if result.is_err() {
         // What was stored stays leased for a while, for the next try.
@@ -36,6 +36,7 @@ pub(super) async fn pull(
 struct Session<'a> {
     fetcher: &'a Fetcher<'a>,
     store: &'a Store,
+    repository: &'a RepositoryName,
     push: PushId,
 }
 
@@ -57,7 +58,11 @@ impl Session<'_> {
         progress.enter(Phase::Writing);
         self.accept(containers).await?;
         progress.enter(Phase::Committing);
-        self.store.commit(&self.push, digest, tag, None).await?;
+        let committed = self.store.commit(&self.push, digest, tag, None).await?;
+        if !committed.created {
+            // It was here: eviction should know that somebody wanted it again.
+            self.store.touch(self.repository, &digest).await?;
+        }
         Ok(totals)
     }
 

@@ -38,6 +38,7 @@ impl Origin {
             Source::Store { snapshot, .. } if !target.parents.is_empty() => Err(made_already(*snapshot)),
             Source::Store { store, snapshot } => {
                 store.manifest(snapshot).await?;
+                store.touch_everywhere(snapshot).await;
                 Ok(Self::Store { store: store.clone(), snapshot: *snapshot })
             }
         }

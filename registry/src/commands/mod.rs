@@ -1,5 +1,6 @@
 //! The commands of `pf-registry`, one file each.
 
+mod gc;
 mod serve;
 
 use clap::{Args, Subcommand};
@@ -12,6 +13,8 @@ use std::path::PathBuf;
 pub(crate) enum Command {
     /// Serves a store over HTTP. Prints `listening on http://ADDRESS` when ready; logs go to standard error.
     Serve(Settings),
+    /// Collects garbage, once. May run beside a registry that serves the same store.
+    Gc(gc::Gc),
 }
 
 /// Where the settings come from: the same for every command, so that all of them mean the same store.
@@ -38,6 +41,7 @@ impl Command {
     pub(crate) fn run(self) -> Result<(), server::Error> {
         match self {
             Self::Serve(settings) => serve::run(settings.load()?),
+            Self::Gc(args) => gc::run(args),
         }
     }
 }

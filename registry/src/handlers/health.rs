@@ -41,6 +41,11 @@ pub(crate) async fn readyz(State(app): State<App>) -> Answer<&'static str> {
 pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     metrics::counter!(ROWS_WRITTEN).absolute(app.store.metadata().rows_written());
     // A scrape must work when the store does not: then the gauge keeps what it was.
+    match tokio::time::timeout(READY, app.collector.backlog()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "the backlog of collection is not known"),
+        Err(_) => tracing::warn!("the backlog of collection is not known: no answer within {READY:?}"),
+    }
     match tokio::time::timeout(READY, app.store.metadata().disk_bytes()).await {
         Ok(Ok(bytes)) => metrics::gauge!(DISK).set(bytes as f64),
         Ok(Err(error)) => tracing::warn!(%error, "disk bytes are not known"),

@@ -2,6 +2,7 @@
 
 pub(crate) mod forks;
 pub(crate) mod frames;
+pub(crate) mod gc;
 pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod pushes;

@@ -83,6 +83,23 @@ impl Segment for Push {
     }
 }
 
+/// A collection as a path names it.
+pub(crate) struct Run(pub(crate) String);
+
+impl Segment for Run {
+    const NAME: &'static str = "run";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        let id = text.parse::<uuid::Uuid>().map_err(|_| unknown_run(text))?;
+        Ok(Self(id.to_string()))
+    }
+}
+
+/// The failure of a collection that is not there.
+pub(crate) fn unknown_run(id: &str) -> Failure {
+    let id: String = id.chars().take(64).collect();
+    Failure::new(ErrorCode::NotFound, format!("there is no collection {id}; GET /v1/gc lists them"))
+}
+
 /// The failure of a push session that is not there.
 pub(crate) fn unknown_push(id: &str) -> Failure {
     let id: String = id.chars().take(64).collect();

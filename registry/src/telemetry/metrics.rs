@@ -17,6 +17,14 @@ pub(crate) const COMMITS: &str = "pf_commits_total";
 pub(crate) const TAG_CONFLICTS: &str = "pf_tag_conflicts_total";
 pub(crate) const ROWS_WRITTEN: &str = "pf_store_rows_written_total";
 pub(crate) const DISK: &str = "pf_store_disk_bytes";
+pub(crate) const GC_RUNS: &str = "pf_gc_runs_total";
+pub(crate) const GC_DURATION: &str = "pf_gc_duration_seconds";
+pub(crate) const GC_OBJECTS: &str = "pf_gc_freed_objects_total";
+pub(crate) const GC_FREED: &str = "pf_gc_freed_bytes_total";
+pub(crate) const GC_MOVED: &str = "pf_gc_moved_bytes_total";
+pub(crate) const GC_DELETED: &str = "pf_gc_deleted_bytes_total";
+pub(crate) const GC_DUE: &str = "pf_gc_due_suspects";
+pub(crate) const GC_DRAINING: &str = "pf_gc_draining_bytes";
 
 /// Upper bounds of the latency buckets, in seconds: metadata answers in milliseconds, bulk transfers in minutes.
 const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
@@ -31,7 +39,9 @@ pub(crate) fn recorder() -> Result<PrometheusHandle, String> {
 }
 
 fn install() -> Result<PrometheusHandle, BuildError> {
-    let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Full(DURATION.to_owned()), BUCKETS)?;
+    let builder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Full(DURATION.to_owned()), BUCKETS)?
+        .set_buckets_for_metric(Matcher::Full(GC_DURATION.to_owned()), BUCKETS)?;
     let handle = builder.install_recorder()?;
     describe_counter!(REQUESTS, Unit::Count, "Requests by route, method and status; `cut` where the client left before the end.");
     describe_histogram!(DURATION, Unit::Seconds, "Time from a request's headers to the last byte of its response.");
@@ -46,8 +56,16 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(TAG_CONFLICTS, Unit::Count, "Tag updates refused because the tag was not where the caller said.");
     describe_counter!(ROWS_WRITTEN, Unit::Count, "Metadata rows inserted, updated or deleted.");
     describe_gauge!(DISK, Unit::Bytes, "Bytes of all packs that are in use.");
+    describe_counter!(GC_RUNS, Unit::Count, "Collections that ended, by trigger and outcome.");
+    describe_histogram!(GC_DURATION, Unit::Seconds, "Time that a collection took.");
+    describe_counter!(GC_OBJECTS, Unit::Count, "Objects that collections deleted.");
+    describe_counter!(GC_FREED, Unit::Bytes, "Bytes of the frames of deleted objects.");
+    describe_counter!(GC_MOVED, Unit::Bytes, "Bytes of frames that compaction copied.");
+    describe_counter!(GC_DELETED, Unit::Bytes, "Bytes of packs deleted from storage.");
+    describe_gauge!(GC_DUE, Unit::Count, "Entries of the queue that the next collection looks at, up to 10,000.");
+    describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the horizon, of at most 10,000 packs.");
     // What has not happened yet is 0, not absent.
-    for name in [BYTES_RECEIVED, BYTES_SENT, FRAMES_RECEIVED, FRAMES_NEW, TAG_CONFLICTS, ROWS_WRITTEN] {
+    for name in [BYTES_RECEIVED, BYTES_SENT, FRAMES_RECEIVED, FRAMES_NEW, TAG_CONFLICTS, ROWS_WRITTEN, GC_OBJECTS, GC_FREED, GC_MOVED, GC_DELETED] {
         metrics::counter!(name).increment(0);
     }
     for name in [IN_FLIGHT, CONNECTIONS] {

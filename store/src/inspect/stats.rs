@@ -108,7 +108,7 @@ impl Store {
         Ok(freed)
     }
 
-    async fn all_repositories(&self) -> Result<Vec<RepositoryName>> {
+    pub(crate) async fn all_repositories(&self) -> Result<Vec<RepositoryName>> {
         let (mut names, mut after) = (Vec::new(), None);
         loop {
             let page = self.repositories(after, PAGE).await?;
@@ -121,7 +121,7 @@ impl Store {
     }
 
     /// Snapshots of a repository, oldest first.
-    async fn all_snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotRow>> {
+    pub(crate) async fn all_snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotRow>> {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
             let page = self.snapshots(repository, after, PAGE).await?;

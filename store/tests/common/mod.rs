@@ -1,6 +1,8 @@
 //! Snapshots to test with.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, reason = "each test file uses a part; a test that cannot go on should stop")]
 
+pub mod leaks;
+
 use bytes::Bytes;
 use pfr_schema::codec::Codec;
 use pfr_schema::flat::{FlatManifest, Page, Sequence};

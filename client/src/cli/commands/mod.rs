@@ -4,6 +4,7 @@ pub mod agent;
 pub mod capture;
 mod diff;
 mod drain;
+mod gc;
 mod import;
 mod inspect;
 mod list;
@@ -35,6 +36,8 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Rm(args) => names::remove(context, args).await,
         Command::Fork(args) => names::fork(context, args).await,
         Command::Stats(args) => stats::run(context, args).await,
+        Command::Gc(args) => gc::run(context, args).await,
+        Command::Pin(args) => gc::pin(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,

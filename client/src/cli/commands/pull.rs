@@ -27,6 +27,9 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let progress = Progress::default();
     let work = pfr_client::pull(&remote, &repository, &selector, &destination, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
+    if let Destination::Store { store, .. } = &destination {
+        super::gc::make_room(context, store).await;
+    }
     if context.json {
         return context.out.json(&report);
     }

@@ -1,0 +1,37 @@
+//! Endpoints of collection.
+
+use super::Remote;
+use crate::error::Result;
+use pfr_schema::api;
+use reqwest::Method;
+use super::read::page;
+use super::send::PROOF_TIMEOUT;
+
+impl Remote {
+    /// Starts a collection in the registry; the report has its id. A dry run is answered when it has ended.
+    ///
+    /// # Errors
+    /// `overloaded` if one that was asked for is running.
+    pub async fn start_gc(&self, request: &api::GcRequest) -> Result<api::GcReport> {
+        let build = self.with_json(Method::POST, self.path(&["gc"]), request)?;
+        let response = self.send(PROOF_TIMEOUT, build).await.map_err(|failed| failed.error)?;
+        let bytes = self.read(response, 1 << 20).await?;
+        self.parse(&bytes)
+    }
+
+    /// A collection, as far as it is.
+    ///
+    /// # Errors
+    /// `not_found`.
+    pub async fn gc_run(&self, run: &str) -> Result<api::GcReport> {
+        self.get(self.path(&["gc", run])).await
+    }
+
+    /// Collections, newest first.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`], [`crate::Error::Unreachable`].
+    pub async fn gc_runs(&self, after: Option<&str>, limit: usize) -> Result<api::GcRuns> {
+        self.get(page(self.path(&["gc"]), after, limit)).await
+    }
+}

@@ -1,0 +1,78 @@
+//! Sizes as people write them.
+
+use serde::Deserialize;
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes: `50GiB`, `1.5TB`, `1000`. Units with an `i` are powers of 1,024, those without of 1,000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct ByteSize(pub u64);
+
+/// Units, with what they stand for.
+const UNITS: [(&str, u64); 11] = [
+    ("", 1),
+    ("b", 1),
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("pib", 1 << 50),
+];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected a size such as 50GiB, 1.5TB or 1000, found {text:?}");
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (digits, unit) = text.split_at(end);
+        let unit = unit.trim().to_ascii_lowercase();
+        let factor = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor).ok_or_else(wrong)?;
+        let bytes = match digits.parse::<u64>() {
+            Ok(whole) => whole.checked_mul(factor).ok_or_else(wrong)?,
+            Err(_) => {
+                let number: f64 = digits.parse().map_err(|_| wrong())?;
+                // Below 2^53 every whole number is exact, and beyond nobody counts single bytes.
+                (number * factor as f64) as u64
+            }
+        };
+        Ok(Self(bytes))
+    }
+}
+
+impl TryFrom<String> for ByteSize {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_nonsense_is_refused() {
+        let cases = [("50GiB", 50 << 30), ("1000", 1000), ("1.5 kB", 1500), ("0", 0), ("2 tib", 2 << 40), ("7b", 7)];
+        for (text, bytes) in cases {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+            assert_eq!(ByteSize(bytes).to_string().parse(), Ok(ByteSize(bytes)));
+        }
+        for text in ["", "GiB", "1.2.3MB", "-1", "5 apples", "99999999999TiB", "1e3"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Collection of garbage inside the registry: on a schedule, and when asked.
+
+use crate::telemetry::metrics as names;
+use pfr_schema::api::GcReport;
+use pfr_store::{GcOptions, GcTrigger, Store};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Entries and packs counted for the metrics: what is more is a backlog all the same.
+const COUNTED: usize = 10_000;
+
+/// Runs collections. Cheap to clone; all clones stop together.
+#[derive(Clone, Debug)]
+pub(crate) struct Collector {
+    store: Store,
+    horizon: Duration,
+    stopping: Arc<watch::Sender<bool>>,
+}
+
+impl Collector {
+    pub(crate) fn new(store: Store, horizon: Duration) -> Self {
+        Self { store, horizon, stopping: Arc::new(watch::channel(false).0) }
+    }
+
+    /// Ends what runs, where it stands, and the schedule.
+    pub(crate) fn stop(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Collects about every `interval` until it is stopped; never, if that is no time.
+    pub(crate) async fn on_schedule(self, interval: Duration) {
+        let mut stopping = self.stopping.subscribe();
+        while !interval.is_zero() && !*stopping.borrow_and_update() {
+            tokio::select! {
+                // An error means that every sender is gone, and one is ours.
+                _ = stopping.changed() => return,
+                () = tokio::time::sleep(jittered(interval)) => {}
+            }
+            // What went wrong is in the log, in the metrics and in the list of runs.
+            drop(self.run(GcTrigger::Schedule, false, |_| ()).await);
+        }
+    }
+
+    /// Collects once; `None` if it was stopped.
+    pub(crate) async fn run(
+        &self,
+        trigger: GcTrigger,
+        dry_run: bool,
+        mut progress: impl FnMut(&GcReport) + Send,
+    ) -> Option<pfr_store::Result<GcReport>> {
+        let options = GcOptions { trigger, dry_run, horizon: self.horizon, ..GcOptions::default() };
+        let (start, mut stopping, mut last) = (Instant::now(), self.stopping.subscribe(), GcReport::default());
+        let mut on_progress = |report: &GcReport| {
+            if !dry_run {
+                count(&last, report);
+            }
+            progress(report);
+            last.clone_from(report);
+        };
+        let result = tokio::select! {
+            result = self.store.gc(&options, &mut on_progress) => result,
+            _ = stopping.wait_for(|stop| *stop) => return None,
+        };
+        if !dry_run {
+            ended(&result, &last, start.elapsed());
+        }
+        Some(result)
+    }
+
+    /// Sets the gauges of what there is to do.
+    pub(crate) async fn backlog(&self) -> pfr_store::Result<()> {
+        let metadata = self.store.metadata();
+        metrics::gauge!(names::GC_DUE).set(metadata.suspects(COUNTED).await?.len() as f64);
+        let draining: u64 = metadata.drained_packs(Duration::ZERO, COUNTED).await?.iter().map(|pack| pack.bytes).sum();
+        metrics::gauge!(names::GC_DRAINING).set(draining as f64);
+        Ok(())
+    }
+}
+
+/// Counts what came since the last report.
+fn count(before: &GcReport, now: &GcReport) {
+    let objects = |r: &GcReport| r.released + r.unclaimed;
+    metrics::counter!(names::GC_OBJECTS).increment(objects(now) - objects(before));
+    metrics::counter!(names::GC_FREED).increment(now.freed_bytes - before.freed_bytes);
+    metrics::counter!(names::GC_MOVED).increment(now.moved_bytes - before.moved_bytes);
+    metrics::counter!(names::GC_DELETED).increment(now.deleted_bytes - before.deleted_bytes);
+}
+
+fn ended(result: &pfr_store::Result<GcReport>, last: &GcReport, took: Duration) {
+    let outcome = if result.is_ok() { "done" } else { "failed" };
+    metrics::counter!(names::GC_RUNS, "trigger" => last.trigger.clone(), "outcome" => outcome).increment(1);
+    metrics::histogram!(names::GC_DURATION).record(took.as_secs_f64());
+    match result {
+        Err(error) => tracing::warn!(%error, run = last.id, "a collection failed"),
+        Ok(r) if r.released + r.unclaimed + r.packs_deleted + r.packs_compacted + r.packs_abandoned > 0 => tracing::info!(
+            run = r.id,
+            trigger = r.trigger,
+            released = r.released,
+            unclaimed = r.unclaimed,
+            freed_bytes = r.freed_bytes,
+            packs_compacted = r.packs_compacted,
+            moved_bytes = r.moved_bytes,
+            packs_deleted = r.packs_deleted,
+            deleted_bytes = r.deleted_bytes,
+            draining_bytes = r.draining_bytes,
+            took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            "garbage collected"
+        ),
+        Ok(_) => {}
+    }
+}
+
+/// Between three quarters and five quarters: replicas that started together drift apart.
+fn jittered(interval: Duration) -> Duration {
+    let random = uuid::Uuid::now_v7().as_u128() as u32;
+    interval.mul_f64(0.75 + 0.5 * f64::from(random) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schedule_varies_by_a_quarter() {
+        let waits: Vec<Duration> = (0..100).map(|_| jittered(Duration::from_secs(100))).collect();
+        assert!(waits.iter().all(|w| (75..=125).contains(&w.as_secs())), "{waits:?}");
+        assert!(waits.iter().any(|w| *w != waits[0]));
+    }
+}

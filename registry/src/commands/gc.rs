@@ -1,0 +1,62 @@
+//! `pf-registry gc`.
+
+use super::Settings;
+use clap::Args;
+use pfr_registry::{server, storage};
+use pfr_schema::api::GcReport;
+use pfr_store::{GcOptions, GcTrigger};
+use std::io::Write as _;
+use std::time::Duration;
+
+/// Arguments of `gc`.
+#[derive(Args)]
+pub(crate) struct Gc {
+    /// Change nothing, say what would be freed.
+    #[arg(long)]
+    dry_run: bool,
+    /// Seconds for which packs that nothing points to stay on storage, instead of `gc-horizon-seconds`.
+    #[arg(long, value_name = "SECONDS")]
+    horizon: Option<u64>,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(super) fn run(args: Gc) -> Result<(), server::Error> {
+    let config = args.settings.load()?;
+    let horizon = Duration::from_secs(args.horizon.unwrap_or(config.gc_horizon_seconds));
+    let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, horizon, ..GcOptions::default() };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+    runtime.block_on(async {
+        let store = storage::open(&config).await?;
+        let mut last = GcReport::default();
+        let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
+        // What was done is told also if something failed.
+        let text = if args.json { serde_json::to_string(&last).unwrap_or_default() + "\n" } else { words(&last) };
+        let mut stdout = std::io::stdout().lock();
+        // A closed standard output is no reason to have failed.
+        let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        done.map(|_| ()).map_err(server::Error::Work)
+    })
+}
+
+fn words(r: &GcReport) -> String {
+    let would = if r.dry_run { "would be " } else { "" };
+    format!(
+        "objects {would}freed   {} ({} no longer held, {} never committed), {} bytes\n\
+         packs {would}deleted   {}, {} bytes\n\
+         packs compacted  {}, {} bytes moved\n\
+         still draining   {} bytes\n",
+        r.released + r.unclaimed,
+        r.released,
+        r.unclaimed,
+        r.freed_bytes,
+        r.packs_deleted,
+        r.deleted_bytes,
+        r.packs_compacted,
+        r.moved_bytes,
+        r.draining_bytes,
+    )
+}

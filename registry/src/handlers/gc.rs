@@ -1,0 +1,85 @@
+//! Collection of garbage: asked for, and what became of it.
+
+use super::Answer;
+use crate::app::App;
+use crate::http::extract::{Asked, In, JsonBody, Paging, Run, unknown_run};
+use crate::problem::Failure;
+use crate::routes::failures;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use pfr_schema::api;
+use pfr_store::{GcRun, GcTrigger};
+use tokio::sync::oneshot;
+
+/// Starts a collection
+#[utoipa::path(
+    post, path = "/v1/gc", operation_id = "start_gc", tag = "operations",
+    request_body = api::GcRequest,
+    responses(
+        (status = 200, description = "A dry run, when it has ended", body = api::GcReport),
+        (status = 202, description = "It runs; `/v1/gc/{run}` tells how far it is", body = api::GcReport),
+        failures::Collecting,
+    ),
+)]
+pub(crate) async fn start(State(app): State<App>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
+    let turn = app.collection()?;
+    let stopped = || Failure::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
+    if body.value.dry_run {
+        let report = app.collector.run(GcTrigger::Request, true, |_| ()).await.ok_or_else(stopped)??;
+        return Ok(Json(report).into_response());
+    }
+    let (tell, told) = oneshot::channel();
+    let collector = app.collector.clone();
+    let run = tokio::spawn(async move {
+        let mut tell = Some(tell);
+        let progress = |report: &api::GcReport| {
+            if let Some(tell) = tell.take() {
+                // Who asked may have left; the collection goes on.
+                let _ = tell.send(report.clone());
+            }
+        };
+        let result = collector.run(GcTrigger::Request, false, progress).await;
+        drop(turn);
+        result
+    });
+    match told.await {
+        Ok(report) => Ok((StatusCode::ACCEPTED, Json(report)).into_response()),
+        // It ended before it had begun.
+        Err(_) => {
+            let report = run.await.map_err(|e| Failure::internal(e.to_string()))?.ok_or_else(stopped)??;
+            Ok((StatusCode::ACCEPTED, Json(report)).into_response())
+        }
+    }
+}
+
+/// Lists collections, newest first
+#[utoipa::path(
+    get, path = "/v1/gc", operation_id = "list_gc", tag = "operations",
+    params(Paging),
+    responses((status = 200, description = "One page. A scheduled run that found nothing is not in it", body = api::GcRuns), failures::Collecting),
+)]
+pub(crate) async fn list(State(app): State<App>, Asked(paging): Asked<Paging>) -> Answer<Json<api::GcRuns>> {
+    let (after, limit) = paging.checked()?;
+    let page = app.store.metadata().gc_runs(after, limit).await?;
+    let runs = page.rows.iter().map(report).collect::<Answer<_>>()?;
+    Ok(Json(api::GcRuns { runs, next: page.next }))
+}
+
+/// Shows a collection
+#[utoipa::path(
+    get, path = "/v1/gc/{run}", operation_id = "get_gc", tag = "operations",
+    params(("run" = String, Path, description = "Its id")),
+    responses((status = 200, description = "What it has done so far", body = api::GcReport), failures::Collected),
+)]
+pub(crate) async fn get(State(app): State<App>, In(Run(id)): In<Run>) -> Answer<Json<api::GcReport>> {
+    // Ids have one length: only the id itself lies right before its continuation.
+    let page = app.store.metadata().gc_runs(Some(format!("{id}0")), 1).await?;
+    let run = page.rows.first().filter(|run| run.id == id).ok_or_else(|| unknown_run(&id))?;
+    report(run).map(Json)
+}
+
+fn report(run: &GcRun) -> Answer<api::GcReport> {
+    serde_json::from_str(&run.report).map_err(|e| Failure::internal(format!("the report of collection {}: {e}", run.id)))
+}

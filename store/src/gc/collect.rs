@@ -1,0 +1,39 @@
+//! Rows go: objects that nothing holds, then packs that nothing points to.
+
+use super::run::Run;
+
+/// Packs retired in one transaction.
+const PACKS: usize = 1000;
+
+impl Run<'_> {
+    /// Takes suspects until none is due.
+    pub(super) async fn collect(&mut self) {
+        loop {
+            let step = self.store.metadata.collect(self.options.batch.max(1)).await;
+            let Some(step) = self.note(step) else { return };
+            self.report.released += step.released;
+            self.report.unclaimed += step.unclaimed;
+            self.report.freed_bytes += step.frame_bytes;
+            self.report.sessions += step.sessions;
+            self.progress().await;
+            // What is due and was not taken is in another run's hands.
+            if !step.more || step.examined == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Lets packs drain that nothing points to, and uploads that outlived their lease.
+    pub(super) async fn retire(&mut self) {
+        loop {
+            let step = self.store.metadata.retire_packs(PACKS).await;
+            let Some(step) = self.note(step) else { return };
+            self.report.packs_emptied += step.empty;
+            self.report.packs_abandoned += step.abandoned;
+            self.progress().await;
+            if step.empty == 0 && step.abandoned == 0 {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Copying frames from pack to pack, verified by header and checksum, not decoded.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{Damage, Moved, PackId, PackRow, Packed};
+use crate::pack_writer::{PackWriter, path};
+use bytes::Bytes;
+use object_store::ObjectStoreExt as _;
+use pfr_schema::Limits;
+use pfr_schema::frame::{CHECKSUM, Header};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Bytes read at a time.
+const READ: u64 = 4 << 20;
+/// Dead bytes between two frames that are read along rather than asked around.
+const GAP: u64 = 128 << 10;
+
+/// What went wrong while copying.
+pub(super) enum Fault {
+    /// Reading: what was copied before is good.
+    Source(Error),
+    /// Writing: the new pack is lost.
+    Target(Error),
+}
+
+/// A pack that compaction writes.
+pub(super) struct Target {
+    pub writer: PackWriter,
+    pub moved: Vec<Moved>,
+    /// Packs from which something was copied.
+    pub sources: BTreeSet<PackId>,
+    /// Bytes of the frames that were copied.
+    pub bytes: u64,
+}
+
+impl Target {
+    async fn begin(store: &Store) -> Result<Self> {
+        Ok(Self { writer: PackWriter::begin(store).await?, moved: Vec::new(), sources: BTreeSet::new(), bytes: 0 })
+    }
+
+    async fn frame(&mut self, from: PackId, frame: &Packed, header: Header, rest: Bytes) -> Result<()> {
+        self.note(from, frame);
+        self.writer.header(header, None).await?;
+        self.writer.append(rest).await
+    }
+
+    /// The next frame is this one.
+    fn note(&mut self, from: PackId, frame: &Packed) {
+        self.moved.push(Moved { object: frame.object, from, offset: self.writer.len() });
+        self.sources.insert(from);
+        self.bytes += frame.frame_len;
+    }
+}
+
+impl Store {
+    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays.
+    pub(super) async fn copy_live(&self, pack: &PackRow, target: &mut Option<Target>) -> std::result::Result<Vec<Damage>, Fault> {
+        let contents = self.metadata.pack_contents(pack.id).await.map_err(Fault::Source)?;
+        let mut damage = Vec::new();
+        let bad = |frame: &Packed, reason: String| Damage { digest: frame.digest, pack: pack.key.clone(), reason };
+        for extent in extents(&contents) {
+            let frames = &contents[extent];
+            let (Some(first), Some(last)) = (frames.first(), frames.last()) else { continue };
+            if frames.len() == 1 && first.frame_len > READ {
+                if let Err(reason) = self.copy_large(pack, first, target).await? {
+                    damage.push(bad(first, reason));
+                }
+                continue;
+            }
+            let base = first.offset;
+            let Some(bytes) = self.read_source(pack, base..last.offset + last.frame_len).await.map_err(Fault::Source)? else {
+                return Ok(damage);
+            };
+            for frame in frames {
+                match check(frame, &bytes, base, &self.options.limits) {
+                    Ok((header, rest)) => {
+                        let target = begun(self, target).await?;
+                        target.frame(pack.id, frame, header, rest).await.map_err(Fault::Target)?;
+                    }
+                    Err(reason) => damage.push(bad(frame, reason)),
+                }
+            }
+        }
+        Ok(damage)
+    }
+
+    /// Copies a frame that is not held in memory: read once to verify it, and once more to copy it.
+    async fn copy_large(
+        &self,
+        pack: &PackRow,
+        frame: &Packed,
+        target: &mut Option<Target>,
+    ) -> std::result::Result<std::result::Result<(), String>, Fault> {
+        let header_len = Header::len(frame.digest.algorithm()) as u64;
+        let end = frame.offset + frame.frame_len;
+        let Some(bytes) = self.read_source(pack, frame.offset..frame.offset + header_len).await.map_err(Fault::Source)? else {
+            return Ok(Ok(()));
+        };
+        let header = match check_header(frame, &bytes, &self.options.limits) {
+            Ok(header) => header,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let payload = frame.offset + header_len..end - CHECKSUM as u64;
+        let mut crc = 0;
+        for part in parts(payload.clone()) {
+            let Some(bytes) = self.read_source(pack, part).await.map_err(Fault::Source)? else { return Ok(Ok(())) };
+            crc = crc32c::crc32c_append(crc, &bytes);
+        }
+        let Some(stored) = self.read_source(pack, payload.end..end).await.map_err(Fault::Source)? else { return Ok(Ok(())) };
+        if stored[..] != crc.to_le_bytes() {
+            return Ok(Err("the payload's checksum is wrong".into()));
+        }
+        let target = begun(self, target).await?;
+        target.note(pack.id, frame);
+        target.writer.header(header, None).await.map_err(Fault::Target)?;
+        let mut copied = 0;
+        for part in parts(payload) {
+            let gone = || Error::Unavailable { what: "packs", reason: format!("pack {} went while it was copied", pack.key) };
+            // Half a frame is written: whatever happens now, the new pack is lost.
+            let bytes = self.read_source(pack, part).await.map_err(Fault::Target)?.ok_or_else(|| Fault::Target(gone()))?;
+            copied = crc32c::crc32c_append(copied, &bytes);
+            target.writer.append(bytes).await.map_err(Fault::Target)?;
+        }
+        if copied != crc {
+            let reason = format!("pack {} reads differently the second time", pack.key);
+            return Err(Fault::Target(Error::Unavailable { what: "packs", reason }));
+        }
+        target.writer.checksum(crc).await.map_err(Fault::Target)?;
+        Ok(Ok(()))
+    }
+
+    /// Reads from a pack; `None` if another run has emptied and deleted it in the meantime.
+    async fn read_source(&self, pack: &PackRow, range: Range<u64>) -> Result<Option<Bytes>> {
+        match self.packs.get_range(&path(&pack.key), range).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(object_store::Error::NotFound { .. }) if self.metadata.pack_contents(pack.id).await?.is_empty() => Ok(None),
+            Err(error) => Err(Error::packs(error)),
+        }
+    }
+}
+
+async fn begun<'t>(store: &Store, target: &'t mut Option<Target>) -> std::result::Result<&'t mut Target, Fault> {
+    if target.is_none() {
+        *target = Some(Target::begin(store).await.map_err(Fault::Target)?);
+    }
+    target.as_mut().ok_or_else(|| Fault::Target(Error::Internal("no pack is open".into())))
+}
+
+/// Groups frames that lie near each other, as positions in `contents`; a frame larger than a read is alone.
+fn extents(contents: &[Packed]) -> Vec<Range<usize>> {
+    let mut extents: Vec<Range<usize>> = Vec::new();
+    for (at, frame) in contents.iter().enumerate() {
+        if let Some(extent) = extents.last_mut() {
+            let (first, last) = (&contents[extent.start], &contents[extent.end - 1]);
+            let near = frame.offset <= last.offset + last.frame_len + GAP;
+            if near && frame.offset + frame.frame_len - first.offset <= READ {
+                extent.end = at + 1;
+                continue;
+            }
+        }
+        extents.push(at..at + 1);
+    }
+    extents
+}
+
+fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range.step_by(usize::try_from(READ).unwrap_or(usize::MAX)).map(move |start| start..end.min(start + READ))
+}
+
+/// The header of a frame that `bytes` start with, if it is the one meant.
+fn check_header(frame: &Packed, bytes: &[u8], limits: &Limits) -> std::result::Result<Header, String> {
+    let header = bytes.get(..Header::len(frame.digest.algorithm())).ok_or("the pack ends before it")?;
+    let header = Header::parse_exact(header, frame.offset, limits).map_err(|e| e.to_string())?;
+    if header.digest != frame.digest || header.frame_len() != frame.frame_len {
+        return Err(format!("there lies {} of {} bytes", header.digest, header.frame_len()));
+    }
+    Ok(header)
+}
+
+/// A frame within `bytes`, which begin at `base` in its pack: header, and what follows it.
+fn check(frame: &Packed, bytes: &Bytes, base: u64, limits: &Limits) -> std::result::Result<(Header, Bytes), String> {
+    let start = usize::try_from(frame.offset - base).map_err(|e| e.to_string())?;
+    let len = usize::try_from(frame.frame_len).map_err(|e| e.to_string())?;
+    if bytes.len() < start + len {
+        return Err("the pack ends before it".into());
+    }
+    let whole = bytes.slice(start..start + len);
+    let header = check_header(frame, &whole, limits)?;
+    let rest = whole.slice(Header::len(frame.digest.algorithm())..);
+    let (payload, checksum) = rest.split_at(rest.len() - CHECKSUM);
+    if crc32c::crc32c(payload).to_le_bytes() != checksum {
+        return Err("the payload's checksum is wrong".into());
+    }
+    Ok((header, rest))
+}

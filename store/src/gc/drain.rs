@@ -1,0 +1,74 @@
+//! Bytes go, then the rows that name them: in this order, so that a kill in between leaves a row, and never bytes without one.
+
+use super::run::Run;
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{PackId, PackRow};
+use crate::pack_writer::path;
+use futures::StreamExt as _;
+use object_store::ObjectStoreExt as _;
+use std::collections::HashSet;
+
+/// Packs deleted before their rows go.
+const BATCH: usize = 256;
+/// Deletions in flight.
+const AT_ONCE: usize = 8;
+
+impl Run<'_> {
+    /// Deletes what has been draining for longer than the horizon.
+    pub(super) async fn drain(&mut self) {
+        let mut failed: HashSet<PackId> = HashSet::new();
+        loop {
+            // Those that failed come first again: ask for so many more.
+            let packs = self.store.metadata.drained_packs(self.options.horizon, BATCH + failed.len()).await;
+            let Some(mut packs) = self.note(packs) else { return };
+            packs.retain(|pack| !failed.contains(&pack.id));
+            if packs.is_empty() {
+                return;
+            }
+            let mut gone = self.delete(packs, &mut failed).await;
+            if let Err(error) = self.store.sync_deletions(gone.iter().map(|pack| pack.key.as_str())).await {
+                // They could come back after a power cut, so their rows stay.
+                failed.extend(gone.drain(..).map(|pack| pack.id));
+                self.note(Err::<(), _>(error));
+            }
+            let forgotten = self.store.metadata.forget_packs(gone.iter().map(|pack| pack.id).collect()).await;
+            if self.note(forgotten).is_none() {
+                return;
+            }
+            self.report.packs_deleted += gone.len() as u64;
+            self.report.deleted_bytes += gone.iter().map(|pack| pack.bytes).sum::<u64>();
+            self.progress().await;
+        }
+    }
+
+    async fn delete(&mut self, packs: Vec<PackRow>, failed: &mut HashSet<PackId>) -> Vec<PackRow> {
+        let store = self.store;
+        let mut deletions = futures::stream::iter(packs)
+            .map(|pack| async move {
+                let deleted = store.delete_pack(&pack.key).await;
+                (pack, deleted)
+            })
+            .buffer_unordered(AT_ONCE);
+        let mut gone = Vec::new();
+        while let Some((pack, deleted)) = deletions.next().await {
+            match self.note(deleted) {
+                Some(()) => gone.push(pack),
+                None => drop(failed.insert(pack.id)),
+            }
+        }
+        gone
+    }
+}
+
+impl Store {
+    /// Deletes a pack's bytes, and what an interrupted upload of it left. That they are gone already is fine.
+    async fn delete_pack(&self, key: &str) -> Result<()> {
+        // The unfinished first: an upload that completes in between is then found under its name.
+        self.remove_unfinished(key).await?;
+        match self.packs.delete(&path(key)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(Error::packs(error)),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Eviction: a local store is a cache of what is elsewhere, and stays within its size.
+//!
+//! What counts is what the store will take up once leases have ended: bytes that only wait for that must not cost further snapshots.
+
+use super::GcOptions;
+use super::run::Run;
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{ObjectId, PackState};
+use pfr_schema::api::GcReport;
+use pfr_schema::{Digest, RepositoryName};
+use std::collections::HashSet;
+
+/// Snapshots asked for at once: all there are.
+const ALL: usize = 1_000_000;
+/// Packs asked for at a time.
+const PACKS: usize = 1000;
+/// Pinned snapshots named when nothing else is left.
+const NAMED: usize = 10;
+
+/// A snapshot, and what it costs to keep it and everything that is worth more.
+struct Kept {
+    repository: RepositoryName,
+    digest: Digest,
+    pinned: bool,
+    /// Frame bytes that it and all before it reach.
+    reach: u64,
+}
+
+impl Store {
+    /// Collects garbage, then deletes the least recently used snapshots until the packs fit into `max_bytes` or only pinned ones are left; the
+    /// report's `error` says the latter. Bytes that leases still cover go when they end, and do not count. For a store that is a cache: nothing asks
+    /// whether a snapshot is anywhere else.
+    ///
+    /// # Errors
+    /// As [`Store::gc`].
+    pub async fn evict(&self, max_bytes: u64, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
+        let mut run = Run::start(self, options, progress).await?;
+        if options.dry_run {
+            run.plan().await;
+        } else {
+            run.steps().await;
+        }
+        let fitted = run.fit(max_bytes).await;
+        run.note(fitted);
+        run.finish().await
+    }
+
+    /// Notes that a snapshot is used: eviction takes those first that were not for long.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
+    pub async fn touch(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
+        self.metadata.touch_snapshot(repository.clone(), *digest).await
+    }
+
+    /// The same wherever the snapshot lies. Best effort: that it is not noted does no harm.
+    pub async fn touch_everywhere(&self, digest: &Digest) {
+        for repository in self.all_repositories().await.unwrap_or_default() {
+            match self.touch(&repository, digest).await {
+                Ok(()) | Err(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)) => {}
+                Err(error) => tracing::debug!(%error, %repository, %digest, "the use of a snapshot is not noted"),
+            }
+        }
+    }
+
+    /// Keeps a snapshot from eviction, or no longer.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
+    pub async fn pin(&self, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Result<()> {
+        self.metadata.pin_snapshot(repository.clone(), *digest, pinned).await
+    }
+
+    /// Bytes of packs that are not those of objects: dead space, indexes.
+    async fn overhead(&self) -> Result<u64> {
+        let (mut overhead, mut after) = (0, None);
+        loop {
+            let packs = self.metadata.packs(after, PACKS).await?;
+            let Some(last) = packs.last() else { return Ok(overhead) };
+            after = Some(last.id);
+            overhead += packs.iter().filter(|p| p.state == PackState::Live).map(|p| p.bytes.saturating_sub(p.live_bytes)).sum::<u64>();
+        }
+    }
+
+    /// All snapshots, those to be kept longest first: pinned ones, then the most recently used.
+    async fn in_order_of_worth(&self) -> Result<Vec<Kept>> {
+        let evictable = self.metadata.evictable(ALL).await?;
+        let unpinned: HashSet<&(RepositoryName, Digest)> = evictable.iter().collect();
+        let mut names = Vec::new();
+        for repository in self.all_repositories().await? {
+            let snapshots = self.all_snapshots(&repository).await?;
+            let pinned = snapshots.into_iter().map(|s| (repository.clone(), s.digest)).filter(|name| !unpinned.contains(name));
+            names.extend(pinned.map(|name| (name, true)));
+        }
+        names.extend(evictable.iter().rev().map(|name| (name.clone(), false)));
+        let (mut kept, mut seen, mut reach) = (Vec::with_capacity(names.len()), HashSet::new(), 0);
+        for ((repository, digest), pinned) in names {
+            // Whoever deleted it in the meantime has done our work.
+            if let Ok(row) = self.snapshot(&repository, &digest).await {
+                reach += self.reached_bytes(row.object, &mut seen).await?;
+                kept.push(Kept { repository, digest, pinned, reach });
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Frame bytes of what `root` reaches and nothing in `seen` did.
+    async fn reached_bytes(&self, root: ObjectId, seen: &mut HashSet<ObjectId>) -> Result<u64> {
+        let (mut bytes, mut level) = (0, vec![root]);
+        while !level.is_empty() {
+            level.retain(|id| seen.insert(*id));
+            let rows = self.rows(std::mem::take(&mut level)).await?;
+            bytes += rows.iter().map(|row| row.frame_len).sum::<u64>();
+            level.extend(rows.into_iter().flat_map(|row| row.children));
+        }
+        Ok(bytes)
+    }
+}
+
+impl Run<'_> {
+    async fn fit(&mut self, max_bytes: u64) -> Result<()> {
+        // Most stores fit, and asking that costs little.
+        if self.store.metadata.disk_bytes().await? <= max_bytes {
+            return Ok(());
+        }
+        let mut kept = self.store.in_order_of_worth().await?;
+        let mut overhead = self.store.overhead().await?;
+        while overhead + kept.last().map_or(0, |k| k.reach) > max_bytes {
+            let Some(last) = kept.pop() else { return Ok(()) };
+            if last.pinned {
+                kept.push(last);
+                self.report.error = Some(only_pinned(&kept, overhead, max_bytes));
+                return Ok(());
+            }
+            if self.options.dry_run {
+                self.report.evicted += 1;
+                self.report.freed_bytes += last.reach - kept.last().map_or(0, |k| k.reach);
+                self.progress().await;
+                continue;
+            }
+            if !self.delete_if_unpinned(&last).await? {
+                continue;
+            }
+            self.report.evicted += 1;
+            self.steps().await;
+            overhead = self.store.overhead().await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a snapshot unless it was pinned, or deleted, since the look.
+    async fn delete_if_unpinned(&self, kept: &Kept) -> Result<bool> {
+        let name = (kept.repository.clone(), kept.digest);
+        if !self.store.metadata.evictable(ALL).await?.contains(&name) {
+            return Ok(false);
+        }
+        tracing::info!(repository = %kept.repository, snapshot = %kept.digest, "evicting the least recently used snapshot");
+        match self.store.delete_snapshot(&kept.repository, &kept.digest).await {
+            Ok(()) => Ok(true),
+            Err(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn only_pinned(kept: &[Kept], overhead: u64, max_bytes: u64) -> String {
+    let names: Vec<String> = kept.iter().take(NAMED).map(|k| format!("{}@{}", k.repository, k.digest)).collect();
+    let more = if kept.len() > NAMED { format!(" and {} more", kept.len() - NAMED) } else { String::new() };
+    format!(
+        "{} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}{more}",
+        overhead + kept.last().map_or(0, |k| k.reach),
+        names.join(", ")
+    )
+}

@@ -1,0 +1,125 @@
+//! A run: what it has done so far, and its row.
+
+use super::GcOptions;
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{GcRun, GcTrigger};
+use pfr_schema::api::GcReport;
+use std::time::Duration;
+
+/// Draining packs that are added up for the report.
+const DRAINING_SHOWN: usize = 100_000;
+
+/// A collection while it runs.
+pub(super) struct Run<'a> {
+    pub store: &'a Store,
+    pub options: &'a GcOptions,
+    pub report: GcReport,
+    progress: &'a mut (dyn FnMut(&GcReport) + Send),
+    /// The first error: the others go to the log.
+    error: Option<Error>,
+    /// Whether its row is written.
+    recorded: bool,
+}
+
+impl<'a> Run<'a> {
+    pub(super) async fn start(store: &'a Store, options: &'a GcOptions, progress: &'a mut (dyn FnMut(&GcReport) + Send)) -> Result<Self> {
+        let report = GcReport {
+            id: uuid::Uuid::now_v7().to_string(),
+            trigger: word(options.trigger).into(),
+            dry_run: options.dry_run,
+            started_at: store.options.clock.now(),
+            ..GcReport::default()
+        };
+        let mut run = Self { store, options, report, progress, error: None, recorded: false };
+        // A schedule that finds nothing leaves no trace, or its rows would outgrow everything else. A dry run writes nothing at all.
+        if options.trigger != GcTrigger::Schedule && !options.dry_run {
+            run.record().await?;
+        }
+        (run.progress)(&run.report);
+        Ok(run)
+    }
+
+    /// All steps, once.
+    pub(super) async fn steps(&mut self) {
+        self.collect().await;
+        self.journal_upkeep().await;
+        self.retire().await;
+        if self.options.compact {
+            self.compact().await;
+        }
+        self.drain().await;
+    }
+
+    /// The journal is kept short here.
+    async fn journal_upkeep(&mut self) {}
+
+    /// Tells how far it is, and writes the row once there is something to say.
+    pub(super) async fn progress(&mut self) {
+        (self.progress)(&self.report);
+        if !self.recorded && !self.options.dry_run && self.did_something() {
+            let recorded = self.record().await;
+            self.note(recorded);
+        }
+    }
+
+    /// Keeps the first error; the run goes on.
+    pub(super) fn note<T>(&mut self, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                tracing::warn!(%error, run = self.report.id, "a step of collection failed");
+                if self.error.is_none() {
+                    self.report.error = Some(error.to_string());
+                    self.error = Some(error);
+                }
+                None
+            }
+        }
+    }
+
+    pub(super) async fn finish(mut self) -> Result<GcReport> {
+        let draining = self.store.metadata.drained_packs(Duration::ZERO, DRAINING_SHOWN).await;
+        if let Some(packs) = self.note(draining) {
+            self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
+        }
+        self.report.finished_at = Some(self.store.options.clock.now());
+        (self.progress)(&self.report);
+        if self.recorded || (!self.options.dry_run && (self.did_something() || self.error.is_some())) {
+            let recorded = self.record().await;
+            self.note(recorded);
+        }
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.report),
+        }
+    }
+
+    fn did_something(&self) -> bool {
+        let r = &self.report;
+        let done = [r.released, r.unclaimed, r.packs_emptied, r.packs_abandoned, r.packs_compacted, r.packs_deleted, r.journal_deleted, r.evicted];
+        done.iter().any(|n| *n > 0)
+    }
+
+    async fn record(&mut self) -> Result<()> {
+        let report = serde_json::to_string(&self.report).map_err(|e| Error::Internal(e.to_string()))?;
+        let run = GcRun {
+            id: self.report.id.clone(),
+            trigger: self.options.trigger,
+            started_at: self.report.started_at,
+            finished_at: self.report.finished_at,
+            report,
+        };
+        self.store.metadata.record_gc_run(run).await?;
+        self.recorded = true;
+        Ok(())
+    }
+}
+
+fn word(trigger: GcTrigger) -> &'static str {
+    match trigger {
+        GcTrigger::Schedule => "schedule",
+        GcTrigger::Command => "command",
+        GcTrigger::Request => "request",
+    }
+}
