@@ -100,3 +100,9 @@ fn print_sweeps(stores: &[sweep::Store]) {
     }
     println!();
 }
+
+/// Collects until nothing is due: seconds, and objects deleted.
+pub async fn drain(metadata: &dyn pfr_store::Metadata, batch: usize) -> Result<(f64, u64)> {
+    let (seconds, (done, _), _) = sweep::drain(metadata, batch).await?;
+    Ok((seconds, done.released + done.unclaimed))
+}

@@ -5,6 +5,8 @@
 //! store   the store alone, in this process: look-ups, inserts, ingest    micro
 //! capture how long an engine stands still, and what moves                capture
 //! gc      what collection costs by the size of the store, and beside pushes   gc/*
+//! replicas one registry against three on the same database and storage         replicas
+//! scale   fleets, from costs measured in the same run                        scale/*
 //! floor   which way of copying, hashing and syncing is the fastest here  floor, tune
 //! ```
 
@@ -15,10 +17,13 @@ mod contender;
 mod floor;
 mod gc;
 mod machine;
+mod made;
 mod meter;
 mod micro;
+mod replicas;
 mod report;
 mod runner;
+mod scale;
 mod tune;
 mod usage;
 mod workload;
@@ -47,6 +52,10 @@ enum Command {
     Capture(capture::Args),
     /// Collection: the same garbage in stores of different sizes, and pushes beside it
     Gc(gc::Args),
+    /// One registry process against three on the same database and storage
+    Replicas(replicas::Args),
+    /// Fleets from one host to ten thousand: rates, rows, bytes, cost, and what gives out first
+    Scale(scale::Args),
     /// Tries ways of copying, hashing and syncing: what the floor should be here
     Floor(tune::Args),
 }
@@ -57,6 +66,8 @@ fn main() -> ExitCode {
         Command::Store(args) => micro::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Gc(args) => gc::run(&args),
+        Command::Replicas(args) => replicas::run(&args),
+        Command::Scale(args) => scale::run(&args),
         Command::Floor(args) => tune::run(&args),
     };
     match done {

@@ -4,16 +4,12 @@ use super::Args;
 use super::rows::{Ahead, LEASE};
 use super::sweep::{drain, fill, push_garbage};
 use crate::Result;
+use crate::made::{Made, blob};
 use bytes::Bytes;
 use futures::StreamExt as _;
-use pfr_schema::codec::Codec;
-use pfr_schema::flat::{FlatManifest, Page, Sequence};
-use pfr_schema::frame::{self, Header};
 use pfr_schema::geometry::{Dtype, Geometry};
-use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
-use pfr_schema::tree::{Document, Group, PageTree};
-use pfr_schema::{Digest, Kind, Limits, media_type};
-use pfr_store::{Options, Store, document_frame};
+use pfr_schema::{Digest, frame};
+use pfr_store::{GcOptions, GcTrigger, Options, Store};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::path::Path;
@@ -23,7 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Pages of 4 KiB a component.
 const GEOMETRY: Geometry = Geometry { page_size_tokens: 16, n_layers: 2, n_heads: 1, head_dim: 64, dtype: Dtype::Bf16 };
-const COMPONENT: usize = 4096;
 /// Pages of a small push.
 const PAGES: u64 = 16;
 /// How long each phase without a collection lasts.
@@ -129,7 +124,7 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
             let mut seconds = Vec::new();
             while !ended.load(Ordering::Relaxed) {
                 let start = Instant::now();
-                let digests = (0..2 * PAGES).map(|i| blob_digest(2 * u64::from(u32::MAX) + i)).collect();
+                let digests = (0..2 * PAGES).map(|i| Digest::sha256(&blob(GEOMETRY, 2 * u64::from(u32::MAX) + i))).collect();
                 let mut frames = store.frames(digests).await?;
                 while let Some(piece) = frames.next().await {
                     drop(piece?);
@@ -141,8 +136,11 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
     };
     let (swept, seconds) = match batch {
         Some(batch) => {
-            let (seconds, (swept, _), _) = drain(store.metadata(), batch).await?;
-            (swept.released, seconds)
+            let start = Instant::now();
+            // The rows of the store were made without bytes: there is nothing to compact.
+            let options = GcOptions { trigger: GcTrigger::Command, batch, compact: false, ..GcOptions::default() };
+            let report = store.gc(&options, &mut |_| {}).await?;
+            (report.released, start.elapsed().as_secs_f64())
         }
         None => {
             tokio::time::sleep(QUIET).await;
@@ -153,37 +151,17 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
     Ok(Gathered { push: pushing.await??, read: reading.await??, swept, seconds })
 }
 
-fn blob(number: u64) -> Vec<u8> {
-    (0..COMPONENT as u64 / 8).flat_map(|i| (number ^ (i << 48)).to_le_bytes()).collect()
-}
-
-fn blob_digest(number: u64) -> Digest {
-    Digest::sha256(&blob(number))
-}
-
 /// Pushes a snapshot of pages from `first` on; seconds from the open session to the acknowledged commit.
 async fn push(store: &Store, first: u64) -> Result<f64> {
-    let entry = |ix: u64| Page { ix: ix as u32, k: blob_digest(2 * (first + ix)), v: blob_digest(2 * (first + ix) + 1) };
-    let sequence = Sequence { id: "seq".into(), page_ixs: (0..PAGES as u32).collect(), fill_in_last_page: 0 };
-    let flat = FlatManifest::new(GEOMETRY, (0..PAGES).map(entry).collect(), vec![sequence], &Limits::default())?;
-    let (tree, runs) = PageTree::from_flat(&flat, Group::default(), 0, 1)?;
-    let tree = tree.to_document();
-    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
-    let manifest = Manifest::snapshot(&config, vec![Descriptor::of(media_type::TREE, &tree)], Default::default()).to_document();
-    let mut frames: Vec<Bytes> = Vec::new();
-    for number in 2 * first..2 * (first + PAGES) {
-        let raw = blob(number);
-        let len = raw.len() as u64;
-        let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: Digest::sha256(&raw), raw_len: len, stored_len: len };
-        frames.push(frame::encode(&header, &raw).into());
-    }
-    frames.extend(runs.iter().chain([&tree, &config, &manifest]).map(document_frame));
+    let pages: Vec<u64> = (first..first + PAGES).collect();
+    let made = Made::new(GEOMETRY, &pages)?;
+    let mut frames: Vec<Bytes> = made.parts.into_iter().map(|part| part.frame).collect();
     frames.push(frame::end_mark(frames.len() as u64).into());
     let stream = futures::stream::iter(frames.into_iter().map(Ok::<_, Infallible>));
     let start = Instant::now();
     let session = store.open_push(&"bench/small".parse()?).await?.id;
     store.ingest(&session, stream).await?;
-    store.commit(&session, manifest.digest, Some("latest".parse()?), None).await?;
+    store.commit(&session, made.manifest, Some("latest".parse()?), None).await?;
     Ok(start.elapsed().as_secs_f64())
 }
 

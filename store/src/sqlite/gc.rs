@@ -8,7 +8,11 @@ use crate::metadata::{
 };
 use pfr_schema::{Digest, Kind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Objects deleted by one statement. Inside a transaction's savepoint SQLite goes through the whole statement journal at the end of every
+/// statement that may touch more than one row (each DELETE of an object may, for its foreign keys): a statement an object is quadratic.
+const TOGETHER: usize = 1024;
 
 fn sql(error: rusqlite::Error) -> Error {
     Error::metadata(&error)
@@ -120,11 +124,15 @@ impl Sweep<'_> {
     /// Deletes what is free and what becomes free below it; what is over `limit` goes back into the queue.
     fn run(&mut self, limit: usize) -> Result<()> {
         let end = self.deleted + limit as u64;
-        while let Some(object) = self.free.pop() {
-            if self.deleted < end {
-                self.object(object)?;
-            } else {
-                self.suspect(object, int(self.now))?;
+        while !self.free.is_empty() {
+            let left = usize::try_from(end.saturating_sub(self.deleted)).unwrap_or(usize::MAX);
+            let some = self.free.split_off(self.free.len().saturating_sub(left.clamp(1, TOGETHER)));
+            let blobs = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 0 AND keep_until <= ?2 AND kind = 0
+                         RETURNING id, pack, frame_len";
+            let others = if left > 0 { self.delete(blobs, some)? } else { some };
+            for object in others {
+                // A container may bring a thousand others along.
+                if self.deleted < end { self.object(object)? } else { self.suspect(object, int(self.now))? }
             }
         }
         Ok(())
@@ -153,25 +161,30 @@ impl Sweep<'_> {
                 if kind != Kind::Blob as i64 {
                     self.release_children(object)?;
                 }
-                self.delete("DELETE FROM objects WHERE id = ?1 AND refs = 0 AND keep_until <= ?2 RETURNING pack, frame_len", object)?;
-                Ok(())
+                let free = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 0 AND keep_until <= ?2
+                            RETURNING id, pack, frame_len";
+                self.delete(free, vec![object]).map(|_| ())
             }
         }
     }
 
-    /// Deletes an object if `statement` still finds it free; whether it did.
-    fn delete(&mut self, statement: &str, object: ObjectId) -> Result<bool> {
-        let row = self
+    /// Deletes those of the objects that `statement` still finds free; the others, in their order.
+    fn delete(&mut self, statement: &str, mut objects: Vec<ObjectId>) -> Result<Vec<ObjectId>> {
+        let gone: Vec<(ObjectId, PackId, u64)> = self
             .tx
             .prepare_cached(statement)
-            .and_then(|mut s| s.query_row(params![object, int(self.now)], |r| Ok((r.get::<_, PackId>(0)?, uint(r.get(1)?)))).optional())
+            .and_then(|mut s| {
+                s.query_map(params![json(&objects), int(self.now)], |r| Ok((r.get(0)?, r.get(1)?, uint(r.get(2)?))))?.collect()
+            })
             .map_err(sql)?;
-        if let Some((pack, frame_len)) = row {
-            *self.lost.entry(pack).or_default() += frame_len;
+        self.deleted += gone.len() as u64;
+        for (_, pack, frame_len) in &gone {
+            *self.lost.entry(*pack).or_default() += frame_len;
             self.frame_bytes += frame_len;
-            self.deleted += 1;
         }
-        Ok(row.is_some())
+        let gone: HashSet<ObjectId> = gone.into_iter().map(|(object, ..)| object).collect();
+        objects.retain(|object| !gone.contains(object));
+        Ok(objects)
     }
 
     /// Takes a container's references away. Unknown children are never taken for none: then nothing is deleted.
@@ -182,18 +195,20 @@ impl Sweep<'_> {
             .and_then(|mut s| s.query_row([container], |r| r.get(0)).optional())
             .map_err(sql)?
             .ok_or_else(|| Error::Internal(format!("the children of object {container} are not recorded; run fsck")))?;
-        for child in children::unpack(&packed)? {
-            // Most children of garbage are blobs that only it held: one statement for them.
-            let only_here = "DELETE FROM objects WHERE id = ?1 AND refs = 1 AND keep_until <= ?2 AND kind = 0 RETURNING pack, frame_len";
-            if self.delete(only_here, child)? {
-                continue;
-            }
-            let refs: Option<i64> = self
-                .tx
-                .prepare_cached("UPDATE objects SET refs = refs - 1 WHERE id = ?1 RETURNING refs")
-                .and_then(|mut s| s.query_row([child], |r| r.get(0)).optional())
-                .map_err(sql)?;
-            match refs {
+        // Most children of garbage are blobs that only it held: one statement for them.
+        let only_here = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 1 AND keep_until <= ?2 AND kind = 0
+                         RETURNING id, pack, frame_len";
+        let held = self.delete(only_here, children::unpack(&packed)?)?;
+        if held.is_empty() {
+            return Ok(());
+        }
+        let lowered: HashMap<ObjectId, i64> = self
+            .tx
+            .prepare_cached("UPDATE objects SET refs = refs - 1 WHERE id IN (SELECT value FROM json_each(?1)) RETURNING id, refs")
+            .and_then(|mut s| s.query_map([json(&held)], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+            .map_err(sql)?;
+        for child in held {
+            match lowered.get(&child) {
                 Some(0) => self.free.push(child),
                 Some(_) => {}
                 None => return Err(Error::Internal(format!("object {container} holds object {child}, which is gone; run fsck"))),
@@ -201,6 +216,11 @@ impl Sweep<'_> {
         }
         Ok(())
     }
+}
+
+/// Ids as a JSON array: a list in one parameter.
+fn json(ids: &[ObjectId]) -> String {
+    serde_json::to_string(ids).unwrap_or_default()
 }
 
 // ---- packs
