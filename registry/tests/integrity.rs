@@ -90,6 +90,8 @@ impl Drop for Serving {
 
 #[tokio::test]
 async fn damage_is_found_named_and_healed_from_another_registry() {
+    // Another test of this process may have been first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let (hurt, good) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let content = vec![7; 10_000];
     let (manifest, blob) = push(hurt.path(), &content).await;
