@@ -22,7 +22,12 @@ async fn push(data: &Path, content: &[u8]) -> (Digest, Digest) {
     let store = Store::open(data, Options::default()).await.unwrap();
     let blob = Digest::sha256(content);
     let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
-    let layer = Descriptor { media_type: "application/octet-stream".into(), digest: blob, size: content.len() as u64, ..Descriptor::of("x/y", &config) };
+    let layer = Descriptor {
+        media_type: "application/octet-stream".into(),
+        digest: blob,
+        size: content.len() as u64,
+        ..Descriptor::of("x/y", &config)
+    };
     let manifest = Manifest::snapshot(&config, vec![layer], Default::default()).to_document();
     let len = content.len() as u64;
     let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: blob, raw_len: len, stored_len: len };
@@ -85,6 +90,8 @@ impl Drop for Serving {
 
 #[tokio::test]
 async fn damage_is_found_named_and_healed_from_another_registry() {
+    // Another test of this process may have been first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let (hurt, good) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let content = vec![7; 10_000];
     let (manifest, blob) = push(hurt.path(), &content).await;

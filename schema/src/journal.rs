@@ -181,8 +181,12 @@ mod tests {
                     Record::Snapshot { repository, manifest, parents, artifact_type, subject, at, new_bytes }
                 }
             ),
-            (repository.clone(), tag.clone(), digest.clone(), any::<u64>())
-                .prop_map(|(repository, tag, manifest, at)| Record::Tag { repository, tag, manifest, at }),
+            (repository.clone(), tag.clone(), digest.clone(), any::<u64>()).prop_map(|(repository, tag, manifest, at)| Record::Tag {
+                repository,
+                tag,
+                manifest,
+                at
+            }),
             (repository.clone(), tag).prop_map(|(repository, tag)| Record::Untag { repository, tag }),
             (repository, digest).prop_map(|(repository, manifest)| Record::Delete { repository, manifest }),
         ]

@@ -86,7 +86,13 @@ impl Pace {
 
 /// Reads a range of a pack from its first byte to its last, in pieces, and checks the frames in it off the async threads. `None` if the pack is not
 /// there. A pack that ends early is for [`FrameChecks::finish`] to notice.
-async fn read_through(store: &Store, key: &str, range: Range<u64>, mut checks: FrameChecks, pace: &mut Pace) -> Result<Option<FrameChecks>> {
+async fn read_through(
+    store: &Store,
+    key: &str,
+    range: Range<u64>,
+    mut checks: FrameChecks,
+    pace: &mut Pace,
+) -> Result<Option<FrameChecks>> {
     let path = path(key);
     let mut at = range.start;
     checks.begin_at(at);
@@ -174,7 +180,8 @@ async fn read_index(store: &Store, key_path: &Path, limits: &Limits) -> Result<I
         }
     };
     let limits = limits.clone();
-    let parsed = tokio::task::spawn_blocking(move || footer.parse_index(&index, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?;
+    let parsed =
+        tokio::task::spawn_blocking(move || footer.parse_index(&index, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?;
     Ok(match parsed {
         Ok(entries) => IndexFound::Good(Index { frames_end: footer.index_offset, len, entries }),
         Err(error) => IndexFound::Bad(len, error.to_string()),

@@ -7,8 +7,8 @@ mod common;
 mod rig;
 
 use common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
-use object_store::path::Path;
 use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
 use pfr_schema::api::ScrubReport;
 use pfr_schema::{Digest, Kind};
 use pfr_store::{Error, Packed, ScrubOptions, Store, document_frame};
@@ -208,7 +208,8 @@ async fn a_mirror_heals_what_is_damaged() {
     let report = scrub(&rig.store, false).await;
     assert_eq!(report.damaged.len(), 5);
     // Children before the containers that list them.
-    let damaged: Vec<Digest> = blobs(&snapshot).into_iter().map(|(d, _)| d).filter(|d| report.damaged.iter().any(|b| b.digest == *d)).collect();
+    let damaged: Vec<Digest> =
+        blobs(&snapshot).into_iter().map(|(d, _)| d).filter(|d| report.damaged.iter().any(|b| b.digest == *d)).collect();
     let frames = mirror.store.frames(damaged.clone()).await.unwrap();
     assert_eq!(rig.store.heal(&repository(), &damaged, frames).await.unwrap(), 5);
     assert_eq!(rig.store.reassess().await.unwrap(), 0, "nothing above was left marked");

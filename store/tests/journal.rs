@@ -128,7 +128,10 @@ async fn what_is_acknowledged_is_in_the_journal() {
     live(&rig.store).await;
     assert_eq!(rig.metadata.unjournaled(1).await.unwrap(), []);
     let rows = rig.metadata.journal().await.unwrap();
-    assert_eq!(rows.iter().map(|row| row.key.clone()).collect::<Vec<_>>(), journals(&rig).await.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
+    assert_eq!(
+        rows.iter().map(|row| row.key.clone()).collect::<Vec<_>>(),
+        journals(&rig).await.into_iter().map(|(key, _)| key).collect::<Vec<_>>()
+    );
     let records: usize = journals(&rig).await.iter().map(|(_, journal)| journal.records.len()).sum();
     assert_eq!(records as u64, rig.metadata.names().await.unwrap().0, "each change once, and all of them");
 }

@@ -23,7 +23,11 @@ pub(super) fn run(args: Rebuild) -> Result<(), server::Error> {
     if report.lost.is_empty() && report.refused.is_empty() {
         return Ok(());
     }
-    Err(server::Error::Found(format!("{} snapshots are lost, {} objects on storage could not be read", report.lost.len(), report.refused.len())))
+    Err(server::Error::Found(format!(
+        "{} snapshots are lost, {} objects on storage could not be read",
+        report.lost.len(),
+        report.refused.len()
+    )))
 }
 
 fn words(r: &RebuildReport) -> String {

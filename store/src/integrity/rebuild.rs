@@ -120,7 +120,9 @@ impl Rebuild<'_> {
                 if bytes.get(from..from + header.len()) == Some(&header[..]) {
                     good.push(*entry);
                 } else {
-                    self.report.refused.push(format!("{key}: the frame of {} at byte {} has a bad header", entry.header.digest, entry.offset));
+                    self.report
+                        .refused
+                        .push(format!("{key}: the frame of {} at byte {} has a bad header", entry.header.digest, entry.offset));
                 }
             }
             rest = after;
@@ -142,7 +144,8 @@ impl Rebuild<'_> {
             entries.push(Entry { offset: at, header });
             at = at.saturating_add(header.frame_len());
         }
-        let expected = |e: &Entry| Expected { offset: e.offset, digest: e.header.digest, frame_len: e.header.frame_len(), header: Some(e.header) };
+        let expected =
+            |e: &Entry| Expected { offset: e.offset, digest: e.header.digest, frame_len: e.header.frame_len(), header: Some(e.header) };
         let checks = FrameChecks::new(entries.iter().map(expected).collect(), true, limits.clone());
         let Some(checks) = read_through(self.store, key, 0..len.min(at), checks, &mut Pace::unlimited()).await? else {
             return Ok(Vec::new());

@@ -216,7 +216,8 @@ fn of_row(packed: &Packed) -> Expected {
 }
 
 fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
-    let damage = |packed: &Packed| Damage { digest: packed.digest, pack: row.key.clone(), reason: format!("pack {} is not there", row.key) };
+    let damage =
+        |packed: &Packed| Damage { digest: packed.digest, pack: row.key.clone(), reason: format!("pack {} is not there", row.key) };
     Findings { damage: contents.iter().map(damage).collect(), unsound: vec!["it is not there".into()], missing: true }
 }
 

@@ -48,7 +48,9 @@ impl<'a> Names<'a> {
 
     /// Repository, tag, snapshot and time of the tags that exist. A tag that was put before its snapshot came went with the snapshot's predecessor.
     pub(crate) fn tags(&self) -> impl Iterator<Item = (&'a RepositoryName, &'a Tag, Digest, u64)> + '_ {
-        let holds = |repository, (manifest, _, put): (Digest, u64, usize)| self.positions.get(&(repository, manifest)).is_some_and(|came| *came < put);
+        let holds = |repository, (manifest, _, put): (Digest, u64, usize)| {
+            self.positions.get(&(repository, manifest)).is_some_and(|came| *came < put)
+        };
         self.tags
             .iter()
             .filter(move |((repository, _), target)| holds(*repository, **target))

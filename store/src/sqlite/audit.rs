@@ -135,7 +135,8 @@ impl<'a> Auditor<'a> {
 
     /// References, window by window of object ids.
     fn references(&mut self) -> Result<()> {
-        let last = |statement: &str| self.tx.query_row(statement, [], |r| r.get::<_, Option<i64>>(0)).map(|id| id.unwrap_or(0)).map_err(sql);
+        let last =
+            |statement: &str| self.tx.query_row(statement, [], |r| r.get::<_, Option<i64>>(0)).map(|id| id.unwrap_or(0)).map_err(sql);
         let mut end = last("SELECT MAX(id) FROM objects")?;
         self.each_container(|_, children| end = children.last().copied().unwrap_or(0).max(end))?;
         let mut from = 1;
@@ -160,8 +161,10 @@ impl<'a> Auditor<'a> {
             }
         }
         self.each_container(|_, children| children.iter().filter_map(|child| place(*child)).for_each(|at| counts[at] += 1))?;
-        let mut select =
-            self.tx.prepare_cached("SELECT id, digest, size, refs, pack FROM objects WHERE id >= ?1 AND id < ?2 ORDER BY id").map_err(sql)?;
+        let mut select = self
+            .tx
+            .prepare_cached("SELECT id, digest, size, refs, pack FROM objects WHERE id >= ?1 AND id < ?2 ORDER BY id")
+            .map_err(sql)?;
         let mut rows = select.query([from, to]).map_err(sql)?;
         while let Some(row) = rows.next().map_err(sql)? {
             let id: ObjectId = row.get(0).map_err(sql)?;
@@ -222,7 +225,9 @@ impl<'a> Auditor<'a> {
         }
         let snapshots: Vec<(i64, ObjectId, i64, i64)> = self
             .tx
-            .prepare_cached("SELECT m.id, m.object, m.logical_bytes, o.size FROM manifests m JOIN objects o ON o.id = m.object ORDER BY m.id")
+            .prepare_cached(
+                "SELECT m.id, m.object, m.logical_bytes, o.size FROM manifests m JOIN objects o ON o.id = m.object ORDER BY m.id",
+            )
             .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))?.collect())
             .map_err(sql)?;
         for (id, object, found, size) in snapshots {

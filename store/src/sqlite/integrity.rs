@@ -20,7 +20,9 @@ type Marks = HashMap<ObjectId, BTreeSet<usize>>;
 /// Calls `each` with every container of a kind and its children.
 pub(super) fn containers(tx: &Connection, kind: Kind, mut each: impl FnMut(ObjectId, Vec<ObjectId>) -> Result<()>) -> Result<()> {
     let mut select = tx
-        .prepare_cached("SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object WHERE o.kind = ?1 ORDER BY c.object")
+        .prepare_cached(
+            "SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object WHERE o.kind = ?1 ORDER BY c.object",
+        )
         .map_err(sql)?;
     let mut rows = select.query([kind as i64]).map_err(sql)?;
     while let Some(row) = rows.next().map_err(sql)? {
@@ -69,9 +71,7 @@ pub(super) fn quarantine(tx: &Connection, damage: &[Damage], now: u64) -> Result
                 "UPDATE objects SET health = ?1 WHERE domain = ?2 AND digest = ?3 AND health <> ?1
                  AND pack = (SELECT id FROM packs WHERE key = ?4) RETURNING id",
             )
-            .and_then(|mut s| {
-                s.query_row(params![Health::Damaged as i64, DOMAIN, digest.to_key(), pack], |r| r.get(0)).optional()
-            })
+            .and_then(|mut s| s.query_row(params![Health::Damaged as i64, DOMAIN, digest.to_key(), pack], |r| r.get(0)).optional())
             .map_err(sql)?;
         let Some(object) = object else { continue };
         tx.prepare_cached("INSERT OR REPLACE INTO damage (object, reason, found_at) VALUES (?1, ?2, ?3)")

@@ -29,11 +29,9 @@ pub(super) fn unjournaled(tx: &Connection, limit: usize) -> Result<Vec<Unjournal
 }
 
 pub(super) fn journaled(tx: &Connection, row: &JournalRow) -> Result<()> {
-    tx.prepare_cached(
-        "INSERT INTO journal (key, first_seq, last_seq, is_checkpoint) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (key) DO NOTHING",
-    )
-    .and_then(|mut s| s.execute(params![row.key, int(row.first), int(row.last), row.checkpoint]))
-    .map_err(sql)?;
+    tx.prepare_cached("INSERT INTO journal (key, first_seq, last_seq, is_checkpoint) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (key) DO NOTHING")
+        .and_then(|mut s| s.execute(params![row.key, int(row.first), int(row.last), row.checkpoint]))
+        .map_err(sql)?;
     tx.prepare_cached("DELETE FROM changes WHERE seq BETWEEN ?1 AND ?2")
         .and_then(|mut s| s.execute(params![int(row.first), int(row.last)]))
         .map_err(sql)?;
@@ -69,9 +67,7 @@ pub(super) fn names(tx: &Connection) -> Result<(u64, Vec<Record>)> {
             "SELECT m.id, r.name, o.digest, m.artifact_type, m.subject, m.pushed_at, m.new_bytes
              FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object ORDER BY m.id",
         )
-        .and_then(|mut s| {
-            s.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?, r.get(6)?)))?.collect()
-        })
+        .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?, r.get(6)?)))?.collect())
         .map_err(sql)?;
     let tags: Vec<RawTag> = tx
         .prepare_cached(
@@ -93,7 +89,12 @@ pub(super) fn names(tx: &Connection) -> Result<(u64, Vec<Record>)> {
         });
     }
     for (repository, tag, manifest, at) in tags {
-        records.push(Record::Tag { repository: repository.parse()?, tag: tag.parse()?, manifest: Digest::from_key(&manifest)?, at: uint(at) });
+        records.push(Record::Tag {
+            repository: repository.parse()?,
+            tag: tag.parse()?,
+            manifest: Digest::from_key(&manifest)?,
+            at: uint(at),
+        });
     }
     Ok((last_number(tx)?, records))
 }
