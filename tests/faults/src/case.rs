@@ -183,7 +183,7 @@ impl History {
             self.world.jump(jump);
         }
         let impatient = self.chance(0.2);
-        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient, torn: !self.debris.is_empty() };
+        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient, torn: !self.debris.is_empty() || self.counts.flipped > 0 };
         self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
         let mut running = self.draw(excuses, impatient);
         let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
@@ -470,6 +470,10 @@ impl History {
         self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.rebuilt(&seen)?;
+        if self.counts.flipped > 0 {
+            // The database knew what is in quarantine; packs do not.
+            self.scrub_and_heal().await?;
+        }
         self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
         self.counts.rebuilds += 1;
         check::verified(&self.world.observer, &seen).await
@@ -494,6 +498,13 @@ impl History {
         self.world.disk.plant(&path, bytes);
         self.log.push(format!("bit {bit} of byte {at} of {key} flips"));
         self.counts.flipped += 1;
+        self.scrub_and_heal().await?;
+        self.compare(&[]).await?;
+        check::verified(&self.world.observer, &self.oracle.names).await
+    }
+
+    /// What an operator does about damage: finds it, and has it pushed again.
+    async fn scrub_and_heal(&mut self) -> Result<(), String> {
         let options = pfr_store::ScrubOptions { full: true, bytes_per_second: None };
         let report = self.world.observer.scrub(&options, &mut |_| ()).await.map_err(|e| format!("scrub: {e}"))?;
         self.log.push(format!("scrub: {} damaged, bad packs {:?}", report.damaged.len(), report.bad_packs));
@@ -504,8 +515,7 @@ impl History {
                 answer.map_err(|e| format!("pushing {name}@{digest} again: {e}"))?;
             }
         }
-        self.compare(&[]).await?;
-        check::verified(&self.world.observer, &self.oracle.names).await
+        Ok(())
     }
 
     // ---- the end

@@ -162,7 +162,7 @@ impl Operation {
                 let answer = store.scrub(&ScrubOptions { full, bytes_per_second: None }, &mut |_| ()).await;
                 let mut ended = Ended::new(None, &answer, false, excuses);
                 match answer {
-                    Ok(report) if !report.damaged.is_empty() => ended.violation = Some(format!("damaged: {:?}", report.damaged)),
+                    Ok(report) if report.damaged.iter().any(|blob| !excuses.torn || !blob.snapshots.is_empty()) => ended.violation = Some(format!("damaged: {:?}", report.damaged)),
                     Ok(report) if !report.bad_packs.is_empty() && !excuses.faults && !excuses.torn => {
                         ended.violation = Some(format!("bad packs: {:?}", report.bad_packs));
                     }
