@@ -13,6 +13,7 @@ pub struct Registry {
     data: PathBuf,
     address: String,
     log: PathBuf,
+    options: Vec<String>,
     _dir: Option<TempDir>,
 }
 
@@ -55,7 +56,8 @@ impl Registry {
             let line = text.lines().find_map(|l| l.strip_prefix("listening on http://"))?;
             text.ends_with('\n').then(|| line.to_owned())
         });
-        Self { child, data: data.to_owned(), address, log, _dir: None }
+        let options = options.iter().map(ToString::to_string).collect();
+        Self { child, data: data.to_owned(), address, log, options, _dir: None }
     }
 
     /// `host:port`.
@@ -82,10 +84,11 @@ impl Registry {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again over the same data, on the same port.
+    /// Starts it again over the same data, on the same port, with the same options.
     pub fn restart(&mut self) {
         self.kill();
-        let mut again = Self::spawn(&self.data, &self.address, &[]);
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        let mut again = Self::spawn(&self.data, &self.address, &options);
         // The old one, now dropped, holds a process that has ended and no directory.
         again._dir = self._dir.take();
         *self = again;
