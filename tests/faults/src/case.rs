@@ -183,7 +183,11 @@ impl History {
             self.world.jump(jump);
         }
         let impatient = self.chance(0.2);
-        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient, torn: !self.debris.is_empty() || self.counts.flipped > 0 };
+        let excuses = Excuses {
+            faults: stormy || full,
+            time: (jump != 0 && jump_at.is_some()) || impatient,
+            torn: !self.debris.is_empty() || self.counts.flipped > 0,
+        };
         self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
         let mut running = self.draw(excuses, impatient);
         let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
@@ -226,7 +230,11 @@ impl History {
             let Some(store) = self.world.replicas[replica].store.clone() else { continue };
             let cut_at = self.chance(0.12).then(|| self.random.random_range(0..40));
             let (change, line) = (operation.change(), self.log.len());
-            self.log.push(format!("replica {replica}: {}{}", words(&operation), cut_at.map_or(String::new(), |n| format!(", dies at {n}"))));
+            self.log.push(format!(
+                "replica {replica}: {}{}",
+                words(&operation),
+                cut_at.map_or(String::new(), |n| format!(", dies at {n}"))
+            ));
             self.counts.rounds += 1;
             let task: Task<Ended> = Box::pin(operation.run(store, excuses));
             running.push(Running { replica, gate: Arc::default(), task: Some(task), blocked: false, cut_at, change, line });
@@ -483,7 +491,8 @@ impl History {
 
     /// A byte of a pack changes. A scrub finds it; pushing what it hit again heals it.
     async fn rot(&mut self) -> Result<(), String> {
-        let mut packs: Vec<(String, u64)> = self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
+        let mut packs: Vec<(String, u64)> =
+            self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
         if packs.is_empty() {
             return Ok(());
         }

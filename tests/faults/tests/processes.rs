@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 const REPOSITORY: &str = "team/agent";
 /// Short leases and horizons, and a collection every second: it runs into every push.
-const OPTIONS: [&str; 8] =
-    ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-horizon-seconds", "2", "--pack-bytes", "400000"];
+const OPTIONS: [&str; 8] = ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-horizon-seconds", "2", "--pack-bytes", "400000"];
 
 /// Kills to strike: `PF_KILLS`, or what a check has time for.
 fn kills_wanted() -> u64 {
