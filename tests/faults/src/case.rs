@@ -385,15 +385,14 @@ impl History {
     /// Looks whether those that waited for others can go on; waits for one of them if nobody else is there to go on.
     async fn unblock(&mut self, running: &mut [Running], changes: &mut Vec<(Change, Outcome)>, wait: bool) -> Result<(), String> {
         let mut freed = false;
-        for i in 0..running.len() {
-            let one = &mut running[i];
+        for one in running.iter_mut() {
             let Some(task) = one.task.as_mut().filter(|_| one.blocked) else { continue };
             match gate::glance(task, &one.gate).await {
                 Progress::Blocked => {}
                 Progress::AtGate => (one.blocked, freed) = (false, true),
                 Progress::Done(ended) => {
                     freed = true;
-                    self.ended(&mut running[i], ended, changes)?;
+                    self.ended(one, ended, changes)?;
                 }
             }
         }
