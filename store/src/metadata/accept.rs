@@ -220,6 +220,10 @@ impl Planner {
         (object.known.logical_bytes, object.known.new_bytes) = (logical_bytes, new_bytes);
         if object.inserted.is_none() {
             self.plan.promote.push((object.known.id, kind));
+            // Its good copy may just have replaced a damaged blob of which a rebuild could not tell that it is a container.
+            if object.framed {
+                self.plan.recover.push(object.known.id);
+            }
         }
         self.plan.contain.push(Contains { object: object.known.id, children: ids, shape: container.shape, logical_bytes, new_bytes });
         Ok(())

@@ -183,7 +183,11 @@ impl History {
             self.world.jump(jump);
         }
         let impatient = self.chance(0.2);
-        let excuses = Excuses { faults: stormy || full, time: (jump != 0 && jump_at.is_some()) || impatient, torn: !self.debris.is_empty() };
+        let excuses = Excuses {
+            faults: stormy || full,
+            time: (jump != 0 && jump_at.is_some()) || impatient,
+            torn: !self.debris.is_empty() || self.counts.flipped > 0,
+        };
         self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
         let mut running = self.draw(excuses, impatient);
         let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
@@ -226,7 +230,11 @@ impl History {
             let Some(store) = self.world.replicas[replica].store.clone() else { continue };
             let cut_at = self.chance(0.12).then(|| self.random.random_range(0..40));
             let (change, line) = (operation.change(), self.log.len());
-            self.log.push(format!("replica {replica}: {}{}", words(&operation), cut_at.map_or(String::new(), |n| format!(", dies at {n}"))));
+            self.log.push(format!(
+                "replica {replica}: {}{}",
+                words(&operation),
+                cut_at.map_or(String::new(), |n| format!(", dies at {n}"))
+            ));
             self.counts.rounds += 1;
             let task: Task<Ended> = Box::pin(operation.run(store, excuses));
             running.push(Running { replica, gate: Arc::default(), task: Some(task), blocked: false, cut_at, change, line });
@@ -377,15 +385,14 @@ impl History {
     /// Looks whether those that waited for others can go on; waits for one of them if nobody else is there to go on.
     async fn unblock(&mut self, running: &mut [Running], changes: &mut Vec<(Change, Outcome)>, wait: bool) -> Result<(), String> {
         let mut freed = false;
-        for i in 0..running.len() {
-            let one = &mut running[i];
+        for one in running.iter_mut() {
             let Some(task) = one.task.as_mut().filter(|_| one.blocked) else { continue };
             match gate::glance(task, &one.gate).await {
                 Progress::Blocked => {}
                 Progress::AtGate => (one.blocked, freed) = (false, true),
                 Progress::Done(ended) => {
                     freed = true;
-                    self.ended(&mut running[i], ended, changes)?;
+                    self.ended(one, ended, changes)?;
                 }
             }
         }
@@ -470,6 +477,10 @@ impl History {
         self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.rebuilt(&seen)?;
+        if self.counts.flipped > 0 {
+            // The database knew what is in quarantine; packs do not.
+            self.scrub_and_heal().await?;
+        }
         self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
         self.counts.rebuilds += 1;
         check::verified(&self.world.observer, &seen).await
@@ -479,7 +490,8 @@ impl History {
 
     /// A byte of a pack changes. A scrub finds it; pushing what it hit again heals it.
     async fn rot(&mut self) -> Result<(), String> {
-        let mut packs: Vec<(String, u64)> = self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
+        let mut packs: Vec<(String, u64)> =
+            self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
         if packs.is_empty() {
             return Ok(());
         }
@@ -494,6 +506,13 @@ impl History {
         self.world.disk.plant(&path, bytes);
         self.log.push(format!("bit {bit} of byte {at} of {key} flips"));
         self.counts.flipped += 1;
+        self.scrub_and_heal().await?;
+        self.compare(&[]).await?;
+        check::verified(&self.world.observer, &self.oracle.names).await
+    }
+
+    /// What an operator does about damage: finds it, and has it pushed again.
+    async fn scrub_and_heal(&mut self) -> Result<(), String> {
         let options = pfr_store::ScrubOptions { full: true, bytes_per_second: None };
         let report = self.world.observer.scrub(&options, &mut |_| ()).await.map_err(|e| format!("scrub: {e}"))?;
         self.log.push(format!("scrub: {} damaged, bad packs {:?}", report.damaged.len(), report.bad_packs));
@@ -504,8 +523,7 @@ impl History {
                 answer.map_err(|e| format!("pushing {name}@{digest} again: {e}"))?;
             }
         }
-        self.compare(&[]).await?;
-        check::verified(&self.world.observer, &self.oracle.names).await
+        Ok(())
     }
 
     // ---- the end

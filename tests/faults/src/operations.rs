@@ -4,8 +4,8 @@ use crate::gate;
 use crate::names::{Change, Outcome};
 use crate::snapshots::Snapshot;
 use bytes::Bytes;
-use futures::stream;
 use futures::StreamExt as _;
+use futures::stream;
 use pfr_schema::api::TagState;
 use pfr_schema::frame::{Event, Parser, end_mark};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, RepositoryName, Tag};
@@ -99,10 +99,7 @@ impl Ended {
 
 /// The names were not as the change needs them.
 fn refused(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::TagMoved { .. } | Error::TagUnknown { .. } | Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)
-    )
+    matches!(error, Error::TagMoved { .. } | Error::TagUnknown { .. } | Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))
 }
 
 /// Whether circumstances explain an error. Bugs and damage have no excuse.
@@ -144,7 +141,8 @@ impl Operation {
                 let answer = store.gc(&options, &mut |_| ()).await;
                 let mut ended = Ended::new(None, &answer, false, excuses);
                 if let Ok(report) = answer {
-                    ended.answer = format!("released {} unclaimed {} packs deleted {}", report.released, report.unclaimed, report.packs_deleted);
+                    ended.answer =
+                        format!("released {} unclaimed {} packs deleted {}", report.released, report.unclaimed, report.packs_deleted);
                 }
                 ended
             }
@@ -162,7 +160,9 @@ impl Operation {
                 let answer = store.scrub(&ScrubOptions { full, bytes_per_second: None }, &mut |_| ()).await;
                 let mut ended = Ended::new(None, &answer, false, excuses);
                 match answer {
-                    Ok(report) if !report.damaged.is_empty() => ended.violation = Some(format!("damaged: {:?}", report.damaged)),
+                    Ok(report) if report.damaged.iter().any(|blob| !excuses.torn || !blob.snapshots.is_empty()) => {
+                        ended.violation = Some(format!("damaged: {:?}", report.damaged))
+                    }
                     Ok(report) if !report.bad_packs.is_empty() && !excuses.faults && !excuses.torn => {
                         ended.violation = Some(format!("bad packs: {:?}", report.bad_packs));
                     }
@@ -204,10 +204,9 @@ fn stream_of(frames: Vec<Bytes>, broken_at: Option<usize>) -> Frames {
     let count = frames.len() as u64;
     let whole: Vec<u8> = frames.concat();
     match broken_at {
-        Some(at) => vec![
-            Ok(Bytes::copy_from_slice(&whole[..at.min(whole.len())])),
-            Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
-        ],
+        Some(at) => {
+            vec![Ok(Bytes::copy_from_slice(&whole[..at.min(whole.len())])), Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]
+        }
         None => vec![Ok(whole.into()), Ok(end_mark(count).into())],
     }
 }
@@ -238,7 +237,7 @@ pub(crate) async fn push(
     for _ in 0..3 {
         match store.commit(&session.id, snapshot.digest, tag.clone(), expected.flatten()).await {
             Ok(_) => return (Ok(()), unsure),
-            Err(error) if matches!(error, Error::Unavailable { .. } | Error::Full(_)) => unsure = true,
+            Err(Error::Unavailable { .. } | Error::Full(_)) => unsure = true,
             Err(error) => return (Err(error), unsure),
         }
     }

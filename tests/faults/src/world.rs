@@ -88,7 +88,8 @@ impl World {
         let metadata: Arc<dyn Metadata> = Arc::new(SqliteMetadata::open(&path, ticking(&clock, 0)).await?);
         let options = options(&setup, &clock);
         let observer = Store::new(Arc::new(disk.clone()), metadata, options);
-        let replicas = (0..setup.replicas as u64).map(|i| Replica { store: None, weather: Weather::new(seed ^ (i + 1) << 32, 0.0) }).collect();
+        let replicas =
+            (0..setup.replicas as u64).map(|i| Replica { store: None, weather: Weather::new(seed ^ (i + 1) << 32, 0.0) }).collect();
         let mut world = Self { disk, replicas, observer, setup, clock, dir, databases: 0 };
         for i in 0..world.replicas.len() {
             world.start(i).await?;

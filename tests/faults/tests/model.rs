@@ -1,6 +1,6 @@
 //! Random histories, and planted bugs that they must catch.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
 use pfr_faults::case::{self, Counts, Failure};
 use pfr_faults::world::Plant;
