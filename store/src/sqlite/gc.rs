@@ -233,14 +233,7 @@ fn pack_row(r: &Row<'_>) -> rusqlite::Result<PackRow> {
         "live" => PackState::Live,
         _ => PackState::Draining,
     };
-    Ok(PackRow {
-        id: r.get(0)?,
-        key: r.get(1)?,
-        state,
-        bytes: uint(r.get(3)?),
-        frame_bytes: uint(r.get(4)?),
-        live_bytes: uint(r.get(5)?),
-    })
+    Ok(PackRow { id: r.get(0)?, key: r.get(1)?, state, bytes: uint(r.get(3)?), frame_bytes: uint(r.get(4)?), live_bytes: uint(r.get(5)?) })
 }
 
 fn pack_rows(tx: &Connection, rest: &str, parameters: impl rusqlite::Params) -> Result<Vec<PackRow>> {
@@ -312,10 +305,7 @@ pub(super) fn finish_compaction(tx: &Connection, pack: PackId, sizes: PackSizes,
         tx.prepare_cached("UPDATE objects SET pack = ?1, offset = ?2 WHERE id = ?3 AND pack = ?4 RETURNING frame_len").map_err(sql)?;
     let mut lost: BTreeMap<PackId, u64> = BTreeMap::new();
     for Moved { object, from, offset } in moved {
-        let frame_len = repoint
-            .query_row(params![pack, int(*offset), object, from], |r| r.get::<_, i64>(0))
-            .optional()
-            .map_err(sql)?;
+        let frame_len = repoint.query_row(params![pack, int(*offset), object, from], |r| r.get::<_, i64>(0)).optional().map_err(sql)?;
         *lost.entry(*from).or_default() += frame_len.map_or(0, uint);
     }
     go_live(tx, pack, sizes, lost.values().sum(), until)?;
