@@ -102,7 +102,11 @@ pub fn run(args: &Args) -> Result<()> {
     println!("{} × {}, {}\n", machine.cores, machine.cpu, machine.kernel);
     println!("| processes | pushes/s (min–max) | GB/s of snapshots | GB/s sent | × the first |\n|---|---|---|---|---|");
     let rate = |replicas: usize, value: fn(&Sample) -> f64| {
-        Spread::of(samples.iter().filter(|s| s.replicas == replicas).map(|s| value(s) / s.seconds)).unwrap_or(Spread { median: 0.0, min: 0.0, max: 0.0 })
+        Spread::of(samples.iter().filter(|s| s.replicas == replicas).map(|s| value(s) / s.seconds)).unwrap_or(Spread {
+            median: 0.0,
+            min: 0.0,
+            max: 0.0,
+        })
     };
     let first = args.replicas.first().copied().unwrap_or(1);
     for replicas in &args.replicas {
