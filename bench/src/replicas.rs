@@ -160,7 +160,7 @@ async fn pushes(urls: &[String], round: u64, args: &Args) -> Result<Sample> {
     let client = Client::builder().build()?;
     let start = Instant::now();
     let running = work.into_iter().enumerate().map(|(pusher, snapshots)| {
-        let base = format!("{}/v1/repositories/bench/r{round}-{}-{pusher}/", urls[pusher % urls.len()], urls.len());
+        let base = format!("{}/v1/repositories/bench%2Fr{round}-{}-{pusher}/", urls[pusher % urls.len()], urls.len());
         let client = client.clone();
         tokio::spawn(async move {
             let mut sent = 0;
