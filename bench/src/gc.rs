@@ -50,7 +50,7 @@ pub struct Args {
 struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     date: Option<&'a str>,
-    machine: Machine,
+    machine: &'a Machine,
     garbage: u64,
     batch: usize,
     stores: &'a [sweep::Store],
@@ -65,18 +65,26 @@ pub fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stores = runtime.block_on(sweep::run(&disk, args))?;
     print_sweeps(&stores);
-    let beside = if args.beside_live == 0 { Vec::new() } else { runtime.block_on(beside::run(&disk, args))? };
-    beside::print(&beside);
-    if let Some(path) = &args.json {
-        let (date, garbage, batch) = (args.date.as_deref(), args.garbage, args.batch);
-        let report = Report { date, machine, garbage, batch, stores: &stores, beside: &beside };
-        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+    write(args, &machine, &stores, &[])?;
+    if args.beside_live > 0 {
+        let beside = runtime.block_on(beside::run(&disk, args))?;
+        beside::print(&beside);
+        write(args, &machine, &stores, &beside)?;
     }
     Ok(())
 }
 
+fn write(args: &Args, machine: &Machine, stores: &[sweep::Store], beside: &[beside::Phase]) -> Result<()> {
+    let Some(path) = &args.json else { return Ok(()) };
+    let (date, garbage, batch) = (args.date.as_deref(), args.garbage, args.batch);
+    let report = Report { date, machine, garbage, batch, stores, beside };
+    Ok(std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?)
+}
+
 fn print_sweeps(stores: &[sweep::Store]) {
-    println!("| live objects | database | B / object | inserted, objects/s | first look at new packs, objects/s | swept, objects/s (min–max) | × the smallest store's time | longest transaction | when nothing is due |");
+    println!(
+        "| live objects | database | B / object | inserted, objects/s | first look at new packs, objects/s | swept, objects/s (min–max) | × the smallest store's time | longest transaction | when nothing is due |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|");
     let median = |store: &sweep::Store, value: fn(&sweep::Round) -> f64| Spread::of(store.rounds.iter().map(value));
     let smallest = stores.first().and_then(|s| median(s, |r| r.sweep_seconds)).map_or(1.0, |s| s.median);

@@ -102,7 +102,11 @@ pub fn run(args: &Args) -> Result<()> {
     println!("{} × {}, {}\n", machine.cores, machine.cpu, machine.kernel);
     println!("| processes | pushes/s (min–max) | GB/s of snapshots | GB/s sent | × the first |\n|---|---|---|---|---|");
     let rate = |replicas: usize, value: fn(&Sample) -> f64| {
-        Spread::of(samples.iter().filter(|s| s.replicas == replicas).map(|s| value(s) / s.seconds)).unwrap_or(Spread { median: 0.0, min: 0.0, max: 0.0 })
+        Spread::of(samples.iter().filter(|s| s.replicas == replicas).map(|s| value(s) / s.seconds)).unwrap_or(Spread {
+            median: 0.0,
+            min: 0.0,
+            max: 0.0,
+        })
     };
     let first = args.replicas.first().copied().unwrap_or(1);
     for replicas in &args.replicas {
@@ -156,7 +160,7 @@ async fn pushes(urls: &[String], round: u64, args: &Args) -> Result<Sample> {
     let client = Client::builder().build()?;
     let start = Instant::now();
     let running = work.into_iter().enumerate().map(|(pusher, snapshots)| {
-        let base = format!("{}/v1/repositories/bench/r{round}-{}-{pusher}/", urls[pusher % urls.len()], urls.len());
+        let base = format!("{}/v1/repositories/bench%2Fr{round}-{}-{pusher}/", urls[pusher % urls.len()], urls.len());
         let client = client.clone();
         tokio::spawn(async move {
             let mut sent = 0;

@@ -126,7 +126,9 @@ fn print_simulation(comparisons: &[Comparison]) {
 }
 
 fn print_fleets(fleets: &[Fleet]) {
-    println!("| hosts | pushes/s | requests/s | objects/s in and out | in, MB/s | out, MB/s | snapshots | objects | tables (SQLite), GB | bucket, TB | sharing saves | bucket writes/s | SQLite busy at peak | cores at peak | replicas | databases | a month |");
+    println!(
+        "| hosts | pushes/s | requests/s | objects/s in and out | in, MB/s | out, MB/s | snapshots | objects | tables (SQLite), GB | bucket, TB | sharing saves | bucket writes/s | SQLite busy at peak | cores at peak | replicas | databases | a month |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for f in fleets {
         println!(
@@ -156,7 +158,13 @@ fn print_fleets(fleets: &[Fleet]) {
 fn print_limits(limits: &[Limit]) {
     println!("| what gives out | at hosts | rests on | then |\n|---|---|---|---|");
     for l in limits {
-        println!("| {} | {} | {} | {} |", l.what, short(l.hosts), if l.measured { "costs measured here" } else { "assumed capacity" }, l.then);
+        println!(
+            "| {} | {} | {} | {} |",
+            l.what,
+            short(l.hosts),
+            if l.measured { "costs measured here" } else { "assumed capacity" },
+            l.then
+        );
     }
 }
 
@@ -169,6 +177,12 @@ fn short(value: f64) -> String {
         v if v >= 1e4 => (value / 1e3, " K"),
         _ => (value, ""),
     };
-    let digits = if scaled.abs() >= 100.0 { 0 } else if scaled.abs() >= 10.0 { 1 } else { 2 };
+    let digits = if scaled.abs() >= 100.0 {
+        0
+    } else if scaled.abs() >= 10.0 {
+        1
+    } else {
+        2
+    };
     format!("{scaled:.digits$}{unit}")
 }

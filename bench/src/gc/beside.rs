@@ -42,7 +42,9 @@ pub struct Latency {
 impl Latency {
     fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
-        let at = |share: f64| seconds.get(((seconds.len() as f64 * share) as usize).min(seconds.len().saturating_sub(1))).map_or(0.0, |s| s * 1e3);
+        let at = |share: f64| {
+            seconds.get(((seconds.len() as f64 * share) as usize).min(seconds.len().saturating_sub(1))).map_or(0.0, |s| s * 1e3)
+        };
         Self { count: seconds.len(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
     }
 }

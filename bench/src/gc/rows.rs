@@ -106,7 +106,13 @@ impl<'a> Rows<'a> {
     }
 
     /// Configuration, tree and manifest over runs; sends what is pending and commits. The manifest.
-    pub async fn commit(&mut self, repository: &RepositoryName, runs: &[StoredRun], parent: Option<Digest>, tag: Option<&str>) -> Result<Digest> {
+    pub async fn commit(
+        &mut self,
+        repository: &RepositoryName,
+        runs: &[StoredRun],
+        parent: Option<Digest>,
+        tag: Option<&str>,
+    ) -> Result<Digest> {
         let (config, tree, manifest) = (self.fresh(), self.fresh(), self.fresh());
         self.frame(config, Kind::Blob, DOCUMENT_BYTES, None);
         let run = |run: &StoredRun| Child { digest: run.digest, kind: Kind::Run, size: None, shape: Some(run.shape) };
@@ -134,7 +140,13 @@ impl<'a> Rows<'a> {
     }
 
     /// A snapshot of `objects` new objects in runs of `run_pages`, which also holds `shared`; the manifest and its first run.
-    pub async fn snapshot(&mut self, repository: &RepositoryName, objects: u64, run_pages: usize, shared: Option<StoredRun>) -> Result<(Digest, StoredRun)> {
+    pub async fn snapshot(
+        &mut self,
+        repository: &RepositoryName,
+        objects: u64,
+        run_pages: usize,
+        shared: Option<StoredRun>,
+    ) -> Result<(Digest, StoredRun)> {
         let mut runs: Vec<StoredRun> = shared.into_iter().collect();
         let first = runs.len();
         for pages in lengths(objects, run_pages) {

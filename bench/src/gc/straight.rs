@@ -16,7 +16,16 @@ const CONTAINER: &str = "INSERT INTO containers (object, children, pages, compon
 /// Fills tables that exist and are empty with snapshots of `per_snapshot` objects each; objects written, and a run that others may list.
 pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_pages: usize) -> Result<(u64, StoredRun)> {
     let connection = Connection::open(path)?;
-    connection.execute_batch("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -500000; PRAGMA foreign_keys = OFF;")?;
+    // Who made the tables may still be closing them.
+    let mut tries = 0;
+    while let Err(error) = connection.execute_batch("PRAGMA journal_mode = OFF") {
+        tries += 1;
+        if tries > 200 {
+            return Err(error.into());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    connection.execute_batch("PRAGMA synchronous = OFF; PRAGMA cache_size = -500000; PRAGMA foreign_keys = OFF;")?;
     // Rows in order first, then each index sorted at once: random insertion would take an hour.
     let indexes: Vec<(String, String)> = connection
         .prepare("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = 'objects' AND sql IS NOT NULL")?
@@ -87,9 +96,11 @@ impl Filler<'_> {
     fn close_pack(&mut self) -> Result<()> {
         if self.frames > 0 {
             let (bytes, frame_bytes) = ((self.end + 40 * self.frames as u64) as i64, (self.end - 8) as i64);
-            self.connection
-                .prepare_cached("UPDATE packs SET bytes = ?1, frame_bytes = ?2, live_bytes = ?2 WHERE id = ?3")?
-                .execute([bytes, frame_bytes, self.pack])?;
+            self.connection.prepare_cached("UPDATE packs SET bytes = ?1, frame_bytes = ?2, live_bytes = ?2 WHERE id = ?3")?.execute([
+                bytes,
+                frame_bytes,
+                self.pack,
+            ])?;
             self.connection.prepare_cached("INSERT INTO suspects (due, pack) VALUES (0, ?1)")?.execute([self.pack])?;
         }
         (self.frames, self.end) = (0, 8);
@@ -127,7 +138,9 @@ impl Filler<'_> {
         reach += 2 * DOCUMENT_BYTES;
         self.contain(manifest, &[config, tree], None, reach)?;
         self.connection
-            .prepare_cached("INSERT INTO manifests (repository, object, pushed_at, used_at, logical_bytes, new_bytes) VALUES (?1, ?2, 0, 0, ?3, ?3)")?
+            .prepare_cached(
+                "INSERT INTO manifests (repository, object, pushed_at, used_at, logical_bytes, new_bytes) VALUES (?1, ?2, 0, 0, ?3, ?3)",
+            )?
             .execute([repository, manifest, (reach + DOCUMENT_BYTES) as i64])?;
         Ok(first)
     }

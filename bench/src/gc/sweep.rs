@@ -148,7 +148,13 @@ pub async fn drain(metadata: &dyn Metadata, batch: usize) -> Result<(f64, (Colle
 }
 
 /// Pushes snapshots of `objects` objects in all, which nobody will want; their manifests.
-pub async fn push_garbage(metadata: &dyn Metadata, name: &RepositoryName, first: u64, objects: u64, shared: StoredRun) -> Result<Vec<Digest>> {
+pub async fn push_garbage(
+    metadata: &dyn Metadata,
+    name: &RepositoryName,
+    first: u64,
+    objects: u64,
+    shared: StoredRun,
+) -> Result<Vec<Digest>> {
     let (mut rows, mut left, mut manifests) = (Rows::new(metadata, first), objects, Vec::new());
     while left >= 6 {
         let part = SNAPSHOT.min(left);

@@ -95,13 +95,26 @@ pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
     let (seconds, swept) = crate::gc::drain(&*metadata, 2000).await?;
     let (bytes_in, bytes_out) = bytes(tmpfs).await?;
     let swept = swept as f64 / seconds;
-    Ok(Costs { inserted, raised, swept, asked, commits, bytes_in, bytes_out, object_bytes, digest_index_bytes, child_bytes, snapshot_bytes })
+    Ok(Costs {
+        inserted,
+        raised,
+        swept,
+        asked,
+        commits,
+        bytes_in,
+        bytes_out,
+        object_bytes,
+        digest_index_bytes,
+        child_bytes,
+        snapshot_bytes,
+    })
 }
 
 /// Small pushes at a time: how many a second, and the bytes of rows that are not objects.
 async fn small(metadata: &Arc<SqliteMetadata>, path: &Path, child_bytes: f64) -> Result<(f64, f64)> {
     const EACH: u64 = 40;
-    let tables = ["manifests", "sqlite_autoindex_manifests_1", "manifests_object", "manifests_used", "parents", "tags", "tags_manifest", "changes"];
+    let tables =
+        ["manifests", "sqlite_autoindex_manifests_1", "manifests_object", "manifests_used", "parents", "tags", "tags_manifest", "changes"];
     let before = (Sizes::read(path)?, Instant::now());
     let running = (0..PUSHERS as u64).map(|pusher| {
         let metadata = Arc::clone(metadata);
@@ -151,7 +164,8 @@ async fn bytes(tmpfs: &Path) -> Result<(f64, f64)> {
     let (mut frames, mut digests) = (Vec::<Bytes>::new(), Vec::new());
     for number in 0..BLOBS {
         let raw: Vec<u8> = (0..BLOB as u64 / 8).flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number).to_le_bytes()).collect();
-        let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: Digest::sha256(&raw), raw_len: BLOB as u64, stored_len: BLOB as u64 };
+        let header =
+            Header { codec: Codec::Raw, kind: Kind::Blob, digest: Digest::sha256(&raw), raw_len: BLOB as u64, stored_len: BLOB as u64 };
         digests.push(header.digest);
         frames.push(frame::encode(&header, &raw).into());
     }

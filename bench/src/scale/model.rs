@@ -181,10 +181,13 @@ pub fn fleet(a: &Assumptions, costs: &Costs, hosts: f64) -> Fleet {
     f.database_bytes =
         f.objects * costs.object_bytes + sessions_hour * s.children_hours * costs.child_bytes + f.snapshots * costs.snapshot_bytes;
     f.index_bytes = f.objects * costs.digest_index_bytes;
-    f.sqlite_busy = c.peak
-        * (f.objects_in / costs.inserted + f.objects_in / costs.swept + 2.0 * f.raised / costs.raised + f.pushes / costs.commits);
+    f.sqlite_busy =
+        c.peak * (f.objects_in / costs.inserted + f.objects_in / costs.swept + 2.0 * f.raised / costs.raised + f.pushes / costs.commits);
     f.cores = c.peak
-        * (f.bytes_in / costs.bytes_in + f.bytes_out * (1.0 - c.redirected) / costs.bytes_out + f.requests * c.request_seconds + f.asked / costs.asked);
+        * (f.bytes_in / costs.bytes_in
+            + f.bytes_out * (1.0 - c.redirected) / costs.bytes_out
+            + f.requests * c.request_seconds
+            + f.asked / costs.asked);
     let network = c.peak * f.bytes_in.max(f.bytes_out * (1.0 - c.redirected));
     // Two, so that one may fail.
     f.replicas = (f.cores / (c.replica_cores * c.headroom)).max(network / (c.replica_network * c.headroom)).ceil().max(2.0);
@@ -193,8 +196,7 @@ pub fn fleet(a: &Assumptions, costs: &Costs, hosts: f64) -> Fleet {
         bucket: f.bucket_bytes / 1e9 * p.bucket_gb_month,
         requests: MONTH_HOURS * 3600.0 * (f.bucket_puts * p.million_puts + f.bucket_gets * p.million_gets) / 1e6,
         replicas: f.replicas * MONTH_HOURS * p.replica_hour,
-        databases: f.databases * MONTH_HOURS * p.database_hour
-            + f.database_bytes * c.postgres_bytes_ratio / 1e9 * p.database_gb_month,
+        databases: f.databases * MONTH_HOURS * p.database_hour + f.database_bytes * c.postgres_bytes_ratio / 1e9 * p.database_gb_month,
         traffic: MONTH_HOURS * 3600.0 * (f.bytes_in + f.bytes_out) / 1e9 * p.traffic_gb,
         total: 0.0,
     };
@@ -244,7 +246,12 @@ pub fn limits(a: &Assumptions, costs: &Costs) -> Vec<Limit> {
         limit("commits of one PostgreSQL", commits, false, "the same"),
         limit("memory for the index over digests", memory, false, "the same, or more memory"),
         limit("disk of one PostgreSQL", disk, false, "the same, or more disk"),
-        limit("requests under one prefix of the bucket", c.peak * f.bucket_puts / c.bucket_puts, false, "keys are random: the store splits prefixes"),
+        limit(
+            "requests under one prefix of the bucket",
+            c.peak * f.bucket_puts / c.bucket_puts,
+            false,
+            "keys are random: the store splits prefixes",
+        ),
     ];
     limits.sort_by(|a, b| a.hosts.total_cmp(&b.hosts));
     limits
@@ -256,7 +263,8 @@ mod tests {
 
     #[test]
     fn a_session_that_only_starts_has_its_pages_once() {
-        let w = Workload { session_turns: 1, forks: 0, start_pages: 64, shared: 0.5, growth_pages: 0, run_pages: 16, ..Workload::default() };
+        let w =
+            Workload { session_turns: 1, forks: 0, start_pages: 64, shared: 0.5, growth_pages: 0, run_pages: 16, ..Workload::default() };
         let s = session(&w);
         assert_eq!((s.pages, s.runs, s.objects), (32.0, 2.0, 64.0 + 2.0 + 3.0));
         assert_eq!((s.raised, s.children), (2.0, 64.0 + 4.0 + 2.0), "two shared runs are listed, not written");
@@ -264,7 +272,8 @@ mod tests {
 
     #[test]
     fn a_turn_writes_the_last_run_anew() {
-        let w = Workload { session_turns: 2, forks: 0, start_pages: 16, shared: 0.0, growth_pages: 4, run_pages: 16, ..Workload::default() };
+        let w =
+            Workload { session_turns: 2, forks: 0, start_pages: 16, shared: 0.0, growth_pages: 4, run_pages: 16, ..Workload::default() };
         let s = session(&w);
         // 20 pages: a full run and one of 4; then 24: the full one stays, one of 8 replaces that of 4.
         assert_eq!((s.pages, s.runs, s.raised), (24.0, 3.0, 8.0 + 1.0));

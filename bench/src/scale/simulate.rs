@@ -117,7 +117,7 @@ pub async fn run(tmpfs: &Path, hosts: usize, costs: &Costs) -> Result<Vec<Compar
         world.sequences.push(Some(Sequence { agent, ..prefix }));
     }
     // Sessions start one after the other until `session`; the first are forgotten a session and the retention after that.
-    let steady = 2.0 * session + w.retention_hours + 3.0 * w.gc_interval_hours;
+    let steady = 2.0 * session + w.retention_hours + 3.5 * w.gc_interval_hours;
     let window = session;
     for tick in 1..=((steady + window) / w.gc_interval_hours) as u64 {
         world.at((tick as f64 * w.gc_interval_hours * HOUR) as u64, Event::Collect);
@@ -177,7 +177,7 @@ impl Live {
         self.containers += number("SELECT CAST(COUNT(*) AS REAL) FROM containers")?;
         self.page_bytes += number(&format!("SELECT CAST(SUM(size) AS REAL) FROM objects WHERE size = {PAGE_BYTES}"))?;
         self.table_bytes += number(
-            "SELECT CAST(SUM(pgsize - unused) AS REAL) FROM dbstat WHERE name IN ('objects', 'objects_digest', 'objects_pack', 'containers', 'manifests',
+            "SELECT CAST(SUM(pgsize) AS REAL) FROM dbstat WHERE name IN ('objects', 'objects_digest', 'objects_pack', 'containers', 'manifests',
              'sqlite_autoindex_manifests_1', 'manifests_object', 'manifests_used', 'parents', 'tags', 'tags_manifest')",
         )?;
         Ok(())

@@ -183,7 +183,7 @@ fn open_writer(path: Option<&Path>) -> Result<Connection> {
     connection
         .execute_batch(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
-             PRAGMA cache_size = -16000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
+             PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 16000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
         )
         .map_err(fail)?;
     connection.set_prepared_statement_cache_capacity(64);
