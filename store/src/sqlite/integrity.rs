@@ -92,12 +92,15 @@ pub(super) fn quarantine(tx: &Connection, damage: &[Damage], now: u64) -> Result
     Ok(quarantined)
 }
 
+/// A quarantined object on its way into a row.
+type RawDamaged = (ObjectId, Vec<u8>, i64, Option<String>, Option<i64>);
+
 pub(super) fn damaged(tx: &Connection, after: Option<&str>, limit: usize) -> Result<Page<DamagedRow>> {
     let after: ObjectId = match after {
         None => 0,
         Some(cursor) => cursor.parse().map_err(|_| Error::Invalid(format!("{cursor:?} is no cursor of this list")))?,
     };
-    let found: Vec<(ObjectId, Vec<u8>, i64, Option<String>, Option<i64>)> = tx
+    let found: Vec<RawDamaged> = tx
         .prepare_cached(
             "SELECT o.id, o.digest, o.kind, d.reason, d.found_at FROM objects o LEFT JOIN damage d ON d.object = o.id
              WHERE o.health > 0 AND o.health = ?1 AND o.id > ?2 ORDER BY o.id LIMIT ?3",
