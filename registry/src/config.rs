@@ -191,6 +191,9 @@ pub enum SettingsError {
     /// Redirects to nowhere.
     #[error("redirect-downloads needs a bucket as --storage; clients cannot be sent to a directory")]
     NothingToRedirectTo,
+    /// URLs that would outlive what they point to.
+    #[error("redirect-seconds must be less than gc-horizon-seconds: a client must not be sent to bytes that are gone by the time it reads them")]
+    RedirectsOutliveTheirBytes,
     /// A limit of nothing.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]
     Zero(&'static str),
@@ -228,6 +231,9 @@ impl Config {
         }
         if self.redirect_downloads && (self.storage.is_empty() || self.storage.starts_with("file:")) {
             return Err(SettingsError::NothingToRedirectTo);
+        }
+        if self.redirect_downloads && self.redirect_seconds >= self.gc_horizon_seconds {
+            return Err(SettingsError::RedirectsOutliveTheirBytes);
         }
         let positive = [
             ("max-requests", self.max_requests as u64),

@@ -35,13 +35,18 @@ pub async fn open_parts(config: &Config) -> Result<Opened> {
     }
     let (packs, storage) = packs(config)?;
     probe(&storage).await?;
+    let dir = storage.dir().map(std::path::Path::to_owned);
     let redirects = match config.redirect_downloads {
         false => None,
         true if storage.can_sign() => Some(Redirects::new(storage, Duration::from_secs(config.redirect_seconds))),
         true => return Err(Error::Invalid(format!("{} has no signed URLs; redirect-downloads needs them", storage.url()))),
     };
     let metadata = metadata(config, &options).await?;
-    Ok(Opened { store: Store::new(packs, metadata, options), redirects })
+    let mut store = Store::new(packs, metadata, options);
+    if let Some(dir) = dir {
+        store = store.with_packs_dir(&dir);
+    }
+    Ok(Opened { store, redirects })
 }
 
 fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {

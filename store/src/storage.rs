@@ -96,6 +96,7 @@ pub struct Storage {
     packs: Arc<dyn ObjectStore>,
     prefix: Path,
     signer: Option<Arc<dyn Signer>>,
+    dir: Option<std::path::PathBuf>,
 }
 
 /// What an object store was seen to do.
@@ -174,7 +175,7 @@ pub fn open_dir(dir: &std::path::Path) -> Result<(Arc<dyn ObjectStore>, Storage)
     make_dir(dir)?;
     let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(dir).map_err(|e| no_dir(dir, &e))?.with_fsync(true));
     let url = Url::from_file_path(dir).map_or_else(|()| dir.display().to_string(), String::from);
-    let storage = Storage { url, packs: Arc::clone(&packs), prefix: Path::default(), signer: None };
+    let storage = Storage { url, packs: Arc::clone(&packs), prefix: Path::default(), signer: None, dir: Some(dir.to_owned()) };
     Ok((packs, storage))
 }
 
@@ -185,7 +186,7 @@ fn no_dir(dir: &std::path::Path, error: &dyn fmt::Display) -> Error {
 fn prefixed<S: ObjectStore + Signer>(url: &str, store: Arc<S>, prefix: Path) -> (Arc<dyn ObjectStore>, Storage) {
     let signer: Arc<dyn Signer> = Arc::clone(&store) as _;
     let packs: Arc<dyn ObjectStore> = if prefix.is_root() { store } else { Arc::new(PrefixStore::new(store, prefix.clone())) };
-    let storage = Storage { url: url.to_owned(), packs: Arc::clone(&packs), prefix, signer: Some(signer) };
+    let storage = Storage { url: url.to_owned(), packs: Arc::clone(&packs), prefix, signer: Some(signer), dir: None };
     (packs, storage)
 }
 
@@ -194,6 +195,12 @@ impl Storage {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Its directory, if it is one: for [`crate::Store::with_packs_dir`].
+    #[must_use]
+    pub fn dir(&self) -> Option<&std::path::Path> {
+        self.dir.as_deref()
     }
 
     /// Whether it can give out URLs for reading.
