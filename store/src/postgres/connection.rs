@@ -32,9 +32,10 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "init", include_str!("../../../mi
 
 /// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.
 /// A client that hangs inside a transaction loses it and its locks.
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
+    ("enable_material", "off"),
     ("enable_seqscan", "off"),
     ("jit", "off"),
     ("idle_in_transaction_session_timeout", "60s"),
