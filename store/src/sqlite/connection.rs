@@ -172,7 +172,28 @@ fn run_writer(connection: &Connection, queue: &mpsc::Receiver<Job>, rows_written
     }
 }
 
+/// Bytes kept aside beside the database: SQLite needs a few pages of space before it reads the first one, and a registry that was killed
+/// while its disk was full must start again and serve what it has.
+const RESERVE: usize = 512 << 10;
+
 fn open_writer(path: Option<&Path>) -> Result<Connection> {
+    let Some(path) = path else { return connect(None) };
+    let mut reserve = path.as_os_str().to_owned();
+    reserve.push("-reserve");
+    let connection = match connect(Some(path)) {
+        Err(Error::Full(_) | Error::Unavailable { .. }) if std::fs::remove_file(&reserve).is_ok() => connect(Some(path))?,
+        other => other?,
+    };
+    if !Path::new(&reserve).exists()
+        && let Err(error) = std::fs::write(&reserve, vec![0xff; RESERVE])
+    {
+        drop(std::fs::remove_file(&reserve));
+        tracing::warn!(%error, "no space is kept aside for starting on a full disk; the next start tries again");
+    }
+    Ok(connection)
+}
+
+fn connect(path: Option<&Path>) -> Result<Connection> {
     let fail = |e: rusqlite::Error| Error::metadata(&e);
     let connection = match path {
         Some(path) => Connection::open(path),
@@ -210,6 +231,10 @@ fn migrate(connection: &Connection) -> Result<()> {
             what: "metadata",
             reason: format!("it has version {version}, this program knows {}: use a newer one", MIGRATIONS.len()),
         });
+    }
+    if done == MIGRATIONS.len() {
+        // Nothing is written: a full disk does not matter.
+        return connection.execute_batch("ROLLBACK").map_err(fail);
     }
     for migration in &MIGRATIONS[done..] {
         connection.execute_batch(migration).map_err(fail)?;
