@@ -38,7 +38,16 @@ impl Agent {
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         let pushes = Pushes::open(&config, store.clone()).await?;
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, making_room: Arc::new(tokio::sync::Semaphore::new(1)), _lock: lock })))
+        Ok(Self(Arc::new(Inner {
+            config,
+            store,
+            engines,
+            pushes,
+            staged,
+            rate,
+            making_room: Arc::new(tokio::sync::Semaphore::new(1)),
+            _lock: lock,
+        })))
     }
 
     /// Its configuration.

@@ -37,13 +37,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(
-        store: Store,
-        redirects: Option<Redirects>,
-        metrics: PrometheusHandle,
-        openapi: String,
-        config: &Config,
-    ) -> Self {
+    pub(crate) fn new(store: Store, redirects: Option<Redirects>, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
         Self {
             collector: Collector::new(store.clone(), Duration::from_secs(config.gc_horizon_seconds)),
             store,

@@ -91,7 +91,7 @@ settings! {
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
     /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
     gc_horizon_seconds: u64 = 3600, "PF_REGISTRY_GC_HORIZON_SECONDS", "S";
-    /// Base URL of the registry that is asked for what is not here; empty for none [default: ].
+    /// Base URL of the registry that is asked for what is not here; empty for none [default: none].
     upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
     /// Seconds for which a tag that came from the upstream is served before it is looked at again [default: 60].
     upstream_ttl_seconds: u64 = 60, "PF_REGISTRY_UPSTREAM_TTL_SECONDS", "S";
@@ -192,7 +192,9 @@ pub enum SettingsError {
     #[error("redirect-downloads needs a bucket as --storage; clients cannot be sent to a directory")]
     NothingToRedirectTo,
     /// URLs that would outlive what they point to.
-    #[error("redirect-seconds must be less than gc-horizon-seconds: a client must not be sent to bytes that are gone by the time it reads them")]
+    #[error(
+        "redirect-seconds must be less than gc-horizon-seconds: a client must not be sent to bytes that are gone by the time it reads them"
+    )]
     RedirectsOutliveTheirBytes,
     /// A limit of nothing.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]

@@ -28,7 +28,7 @@ use pfr_schema::ErrorCode;
 pub enum Error {
     /// An end cannot be used, or not any more.
     #[error(transparent)]
-    Client(#[from] pfr_client::Error),
+    Client(Box<pfr_client::Error>),
     /// The ends contradict each other.
     #[error("{0}")]
     Ends(&'static str),
@@ -42,9 +42,15 @@ pub enum Error {
     },
 }
 
+impl From<pfr_client::Error> for Error {
+    fn from(error: pfr_client::Error) -> Self {
+        Self::Client(Box::new(error))
+    }
+}
+
 impl From<pfr_store::Error> for Error {
     fn from(error: pfr_store::Error) -> Self {
-        Self::Client(error.into())
+        pfr_client::Error::from(error).into()
     }
 }
 

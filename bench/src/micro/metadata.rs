@@ -28,7 +28,8 @@ pub async fn run(disk: &Path, objects: usize, rounds: usize) -> Result<()> {
         let frame = |(at, i)| NewFrame { header: header(i), offset: 8 + at as u64 * 180_288, container: None };
         let frames: Vec<NewFrame> = part.iter().enumerate().map(frame).collect();
         let pack = metadata.begin_pack(format!("bench-{number}"), LEASE).await?;
-        let (took, _) = timed(metadata.finish_pack(push.clone(), pack, PackSizes { bytes: 64 << 20, frame_bytes: 64 << 20 }, frames, LEASE)).await?;
+        let (took, _) =
+            timed(metadata.finish_pack(push.clone(), pack, PackSizes { bytes: 64 << 20, frame_bytes: 64 << 20 }, frames, LEASE)).await?;
         (seconds, inserted) = (seconds + took, inserted + part.len());
         if inserted >= objects / 5 || number * PACK + part.len() == objects {
             insert.push(inserted as f64 / seconds);

@@ -3,8 +3,8 @@
 use super::{Inner, PER_REGISTRY, REMEMBERED, Target, is_finished};
 use crate::error::Error;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
-use pfr_schema::{Digest, ErrorCode};
 use pfr_schema::agent::{PushJob, PushState};
+use pfr_schema::{Digest, ErrorCode};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::Duration;

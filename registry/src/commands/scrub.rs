@@ -37,7 +37,8 @@ pub(crate) struct Scrub {
 
 pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
     let config = args.settings.load()?;
-    let mirror = args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
+    let mirror =
+        args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
     let mirror = mirror.transpose().map_err(|e| server::Error::OtherRegistry(e.to_string()))?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate };
     let report = on_store(&config, async |store| {

@@ -67,7 +67,19 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_gauge!(GC_DUE, Unit::Count, "Entries of the queue that the next collection looks at, up to 10,000.");
     describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the horizon, of at most 10,000 packs.");
     // What has not happened yet is 0, not absent.
-    for name in [BYTES_RECEIVED, BYTES_SENT, BYTES_REDIRECTED, FRAMES_RECEIVED, FRAMES_NEW, TAG_CONFLICTS, ROWS_WRITTEN, GC_OBJECTS, GC_FREED, GC_MOVED, GC_DELETED] {
+    for name in [
+        BYTES_RECEIVED,
+        BYTES_SENT,
+        BYTES_REDIRECTED,
+        FRAMES_RECEIVED,
+        FRAMES_NEW,
+        TAG_CONFLICTS,
+        ROWS_WRITTEN,
+        GC_OBJECTS,
+        GC_FREED,
+        GC_MOVED,
+        GC_DELETED,
+    ] {
         metrics::counter!(name).increment(0);
     }
     for name in [IN_FLIGHT, CONNECTIONS] {

@@ -123,12 +123,15 @@ pub(super) async fn quarantine(tx: &mut Tx, damage: &[Damage]) -> Outcome<Vec<Di
     }
 }
 
+/// Object, digest, kind, reason, time: a quarantined blob as it lies in the tables.
+type RawDamage = (ObjectId, Vec<u8>, i16, Option<String>, Option<i64>);
+
 pub(super) async fn damaged(tx: &mut Tx, after: Option<&str>, limit: usize) -> Outcome<Page<DamagedRow>> {
     let after: ObjectId = match after {
         None => 0,
         Some(cursor) => cursor.parse().map_err(|_| Error::Invalid(format!("{cursor:?} is no cursor of this list")))?,
     };
-    let found: Vec<(ObjectId, Vec<u8>, i16, Option<String>, Option<i64>)> = sqlx::query_as(
+    let found: Vec<RawDamage> = sqlx::query_as(
         "SELECT o.id, o.digest, o.kind, d.reason, d.found_at FROM objects o LEFT JOIN damage d ON d.object = o.id
          WHERE o.health > 0 AND o.health = $1 AND o.id > $2 ORDER BY o.id LIMIT $3",
     )

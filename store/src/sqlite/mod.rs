@@ -12,9 +12,9 @@ mod objects;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame, ObjectId,
-    ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow,
-    Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
+    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
+    TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -96,7 +96,14 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| objects::begin_pack(tx, &key, until)).await
     }
 
-    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored> {
+    async fn finish_pack(
+        &self,
+        push: PushId,
+        pack: PackId,
+        sizes: PackSizes,
+        frames: Vec<NewFrame>,
+        lease: Duration,
+    ) -> Result<PackStored> {
         let (now, until) = (self.clock.now(), self.until(lease));
         self.database
             .write(move |tx| {
