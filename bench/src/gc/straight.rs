@@ -52,7 +52,7 @@ pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_
         first = first.or(own);
     }
     filler.close_pack()?;
-    let written = filler.id as u64;
+    let written = filler.id;
     drop(filler);
     connection.execute_batch("COMMIT; PRAGMA threads = 2;")?;
     for (_, statement) in &indexes {
