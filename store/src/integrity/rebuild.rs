@@ -94,10 +94,20 @@ impl Rebuild<'_> {
         for Entry { header, .. } in index.iter().filter(|entry| entry.header.kind.is_container()) {
             self.containers.entry(header.kind).or_default().insert(header.digest, header.raw_len);
         }
+        self.prove(index.iter().map(|entry| entry.header.digest).collect()).await?;
         let frames = index.into_iter().map(|Entry { offset, header }| NewFrame { header, offset, container: None }).collect();
         let lease = self.store.options.lease.max(KEEP);
         self.report.objects += self.store.metadata.adopt_pack(key.to_owned(), bytes, frames, lease).await?.new;
         self.report.packs += 1;
+        Ok(())
+    }
+
+    /// Proves the copies of blobs that a newer pack had too: the newest is not the one that was relied on if it was dead space, which scrub leaves
+    /// alone. A bad copy gives way to that of the pack taken in next.
+    async fn prove(&self, digests: Vec<Digest>) -> Result<()> {
+        for known in self.store.metadata.find(digests).await?.into_iter().flatten() {
+            self.store.examine(&known.digest).await?;
+        }
         Ok(())
     }
 
@@ -120,7 +130,9 @@ impl Rebuild<'_> {
                 if bytes.get(from..from + header.len()) == Some(&header[..]) {
                     good.push(*entry);
                 } else {
-                    self.report.refused.push(format!("{key}: the frame of {} at byte {} has a bad header", entry.header.digest, entry.offset));
+                    self.report
+                        .refused
+                        .push(format!("{key}: the frame of {} at byte {} has a bad header", entry.header.digest, entry.offset));
                 }
             }
             rest = after;
@@ -142,7 +154,8 @@ impl Rebuild<'_> {
             entries.push(Entry { offset: at, header });
             at = at.saturating_add(header.frame_len());
         }
-        let expected = |e: &Entry| Expected { offset: e.offset, digest: e.header.digest, frame_len: e.header.frame_len(), header: Some(e.header) };
+        let expected =
+            |e: &Entry| Expected { offset: e.offset, digest: e.header.digest, frame_len: e.header.frame_len(), header: Some(e.header) };
         let checks = FrameChecks::new(entries.iter().map(expected).collect(), true, limits.clone());
         let Some(checks) = read_through(self.store, key, 0..len.min(at), checks, &mut Pace::unlimited()).await? else {
             return Ok(Vec::new());
