@@ -94,10 +94,20 @@ impl Rebuild<'_> {
         for Entry { header, .. } in index.iter().filter(|entry| entry.header.kind.is_container()) {
             self.containers.entry(header.kind).or_default().insert(header.digest, header.raw_len);
         }
+        self.prove(index.iter().map(|entry| entry.header.digest).collect()).await?;
         let frames = index.into_iter().map(|Entry { offset, header }| NewFrame { header, offset, container: None }).collect();
         let lease = self.store.options.lease.max(KEEP);
         self.report.objects += self.store.metadata.adopt_pack(key.to_owned(), bytes, frames, lease).await?.new;
         self.report.packs += 1;
+        Ok(())
+    }
+
+    /// Proves the copies of blobs that a newer pack had too: the newest is not the one that was relied on if it was dead space, which scrub leaves
+    /// alone. A bad copy gives way to that of the pack taken in next.
+    async fn prove(&self, digests: Vec<Digest>) -> Result<()> {
+        for known in self.store.metadata.find(digests).await?.into_iter().flatten() {
+            self.store.examine(&known.digest).await?;
+        }
         Ok(())
     }
 

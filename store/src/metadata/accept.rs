@@ -211,6 +211,7 @@ impl Planner {
             ids.push(object.known.id);
         }
         let Some(object) = self.objects.get_mut(&digest) else { return Ok(()) };
+        let replaced = object.framed || object.known.health == Health::Incomplete;
         object.known.health = Health::Whole;
         if held {
             self.plan.recover.push(object.known.id);
@@ -221,7 +222,7 @@ impl Planner {
         if object.inserted.is_none() {
             self.plan.promote.push((object.known.id, kind));
             // Its good copy may just have replaced a damaged blob of which a rebuild could not tell that it is a container.
-            if object.framed {
+            if replaced {
                 self.plan.recover.push(object.known.id);
             }
         }
