@@ -243,7 +243,6 @@ impl Storage {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on should stop and say where")]
 mod tests {
     use super::*;
 
