@@ -25,7 +25,7 @@ pub(crate) struct Mirror {
     /// Do it again this many seconds after each pass, until a signal.
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     interval: Option<u64>,
-    /// Do it once [default].
+    /// Do it once (the default).
     #[arg(long, conflicts_with = "interval")]
     once: bool,
     /// Delete at the target what the source does not have, and take the source's tags even where the target's went another way.
