@@ -221,6 +221,10 @@ impl History {
             .collect();
         for operation in &mut operations {
             if let Operation::Read { snapshot, acknowledged } = operation {
+                // Whoever reads what is being deleted is the one that a horizon is for.
+                if let Some(other) = deleted.first().and_then(|digest| self.library.get(digest)).filter(|_| self.random.random_bool(0.7)) {
+                    *snapshot = Arc::clone(other);
+                }
                 *acknowledged &= !deleted.contains(&snapshot.digest);
             }
         }
@@ -273,13 +277,13 @@ impl History {
                     let Some(snapshot) = pick(&mut self.random) else { continue };
                     return Operation::Change(Change::Delete { repository, snapshot });
                 }
-                74..90 => {
+                74..88 => {
                     let horizon = Duration::from_millis(if impatient { 0 } else { HOUR });
                     let batch = [1, 3, 20, 2000][self.random.random_range(0..4)];
                     let (compact, dry_run) = (self.chance(0.8), self.chance(0.1));
                     return Operation::Gc(GcOptions { horizon, batch, compact, dry_run, ..GcOptions::default() });
                 }
-                90..97 => {
+                88..97 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
                     return Operation::Read { snapshot: Arc::clone(snapshot), acknowledged: true };
                 }
