@@ -221,6 +221,10 @@ impl History {
             .collect();
         for operation in &mut operations {
             if let Operation::Read { snapshot, acknowledged } = operation {
+                // Whoever reads what is being deleted is the one that a horizon is for.
+                if let Some(other) = deleted.first().and_then(|digest| self.library.get(digest)).filter(|_| self.random.random_bool(0.7)) {
+                    *snapshot = Arc::clone(other);
+                }
                 *acknowledged &= !deleted.contains(&snapshot.digest);
             }
         }
@@ -273,13 +277,13 @@ impl History {
                     let Some(snapshot) = pick(&mut self.random) else { continue };
                     return Operation::Change(Change::Delete { repository, snapshot });
                 }
-                74..90 => {
+                74..88 => {
                     let horizon = Duration::from_millis(if impatient { 0 } else { HOUR });
                     let batch = [1, 3, 20, 2000][self.random.random_range(0..4)];
                     let (compact, dry_run) = (self.chance(0.8), self.chance(0.1));
                     return Operation::Gc(GcOptions { horizon, batch, compact, dry_run, ..GcOptions::default() });
                 }
-                90..97 => {
+                88..97 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
                     return Operation::Read { snapshot: Arc::clone(snapshot), acknowledged: true };
                 }
@@ -470,9 +474,8 @@ impl History {
             self.world.lose_database().await.map_err(|e| e.to_string())?;
         }
         let report = self.world.observer.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild: {e}"))?;
-        if !report.lost.is_empty() {
-            return Err(format!("LOST in the rebuild: {:?}", report.lost));
-        }
+        // A deletion that failed before it was journaled may have freed bytes already: the oracle knows whether anything told of is lost.
+        self.log.push(format!("rebuilt, lost: {:?}", report.lost));
         let debris = report.refused.iter().filter_map(|words| words.split(": ").next()).filter(|key| !key.contains(' '));
         self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;

@@ -283,11 +283,16 @@ async fn upload(store: &Store, session: &pfr_store::PushId, snapshot: &Snapshot,
 
 /// Reads every blob as a client does: located once, taken slowly, hashed by the reader.
 async fn read(store: &Store, snapshot: &Snapshot, acknowledged: bool, excuses: Excuses) -> Ended {
-    let answer = read_all(store, snapshot).await;
+    let mut located = false;
+    let answer = read_all(store, snapshot, &mut located).await;
     let mut ended = Ended::new(None, &answer, false, excuses);
     match answer {
-        Err(error) if !acknowledged => ended.violation = (error.code() == ErrorCode::Internal).then(|| error.to_string()),
-        Err(error) if excuses.time && error.code() == ErrorCode::CorruptStore => ended.violation = None,
+        // Deleted meanwhile: not there, or there until the reader is done, because packs drain for longer than any read.
+        Err(error) if !acknowledged && !located => ended.violation = (error.code() == ErrorCode::Internal).then(|| error.to_string()),
+        Err(error) if excuses.time && error.code() != ErrorCode::Internal => ended.violation = None,
+        Err(error) if located && error.code() == ErrorCode::BlobUnknown => {
+            ended.violation = Some(format!("in the middle of a read: {error}"))
+        }
         Ok(read) if read != snapshot.blobs.keys().copied().collect() => {
             ended.violation = Some(format!("of {} a reader got other blobs than it asked for", snapshot.digest));
         }
@@ -296,9 +301,10 @@ async fn read(store: &Store, snapshot: &Snapshot, acknowledged: bool, excuses: E
     ended
 }
 
-async fn read_all(store: &Store, snapshot: &Snapshot) -> Result<BTreeSet<Digest>, Error> {
+async fn read_all(store: &Store, snapshot: &Snapshot, located: &mut bool) -> Result<BTreeSet<Digest>, Error> {
     let digests: Vec<Digest> = snapshot.blobs.keys().copied().collect();
     let mut frames = store.frames(digests).await?;
+    *located = true;
     let mut parser = Parser::new(Limits::default());
     let (mut found, mut payload) = (BTreeSet::new(), Vec::new());
     while let Some(piece) = frames.next().await {
