@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use tokio::sync::{Semaphore, oneshot};
 
@@ -30,6 +30,8 @@ pub(super) struct Database {
     /// `None` for a database in memory: its only connection is the writer's.
     readers: Option<Arc<Readers>>,
     rows_written: Arc<AtomicU64>,
+    /// Transactions that were sent and not taken up.
+    waiting: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -57,7 +59,7 @@ impl Database {
             .map_err(|e| Error::Unavailable { what: "metadata", reason: e.to_string() })?;
         opened.await.map_err(|_| Error::Internal("the metadata writer ended while opening".into()))??;
         let readers = path.map(|path| Arc::new(Readers { path, idle: Mutex::default(), permits: Semaphore::new(READERS) }));
-        Ok(Self { jobs, readers, rows_written })
+        Ok(Self { jobs, readers, rows_written, waiting: Arc::default() })
     }
 
     pub(super) fn rows_written(&self) -> u64 {
@@ -67,7 +69,9 @@ impl Database {
     /// Runs `job` in a transaction; returns when it is durable.
     pub(super) async fn write<T: Send + 'static>(&self, job: impl FnOnce(&Connection) -> Result<T> + Send + 'static) -> Result<T> {
         let (answer, answered) = oneshot::channel();
+        let waiting = Arc::clone(&self.waiting);
         let job: Job = Box::new(move |connection| {
+            waiting.fetch_sub(1, Ordering::Relaxed);
             let result = connection.map(|c| in_savepoint(c, job));
             Box::new(move |failure| {
                 let result = match (result, failure) {
@@ -80,8 +84,19 @@ impl Database {
                 drop(answer.send(result));
             })
         });
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(job).map_err(|_| Error::Internal("the metadata writer has ended".into()))?;
         answered.await.map_err(|_| Error::Internal("the metadata writer dropped a transaction".into()))?
+    }
+
+    /// Runs `job` as [`Database::write`] does. It can do less than it was asked for and asks its second argument between steps whether
+    /// others wait for the writer.
+    pub(super) async fn write_politely<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Connection, &dyn Fn() -> bool) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let waiting = Arc::clone(&self.waiting);
+        self.write(move |connection| job(connection, &|| waiting.load(Ordering::Relaxed) > 0)).await
     }
 
     /// Runs `job` in a read transaction: it sees one state.
@@ -201,10 +216,12 @@ fn connect(path: Option<&Path>) -> Result<Connection> {
     }
     .map_err(fail)?;
     connection.busy_timeout(std::time::Duration::from_secs(30)).map_err(fail)?;
+    // Keys are digests: a transaction touches about as many pages as objects, and writes each twice. Half of the usual page is half of that.
+    connection.execute_batch("PRAGMA page_size = 2048").map_err(fail)?;
     connection
         .execute_batch(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
-             PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 16000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
+             PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 32000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
         )
         .map_err(fail)?;
     connection.set_prepared_statement_cache_capacity(64);

@@ -59,16 +59,18 @@ struct Sweep<'a> {
     lost: BTreeMap<PackId, u64>,
     deleted: u64,
     frame_bytes: u64,
+    /// Whether others wait for the writer: then this step ends with the container it is at.
+    others_wait: &'a dyn Fn() -> bool,
 }
 
-pub(super) fn collect(tx: &Connection, budget: usize, now: u64) -> Result<Collected> {
+pub(super) fn collect(tx: &Connection, budget: usize, now: u64, others_wait: &dyn Fn() -> bool) -> Result<Collected> {
     let sessions = tx.prepare_cached("DELETE FROM pushes WHERE expires < ?1").and_then(|mut s| s.execute([int(now)])).map_err(sql)?;
     let mut done = Collected { sessions: sessions as u64, ..Collected::default() };
-    let mut sweep = Sweep { tx, now, free: Vec::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0 };
+    let mut sweep = Sweep { tx, now, free: Vec::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, others_wait };
     let mut forget = tx.prepare_cached("DELETE FROM suspects WHERE id = ?1").map_err(sql)?;
     for entry in due(tx, now, budget)? {
         let left = budget.saturating_sub(sweep.deleted as usize);
-        if left == 0 {
+        if left == 0 || (done.examined > 0 && others_wait()) {
             break;
         }
         done.examined += 1;
@@ -132,7 +134,11 @@ impl Sweep<'_> {
             let others = if left > 0 { self.delete(blobs, some)? } else { some };
             for object in others {
                 // A container may bring a thousand others along.
-                if self.deleted < end { self.object(object)? } else { self.suspect(object, int(self.now))? }
+                if self.deleted < end && !(self.deleted > 0 && (self.others_wait)()) {
+                    self.object(object)?
+                } else {
+                    self.suspect(object, int(self.now))?
+                }
             }
         }
         Ok(())

@@ -184,7 +184,7 @@ impl Metadata for SqliteMetadata {
 
     async fn collect(&self, budget: usize) -> Result<Collected> {
         let now = self.clock.now();
-        self.database.write(move |tx| gc::collect(tx, budget, now)).await
+        self.database.write_politely(move |tx, others_wait| gc::collect(tx, budget, now, others_wait)).await
     }
 
     async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
