@@ -135,8 +135,8 @@ impl Inner {
         }
     }
 
-    /// The registry has it. What was refused for good stays pinned: it is nowhere else.
-    async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
+    /// The registry has it, or nobody will push it. What was refused for good stays pinned: it is nowhere else.
+    pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
         let waits = |job: &PushJob| job.id != id && job.digest == snapshot && job.state != PushState::Done;
         if !self.jobs.lock().values().any(waits) {
