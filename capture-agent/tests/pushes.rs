@@ -10,6 +10,7 @@ use pfr_agent::{Agent, Config};
 use pfr_registry::Server;
 use pfr_schema::agent::{Drain, DrainRequest, Push, PushJob, PushState, SnapshotRequest};
 use pfr_schema::{Digest, ErrorCode};
+use pfr_store::Pin;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -212,4 +213,45 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
     let drained = drain(&host, 60).await;
     assert_eq!(codes(&drained), [("e", "s", ErrorCode::InvalidRequest)]);
     assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_takes_back_its_own_pin_and_nobody_elses() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{address}"));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (store, repository) = (host.agent.store().clone(), "team/agent".parse().unwrap());
+    let evictable = async |digest| store.metadata().evictable(100).await.unwrap().iter().any(|(_, d)| *d == digest);
+    let (by_hand, first) = snapshot(&host, "e", "team/agent:x").await;
+    engine.step("s", 3);
+    let (other, second) = snapshot(&host, "e", "team/agent:y").await;
+    // Nobody answers yet: both are the only copy, whatever people say of them.
+    for digest in [by_hand, other] {
+        assert!(store.pin(&repository, &digest, Pin::ByHand, true).await.unwrap());
+        assert!(store.pin(&repository, &digest, Pin::ByHand, false).await.unwrap(), "it waits to be pushed");
+        assert!(!evictable(digest).await);
+    }
+    store.pin(&repository, &by_hand, Pin::ByHand, true).await.unwrap();
+    let _registry = registry(dir.path(), address).await;
+    assert_eq!(host.agent.pushes().wait(&first.id).await.unwrap().state, PushState::Done);
+    assert_eq!(host.agent.pushes().wait(&second.id).await.unwrap().state, PushState::Done);
+    // The pin goes after the push is said to be done.
+    let freed = async {
+        while !evictable(other).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), freed).await.unwrap();
+    // And that of the first by the time a third has come and gone.
+    engine.step("s", 3);
+    let (_, third) = snapshot(&host, "e", "team/agent:z").await;
+    host.agent.pushes().wait(&third.id).await.unwrap();
+    assert!(!evictable(by_hand).await, "a person pinned it");
+    assert!(!store.pin(&repository, &by_hand, Pin::ByHand, false).await.unwrap());
+    assert!(evictable(by_hand).await);
 }

@@ -126,6 +126,28 @@ async fn equal_state_lies_elsewhere_and_runs_on_alike() {
     }
 }
 
+#[tokio::test]
+async fn what_is_restored_is_the_last_to_be_evicted() {
+    let host = host().await;
+    let spec = Spec::flat("e");
+    let a = Synthetic::start(&host.agent, spec.clone());
+    let mut there = spec.placed(7, 64);
+    there.name = "there".into();
+    let _b = Synthetic::start(&host.agent, there.clone());
+    a.add("s", &tokens(20));
+    let mut captured = Vec::new();
+    for name in ["one", "two"] {
+        let request = SnapshotRequest { reference: format!("team/agent:{name}"), push: Push::Never, ..SnapshotRequest::default() };
+        captured.push(host.agent.snapshot("e", request).await.unwrap().digest);
+        a.step("s", 5);
+    }
+    let order = async || host.agent.store().metadata().evictable(10).await.unwrap().into_iter().map(|(_, d)| d).collect::<Vec<_>>();
+    assert_eq!(order().await, captured);
+    restore(&host, "there", "one").await.unwrap();
+    captured.reverse();
+    assert_eq!(order().await, captured);
+}
+
 type Change = fn(&mut Forged);
 
 /// What a snapshot may say that is not so, and what it is called.

@@ -4,24 +4,15 @@
 mod common;
 
 use common::sample::directory;
-use common::{Registry, pull_store, push_dir, repository, tag};
+use common::{Registry, pf, pull_store, push_dir, repository, tag, target};
+use pfr_client::{Progress, Source, push};
 use pfr_schema::api::GcReport;
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_store::{Options, Store};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 };
-
-/// `pf` over the store in `dir`; exit code, stdout, stderr.
-fn pf(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pf"));
-    command.env_clear().env("HOME", dir).env("PF_STORE", dir.join("store")).args(args).stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
 
 fn report(dir: &Path, args: &[&str]) -> GcReport {
     let (code, stdout, stderr) = pf(dir, &[args, &["--json"]].concat());
@@ -97,6 +88,30 @@ async fn a_pull_makes_room_if_the_configuration_limits_the_store() {
     // The pull used `a` again, so `b` is what was not used for longest. The last pull is tagged `here`, too.
     let tags: Vec<String> = left.iter().flat_map(|row| row.tags.iter().map(ToString::to_string)).collect();
     assert_eq!(tags, ["c", "here", "a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_pushed_or_pulled_again_is_used_again() {
+    let (registry, dir, size) = pulled().await;
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    let digests = async || {
+        let mut found = Vec::new();
+        for name in ["a", "b", "c"] {
+            found.push(store.tag(&repository(), &tag(name)).await.unwrap().digest);
+        }
+        found
+    };
+    let order = async || store.metadata().evictable(10).await.unwrap().into_iter().map(|(_, digest)| digest).collect::<Vec<_>>();
+    let [a, b, c] = digests().await[..] else { panic!("three snapshots") };
+    assert_eq!(order().await, [a, b, c]);
+    let source = Source::Store { store: store.clone(), snapshot: a };
+    push(&source, &registry.remote(), target("again"), &Progress::new()).await.unwrap();
+    assert_eq!(order().await, [b, c, a], "a was pushed again");
+    pull_store(&registry.remote(), "b", &store).await.unwrap();
+    assert_eq!(order().await, [c, a, b], "b was pulled again");
+    let limit = (size * 2 / 3 + size / 6).to_string();
+    assert_eq!(report(dir.path(), &["gc", "--max-size", &limit]).evicted, 1);
+    assert_eq!(order().await, [a, b], "c was not used for longest");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -66,6 +66,7 @@ CREATE TABLE repositories (
 );
 
 -- A manifest in a repository: a snapshot. used_at and pinned are what eviction from a local store goes by.
+-- pinned: 0, or the sum of the reasons: 1 by hand, 2 until it is pushed.
 CREATE TABLE manifests (
   id            INTEGER PRIMARY KEY AUTOINCREMENT,
   repository    INTEGER NOT NULL REFERENCES repositories (id),

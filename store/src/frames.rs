@@ -102,7 +102,10 @@ async fn read_part(store: &Store, extent: &Extent, part: Range<u64>) -> Result<B
         Err(object_store::Error::NotFound { .. }) => {
             let digests: Vec<Digest> = extent.frames.iter().map(|(_, digest)| *digest).collect();
             let moved = plan(locate(store, &digests).await?).pop().ok_or_else(|| Error::Internal("an extent without frames".into()))?;
-            store.packs.get_range(&path(&moved.pack), shifted(moved.range.start)).await.map_err(|e| gone(&moved, e))?
+            match store.packs.get_range(&path(&moved.pack), shifted(moved.range.start)).await {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(gone(store, &moved, error).await),
+            }
         }
         other => other.map_err(Error::packs)?,
     };
@@ -120,7 +123,10 @@ async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
             let digests: Vec<Digest> = extent.frames.iter().map(|(_, digest)| *digest).collect();
             let mut joined = Vec::new();
             for part in plan(locate(store, &digests).await?) {
-                let bytes = store.packs.get_range(&path(&part.pack), part.range.clone()).await.map_err(|e| gone(&part, e))?;
+                let bytes = match store.packs.get_range(&path(&part.pack), part.range.clone()).await {
+                    Ok(bytes) => bytes,
+                    Err(error) => return Err(gone(store, &part, error).await),
+                };
                 check_headers(&part, &bytes, &store.options.limits)?;
                 joined.extend_from_slice(&bytes);
             }
@@ -132,12 +138,13 @@ async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
     Ok(bytes)
 }
 
-/// A pack that metadata names and that is not there (twice) is damage, not absence.
-fn gone(extent: &Extent, error: object_store::Error) -> Error {
+/// A pack that metadata names and that is not there (twice) is damage, not absence; unless the storage itself is not there.
+async fn gone(store: &Store, extent: &Extent, error: object_store::Error) -> Error {
     match (error, extent.frames.first()) {
-        (object_store::Error::NotFound { .. }, Some((_, digest))) => {
-            Error::Corrupt { digest: *digest, reason: format!("pack {} is not there", extent.pack) }
-        }
+        (object_store::Error::NotFound { .. }, Some((_, digest))) => match store.storage_is_there().await {
+            Ok(()) => Error::Corrupt { digest: *digest, reason: format!("pack {} is not there", extent.pack) },
+            Err(error) => error,
+        },
         (error, _) => Error::packs(error),
     }
 }

@@ -119,18 +119,18 @@ enum Piece {
     NoPack,
 }
 
-/// Bytes of a pack; fewer than asked for, or none, if it ends early.
+/// Bytes of a pack; fewer than asked for, or none, if it ends early. That there is no pack is said only of a storage that is there.
 async fn read_piece(store: &Store, path: &Path, range: Range<u64>) -> Result<Piece> {
     match store.packs.get_range(path, range.clone()).await {
         Ok(bytes) => Ok(Piece::Bytes(bytes)),
-        Err(object_store::Error::NotFound { .. }) => Ok(Piece::NoPack),
+        Err(object_store::Error::NotFound { .. }) => store.storage_is_there().await.map(|()| Piece::NoPack),
         Err(error) => match store.packs.head(path).await {
             // It was cut: what is left of the range is read, and the rest is missing.
             Ok(found) if found.size <= range.start => Ok(Piece::Bytes(Bytes::new())),
             Ok(found) if found.size < range.end => {
                 store.packs.get_range(path, range.start..found.size).await.map(Piece::Bytes).map_err(Error::packs)
             }
-            Err(object_store::Error::NotFound { .. }) => Ok(Piece::NoPack),
+            Err(object_store::Error::NotFound { .. }) => store.storage_is_there().await.map(|()| Piece::NoPack),
             _ => Err(Error::packs(error)),
         },
     }
@@ -157,7 +157,7 @@ enum IndexFound {
 async fn read_index(store: &Store, key_path: &Path, limits: &Limits) -> Result<IndexFound> {
     let len = match store.packs.head(key_path).await {
         Ok(found) => found.size,
-        Err(object_store::Error::NotFound { .. }) => return Ok(IndexFound::NoPack),
+        Err(object_store::Error::NotFound { .. }) => return store.storage_is_there().await.map(|()| IndexFound::NoPack),
         Err(error) => return Err(Error::packs(error)),
     };
     let Some(footer_at) = len.checked_sub(FOOTER_LEN as u64) else {

@@ -22,6 +22,7 @@ mod ingest;
 mod inspect;
 mod integrity;
 mod journal;
+mod marker;
 mod metadata;
 mod pack_writer;
 #[cfg(feature = "postgres")]

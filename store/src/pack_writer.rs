@@ -27,6 +27,7 @@ pub(crate) struct PackWriter {
 
 impl PackWriter {
     pub(crate) async fn begin(store: &Store) -> Result<Self> {
+        store.mark().await?;
         // Never reused and never derived from content: a late or repeated delete can only hit bytes that no row names.
         let key = uuid::Uuid::now_v7().to_string();
         let id = store.metadata.begin_pack(key.clone(), store.options.lease).await?;

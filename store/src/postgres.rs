@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
+    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
     TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
@@ -249,10 +249,10 @@ impl Metadata for PostgresMetadata {
         self.database.write((repository, digest), |tx, (repository, digest)| Box::pin(names::touch_snapshot(tx, repository, digest))).await
     }
 
-    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()> {
+    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> Result<bool> {
         self.database
-            .write((repository, digest, pinned), |tx, (repository, digest, pinned)| {
-                Box::pin(names::pin_snapshot(tx, repository, digest, *pinned))
+            .write((repository, digest, reason, pinned), |tx, (repository, digest, reason, pinned)| {
+                Box::pin(names::pin_snapshot(tx, repository, digest, *reason, *pinned))
             })
             .await
     }

@@ -6,9 +6,9 @@ use crate::metadata::{Commit, Metadata, Page, PushId, RepositoryRow, SnapshotRow
 use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt as _};
+use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
-use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_schema::api::{Committed, TagState};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::Manifest;
@@ -84,6 +84,8 @@ pub struct Store {
     pub(crate) large_documents: Arc<Semaphore>,
     /// Held while changes of names are journaled: those that wait share the next object.
     pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
+    /// Set once the marker is known to be on storage.
+    pub(crate) marked: Arc<tokio::sync::OnceCell<()>>,
 }
 
 impl Store {
@@ -120,6 +122,7 @@ impl Store {
             outputs: Arc::new(Semaphore::new(options.outputs.max(1))),
             large_documents: Arc::new(Semaphore::new(1)),
             journaling: Arc::default(),
+            marked: Arc::default(),
             options: Arc::new(options),
         }
     }
@@ -380,10 +383,7 @@ impl Store {
     /// [`Error::Unavailable`].
     pub async fn ready(&self) -> Result<()> {
         self.metadata.disk_bytes().await?;
-        match self.packs.head(&object_store::path::Path::from("ready")).await {
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(Error::packs(e)),
-        }
+        self.storage_is_there().await
     }
 }
 

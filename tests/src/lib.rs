@@ -16,7 +16,7 @@ mod processes;
 mod snapshots;
 
 pub use capture::{Engine, Host, Model, Step};
-pub use disk::SmallDisk;
+pub use disk::{LoopDisk, SmallDisk};
 pub use network::{Proxy, Tamper};
 pub use processes::{Output, Pf, Registry, peak_memory};
 pub use snapshots::{Shape, SnapshotDir, Wire};

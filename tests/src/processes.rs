@@ -137,6 +137,18 @@ impl Registry {
         line.rsplit(' ').next().unwrap().trim().parse().unwrap()
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The answer to a GET: head and body.
+    #[must_use]
+    pub fn get(&self, path: &str) -> String {
+        http_get(&self.address, path)
+    }
+
     /// All metrics, as scraped.
     #[must_use]
     pub fn metrics(&self) -> String {

@@ -89,7 +89,10 @@ impl Pushes {
         };
         // Until the registry has it this is the only copy.
         self.0.pin(&target, snapshot, true).await;
-        self.0.files.write(&job).await?;
+        if let Err(error) = self.0.files.write(&job).await {
+            self.0.unpin(&job.id, snapshot, reference).await;
+            return Err(error);
+        }
         self.0.jobs.lock().insert(job.id.clone(), job.clone());
         self.0.changed.send_replace(());
         self.start(job.id.clone());

@@ -5,6 +5,7 @@ use crate::error::Error;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::agent::{PushJob, PushState};
 use pfr_schema::{Digest, ErrorCode};
+use pfr_store::Pin;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -126,16 +127,16 @@ impl Inner {
         None
     }
 
-    /// Keeps a snapshot in the local store, or no longer. It lies there under the repository that it is pushed to; if not, nobody evicts it by name.
+    /// Keeps a snapshot in the local store until it is pushed, or no longer; what people pinned is theirs. It lies there under the repository that it is pushed to; if not, nobody evicts it by name.
     pub(super) async fn pin(&self, target: &Target, snapshot: Digest, pinned: bool) {
-        match self.store.pin(&target.repository, &snapshot, pinned).await {
-            Ok(()) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => {}
+        match self.store.pin(&target.repository, &snapshot, Pin::UntilPushed, pinned).await {
+            Ok(_) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => {}
             Err(error) => tracing::warn!(%snapshot, pinned, %error, "a snapshot is not pinned as it should be"),
         }
     }
 
-    /// The registry has it. What was refused for good stays pinned: it is nowhere else.
-    async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
+    /// The registry has it, or nobody will push it. What was refused for good stays pinned: it is nowhere else.
+    pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
         let waits = |job: &PushJob| job.id != id && job.digest == snapshot && job.state != PushState::Done;
         if !self.jobs.lock().values().any(waits) {

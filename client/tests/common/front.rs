@@ -29,6 +29,8 @@ pub enum Fate {
     LoseAnswer,
     /// The answer is cut after so many bytes of its body.
     Cut(usize),
+    /// It waits here for a permit, and is then passed on.
+    Hold(Arc<tokio::sync::Semaphore>),
     /// The answer's body is changed.
     Lie(fn(Vec<u8>) -> Vec<u8>),
 }
@@ -84,6 +86,9 @@ async fn forward(State(inside): State<Inside>, request: Request) -> Response {
         );
         let status = StatusCode::from_u16(code.status()).unwrap();
         return (status, [("content-type", "application/problem+json")], problem).into_response();
+    }
+    if let Fate::Hold(gate) = &fate {
+        gate.acquire().await.unwrap().forget();
     }
     let url = format!("{}{path}", inside.registry);
     let answer = inside.client.request(parts.method, url).headers(parts.headers).body(body).send().await.unwrap();

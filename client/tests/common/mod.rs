@@ -9,7 +9,8 @@ use pfr_client::{Destination, Error, Progress, PullReport, PushReport, PushTarge
 use pfr_registry::{Config, Server};
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::{Options, Store};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 pub struct Registry {
     pub url: String,
     pub store: Store,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Registry {
@@ -29,10 +30,25 @@ impl Registry {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config { data: dir.path().join("store"), listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
         change(&mut config);
-        let server = Server::bind(config).await.unwrap();
+        Self::run(Server::bind(config).await.unwrap(), dir)
+    }
+
+    /// Over a store in `dir` that is open already.
+    pub async fn over(store: Store, dir: TempDir, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
+        change(&mut config);
+        Self::run(Server::bind_over(store, config).await.unwrap(), dir)
+    }
+
+    fn run(server: Server, dir: TempDir) -> Self {
         let (url, store) = (format!("http://{}", server.local_addr()), server.store().clone());
         tokio::spawn(server.run(std::future::pending()));
-        Self { url, store, _dir: dir }
+        Self { url, store, dir }
+    }
+
+    /// Files that packs are in.
+    pub fn packs(&self) -> Vec<PathBuf> {
+        packs(self.dir.path())
     }
 
     pub fn remote(&self) -> Remote {
@@ -77,6 +93,30 @@ pub async fn pull_store(remote: &Remote, what: &str, store: &Store) -> Result<Pu
 
 pub async fn memory() -> Store {
     Store::open_in_memory(Options::default()).await.unwrap()
+}
+
+/// Files below `dir` that packs are in, and what unfinished uploads left of some.
+pub fn packs(dir: &Path) -> Vec<PathBuf> {
+    files(dir).into_keys().filter(|name| name.contains(".pfpack")).map(|name| dir.join(name)).collect()
+}
+
+/// `pf` with a home and store in `dir`; exit code, stdout, stderr.
+pub fn pf(dir: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pf"));
+    command.env_clear().env("HOME", dir).env("PF_STORE", dir.join("store")).args(args).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// Waits until something holds.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waited = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waited).await.unwrap_or_else(|_| panic!("waited in vain until {what}"));
 }
 
 /// Whether a repository has nothing to show.

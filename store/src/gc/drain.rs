@@ -67,7 +67,9 @@ impl Store {
         // The unfinished first: an upload that completes in between is then found under its name.
         self.remove_unfinished(key).await?;
         match self.packs.delete(&path(key)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Ok(()) => Ok(()),
+            // If the storage is gone, the bytes may come back with it: then the row must still name them.
+            Err(object_store::Error::NotFound { .. }) => self.storage_is_there().await,
             Err(error) => Err(Error::packs(error)),
         }
     }

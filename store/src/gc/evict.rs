@@ -6,7 +6,7 @@ use super::GcOptions;
 use super::run::Run;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{ObjectId, PackState};
+use crate::metadata::{ObjectId, PackState, Pin};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, RepositoryName};
 use std::collections::HashSet;
@@ -64,12 +64,12 @@ impl Store {
         }
     }
 
-    /// Keeps a snapshot from eviction, or no longer.
+    /// Keeps a snapshot from eviction for a reason, or no longer for that one: who takes a pin back takes back its own. Returns whether any is left.
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
-    pub async fn pin(&self, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Result<()> {
-        self.metadata.pin_snapshot(repository.clone(), *digest, pinned).await
+    pub async fn pin(&self, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Result<bool> {
+        self.metadata.pin_snapshot(repository.clone(), *digest, reason, pinned).await
     }
 
     /// Bytes of packs that are not those of objects: dead space, indexes.

@@ -6,6 +6,7 @@ use super::check::{Expected, FrameChecks};
 use super::{Index, IndexFound, Pace, Piece, READ, read_index, read_piece, read_through};
 use crate::Store;
 use crate::error::{Error, Result};
+use crate::marker;
 use crate::metadata::{NewContainer, NewFrame, PackSizes};
 use crate::pack_writer::path;
 use futures::TryStreamExt as _;
@@ -33,6 +34,8 @@ impl Store {
         if !self.metadata.is_empty().await? {
             return Err(Error::Invalid("the database is not empty: move it away first, then rebuild into a new one".into()));
         }
+        // The storage may be a copy that was made without it.
+        self.mark().await?;
         let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new() };
         // Newest first: a blob that was healed or moved is taken from where it lies now.
         for key in rebuild.packs().await?.into_iter().rev() {
@@ -62,7 +65,7 @@ impl Rebuild<'_> {
         let mut objects = self.store.packs.list(None);
         while let Some(object) = objects.try_next().await.map_err(Error::packs)? {
             let location = object.location;
-            if location.prefix_matches(&journal::PREFIX.into()) {
+            if location.prefix_matches(&journal::PREFIX.into()) || location.as_ref() == marker::KEY {
                 continue;
             }
             match location.filename().and_then(|name| name.strip_suffix(".pfpack")) {

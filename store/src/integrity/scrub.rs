@@ -31,7 +31,8 @@ impl Store {
     /// the snapshots that reach them; a pack with a bad byte elsewhere is left for a new one. `progress` hears of every pack.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if storage or metadata cannot be reached. What is bad is in the report, not an error.
+    /// [`Error::Unavailable`] if storage or metadata cannot be reached, also if the storage turns out not to be the store's own: then nothing that is
+    /// missing on it is quarantined. What is bad is in the report, not an error.
     pub async fn scrub(&self, options: &ScrubOptions, progress: &mut (dyn FnMut(&ScrubReport) + Send)) -> Result<ScrubReport> {
         let report = ScrubReport { full: options.full, ..ScrubReport::default() };
         let mut scrub = Scrub { store: self, full: options.full, pace: Pace::new(options.bytes_per_second), unreadable: 0, report };
@@ -193,7 +194,7 @@ impl Scrub<'_> {
                 Ok(Some(_)) => continue,
                 // Another process has replaced it since.
                 Ok(None) if !self.store.metadata.journal().await?.contains(&row) => continue,
-                Ok(None) => "it is not there".to_owned(),
+                Ok(None) => self.store.storage_is_there().await.map(|()| "it is not there".to_owned())?,
                 Err(Error::Format(source)) => source.to_string(),
                 Err(error) => return Err(error),
             };

@@ -117,7 +117,7 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// [`crate::Error::PackLost`] if collection gave the new pack up in the meantime; nothing was changed.
     async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()>;
 
-    /// Writes (or updates) the row of a run.
+    /// Writes (or updates) the row of a run, and forgets all but the newest [`GC_RUNS`].
     async fn record_gc_run(&self, run: GcRun) -> Result<()>;
 
     /// Runs, newest first.
@@ -126,8 +126,8 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Marks a snapshot as used now.
     async fn touch_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()>;
 
-    /// Keeps a snapshot from eviction, or no longer.
-    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()>;
+    /// Keeps a snapshot from eviction for a reason, or no longer for that one. Returns whether any reason is left.
+    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> Result<bool>;
 
     /// Snapshots that may be evicted, least recently used first.
     async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>>;

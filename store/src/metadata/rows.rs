@@ -281,6 +281,19 @@ pub enum GcTrigger {
     Request,
 }
 
+/// Runs that are remembered: some six weeks of one an hour.
+pub const GC_RUNS: usize = 1000;
+
+/// Why a snapshot is kept from eviction. Who takes a pin back takes back its own, and no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Pin {
+    /// Somebody said so.
+    ByHand = 1,
+    /// It waits to be pushed: there is no other copy yet.
+    UntilPushed = 2,
+}
+
 /// A row of `gc_runs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcRun {

@@ -116,7 +116,7 @@ pub(super) async fn snapshots(tx: &mut Tx, repository: &RepositoryName, after: O
 pub(super) async fn evictable(tx: &mut Tx, limit: usize) -> Outcome<Vec<(RepositoryName, Digest)>> {
     let rows: Vec<(String, Vec<u8>)> = sqlx::query_as(
         "SELECT r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
-         WHERE NOT m.pinned ORDER BY m.used_at, m.id LIMIT $1",
+         WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT $1",
     )
     .bind(limit as i64)
     .fetch_all(tx.on())

@@ -8,7 +8,7 @@ use super::error::{Fail, Outcome};
 use super::objects::{add_refs, lock};
 use super::{DOMAIN, int, uint};
 use crate::error::Error;
-use crate::metadata::{Commit, Committed, ObjectId, PushId, TagMove};
+use crate::metadata::{Commit, Committed, ObjectId, Pin, PushId, TagMove};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
@@ -138,7 +138,10 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
             .fetch_optional(tx.on())
             .await?;
     let (manifest, logical_bytes, new_bytes) = match existing {
-        Some(row) => row,
+        Some(row) => {
+            used(tx, row.0).await?;
+            row
+        }
         None => {
             let logical = size + reach;
             // Only the first holder of a manifest brought what it brought.
@@ -368,16 +371,26 @@ pub(super) async fn delete_snapshot(tx: &mut Tx, repository: &RepositoryName, di
 }
 
 pub(super) async fn touch_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
-    let now = tx.now().await?;
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    used(tx, manifest).await
+}
+
+async fn used(tx: &mut Tx, manifest: i64) -> Outcome<()> {
+    let now = tx.now().await?;
     tx.execute(sqlx::query("UPDATE manifests SET used_at = $1 WHERE id = $2 AND used_at < $1").bind(now).bind(manifest)).await?;
     Ok(())
 }
 
-pub(super) async fn pin_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Outcome<()> {
+pub(super) async fn pin_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
-    tx.execute(sqlx::query("UPDATE manifests SET pinned = $1 WHERE id = $2").bind(pinned).bind(manifest)).await?;
-    Ok(())
+    let update = match pinned {
+        true => "UPDATE manifests SET pinned = pinned | $1 WHERE id = $2 RETURNING pinned <> 0",
+        false => "UPDATE manifests SET pinned = pinned & ~$1 WHERE id = $2 RETURNING pinned <> 0",
+    };
+    let left: Option<bool> = sqlx::query_scalar(update).bind(reason as i16).bind(manifest).fetch_optional(tx.on()).await?;
+    tx.wrote(1);
+    // Deleted since the look: nothing pins what is not there.
+    Ok(left.unwrap_or(false))
 }

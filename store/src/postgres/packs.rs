@@ -6,7 +6,7 @@ use super::index::{go_live, hold};
 use super::lists::paged;
 use super::objects::{ints, lock};
 use super::{int, uint};
-use crate::metadata::{GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired};
+use crate::metadata::{GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired};
 use pfr_schema::Digest;
 use std::collections::BTreeMap;
 
@@ -157,6 +157,8 @@ pub(super) async fn record_gc_run(tx: &mut Tx, run: &GcRun) -> Outcome<()> {
         .bind(run.report.clone()),
     )
     .await?;
+    let forget = "DELETE FROM gc_runs WHERE id <= (SELECT id FROM gc_runs ORDER BY id DESC LIMIT 1 OFFSET $1)";
+    tx.execute(sqlx::query(forget).bind(GC_RUNS as i64)).await?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::objects::go_live;
 use super::{int, uint};
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Collected, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired, Suspect, children,
+    Collected, GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired, Suspect, children,
 };
 use pfr_schema::{Digest, Kind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
@@ -339,6 +339,9 @@ pub(super) fn record_gc_run(tx: &Connection, run: &GcRun) -> Result<()> {
     )
     .and_then(|mut s| s.execute(params![run.id, trigger_word(run.trigger), int(run.started_at), run.finished_at.map(int), run.report]))
     .map_err(sql)?;
+    tx.prepare_cached("DELETE FROM gc_runs WHERE id <= (SELECT id FROM gc_runs ORDER BY id DESC LIMIT 1 OFFSET ?1)")
+        .and_then(|mut s| s.execute([GC_RUNS as i64]))
+        .map_err(sql)?;
     Ok(())
 }
 

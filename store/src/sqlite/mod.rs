@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
+    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
     TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
@@ -238,8 +238,8 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| names::touch_snapshot(tx, &repository, &digest, now)).await
     }
 
-    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, pinned: bool) -> Result<()> {
-        self.database.write(move |tx| names::pin_snapshot(tx, &repository, &digest, pinned)).await
+    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> Result<bool> {
+        self.database.write(move |tx| names::pin_snapshot(tx, &repository, &digest, reason, pinned)).await
     }
 
     async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {

@@ -2,7 +2,7 @@
 
 use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
-use crate::metadata::{Commit, Committed, ObjectId, Page, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{Commit, Committed, ObjectId, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
@@ -101,7 +101,10 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
         })
         .map_err(sql)?;
     let (manifest, logical_bytes, new_bytes) = match existing {
-        Some(row) => row,
+        Some(row) => {
+            used(tx, row.0, now)?;
+            row
+        }
         None => {
             let logical = size + reach;
             // Only the first holder of a manifest brought what it brought.
@@ -383,19 +386,23 @@ pub(super) fn delete_snapshot(tx: &Connection, repository: &RepositoryName, dige
 pub(super) fn touch_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, now: u64) -> Result<()> {
     let id = visible(tx, repository)?;
     let (manifest, _) = manifest_row(tx, id, repository, digest)?;
-    tx.prepare_cached("UPDATE manifests SET used_at = MAX(used_at, ?1) WHERE id = ?2")
+    used(tx, manifest, now)
+}
+
+fn used(tx: &Connection, manifest: i64, now: u64) -> Result<()> {
+    tx.prepare_cached("UPDATE manifests SET used_at = ?1 WHERE id = ?2 AND used_at < ?1")
         .and_then(|mut s| s.execute(params![int(now), manifest]))
         .map_err(sql)?;
     Ok(())
 }
 
-pub(super) fn pin_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, pinned: bool) -> Result<()> {
+pub(super) fn pin_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Result<bool> {
     let id = visible(tx, repository)?;
     let (manifest, _) = manifest_row(tx, id, repository, digest)?;
-    tx.prepare_cached("UPDATE manifests SET pinned = ?1 WHERE id = ?2")
-        .and_then(|mut s| s.execute(params![pinned, manifest]))
-        .map_err(sql)?;
-    Ok(())
+    let update = if pinned { "pinned | ?1" } else { "pinned & ~?1" };
+    tx.prepare_cached(&format!("UPDATE manifests SET pinned = {update} WHERE id = ?2 RETURNING pinned <> 0"))
+        .and_then(|mut s| s.query_row(params![reason as i64, manifest], |r| r.get(0)))
+        .map_err(sql)
 }
 
 pub(super) fn evictable(tx: &Connection, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {

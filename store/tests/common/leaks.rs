@@ -21,10 +21,10 @@ pub fn files(dir: &Path) -> BTreeMap<String, u64> {
     files
 }
 
-/// What lies in the packs' directory of the store in `dir`, without the journal.
+/// What lies in the packs' directory of the store in `dir`, without the journal and the store's marker.
 pub fn pack_files(dir: &Path) -> BTreeMap<String, u64> {
     let mut files = files(&dir.join("packs"));
-    files.retain(|name, _| !name.starts_with("journal/"));
+    files.retain(|name, _| !name.starts_with("journal/") && name != "pf-store");
     files
 }
 

@@ -8,7 +8,7 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Result, Retired, SnapshotRow,
+    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Result, Retired, SnapshotRow,
     Suspect, TagMove, TagRow, Unjournaled,
 };
 use std::sync::Arc;
@@ -117,7 +117,7 @@ transactions! {
     record_gc_run(run: GcRun) -> ();
     gc_runs(after: Option<String>, limit: usize) -> Page<GcRun>;
     touch_snapshot(repository: RepositoryName, digest: Digest) -> ();
-    pin_snapshot(repository: RepositoryName, digest: Digest, pinned: bool) -> ();
+    pin_snapshot(repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> bool;
     evictable(limit: usize) -> Vec<(RepositoryName, Digest)>;
     packs(after: Option<PackId>, limit: usize) -> Vec<PackRow>;
     quarantine(damage: Vec<Damage>) -> Vec<Digest>;

@@ -119,7 +119,13 @@ fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over()
         hosts[0].run(&["rm", &format!("{REPOSITORY}@{digest}")]).ok();
     }
     let packs = data.join("packs");
-    let left = || files(&packs).into_iter().map(|(path, _)| path).filter(|path| !path.starts_with("journal")).collect::<Vec<_>>();
+    let left = || {
+        files(&packs)
+            .into_iter()
+            .map(|(path, _)| path)
+            .filter(|path| !path.starts_with("journal") && path != Path::new("pf-store"))
+            .collect::<Vec<_>>()
+    };
     let mut last = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     wait_for("collection to leave nothing", 90, || {

@@ -152,9 +152,20 @@ impl Server {
     pub fn bucket(&self) -> String {
         // Random, for all processes of a run share the server; by the keys of the standard hasher, which need no dependency.
         let name = format!("t{:016x}", RandomState::new().build_hasher().finish());
+        self.make_bucket(&name);
+        name
+    }
+
+    /// A bucket of that name.
+    pub fn make_bucket(&self, name: &str) {
         let made = status(self.filer, "POST", &format!("/buckets/{name}/"));
         assert_eq!(made, Some(201), "the S3 server does not make a bucket");
-        name
+    }
+
+    /// Deletes a bucket with all that is in it.
+    pub fn delete_bucket(&self, name: &str) {
+        let deleted = status(self.filer, "DELETE", &format!("/buckets/{name}?recursive=true"));
+        assert_eq!(deleted, Some(204), "the S3 server does not delete a bucket");
     }
 
     /// Variables for processes that use it.

@@ -5,6 +5,7 @@
 mod concurrency;
 mod crash;
 mod dedup;
+mod machine;
 mod memory;
 mod network;
 mod processfork;

@@ -50,3 +50,32 @@ fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed
     assert!(log.contains("code=\"unavailable\""), "{log}");
     assert!(!log.contains("corrupt_store") && !log.contains("internal"), "an outage is no damage: {log}");
 }
+
+#[test]
+fn a_bucket_that_was_deleted_is_out_of_reach_and_what_lay_in_it_is_not_taken_for_damaged() {
+    let s3 = s3::Server::shared();
+    let bucket = s3.bucket();
+    let registry = Registry::start_with(true, &["--storage", &format!("s3://{bucket}/p")], &s3.env());
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::SMALL, &(0..100).collect::<Vec<_>>());
+    pf.run(&["push", dir.arg(), "a:t"]).ok();
+    assert_eq!(pf.json(&["scrub", "--remote"])["damaged"], serde_json::json!([]));
+    assert!(registry.get("/readyz").starts_with("HTTP/1.1 200"));
+    s3.delete_bucket(&bucket);
+    for made_anew in [false, true] {
+        if made_anew {
+            s3.make_bucket(&bucket);
+        }
+        for command in [&["scrub", "--remote"][..], &["verify", "a:t"]] {
+            let output = pf.run(command);
+            assert_eq!(output.code, 7, "{output:?}");
+            assert!(output.stderr.contains("cannot reach its storage"), "{output:?}");
+        }
+        assert!(registry.get("/readyz").starts_with("HTTP/1.1 503"));
+        assert!(registry.get("/v1/damaged").ends_with("[]"), "nothing is quarantined");
+        assert!(pf.run(&["ls", "a"]).ok().stdout.contains('t'), "names do not need the bucket");
+    }
+    let log = registry.log();
+    assert!(log.contains("is it the right bucket"), "the operator is told more: {log}");
+    assert!(!log.contains("corrupt_store"), "{log}");
+}

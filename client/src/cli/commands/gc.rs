@@ -1,6 +1,6 @@
 //! `pf gc` and `pf pin`: what the local store takes up, and what stays in it. `pf gc --remote` asks a registry.
 
-use crate::cli::args::{Gc, Pin};
+use crate::cli::args;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count};
@@ -8,7 +8,7 @@ use crate::cli::progress::{Standing, watch};
 use pfr_client::Remote;
 use pfr_schema::Digest;
 use pfr_schema::api::{GcReport, GcRequest};
-use pfr_store::{GcOptions, Store};
+use pfr_store::{GcOptions, Pin, Store};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,10 +20,11 @@ const ASK: Duration = Duration::from_millis(250);
 #[derive(Serialize)]
 struct Pinned {
     digest: Digest,
+    /// Whether anything keeps it now: by hand, or until it is pushed.
     pinned: bool,
 }
 
-pub async fn run(context: &mut Context, args: Gc) -> Result<(), Failure> {
+pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     let seen = Arc::new(Mutex::new(GcReport::default()));
     let standing = || {
         let report = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,18 +82,22 @@ fn print(context: &mut Context, r: &GcReport) -> Result<(), Failure> {
     r.error.as_ref().map_or(Ok(()), |error| out.line(out.paint.yellow(error)))
 }
 
-pub async fn pin(context: &mut Context, args: Pin) -> Result<(), Failure> {
+pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> {
     if let Some(registry) = &args.reference.registry {
         return Err(Failure::usage(format!("a pin is for the local store, but the reference names the registry {registry}")));
     }
     let store = context.existing_store().await?;
     let repository = &args.reference.repository;
     let digest = store.resolve(repository, &args.reference.selector_or_latest()).await?;
-    store.pin(repository, &digest, !args.remove).await?;
+    let pinned = store.pin(repository, &digest, Pin::ByHand, !args.remove).await?;
     if context.json {
-        return context.out.json(&Pinned { digest, pinned: !args.remove });
+        return context.out.json(&Pinned { digest, pinned });
     }
-    let word = if args.remove { "no longer pinned" } else { "pinned" };
+    let word = match (args.remove, pinned) {
+        (false, _) => "pinned",
+        (true, false) => "no longer pinned",
+        (true, true) => "no longer pinned by hand, but until it is pushed:",
+    };
     context.out.line(format!("{word} {repository} {}", context.out.paint.yellow(&digest.short())))
 }
 
