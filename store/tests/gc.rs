@@ -8,8 +8,8 @@ mod common;
 use common::rig::{Backend, Rig, pack_path};
 use common::{blob_frame, leaks, page, pieces, push, repository, snapshot, stream, tag};
 use futures::{StreamExt as _, TryStreamExt as _};
-use pfr_schema::{Digest, Kind};
 use object_store::ObjectStoreExt as _;
+use pfr_schema::{Digest, Kind};
 use pfr_store::{Error, GcOptions, GcTrigger, Options, PackState, Store, document_frame};
 use std::time::Duration;
 

@@ -15,10 +15,7 @@ use pfr_store::{Error, Packed, ScrubOptions, Store, document_frame};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-on_every_backend_and_memory!(
-    every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was,
-    in_a_pack_of_many_reads_too,
-);
+on_every_backend_and_memory!(every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was, in_a_pack_of_many_reads_too,);
 on_every_backend!(
     a_pack_that_is_gone_or_cut_costs_what_lay_in_it_until_it_is_pushed_again,
     a_bad_frame_behind_a_bad_index_is_found_by_the_rows,
@@ -128,7 +125,8 @@ async fn in_a_pack_of_many_reads_too(on: Backend) {
         let session = rig.store.open_push(&repository()).await.unwrap();
         let large: Vec<u8> = (0..700_000_u64).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
         let small = (0..2000).map(|i| blob_frame(&page(i)));
-        let frames = small.chain([blob_frame(&large[..3 << 20])]).chain((2000..4000).map(|i| blob_frame(&page(i)))).chain([blob_frame(&large)]);
+        let frames =
+            small.chain([blob_frame(&large[..3 << 20])]).chain((2000..4000).map(|i| blob_frame(&page(i)))).chain([blob_frame(&large)]);
         rig.store.ingest(&session.id, pieces(&stream(frames), 60_000)).await.unwrap();
         assert!(is_clean(&scrub(&rig.store, full).await));
         let packs = rig.pack_paths().await;

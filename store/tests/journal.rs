@@ -13,10 +13,7 @@ use pfr_schema::{Digest, ErrorCode, Limits, RepositoryName};
 use pfr_store::{SnapshotRow, Store, TagMove, TagRow};
 use proptest::prelude::*;
 
-on_every_backend_and_memory!(
-    replicas_that_write_and_checkpoint_at_once_lose_nothing,
-    any_history_replays_to_the_same_names,
-);
+on_every_backend_and_memory!(replicas_that_write_and_checkpoint_at_once_lose_nothing, any_history_replays_to_the_same_names,);
 on_every_backend!(
     after_the_loss_of_the_database_everything_acknowledged_is_back,
     a_rebuilt_store_collects_what_no_name_reaches_and_nothing_else,
@@ -226,16 +223,14 @@ async fn replicas_that_write_and_checkpoint_at_once_lose_nothing(on: Backend) {
     let base = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
     for round in 0..on.some(3, 1) {
         let stores = futures::future::join_all((0..4).map(|_| rig.another())).await;
-        let replicas = stores.into_iter().enumerate().map(|(replica, store)| {
-            async move {
-                for i in 0..150 {
-                    store.put_tag(&repository(), tag(&format!("r{replica}-{round}-{i}")), base, None).await.unwrap();
-                    if i % 40 == 7 {
-                        store.checkpoint_journal().await.unwrap();
-                    }
+        let replicas = stores.into_iter().enumerate().map(|(replica, store)| async move {
+            for i in 0..150 {
+                store.put_tag(&repository(), tag(&format!("r{replica}-{round}-{i}")), base, None).await.unwrap();
+                if i % 40 == 7 {
+                    store.checkpoint_journal().await.unwrap();
                 }
-                store.checkpoint_journal().await.unwrap();
             }
+            store.checkpoint_journal().await.unwrap();
         });
         futures::future::join_all(replicas.map(tokio::spawn)).await.into_iter().for_each(|done| done.unwrap());
         let (new, report) = rebuilt(&rig).await;

@@ -20,9 +20,9 @@ use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, PageTree};
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Tag, media_type};
+use pfr_store::{Ingested, Options, Result, Store, document_frame};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
-use pfr_store::{Ingested, Options, Result, Store, document_frame};
 
 /// 2 layers × 4 tokens × 2 heads × 4 elements of bf16: 128 bytes a page.
 pub const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 4, dtype: Dtype::Bf16 };

@@ -95,18 +95,13 @@ impl Place {
     }
 }
 
-/// A fresh prefix in this thread's bucket.
+/// A fresh prefix on the server of the run, or of this thread.
 fn in_bucket() -> Arc<dyn ObjectStore> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    thread_local!(static BUCKET: OnceCell<(Server, String)> = const { OnceCell::new() });
-    BUCKET.with(|bucket| {
-        let (server, bucket) = bucket.get_or_init(|| {
-            let server = Server::shared();
-            let bucket = server.bucket();
-            (server, bucket)
-        });
-        let url = format!("s3://{bucket}/{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        storage::open(&url, &StorageOptions { environment: server.env(), ..StorageOptions::default() }).unwrap().0
+    thread_local!(static SERVER: OnceCell<Server> = const { OnceCell::new() });
+    SERVER.with(|server| {
+        let server = server.get_or_init(Server::shared);
+        let options = StorageOptions { environment: server.env(), ..StorageOptions::default() };
+        storage::open(&server.prefix(), &options).unwrap().0
     })
 }
 
