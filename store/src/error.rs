@@ -152,6 +152,10 @@ impl Error {
         if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) {
             return Self::Full(error.to_string());
         }
+        if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) {
+            // What the tables must never say.
+            return Self::Internal(format!("the tables refuse it ({error}); run fsck"));
+        }
         Self::Unavailable { what: "metadata", reason: error.to_string() }
     }
 

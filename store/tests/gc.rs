@@ -1,71 +1,55 @@
-//! Collection over a directory: what goes, what stays, and that nothing leaks.
+//! Collection: what goes, what stays, and that nothing leaks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+#[macro_use]
 mod common;
 
+use common::rig::{Backend, Rig, pack_path};
 use common::{blob_frame, leaks, page, pieces, push, repository, snapshot, stream, tag};
 use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::ObjectStoreExt as _;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Clock, Error, GcOptions, GcTrigger, Options, PackState, Pin, Store, document_frame};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use pfr_store::{Error, GcOptions, GcTrigger, Options, PackState, Pin, Store, document_frame};
 use std::time::Duration;
-use tempfile::TempDir;
 
 const LEASE: u64 = 60;
 
-/// A store in a directory whose time stands still unless told.
-struct Rig {
-    dir: TempDir,
-    now: Arc<AtomicU64>,
-    pack_bytes: u64,
-    store: Store,
+async fn rig(on: Backend) -> Rig {
+    rig_with_packs_of(on, 64 << 20).await
 }
 
-impl Rig {
-    async fn new() -> Self {
-        Self::with_packs_of(64 << 20).await
-    }
-
-    async fn with_packs_of(pack_bytes: u64) -> Self {
-        let (dir, now) = (tempfile::tempdir().unwrap(), Arc::new(AtomicU64::new(1_000_000_000)));
-        let store = open(dir.path(), &now, pack_bytes).await;
-        Self { dir, now, pack_bytes, store }
-    }
-
-    /// Another process, as far as the store can tell.
-    async fn another(&self) -> Store {
-        open(self.dir.path(), &self.now, self.pack_bytes).await
-    }
-
-    async fn reopen(&mut self) {
-        self.store = self.another().await;
-    }
-
-    fn seconds(&self, seconds: u64) {
-        self.now.fetch_add(seconds * 1000, Ordering::SeqCst);
-    }
-
-    async fn gc(&self) -> pfr_schema::api::GcReport {
-        self.store.gc(&at_once(), &mut |_| ()).await.unwrap()
-    }
-
-    fn files(&self) -> usize {
-        leaks::pack_files(self.dir.path()).len()
-    }
-
-    async fn assert_no_leak(&self) {
-        leaks::assert_none(&self.store, self.dir.path()).await;
-    }
+async fn rig_with_packs_of(on: Backend, pack_bytes: u64) -> Rig {
+    Rig::still(on, Options { pack_bytes, lease: Duration::from_secs(LEASE), ..Options::default() }).await
 }
 
-async fn open(dir: &Path, now: &Arc<AtomicU64>, pack_bytes: u64) -> Store {
-    let now = Arc::clone(now);
-    let clock = Clock::new(move || now.load(Ordering::SeqCst));
-    Store::open(dir, Options { clock, pack_bytes, lease: Duration::from_secs(LEASE), ..Options::default() }).await.unwrap()
+async fn gc(rig: &Rig) -> pfr_schema::api::GcReport {
+    rig.store.gc(&at_once(), &mut |_| ()).await.unwrap()
 }
+
+async fn count_files(rig: &Rig) -> usize {
+    rig.pack_files().await.len()
+}
+
+on_every_backend!(
+    what_only_a_deleted_snapshot_reached_goes_and_nothing_else,
+    everything_deleted_leaves_an_empty_directory,
+    a_lease_holds_an_open_push_until_it_ends,
+    pages_whose_lease_ended_before_their_container_came_are_asked_for_again,
+    an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes,
+    bytes_stay_for_the_horizon,
+    compaction_moves_frames_and_who_located_them_before_still_reads_them,
+    large_frames_are_moved_in_parts,
+    a_bad_frame_is_not_moved,
+    several_at_once_free_everything_once,
+    unknown_children_are_not_taken_for_none,
+    killed_after_any_step_the_next_run_ends_it,
+    a_dry_run_changes_nothing_and_says_what_a_real_one_does,
+    a_schedule_that_finds_nothing_leaves_no_row,
+    eviction_takes_the_least_recently_used_and_leaves_what_is_pinned,
+);
+// An unfinished upload leaves files in a directory only; a bucket shows nothing of it.
+on_backends!([sqlite_disk = SqliteDisk, postgres_disk = PostgresDisk]: what_a_killed_upload_left_is_removed_with_its_staging_files);
 
 fn at_once() -> GcOptions {
     GcOptions { horizon: Duration::ZERO, batch: 50, ..GcOptions::default() }
@@ -75,9 +59,8 @@ fn numbers(range: std::ops::Range<u64>) -> Vec<u64> {
     range.collect()
 }
 
-#[tokio::test]
-async fn what_only_a_deleted_snapshot_reached_goes_and_nothing_else() {
-    let rig = Rig::new().await;
+async fn what_only_a_deleted_snapshot_reached_goes_and_nothing_else(on: Backend) {
+    let rig = rig(on).await;
     let (old, new) = (snapshot(&numbers(0..100), vec![]), snapshot(&numbers(60..160), vec![]));
     push(&rig.store, &old, "old").await.unwrap();
     push(&rig.store, &new, "new").await.unwrap();
@@ -85,9 +68,9 @@ async fn what_only_a_deleted_snapshot_reached_goes_and_nothing_else() {
     rig.store.delete_snapshot(&repository(), &old.manifest.digest).await.unwrap();
     let (kept_bytes, kept) = leaks::reachable(&rig.store).await;
     rig.seconds(LEASE + 1);
-    let report = rig.gc().await;
+    let report = gc(&rig).await;
     assert_eq!(report.released, before - kept, "{report:?}");
-    rig.assert_no_leak().await;
+    leaks::assert_none(&rig).await;
     rig.store.verify(&new.manifest.digest, &mut |_| ()).await.unwrap();
     for number in 0..160_u64 {
         let stored = rig.store.metadata().find(vec![Digest::sha256(&page(2 * number))]).await.unwrap()[0].is_some();
@@ -101,98 +84,93 @@ async fn what_only_a_deleted_snapshot_reached_goes_and_nothing_else() {
     assert_eq!((kept.released, kept.id), (report.released, report.id));
 }
 
-#[tokio::test]
-async fn everything_deleted_leaves_an_empty_directory() {
-    let rig = Rig::with_packs_of(2048).await;
+async fn everything_deleted_leaves_an_empty_directory(on: Backend) {
+    let rig = rig_with_packs_of(on, 2048).await;
     for (i, from) in [0, 30, 60].into_iter().enumerate() {
         let s = snapshot(&numbers(from..from + 50), vec![]);
         push(&rig.store, &s, &format!("t{i}")).await.unwrap();
         rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
     }
-    assert!(rig.files() > 3);
+    assert!(count_files(&rig).await > 3);
     rig.seconds(LEASE + 1);
-    let report = rig.gc().await;
-    assert_eq!((rig.files(), report.draining_bytes), (0, 0));
+    let report = gc(&rig).await;
+    assert_eq!((count_files(&rig).await, report.draining_bytes), (0, 0));
     assert_eq!(report.packs_deleted, report.packs_emptied);
     assert_eq!(rig.store.metadata().disk_bytes().await.unwrap(), 0);
-    rig.assert_no_leak().await;
+    leaks::assert_none(&rig).await;
 }
 
-#[tokio::test]
-async fn a_lease_holds_an_open_push_until_it_ends() {
-    let rig = Rig::new().await;
+async fn a_lease_holds_an_open_push_until_it_ends(on: Backend) {
+    let rig = rig(on).await;
     let s = snapshot(&numbers(0..40), vec![]);
     let session = rig.store.open_push(&repository()).await.unwrap();
     let ingested = rig.store.ingest(&session.id, pieces(&s.stream(), 999)).await.unwrap();
-    assert_eq!(rig.gc().await.unclaimed, 0);
+    assert_eq!(gc(&rig).await.unclaimed, 0);
     rig.seconds(LEASE / 2 + 1);
     // Asking renews what is asked about, and a container what it holds.
     assert!(rig.store.missing(&session.id, vec![(s.manifest.digest, Kind::Manifest)]).await.unwrap().is_empty());
     rig.seconds(LEASE - 5);
-    assert_eq!(rig.gc().await.unclaimed, 0);
+    assert_eq!(gc(&rig).await.unclaimed, 0);
     rig.store.commit(&session.id, s.manifest.digest, Some(tag("kept")), None).await.unwrap();
     rig.seconds(LEASE * 2);
-    assert_eq!(rig.gc().await.unclaimed, 0);
+    assert_eq!(gc(&rig).await.unclaimed, 0);
     rig.store.verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
-    rig.assert_no_leak().await;
+    leaks::assert_none(&rig).await;
 
     let other = snapshot(&numbers(100..140), vec![]);
     let session = rig.store.open_push(&repository()).await.unwrap();
     let other_ingested = rig.store.ingest(&session.id, pieces(&other.stream(), 999)).await.unwrap();
     rig.seconds(LEASE + 1);
-    let report = rig.gc().await;
+    let report = gc(&rig).await;
     // The configuration is the same blob in both.
     assert_eq!((report.unclaimed, report.sessions), (other_ingested.new, 1), "{ingested:?}");
     let refused = rig.store.commit(&session.id, other.manifest.digest, None, None).await.unwrap_err();
     assert!(matches!(refused, Error::BlobUnknown { .. } | Error::PushUnknown(_)), "{refused}");
-    rig.assert_no_leak().await;
+    leaks::assert_none(&rig).await;
     push(&rig.store, &other, "again").await.unwrap();
     rig.store.verify(&other.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-#[tokio::test]
-async fn pages_whose_lease_ended_before_their_container_came_are_asked_for_again() {
-    let rig = Rig::new().await;
+async fn pages_whose_lease_ended_before_their_container_came_are_asked_for_again(on: Backend) {
+    let rig = rig(on).await;
     let s = snapshot(&numbers(0..10), vec![]);
     let session = rig.store.open_push(&repository()).await.unwrap();
     rig.store.ingest(&session.id, pieces(&stream(s.pages.iter().map(|p| blob_frame(p))), 500)).await.unwrap();
     rig.seconds(LEASE / 2 + 1);
     rig.store.push_repository(&session.id).await.unwrap();
     rig.seconds(LEASE / 2);
-    assert_eq!(rig.gc().await.unclaimed, 20);
+    assert_eq!(gc(&rig).await.unclaimed, 20);
     let documents = stream(s.documents().into_iter().map(document_frame));
     let error = rig.store.ingest(&session.id, pieces(&documents, 500)).await.unwrap_err();
     assert!(matches!(&error, Error::Missing { missing, .. } if !missing.is_empty()), "{error}");
     push(&rig.store, &s, "whole").await.unwrap();
     rig.store.verify(&s.manifest.digest, &mut |_| ()).await.unwrap();
     rig.seconds(LEASE + 1);
-    rig.gc().await;
-    rig.assert_no_leak().await;
+    gc(&rig).await;
+    leaks::assert_none(&rig).await;
 }
 
-#[tokio::test]
-async fn what_a_killed_upload_left_is_removed_with_its_staging_files() {
-    let rig = Rig::new().await;
+async fn what_a_killed_upload_left_is_removed_with_its_staging_files(on: Backend) {
+    let rig = rig(on).await;
     push(&rig.store, &snapshot(&numbers(0..2), vec![]), "kept").await.unwrap();
-    let kept = rig.files();
+    let kept = count_files(&rig).await;
     let key = "0190aaaa-0000-7000-8000-0000000000cd";
     rig.store.metadata().begin_pack(key.into(), Duration::from_secs(LEASE)).await.unwrap();
-    let shard = rig.dir.path().join("packs/cd");
+    let shard = rig.packs_dir().join("cd");
     std::fs::create_dir_all(&shard).unwrap();
     for number in 1..=3 {
         std::fs::write(shard.join(format!("{key}.pfpack#{number}")), b"half").unwrap();
     }
-    rig.gc().await;
-    assert_eq!(rig.files(), kept + 3, "its lease still runs");
+    gc(&rig).await;
+    assert_eq!(count_files(&rig).await, kept + 3, "its lease still runs");
     rig.seconds(LEASE + 1);
-    let report = rig.gc().await;
-    assert_eq!((report.packs_abandoned, report.packs_deleted, rig.files()), (1, 1, kept));
-    rig.assert_no_leak().await;
+    let report = gc(&rig).await;
+    assert_eq!((report.packs_abandoned, report.packs_deleted, count_files(&rig).await), (1, 1, kept));
+    leaks::assert_none(&rig).await;
 }
 
-#[tokio::test]
-async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes() {
-    let rig = Rig::new().await;
+async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(on: Backend) {
+    let rig = rig(on).await;
     let session = rig.store.open_push(&repository()).await.unwrap();
     let (feed, mut fed) = tokio::sync::mpsc::unbounded_channel::<bytes::Bytes>();
     let input = futures::stream::poll_fn(move |cx| fed.poll_recv(cx)).map(Ok::<_, std::io::Error>);
@@ -214,15 +192,14 @@ async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(
     drop(feed);
     let error = upload.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::PackLost(_)), "{error}");
-    assert_eq!(rig.files(), 0);
+    assert_eq!(count_files(&rig).await, 0);
     rig.seconds(1001);
-    rig.gc().await;
-    rig.assert_no_leak().await;
+    gc(&rig).await;
+    leaks::assert_none(&rig).await;
 }
 
-#[tokio::test]
-async fn bytes_stay_for_the_horizon() {
-    let rig = Rig::new().await;
+async fn bytes_stay_for_the_horizon(on: Backend) {
+    let rig = rig(on).await;
     let s = snapshot(&numbers(0..20), vec![]);
     push(&rig.store, &s, "a").await.unwrap();
     rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
@@ -230,19 +207,18 @@ async fn bytes_stay_for_the_horizon() {
     let hour = GcOptions { horizon: Duration::from_secs(3600), ..at_once() };
     let report = rig.store.gc(&hour, &mut |_| ()).await.unwrap();
     assert!(report.packs_emptied > 0 && report.packs_deleted == 0 && report.draining_bytes > 0, "{report:?}");
-    let files = rig.files();
+    let files = count_files(&rig).await;
     rig.seconds(3599);
     rig.store.gc(&hour, &mut |_| ()).await.unwrap();
-    assert_eq!(rig.files(), files);
+    assert_eq!(count_files(&rig).await, files);
     rig.seconds(2);
     let report = rig.store.gc(&hour, &mut |_| ()).await.unwrap();
-    assert_eq!((report.packs_deleted, rig.files()), (files as u64, 0));
-    rig.assert_no_leak().await;
+    assert_eq!((report.packs_deleted, count_files(&rig).await), (files as u64, 0));
+    leaks::assert_none(&rig).await;
 }
 
-#[tokio::test]
-async fn compaction_moves_frames_and_who_located_them_before_still_reads_them() {
-    let rig = Rig::new().await;
+async fn compaction_moves_frames_and_who_located_them_before_still_reads_them(on: Backend) {
+    let rig = rig(on).await;
     let all = snapshot(&numbers(0..400), vec![]);
     push(&rig.store, &all, "all").await.unwrap();
     let some = snapshot(&(0..400).step_by(4).collect::<Vec<_>>(), vec![]);
@@ -253,7 +229,7 @@ async fn compaction_moves_frames_and_who_located_them_before_still_reads_them() 
     rig.store.delete_snapshot(&repository(), &all.manifest.digest).await.unwrap();
     rig.seconds(LEASE + 1);
     let disk = rig.store.metadata().disk_bytes().await.unwrap();
-    let report = rig.gc().await;
+    let report = gc(&rig).await;
     assert!(report.packs_compacted > 0 && report.moved_bytes > 0, "{report:?}");
     assert!(rig.store.metadata().disk_bytes().await.unwrap() < disk / 2);
     let after = rig.store.metadata().locate(wanted.clone()).await.unwrap();
@@ -261,13 +237,12 @@ async fn compaction_moves_frames_and_who_located_them_before_still_reads_them() 
     let read: Vec<bytes::Bytes> = reader.try_collect().await.unwrap();
     assert_eq!(read.concat(), stream(some.pages.iter().map(|p| blob_frame(p))));
     rig.store.verify(&some.manifest.digest, &mut |_| ()).await.unwrap();
-    rig.assert_no_leak().await;
-    assert_eq!(rig.gc().await.packs_compacted, 0, "nothing is sparse any more");
+    leaks::assert_none(&rig).await;
+    assert_eq!(gc(&rig).await.packs_compacted, 0, "nothing is sparse any more");
 }
 
-#[tokio::test]
-async fn large_frames_are_moved_in_parts() {
-    let rig = Rig::new().await;
+async fn large_frames_are_moved_in_parts(on: Backend) {
+    let rig = rig(on).await;
     let (stays, goes) = (vec![1_u8; 5 << 20], [vec![2_u8; 3 << 20], vec![3_u8; 3 << 20]]);
     let s = with_layer(&stays);
     let session = rig.store.open_push(&repository()).await.unwrap();
@@ -276,9 +251,9 @@ async fn large_frames_are_moved_in_parts() {
     rig.store.ingest(&session.id, pieces(&frames, 1 << 20)).await.unwrap();
     rig.store.commit(&session.id, s[1].digest, Some(tag("a")), None).await.unwrap();
     rig.seconds(LEASE + 1);
-    let report = rig.gc().await;
+    let report = gc(&rig).await;
     assert_eq!((report.unclaimed, report.packs_compacted), (2, 1), "{report:?}");
-    rig.assert_no_leak().await;
+    leaks::assert_none(&rig).await;
     let read: Vec<bytes::Bytes> = rig.store.frames(vec![Digest::sha256(&stays)]).await.unwrap().try_collect().await.unwrap();
     assert_eq!(read.concat(), stream([blob_frame(&stays)]));
     assert!(rig.store.metadata().disk_bytes().await.unwrap() < 6 << 20);
@@ -298,19 +273,15 @@ fn with_layer(layer: &[u8]) -> Vec<pfr_schema::tree::Document> {
     vec![config.clone(), Manifest::snapshot(&config, vec![layer], Default::default()).to_document()]
 }
 
-#[tokio::test]
-async fn a_bad_frame_is_not_moved() {
-    let rig = Rig::new().await;
+async fn a_bad_frame_is_not_moved(on: Backend) {
+    let rig = rig(on).await;
     let all = snapshot(&numbers(0..200), vec![]);
     let some = snapshot(&numbers(0..20), vec![]);
     push(&rig.store, &all, "all").await.unwrap();
     push(&rig.store, &some, "some").await.unwrap();
     let bad = Digest::sha256(&some.pages[7]);
     let at = rig.store.metadata().locate(vec![bad]).await.unwrap()[0].clone().unwrap();
-    let file = rig.dir.path().join(format!("packs/{}/{}.pfpack", &at.pack[at.pack.len() - 2..], at.pack));
-    let mut bytes = std::fs::read(&file).unwrap();
-    bytes[(at.offset + at.frame_len - 10) as usize] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
+    rig.flip(&pack_path(&at.pack), (at.offset + at.frame_len - 10) as usize).await;
     rig.store.delete_snapshot(&repository(), &all.manifest.digest).await.unwrap();
     rig.seconds(LEASE + 1);
     // Whether quarantine answers is not what this is about.
@@ -321,9 +292,8 @@ async fn a_bad_frame_is_not_moved() {
     assert_eq!(rig.store.read(&Digest::sha256(&some.pages[8])).await.unwrap(), some.pages[8][..]);
 }
 
-#[tokio::test]
-async fn several_at_once_free_everything_once() {
-    let rig = Rig::with_packs_of(4096).await;
+async fn several_at_once_free_everything_once(on: Backend) {
+    let rig = rig_with_packs_of(on, 4096).await;
     for i in 0..4_u64 {
         let s = snapshot(&numbers(i * 100..i * 100 + 120), vec![]);
         push(&rig.store, &s, &format!("t{i}")).await.unwrap();
@@ -341,31 +311,30 @@ async fn several_at_once_free_everything_once() {
     let (a, b, c) = tokio::join!(run(rig.store.clone()), run(other), run(third));
     let released: u64 = [a, b, c].into_iter().map(|r| r.unwrap().released).sum();
     // What one left because another held it goes now.
-    let rest = rig.gc().await.released;
+    let rest = gc(&rig).await.released;
     let kept = leaks::reachable(&rig.store).await.1;
     assert_eq!(rest, 0);
     assert!(released > kept, "{released} released, {kept} kept");
-    rig.gc().await;
-    rig.assert_no_leak().await;
+    gc(&rig).await;
+    leaks::assert_none(&rig).await;
     let kept = snapshot(&numbers(200..320), vec![]);
     rig.store.verify(&kept.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-#[tokio::test]
-async fn unknown_children_are_not_taken_for_none() {
+async fn unknown_children_are_not_taken_for_none(on: Backend) {
     for damage in ["UPDATE containers SET children = x'ffffffffffffffffffffffff'", "DELETE FROM containers"] {
-        let rig = Rig::new().await;
+        let rig = rig(on).await;
         let s = snapshot(&numbers(0..30), vec![]);
         push(&rig.store, &s, "a").await.unwrap();
         rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
         rig.seconds(LEASE + 1);
-        rusqlite::Connection::open(rig.dir.path().join("metadata.sqlite")).unwrap().execute_batch(damage).unwrap();
-        let files = leaks::pack_files(rig.dir.path());
+        drop(rig.sql(damage));
+        let files = rig.pack_files().await;
         let mut last = None;
         let error = rig.store.gc(&at_once(), &mut |report| last = report.error.clone()).await.unwrap_err();
         assert!(matches!(error, Error::Internal(_)), "{error}");
         assert_eq!(last, Some(error.to_string()));
-        assert_eq!(leaks::pack_files(rig.dir.path()), files);
+        assert_eq!(rig.pack_files().await, files);
         for raw in &s.pages {
             assert_eq!(rig.store.read(&Digest::sha256(raw)).await.unwrap(), raw[..], "{damage}");
         }
@@ -374,10 +343,9 @@ async fn unknown_children_are_not_taken_for_none() {
     }
 }
 
-#[tokio::test]
-async fn killed_after_any_step_the_next_run_ends_it() {
+async fn killed_after_any_step_the_next_run_ends_it(on: Backend) {
     for killed_after in 0..5 {
-        let mut rig = Rig::with_packs_of(8192).await;
+        let mut rig = rig_with_packs_of(on, 8192).await;
         let (old, new) = (snapshot(&numbers(0..200), vec![]), snapshot(&numbers(150..220), vec![]));
         push(&rig.store, &old, "old").await.unwrap();
         push(&rig.store, &new, "new").await.unwrap();
@@ -398,23 +366,21 @@ async fn killed_after_any_step_the_next_run_ends_it() {
                 _ => {
                     metadata.retire_packs(1000).await.unwrap();
                     for pack in metadata.drained_packs(Duration::ZERO, 1000).await.unwrap() {
-                        let file = rig.dir.path().join(format!("packs/{}/{}.pfpack", &pack.key[pack.key.len() - 2..], pack.key));
-                        std::fs::remove_file(file).unwrap();
+                        rig.packs.delete(&pack_path(&pack.key)).await.unwrap();
                     }
                 }
             }
             rig.reopen().await;
         }
         rig.seconds(LEASE + 1);
-        rig.gc().await;
-        rig.assert_no_leak().await;
+        gc(&rig).await;
+        leaks::assert_none(&rig).await;
         rig.store.verify(&new.manifest.digest, &mut |_| ()).await.unwrap();
     }
 }
 
-#[tokio::test]
-async fn a_dry_run_changes_nothing_and_says_what_a_real_one_does() {
-    let rig = Rig::new().await;
+async fn a_dry_run_changes_nothing_and_says_what_a_real_one_does(on: Backend) {
+    let rig = rig(on).await;
     let (old, new) = (snapshot(&numbers(0..90), vec![]), snapshot(&numbers(50..120), vec![]));
     push(&rig.store, &old, "old").await.unwrap();
     push(&rig.store, &new, "new").await.unwrap();
@@ -422,18 +388,17 @@ async fn a_dry_run_changes_nothing_and_says_what_a_real_one_does() {
     rig.store.ingest(&session.id, pieces(&snapshot(&numbers(300..310), vec![]).stream(), 500)).await.unwrap();
     rig.store.delete_snapshot(&repository(), &old.manifest.digest).await.unwrap();
     rig.seconds(LEASE + 1);
-    let (rows, files) = (rig.store.metadata().rows_written(), leaks::pack_files(rig.dir.path()));
+    let (rows, files) = (rig.store.metadata().rows_written(), rig.pack_files().await);
     let planned = rig.store.gc(&GcOptions { dry_run: true, ..at_once() }, &mut |_| ()).await.unwrap();
-    assert_eq!((rig.store.metadata().rows_written(), leaks::pack_files(rig.dir.path())), (rows, files));
+    assert_eq!((rig.store.metadata().rows_written(), rig.pack_files().await), (rows, files));
     assert!(rig.store.metadata().gc_runs(None, 1).await.unwrap().rows.is_empty());
-    let done = rig.gc().await;
+    let done = gc(&rig).await;
     assert!(planned.dry_run && planned.released > 0 && planned.unclaimed > 0);
     assert_eq!((planned.released, planned.unclaimed, planned.freed_bytes), (done.released, done.unclaimed, done.freed_bytes));
 }
 
-#[tokio::test]
-async fn a_schedule_that_finds_nothing_leaves_no_row() {
-    let rig = Rig::new().await;
+async fn a_schedule_that_finds_nothing_leaves_no_row(on: Backend) {
+    let rig = rig(on).await;
     let schedule = GcOptions { trigger: GcTrigger::Schedule, ..at_once() };
     rig.store.gc(&schedule, &mut |_| ()).await.unwrap();
     assert!(rig.store.metadata().gc_runs(None, 1).await.unwrap().rows.is_empty());
@@ -445,9 +410,8 @@ async fn a_schedule_that_finds_nothing_leaves_no_row() {
     assert_eq!(rig.store.metadata().gc_runs(None, 10).await.unwrap().rows.len(), 1);
 }
 
-#[tokio::test]
-async fn eviction_takes_the_least_recently_used_and_leaves_what_is_pinned() {
-    let rig = Rig::new().await;
+async fn eviction_takes_the_least_recently_used_and_leaves_what_is_pinned(on: Backend) {
+    let rig = rig(on).await;
     let snapshots: Vec<_> = (0..4_u64).map(|i| snapshot(&numbers(i * 100..i * 100 + 50), vec![])).collect();
     for (i, s) in snapshots.iter().enumerate() {
         push(&rig.store, s, &format!("t{i}")).await.unwrap();
@@ -476,7 +440,7 @@ async fn eviction_takes_the_least_recently_used_and_leaves_what_is_pinned() {
     rig.store.evict(one * 3 + one / 2, &at_once(), &mut |_| ()).await.unwrap();
     assert_eq!(there().await, [0, 1, 3]);
     assert!(rig.store.metadata().disk_bytes().await.unwrap() <= one * 3 + one / 2);
-    rig.assert_no_leak().await;
+    leaks::assert_none(&rig).await;
     assert_eq!(rig.store.evict(one * 2 + one / 2, &at_once(), &mut |_| ()).await.unwrap().evicted, 1);
     assert_eq!(there().await, [0, 1]);
     let report = rig.store.evict(one / 2, &at_once(), &mut |_| ()).await.unwrap();
@@ -484,6 +448,6 @@ async fn eviction_takes_the_least_recently_used_and_leaves_what_is_pinned() {
     assert_eq!(there().await, [1]);
     rig.store.metadata().pin_snapshot(repository(), digest(1), Pin::ByHand, false).await.unwrap();
     rig.store.evict(one / 2, &at_once(), &mut |_| ()).await.unwrap();
-    assert_eq!((there().await.len(), rig.files()), (0, 0));
+    assert_eq!((there().await.len(), count_files(&rig).await), (0, 0));
     assert!(rig.store.metadata().packs(None, 10).await.unwrap().iter().all(|p| p.state == PackState::Live));
 }

@@ -2,19 +2,31 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+#[macro_use]
 mod common;
-#[path = "common/rig.rs"]
-mod rig;
 
-use common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
+use common::rig::{Backend, Rig};
+use common::{Snapshot, blob_frame, page, pieces, property, push, repository, snapshot, stream, tag};
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 use pfr_schema::api::ScrubReport;
 use pfr_schema::{Digest, Kind};
 use pfr_store::{Error, Packed, ScrubOptions, Store, document_frame};
 use proptest::prelude::*;
-use rig::Rig;
 use std::collections::BTreeSet;
+
+on_every_backend_and_memory!(every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was, in_a_pack_of_many_reads_too,);
+on_every_backend!(
+    a_pack_that_is_gone_or_cut_costs_what_lay_in_it_until_it_is_pushed_again,
+    a_bad_frame_behind_a_bad_index_is_found_by_the_rows,
+    damage_names_every_snapshot_that_reaches_it_and_one_push_heals_all,
+    a_mirror_heals_what_is_damaged,
+    a_copy_that_moved_since_is_not_quarantined,
+    fsck_finds_and_corrects_counts,
+    fsck_never_takes_unknown_children_for_none,
+    fsck_finds_what_collection_forgot,
+    a_scrub_reads_no_faster_than_it_may,
+);
 
 async fn scrub(store: &Store, full: bool) -> ScrubReport {
     store.scrub(&ScrubOptions { full, bytes_per_second: None }, &mut |_| ()).await.unwrap()
@@ -56,8 +68,8 @@ fn above(snapshot: &Snapshot, damaged: Digest) -> BTreeSet<Digest> {
 }
 
 /// A snapshot in one pack, in which one frame is dead: the blob lies in an older pack. Returns the pack's path and what lies in it.
-async fn small() -> (Rig, Snapshot, Path, Vec<Packed>) {
-    let rig = Rig::new().await;
+async fn small(on: Backend) -> (Rig, Snapshot, Path, Vec<Packed>) {
+    let rig = Rig::new(on).await;
     let session = rig.store.open_push(&repository()).await.unwrap();
     rig.store.ingest(&session.id, pieces(&stream([blob_frame(&page(2))]), 100)).await.unwrap();
     let first = rig.pack_paths().await;
@@ -70,12 +82,12 @@ async fn small() -> (Rig, Snapshot, Path, Vec<Packed>) {
     (rig, snapshot, pack, contents)
 }
 
-#[tokio::test]
-async fn every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was() {
-    let (rig, _, pack, _) = small().await;
+async fn every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was(on: Backend) {
+    let (rig, _, pack, _) = small(on).await;
     let len = rig.bytes(&pack).await.len();
-    for at in 0..len {
-        let (rig, snapshot, pack, contents) = small().await;
+    // Each in turn, or one in so many: what lies in a pack is the same everywhere.
+    for at in (0..len).step_by(on.some(1, 131) as usize) {
+        let (rig, snapshot, pack, contents) = small(on).await;
         rig.flip(&pack, at).await;
         let report = scrub(&rig.store, at % 2 == 0).await;
         let hit = contents.iter().find(|p| (p.offset..p.offset + p.frame_len).contains(&(at as u64)));
@@ -106,36 +118,33 @@ async fn every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
-
-    #[test]
-    fn in_a_pack_of_many_reads_too(place in 0.0..1.0_f64, bit in 0..8_u8, full in any::<bool>()) {
-        tokio::runtime::Runtime::new().unwrap().block_on(async {
-            let rig = Rig::new().await;
-            let session = rig.store.open_push(&repository()).await.unwrap();
-            let large: Vec<u8> = (0..700_000_u64).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
-            let small = (0..2000).map(|i| blob_frame(&page(i)));
-            let frames = small.chain([blob_frame(&large[..3 << 20])]).chain((2000..4000).map(|i| blob_frame(&page(i)))).chain([blob_frame(&large)]);
-            rig.store.ingest(&session.id, pieces(&stream(frames), 60_000)).await.unwrap();
-            assert!(is_clean(&scrub(&rig.store, full).await));
-            let packs = rig.pack_paths().await;
-            assert_eq!(packs.len(), 2, "a large blob has a pack of its own");
-            let pack = &packs[usize::from(bit % 2)];
-            let mut bytes = rig.bytes(pack).await;
-            let at = (bytes.len() as f64 * place) as usize;
-            bytes[at] ^= 1 << bit;
-            rig.put(pack, bytes).await;
-            let report = scrub(&rig.store, full).await;
-            assert_eq!(report.damaged.len() + report.bad_packs.len(), 1, "byte {at}: {report:?}");
-        });
-    }
+async fn in_a_pack_of_many_reads_too(on: Backend) {
+    let where_and_how = (0.0..1.0_f64, 0..8_u8, any::<bool>());
+    property(on.some(24, 2), where_and_how, move |(place, bit, full)| async move {
+        let rig = Rig::new(on).await;
+        let session = rig.store.open_push(&repository()).await.unwrap();
+        let large: Vec<u8> = (0..700_000_u64).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+        let small = (0..2000).map(|i| blob_frame(&page(i)));
+        let frames =
+            small.chain([blob_frame(&large[..3 << 20])]).chain((2000..4000).map(|i| blob_frame(&page(i)))).chain([blob_frame(&large)]);
+        rig.store.ingest(&session.id, pieces(&stream(frames), 60_000)).await.unwrap();
+        assert!(is_clean(&scrub(&rig.store, full).await));
+        let packs = rig.pack_paths().await;
+        assert_eq!(packs.len(), 2, "a large blob has a pack of its own");
+        let pack = &packs[usize::from(bit % 2)];
+        let mut bytes = rig.bytes(pack).await;
+        let at = (bytes.len() as f64 * place) as usize;
+        bytes[at] ^= 1 << bit;
+        rig.put(pack, bytes).await;
+        let report = scrub(&rig.store, full).await;
+        assert_eq!(report.damaged.len() + report.bad_packs.len(), 1, "byte {at}: {report:?}");
+    })
+    .await;
 }
 
-#[tokio::test]
-async fn a_pack_that_is_gone_or_cut_costs_what_lay_in_it_until_it_is_pushed_again() {
+async fn a_pack_that_is_gone_or_cut_costs_what_lay_in_it_until_it_is_pushed_again(on: Backend) {
     for cut in [None, Some(0), Some(20), Some(300), Some(900)] {
-        let (rig, snapshot, pack, contents) = small().await;
+        let (rig, snapshot, pack, contents) = small(on).await;
         match cut {
             None => rig.packs.delete(&pack).await.unwrap(),
             Some(len) => rig.put(&pack, rig.bytes(&pack).await[..len].to_vec()).await,
@@ -152,9 +161,8 @@ async fn a_pack_that_is_gone_or_cut_costs_what_lay_in_it_until_it_is_pushed_agai
     }
 }
 
-#[tokio::test]
-async fn a_bad_frame_behind_a_bad_index_is_found_by_the_rows() {
-    let (rig, snapshot, pack, contents) = small().await;
+async fn a_bad_frame_behind_a_bad_index_is_found_by_the_rows(on: Backend) {
+    let (rig, snapshot, pack, contents) = small(on).await;
     let len = rig.bytes(&pack).await.len();
     rig.flip(&pack, len - 100).await;
     let hit = contents[1];
@@ -170,9 +178,8 @@ async fn a_bad_frame_behind_a_bad_index_is_found_by_the_rows() {
     rig.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-#[tokio::test]
-async fn damage_names_every_snapshot_that_reaches_it_and_one_push_heals_all() {
-    let rig = Rig::new().await;
+async fn damage_names_every_snapshot_that_reaches_it_and_one_push_heals_all(on: Backend) {
+    let rig = Rig::new(on).await;
     let (a, b, c) = (snapshot(&[1, 2], vec![]), snapshot(&[1, 2, 3], vec![]), snapshot(&[9], vec![]));
     for (snapshot, name) in [(&a, "a"), (&b, "b"), (&c, "c")] {
         push(&rig.store, snapshot, name).await.unwrap();
@@ -199,10 +206,9 @@ async fn damage_names_every_snapshot_that_reaches_it_and_one_push_heals_all() {
     assert!(report.damaged.is_empty(), "{report:?}");
 }
 
-#[tokio::test]
-async fn a_mirror_heals_what_is_damaged() {
-    let (rig, snapshot, pack, _) = small().await;
-    let mirror = Rig::new().await;
+async fn a_mirror_heals_what_is_damaged(on: Backend) {
+    let (rig, snapshot, pack, _) = small(on).await;
+    let mirror = Rig::new(on).await;
     push(&mirror.store, &snapshot, "t").await.unwrap();
     rig.packs.delete(&pack).await.unwrap();
     let report = scrub(&rig.store, false).await;
@@ -217,26 +223,22 @@ async fn a_mirror_heals_what_is_damaged() {
     assert!(scrub(&rig.store, true).await.damaged.is_empty());
 }
 
-#[tokio::test]
-async fn a_copy_that_moved_since_is_not_quarantined() {
-    let (rig, snapshot, _, _) = small().await;
+async fn a_copy_that_moved_since_is_not_quarantined(on: Backend) {
+    let (rig, snapshot, _, _) = small(on).await;
     let damage = pfr_store::Damage { digest: snapshot.tree.digest, pack: "another".into(), reason: "bad".into() };
     assert!(rig.metadata.quarantine(vec![damage]).await.unwrap().is_empty());
     rig.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
     assert!(rig.store.damaged().await.unwrap().is_empty());
 }
 
-/// A store on disk, so that its tables can be spoilt from outside.
-async fn on_disk(dir: &std::path::Path) -> (Store, Snapshot, rusqlite::Connection) {
-    let store = Store::open(dir, Default::default()).await.unwrap();
-    let snapshot = snapshot(&[1, 2, 3], vec![]);
-    push(&store, &snapshot, "t").await.unwrap();
-    let tables = rusqlite::Connection::open(dir.join("metadata.sqlite")).unwrap();
-    (store, snapshot, tables)
+/// A store with one snapshot, whose tables can be spoilt from outside.
+async fn with_snapshot(on: Backend) -> (Rig, Snapshot) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
+    push(&rig.store, &snapshot, "t").await.unwrap();
+    (rig, snapshot)
 }
 
-#[tokio::test]
-async fn fsck_finds_and_corrects_counts() {
+async fn fsck_finds_and_corrects_counts(on: Backend) {
     for (spoil, differences) in [
         ("UPDATE objects SET refs = refs + 1 WHERE kind = 1", 1),
         ("UPDATE objects SET refs = 0", 10),
@@ -245,11 +247,11 @@ async fn fsck_finds_and_corrects_counts() {
         ("UPDATE containers SET logical_bytes = 7 WHERE pages IS NOT NULL", 1),
         ("UPDATE manifests SET logical_bytes = 7", 1),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, snapshot, tables) = on_disk(dir.path()).await;
+        let (rig, snapshot) = with_snapshot(on).await;
+        let store = &rig.store;
         let sound = store.fsck(false, &mut |_| ()).await.unwrap();
         assert_eq!((sound.wrong, sound.containers, sound.objects, sound.packs), (0, 3, 10, 1), "{sound:?}");
-        tables.execute_batch(spoil).unwrap();
+        drop(rig.sql(spoil));
         let found = store.fsck(false, &mut |_| ()).await.unwrap();
         assert_eq!((found.wrong, found.repaired), (differences, false), "{spoil}: {found:?}");
         let repaired = store.fsck(true, &mut |_| ()).await.unwrap();
@@ -259,41 +261,37 @@ async fn fsck_finds_and_corrects_counts() {
     }
 }
 
-#[tokio::test]
-async fn fsck_never_takes_unknown_children_for_none() {
+async fn fsck_never_takes_unknown_children_for_none(on: Backend) {
     for spoil in [
         "UPDATE containers SET children = x'ff' WHERE pages IS NOT NULL",
         "UPDATE containers SET children = x'01' WHERE pages IS NOT NULL",
         "DELETE FROM containers WHERE pages IS NOT NULL",
         "UPDATE objects SET kind = 0 WHERE kind = 1",
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _, tables) = on_disk(dir.path()).await;
-        let refs = || -> i64 { tables.query_row("SELECT SUM(refs) FROM objects", [], |r| r.get(0)).unwrap() };
+        let (rig, _) = with_snapshot(on).await;
+        let store = &rig.store;
+        let refs = || rig.sql("SELECT SUM(refs) FROM objects");
         let before = refs();
-        tables.execute_batch(spoil).unwrap();
+        drop(rig.sql(spoil));
         let found = store.fsck(true, &mut |_| ()).await.unwrap();
         assert!(found.wrong > 0 && !found.repaired, "{spoil}: {found:?}");
         assert_eq!(refs(), before, "{spoil}: no count was corrected");
     }
 }
 
-#[tokio::test]
-async fn fsck_finds_what_collection_forgot() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, _, tables) = on_disk(dir.path()).await;
+async fn fsck_finds_what_collection_forgot(on: Backend) {
+    let (rig, _) = with_snapshot(on).await;
+    let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
     store.ingest(&session.id, pieces(&stream([blob_frame(b"unclaimed")]), 100)).await.unwrap();
-    tables.execute_batch("DELETE FROM suspects").unwrap();
+    drop(rig.sql("DELETE FROM suspects"));
     let found = store.fsck(true, &mut |_| ()).await.unwrap();
     assert_eq!((found.wrong, found.repaired), (1, true), "{found:?}");
-    let queued: i64 = tables.query_row("SELECT COUNT(*) FROM suspects WHERE object IS NOT NULL", [], |r| r.get(0)).unwrap();
-    assert_eq!(queued, 1);
+    assert_eq!(rig.sql("SELECT COUNT(*) FROM suspects WHERE object IS NOT NULL"), "1");
 }
 
-#[tokio::test]
-async fn a_scrub_reads_no_faster_than_it_may() {
-    let (rig, _, _, contents) = small().await;
+async fn a_scrub_reads_no_faster_than_it_may(on: Backend) {
+    let (rig, _, _, contents) = small(on).await;
     let rate = 10_000;
     let before = tokio::time::Instant::now();
     let report = rig.store.scrub(&ScrubOptions { full: false, bytes_per_second: Some(rate) }, &mut |_| ()).await.unwrap();

@@ -2,26 +2,45 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+#[macro_use]
 mod common;
 
-use common::{blob_frame, page, pieces, push, repository, snapshot, store, stream, tag};
+use common::rig::{Backend, Rig};
+use common::{blob_frame, page, pieces, push, repository, snapshot, stream, tag};
 use futures::TryStreamExt as _;
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, Kind, Selector};
-use pfr_store::{Clock, Error, Options, Store, document_frame};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use pfr_store::{Error, Options, Store, document_frame};
 use std::time::Duration;
+
+on_every_backend!(
+    a_committed_snapshot_comes_back_byte_for_byte,
+    frames_come_out_in_the_order_asked_for_and_can_be_ingested_elsewhere,
+    a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept,
+    a_page_of_the_wrong_length_is_refused_with_its_run,
+    a_tree_that_lies_about_its_runs_is_refused,
+    a_container_uploaded_as_a_plain_blob_does_not_pass_for_one,
+    twelve_forks_with_one_percent_new_pages_store_what_is_shared_once,
+    commit_touches_the_same_few_rows_whatever_the_size_of_the_snapshot,
+    a_second_push_of_shared_pages_writes_no_row_for_them,
+    a_tag_moves_only_from_where_the_caller_says,
+    forks_are_made_all_or_none,
+    parents_can_be_walked_and_deleted_ones_end_the_walk,
+    sessions_end_with_their_lease_and_nothing_uncommitted_is_visible,
+    a_broken_stream_keeps_what_came_whole,
+    wrong_bytes_are_named_with_both_digests,
+    a_blob_larger_than_a_pack_passes_in_pieces,
+);
 
 async fn collect(store: &Store, digests: Vec<Digest>) -> Vec<u8> {
     let pieces: Vec<bytes::Bytes> = store.frames(digests).await.unwrap().try_collect().await.unwrap();
     pieces.concat()
 }
 
-#[tokio::test]
-async fn a_committed_snapshot_comes_back_byte_for_byte() {
-    let (store, snapshot) = (store().await, snapshot(&(0..300).collect::<Vec<_>>(), vec![]));
-    let (ingested, committed) = push(&store, &snapshot, "latest").await.unwrap();
+async fn a_committed_snapshot_comes_back_byte_for_byte(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&(0..300).collect::<Vec<_>>(), vec![]));
+    let store = &rig.store;
+    let (ingested, committed) = push(store, &snapshot, "latest").await.unwrap();
     assert!(committed.created);
     assert_eq!(ingested.new, ingested.frames);
     let digest = store.resolve(&repository(), &"latest".parse::<Selector>().unwrap()).await.unwrap();
@@ -36,23 +55,24 @@ async fn a_committed_snapshot_comes_back_byte_for_byte() {
     assert_eq!(verified.blobs, 600 + snapshot.runs.len() as u64 + 3);
 }
 
-#[tokio::test]
-async fn frames_come_out_in_the_order_asked_for_and_can_be_ingested_elsewhere() {
-    let (store, snapshot) = (store().await, snapshot(&(0..100).collect::<Vec<_>>(), vec![]));
-    push(&store, &snapshot, "a").await.unwrap();
+async fn frames_come_out_in_the_order_asked_for_and_can_be_ingested_elsewhere(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&(0..100).collect::<Vec<_>>(), vec![]));
+    let store = &rig.store;
+    push(store, &snapshot, "a").await.unwrap();
     let mut digests: Vec<Digest> = snapshot.pages.iter().map(|p| Digest::sha256(p)).rev().collect();
     digests.extend(snapshot.documents().iter().map(|d| d.digest));
-    let bytes = collect(&store, digests).await;
-    let other = common::store().await;
+    let bytes = collect(store, digests).await;
+    let other = Rig::new(on).await;
+    let other = &other.store;
     let session = other.open_push(&repository()).await.unwrap();
     other.ingest(&session.id, pieces(&bytes, 4096)).await.unwrap();
     other.commit(&session.id, snapshot.manifest.digest, Some(tag("b")), None).await.unwrap();
     other.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept() {
-    let (store, snapshot) = (store().await, snapshot(&[1, 2, 3], vec![]));
+async fn a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
+    let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
     let only_k = snapshot.pages.iter().step_by(2).map(|p| blob_frame(p)).chain([document_frame(&snapshot.runs[0])]);
     let error = store.ingest(&session.id, pieces(&stream(only_k), 100)).await.unwrap_err();
@@ -63,9 +83,9 @@ async fn a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_
     assert_eq!(store.missing(&session.id, vec![(snapshot.runs[0].digest, Kind::Run)]).await.unwrap(), vec![0]);
 }
 
-#[tokio::test]
-async fn a_page_of_the_wrong_length_is_refused_with_its_run() {
-    let (store, short) = (store().await, vec![7_u8; 64]);
+async fn a_page_of_the_wrong_length_is_refused_with_its_run(on: Backend) {
+    let (rig, short) = (Rig::new(on).await, vec![7_u8; 64]);
+    let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
     let run = pfr_schema::run::Run::new(2, 128, vec![Digest::sha256(&short), Digest::sha256(&short)]).unwrap();
     let run = pfr_schema::tree::Document::new(Kind::Run, run.to_bytes());
@@ -74,9 +94,9 @@ async fn a_page_of_the_wrong_length_is_refused_with_its_run() {
     assert!(error.to_string().contains("128 bytes") && error.to_string().contains("64 bytes"), "{error}");
 }
 
-#[tokio::test]
-async fn a_tree_that_lies_about_its_runs_is_refused() {
-    let (store, snapshot) = (store().await, snapshot(&[1, 2, 3], vec![]));
+async fn a_tree_that_lies_about_its_runs_is_refused(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
+    let store = &rig.store;
     let text = String::from_utf8(snapshot.tree.bytes.clone()).unwrap();
     let lying = text.replace("\"pages\":3", "\"pages\":4").replace("[[0,3]]", "[[0,4]]");
     assert_ne!(lying, text);
@@ -87,32 +107,32 @@ async fn a_tree_that_lies_about_its_runs_is_refused() {
     assert_eq!(error.code(), ErrorCode::LengthMismatch, "{error}");
 }
 
-#[tokio::test]
-async fn a_container_uploaded_as_a_plain_blob_does_not_pass_for_one() {
-    let (store, snapshot) = (store().await, snapshot(&[1, 2, 3], vec![]));
+async fn a_container_uploaded_as_a_plain_blob_does_not_pass_for_one(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
+    let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
     let run = &snapshot.runs[0];
     store.ingest(&session.id, pieces(&stream([blob_frame(&run.bytes)]), 100)).await.unwrap();
     assert_eq!(store.missing(&session.id, vec![(run.digest, Kind::Run)]).await.unwrap(), vec![0], "it holds no children");
     assert!(store.missing(&session.id, vec![(run.digest, Kind::Blob)]).await.unwrap().is_empty());
-    push(&store, &snapshot, "now").await.unwrap();
+    push(store, &snapshot, "now").await.unwrap();
     assert!(store.missing(&session.id, vec![(run.digest, Kind::Run)]).await.unwrap().is_empty());
     store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-#[tokio::test]
-async fn twelve_forks_with_one_percent_new_pages_store_what_is_shared_once() {
-    let store = store().await;
+async fn twelve_forks_with_one_percent_new_pages_store_what_is_shared_once(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let base: Vec<u64> = (0..2000).collect();
     let first = snapshot(&base, vec![]);
-    push(&store, &first, "base").await.unwrap();
+    push(store, &first, "base").await.unwrap();
     let one = store.stats(None).await.unwrap();
     for fork in 1..=12_u64 {
         let mut pages = base.clone();
         for (i, page) in pages.iter_mut().rev().take(20).enumerate() {
             *page = 10_000 * fork + i as u64;
         }
-        push(&store, &snapshot(&pages, vec![first.manifest.digest]), &format!("fork-{fork}")).await.unwrap();
+        push(store, &snapshot(&pages, vec![first.manifest.digest]), &format!("fork-{fork}")).await.unwrap();
     }
     let all = store.stats(Some(&repository())).await.unwrap();
     assert_eq!(all.snapshots.len(), 13);
@@ -126,9 +146,9 @@ async fn twelve_forks_with_one_percent_new_pages_store_what_is_shared_once() {
     }
 }
 
-#[tokio::test]
-async fn commit_touches_the_same_few_rows_whatever_the_size_of_the_snapshot() {
-    let store = store().await;
+async fn commit_touches_the_same_few_rows_whatever_the_size_of_the_snapshot(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let mut touched = Vec::new();
     for (i, pages) in [100_u64, 1000, 5000].into_iter().enumerate() {
         let snapshot = snapshot(&(0..pages).collect::<Vec<_>>(), vec![]);
@@ -141,11 +161,11 @@ async fn commit_touches_the_same_few_rows_whatever_the_size_of_the_snapshot() {
     assert!(touched.iter().all(|rows| *rows == touched[0] && *rows < 12), "rows written by commits: {touched:?}");
 }
 
-#[tokio::test]
-async fn a_second_push_of_shared_pages_writes_no_row_for_them() {
-    let store = store().await;
+async fn a_second_push_of_shared_pages_writes_no_row_for_them(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let base: Vec<u64> = (0..5000).collect();
-    push(&store, &snapshot(&base, vec![]), "a").await.unwrap();
+    push(store, &snapshot(&base, vec![]), "a").await.unwrap();
     let mut changed = base;
     changed.push(99_999);
     let next = snapshot(&changed, vec![]);
@@ -164,11 +184,11 @@ async fn a_second_push_of_shared_pages_writes_no_row_for_them() {
     assert!(rows < pages_in_run + 2 * next.runs.len() as u64 + 40, "{rows} rows");
 }
 
-#[tokio::test]
-async fn a_tag_moves_only_from_where_the_caller_says() {
-    let store = store().await;
+async fn a_tag_moves_only_from_where_the_caller_says(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let (a, b) = (snapshot(&[1], vec![]), snapshot(&[2], vec![]));
-    push(&store, &a, "t").await.unwrap();
+    push(store, &a, "t").await.unwrap();
     let session = store.open_push(&repository()).await.unwrap();
     store.ingest(&session.id, pieces(&b.stream(), 100)).await.unwrap();
     for stale in [TagState::Absent, TagState::At(b.manifest.digest)] {
@@ -181,11 +201,11 @@ async fn a_tag_moves_only_from_where_the_caller_says() {
     assert_eq!(store.tag(&repository(), &tag("t")).await.unwrap().digest, b.manifest.digest);
 }
 
-#[tokio::test]
-async fn forks_are_made_all_or_none() {
-    let store = store().await;
+async fn forks_are_made_all_or_none(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let a = snapshot(&[1], vec![]);
-    push(&store, &a, "f-3").await.unwrap();
+    push(store, &a, "f-3").await.unwrap();
     let error = store.fork(&repository(), a.manifest.digest, "f", 4).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::TagMoved);
     assert_eq!(store.tags(&repository(), None, 10).await.unwrap().rows.len(), 1);
@@ -194,14 +214,14 @@ async fn forks_are_made_all_or_none() {
     assert!(store.fork(&repository(), a.manifest.digest, "h", 0).await.is_err());
 }
 
-#[tokio::test]
-async fn parents_can_be_walked_and_deleted_ones_end_the_walk() {
-    let store = store().await;
+async fn parents_can_be_walked_and_deleted_ones_end_the_walk(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let mut parents = vec![];
     let mut digests = vec![];
     for i in 0..4 {
         let s = snapshot(&[i], parents);
-        push(&store, &s, "t").await.unwrap();
+        push(store, &s, "t").await.unwrap();
         parents = vec![s.manifest.digest];
         digests.push(s.manifest.digest);
     }
@@ -215,29 +235,23 @@ async fn parents_can_be_walked_and_deleted_ones_end_the_walk() {
     assert_eq!(resolve("t~2").await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
 }
 
-#[tokio::test]
-async fn sessions_end_with_their_lease_and_nothing_uncommitted_is_visible() {
-    let now = Arc::new(AtomicU64::new(1_000_000));
-    let clock = {
-        let now = Arc::clone(&now);
-        Clock::new(move || now.load(Ordering::SeqCst))
-    };
-    let options = Options { clock, lease: Duration::from_secs(60), ..Options::default() };
-    let store = Store::open_in_memory(options).await.unwrap();
+async fn sessions_end_with_their_lease_and_nothing_uncommitted_is_visible(on: Backend) {
+    let rig = Rig::still(on, Options { lease: Duration::from_secs(60), ..Options::default() }).await;
+    let store = &rig.store;
     let a = snapshot(&[1], vec![]);
     let session = store.open_push(&repository()).await.unwrap();
     store.ingest(&session.id, pieces(&a.stream(), 100)).await.unwrap();
     assert_eq!(store.snapshots(&repository(), None, 10).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
     assert!(store.repositories(None, 10).await.unwrap().rows.is_empty());
-    now.fetch_add(61_000, Ordering::SeqCst);
+    rig.seconds(61);
     let error = store.commit(&session.id, a.manifest.digest, None, None).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::PushUnknown);
     assert_eq!(store.ingest(&session.id, pieces(&a.stream(), 100)).await.unwrap_err().code(), ErrorCode::PushUnknown);
 }
 
-#[tokio::test]
-async fn a_broken_stream_keeps_what_came_whole() {
-    let (store, snapshot) = (store().await, snapshot(&(0..50).collect::<Vec<_>>(), vec![]));
+async fn a_broken_stream_keeps_what_came_whole(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&(0..50).collect::<Vec<_>>(), vec![]));
+    let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
     let bytes = snapshot.stream();
     let frame = blob_frame(&page(0)).len();
@@ -247,9 +261,9 @@ async fn a_broken_stream_keeps_what_came_whole() {
     assert_eq!(store.missing(&session.id, wanted).await.unwrap(), (40..100).collect::<Vec<_>>());
 }
 
-#[tokio::test]
-async fn wrong_bytes_are_named_with_both_digests() {
-    let store = store().await;
+async fn wrong_bytes_are_named_with_both_digests(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
     let mut lying = blob_frame(&page(1)).to_vec();
     let payload = lying.len() - 4 - 128;
@@ -265,21 +279,22 @@ async fn wrong_bytes_are_named_with_both_digests() {
     assert_eq!(error.code(), ErrorCode::CorruptFrame, "{error}");
 }
 
-#[tokio::test]
-async fn a_blob_larger_than_a_pack_passes_in_pieces() {
-    let store = Store::open_in_memory(Options { pack_bytes: 1 << 20, ..Options::default() }).await.unwrap();
+async fn a_blob_larger_than_a_pack_passes_in_pieces(on: Backend) {
+    let rig = Rig::still(on, Options { pack_bytes: 1 << 20, ..Options::default() }).await;
+    let store = &rig.store;
     let large: Vec<u8> = (0..20_u32 << 20).map(|i| (i ^ (i >> 8)) as u8).collect();
     let session = store.open_push(&repository()).await.unwrap();
     let frames = [blob_frame(&page(1)), blob_frame(&large), blob_frame(&page(2))];
     let done = store.ingest(&session.id, pieces(&stream(frames), 1 << 20)).await.unwrap();
     assert_eq!(done.new, 3);
     assert_eq!(store.read(&Digest::sha256(&large)).await.unwrap(), large[..]);
-    let bytes = collect(&store, vec![Digest::sha256(&page(2)), Digest::sha256(&large)]).await;
+    let bytes = collect(store, vec![Digest::sha256(&page(2)), Digest::sha256(&large)]).await;
     assert!(bytes.ends_with(&pfr_schema::frame::end_mark(2)));
     // A large blob with one wrong byte is refused after its last piece and leaves nothing.
     let mut wrong = blob_frame(&large).to_vec();
     wrong[200] ^= 1;
-    let other = common::store().await;
+    let other = Rig::new(on).await;
+    let other = &other.store;
     let session = other.open_push(&repository()).await.unwrap();
     assert!(other.ingest(&session.id, pieces(&stream([wrong.into()]), 1 << 20)).await.is_err());
     assert_eq!(other.missing(&session.id, vec![(Digest::sha256(&large), Kind::Blob)]).await.unwrap(), vec![0]);

@@ -13,9 +13,10 @@ use pfr_schema::container::Container;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, Tag};
 use pfr_store::{
-    Collected, Commit, Error, Metadata, Moved, NewContainer, NewFrame, PackSizes, PostgresMetadata, PostgresOptions, PushId, Result,
-    TagMove,
+    Collected, Commit, Error, JournalRow, Metadata, Moved, NewContainer, NewFrame, ObjectRow, PackSizes, PostgresMetadata, PostgresOptions,
+    PushId, Result, TagMove,
 };
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -328,59 +329,132 @@ async fn numbers_of_changes_become_visible_in_their_order() {
     assert_eq!(watching.await.unwrap(), 6 * 6 * 2, "a snapshot and a tag for each push");
 }
 
-/// Pushes from several tasks until told to stop; returns what was acknowledged.
-async fn push_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) -> BTreeSet<Digest> {
+/// Pushes from several tasks until told to stop; returns what was acknowledged, and how many blobs were new.
+async fn push_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) -> (BTreeSet<Digest>, u64) {
     let workers = (0..4_u64).map(|worker| {
         let (store, done) = (Arc::clone(store), Arc::clone(done));
         tokio::spawn(async move {
-            let mut acknowledged = BTreeSet::new();
+            let (mut acknowledged, mut new) = (BTreeSet::new(), 0);
             for i in 0.. {
                 if done.load(Ordering::SeqCst) {
                     break;
                 }
                 let numbers = [worker * 1000 + i, 7];
-                push(&*store, &numbers, &format!("t{worker}")).await.unwrap_or_else(|e| panic!("worker {worker}, push {i}: {e}"));
+                let pushed = push(&*store, &numbers, &format!("t{worker}")).await;
+                new += pushed.unwrap_or_else(|e| panic!("worker {worker}, push {i}: {e}"));
                 acknowledged.insert(frames(&numbers).1);
             }
-            acknowledged
+            (acknowledged, new)
         })
     });
-    join_all(workers).await.into_iter().flat_map(|worker| worker.unwrap()).collect()
+    let workers: Vec<(BTreeSet<Digest>, u64)> = join_all(workers).await.into_iter().map(|worker| worker.unwrap()).collect();
+    let new = workers.iter().map(|(_, new)| new).sum();
+    (workers.into_iter().flat_map(|(acknowledged, _)| acknowledged).collect(), new)
 }
 
-async fn assert_exactly(store: &dyn Metadata, acknowledged: &BTreeSet<Digest>) {
-    let snapshots: Vec<Digest> = store.snapshots(repository(), None, 100_000).await.unwrap().rows.into_iter().map(|s| s.digest).collect();
-    assert_eq!(&snapshots.iter().copied().collect::<BTreeSet<_>>(), acknowledged);
-    assert_eq!(snapshots.len(), acknowledged.len());
+/// Garbage of many snapshots, in packs of which a little is kept by snapshots whose manifests are returned.
+async fn litter(store: &PostgresMetadata) -> BTreeSet<Digest> {
+    let mut kept = BTreeSet::new();
+    for i in 0..20_u64 {
+        let numbers: Vec<u64> = (100_000 + i * 40..100_000 + i * 40 + 30).collect();
+        push_for(Duration::ZERO, store, &numbers, "litter").await.unwrap();
+        push_for(Duration::ZERO, store, &numbers[..2], &format!("kept{}", i % 4)).await.unwrap();
+        store.delete_snapshot(repository(), frames(&numbers).1).await.unwrap();
+        kept.insert(frames(&numbers[..2]).1);
+    }
+    let changes = store.unjournaled(1_000_000).await.unwrap();
+    let (first, last) = (changes[0].seq, changes[changes.len() - 1].seq);
+    store.journaled(JournalRow { key: unique("journal"), first, last, checkpoint: false }).await.unwrap();
+    kept
+}
+
+/// Collects, compacts and forgets from several tasks until told to stop; returns how many objects were deleted.
+async fn collect_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) -> u64 {
+    let workers = (0..2).map(|_| {
+        let (store, done) = (Arc::clone(store), Arc::clone(done));
+        tokio::spawn(async move {
+            let mut deleted = 0;
+            while !done.load(Ordering::SeqCst) {
+                let step = store.collect(3).await.unwrap();
+                deleted += step.released + step.unclaimed;
+                compact(&store).await.unwrap();
+                store.retire_packs(2).await.unwrap();
+                let drained = store.drained_packs(Duration::ZERO, 2).await.unwrap();
+                store.forget_packs(drained.iter().map(|pack| pack.id).collect()).await.unwrap();
+            }
+            deleted
+        })
+    });
+    join_all(workers).await.into_iter().map(|worker| worker.unwrap()).sum()
+}
+
+/// Moves what is alive in one sparse pack.
+async fn compact(store: &PostgresMetadata) -> Result<()> {
+    for sparse in store.claim_sparse_packs(1, LEASE).await? {
+        let (mut moved, mut offset) = (Vec::new(), 8);
+        for packed in store.pack_contents(sparse.id).await? {
+            moved.push(Moved { object: packed.object, from: sparse.id, offset });
+            offset += packed.frame_len;
+        }
+        let pack = store.begin_pack(unique("compacted"), LEASE).await?;
+        store.finish_compaction(pack, PackSizes { bytes: offset + 100, frame_bytes: offset - 8 }, moved, LEASE).await?;
+    }
+    Ok(())
+}
+
+/// Pushes and collection at the same time, beside what is `kept`, until told to stop: nobody hears of what happens to the server meanwhile,
+/// and each thing is done once.
+async fn assert_unnoticed(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>, mut kept: BTreeSet<Digest>) {
+    let before = count(&**store).await;
+    let ((acknowledged, new), deleted) = tokio::join!(push_until(store, done), collect_until(store, done));
+    assert!(!acknowledged.is_empty());
+    assert_eq!(count(&**store).await, before + new - deleted, "what was said to be new and deleted, and what there is");
     // Each change once, also where the answer to its commit was lost: a snapshot and a tag for each push.
     assert_eq!(store.unjournaled(1_000_000).await.unwrap().len(), acknowledged.len() * 2);
-    assert_sound(store).await;
+    kept.extend(acknowledged);
+    let snapshots: Vec<Digest> = store.snapshots(repository(), None, 100_000).await.unwrap().rows.into_iter().map(|s| s.digest).collect();
+    assert_eq!(snapshots.iter().copied().collect::<BTreeSet<_>>(), kept);
+    assert_eq!(snapshots.len(), kept.len());
+    assert_sound(&**store).await;
+    collect_all(&**store, 1000).await.unwrap();
+    let mut reached = BTreeSet::new();
+    let mut level: Vec<Option<ObjectRow>> = store.find(snapshots).await.unwrap();
+    while !level.is_empty() {
+        let rows: Vec<ObjectRow> = level.into_iter().flatten().filter(|row| reached.insert(row.id)).collect();
+        level = store.objects(rows.into_iter().flat_map(|row| row.children).collect()).await.unwrap().into_iter().map(Some).collect();
+    }
+    assert_eq!(count(&**store).await, reached.len() as u64, "nothing is left but what snapshots reach");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
     let url = pfr_rig::postgres::database();
     let store = connect(&url).await;
+    let kept = litter(&store).await;
     let done = Arc::new(AtomicBool::new(false));
     let cutting = tokio::task::spawn_blocking({
-        let done = Arc::clone(&done);
+        let (done, cut) = (Arc::clone(&done), Arc::clone(&store));
         move || {
             for _ in 0..40 {
+                // Something happens in between each time.
+                let before = cut.rows_written();
                 pfr_rig::postgres::cut_connections(&url);
+                while cut.rows_written() == before {
+                    std::thread::yield_now();
+                }
             }
             done.store(true, Ordering::SeqCst);
         }
     });
-    let acknowledged = push_until(&store, &done).await;
+    assert_unnoticed(&store, &done, kept).await;
     cutting.await.unwrap();
-    assert!(!acknowledged.is_empty());
-    assert_exactly(&*store, &acknowledged).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_restarts_or_crashes_is_waited_for() {
     let mut cluster = Cluster::start_with(Durability::Real);
     let store = connect(&cluster.create_database()).await;
+    let kept = litter(&store).await;
     let done = Arc::new(AtomicBool::new(false));
     let restarting = tokio::task::spawn_blocking({
         let (done, store) = (Arc::clone(&done), Arc::clone(&store));
@@ -391,7 +465,7 @@ async fn a_server_that_restarts_or_crashes_is_waited_for() {
                     std::thread::yield_now()
                 }
             };
-            wait(200);
+            wait(store.rows_written() + 200);
             cluster.restart();
             wait(store.rows_written() + 200);
             cluster.kill9();
@@ -401,10 +475,8 @@ async fn a_server_that_restarts_or_crashes_is_waited_for() {
             cluster
         }
     });
-    let acknowledged = push_until(&store, &done).await;
-    let cluster = restarting.await.unwrap();
-    assert_exactly(&*store, &acknowledged).await;
-    drop(cluster);
+    assert_unnoticed(&store, &done, kept).await;
+    drop(restarting.await.unwrap());
 }
 
 #[tokio::test]
@@ -444,4 +516,122 @@ async fn a_pack_that_was_given_up_is_lost_to_its_upload_before_and_after_it_is_f
         store.forget_packs(vec![pack]).await.unwrap();
     }
     assert_eq!(count(&*store).await, 0);
+}
+
+/// Makes writing to a table fail: the `n`th time that it is come by, if `when` says so. It is come by with every statement, and once more
+/// for every row at the end of the transaction.
+fn trip(url: &str, table: &str, when: &str, how: &str) {
+    let statement = format!(
+        "CREATE SEQUENCE tripped; CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$
+           DECLARE n bigint := nextval('tripped'); BEGIN IF {when} THEN {how} END IF; RETURN NULL; END $$;
+         CREATE TRIGGER trip AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION trip();
+         CREATE CONSTRAINT TRIGGER trip_later AFTER INSERT OR UPDATE OR DELETE ON {table} DEFERRABLE INITIALLY DEFERRED
+           FOR EACH ROW EXECUTE FUNCTION trip();"
+    );
+    drop(pfr_rig::postgres::sql(url, &statement));
+}
+
+/// How often it was come by.
+fn untrip(url: &str) -> u32 {
+    let tripped = pfr_rig::postgres::sql(url, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tripped").parse().unwrap();
+    drop(pfr_rig::postgres::sql(url, "DROP FUNCTION trip() CASCADE; DROP SEQUENCE tripped"));
+    tripped
+}
+
+/// Everything that writes, once; the same each time.
+async fn every_write(store: &PostgresMetadata, round: u64) {
+    let (kept, gone) = ([round * 100, round * 100 + 1], [round * 100 + 1, round * 100 + 2]);
+    push_for(Duration::ZERO, store, &kept, "kept").await.unwrap();
+    push_for(Duration::ZERO, store, &gone, "gone").await.unwrap();
+    store.put_tags(repository(), frames(&kept).1, vec![TagMove { tag: tag("moved"), expected: None }]).await.unwrap();
+    store.delete_tag(repository(), tag("moved"), Some(TagState::At(frames(&kept).1))).await.unwrap();
+    store.delete_snapshot(repository(), frames(&gone).1).await.unwrap();
+    let done = collect_all(store, 4).await.unwrap();
+    assert_eq!(done.released + done.unclaimed, 5, "two pages, a run, a tree, a manifest: each counted once");
+    store.retire_packs(100).await.unwrap();
+    let drained = store.drained_packs(Duration::ZERO, 100).await.unwrap();
+    store.forget_packs(drained.into_iter().map(|pack| pack.id).collect()).await.unwrap();
+    let changes = store.unjournaled(100).await.unwrap();
+    // Two snapshots, two tags, a tag put and deleted, a snapshot deleted.
+    assert_eq!(changes.len(), 7);
+    let (first, last) = (changes[0].seq, changes[6].seq);
+    store.journaled(JournalRow { key: unique("journal"), first, last, checkpoint: false }).await.unwrap();
+    assert_sound(store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_happens_twice() {
+    let url = pfr_rig::postgres::database();
+    let store = connect(&url).await;
+    let ends = "PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60);";
+    let loses = "RAISE EXCEPTION 'as asked for' USING ERRCODE = 'serialization_failure';";
+    let mut round = 0;
+    for table in ["repositories", "packs", "objects", "containers", "manifests", "tags", "pushes", "suspects", "changes", "journal"] {
+        for how in [ends, loses] {
+            // The first statement, the end of the transaction that is next, and one of those that follow.
+            trip(&url, table, "n IN (1, 3, 5)", how);
+            every_write(&store, round).await;
+            let tripped = untrip(&url);
+            // The repository is made in the first round.
+            assert!(tripped > 5 || (table == "repositories" && round > 0), "{table}: {tripped}");
+            round += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_stays_is_not_tried_for_ever_and_one_of_the_tables_not_at_all() {
+    let url = pfr_rig::postgres::database();
+    let store = connect(&url).await;
+    let fails = |code: &str| format!("RAISE EXCEPTION 'as asked for' USING ERRCODE = '{code}';");
+    for (code, expected, least, most) in
+        [("23514", ErrorCode::Internal, 1, 1), ("53100", ErrorCode::StorageFull, 1, 1), ("40P01", ErrorCode::Unavailable, 2, 10)]
+    {
+        trip(&url, "changes", "true", &fails(code));
+        let error = push(&*store, &[1, 2], "t").await.unwrap_err();
+        let tripped = untrip(&url);
+        assert_eq!(error.code(), expected, "{code}: {error}");
+        assert!((least..=most).contains(&tripped), "{code}: {tripped} tries");
+        assert!(store.repositories(None, 10).await.unwrap().rows.is_empty(), "nothing of it is left");
+        assert_sound(&*store).await;
+    }
+    push(&*store, &[1, 2], "t").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_the_victim_of_a_deadlock_tries_again() {
+    let url = pfr_rig::postgres::database();
+    // Ours looks for deadlocks once, when it has waited for so long: the stranger must be in one by then.
+    let patience = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''3s''', current_database()); END $$";
+    drop(pfr_rig::postgres::sql(&url, patience));
+    let store = connect(&url).await;
+    push(&*store, &[1, 2], "t").await.unwrap();
+    let (frames, _) = frames(&[1, 2]);
+    let mut ids: Vec<i64> =
+        store.find(frames.iter().map(|f| f.header.digest).collect()).await.unwrap().into_iter().flatten().map(|r| r.id).collect();
+    ids.sort_unstable();
+    let (first, last) = (ids[0], ids[ids.len() - 1]);
+    // A stranger who locks in the other order, and who never looks for deadlocks himself.
+    let mut stranger = PgConnection::connect(&url).await.unwrap();
+    let lock = |id: i64| format!("SELECT 1 FROM objects WHERE id = {id} FOR UPDATE");
+    for statement in ["SET deadlock_timeout = '1h'".to_owned(), "BEGIN".to_owned(), lock(last)] {
+        raw_sql(AssertSqlSafe(statement)).execute(&mut stranger).await.unwrap();
+    }
+    let pushing = tokio::spawn({
+        let (store, frames) = (Arc::clone(&store), frames.clone());
+        async move { upload(&*store, &frames, LEASE).await.map(|(_, new)| new) }
+    });
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while pfr_rig::postgres::sql(&url, waiting) == "0" {
+        tokio::task::yield_now().await;
+    }
+    raw_sql(AssertSqlSafe(lock(first))).execute(&mut stranger).await.unwrap();
+    assert!(!pushing.is_finished(), "it waits for the stranger, who has everything");
+    raw_sql("COMMIT").execute(&mut stranger).await.unwrap();
+    assert_eq!(pushing.await.unwrap().unwrap(), 0, "everything was there");
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    while pfr_rig::postgres::sql(&url, deadlocks) == "0" {
+        tokio::task::yield_now().await;
+    }
+    assert_sound(&*store).await;
 }

@@ -1,9 +1,10 @@
 //! The metadata trait: every transaction the store makes, each atomic and durable when it returns.
 //!
-//! SQLite implements it for the embedded store; one behaviour suite (`tests/metadata.rs`) runs against every implementation.
+//! SQLite implements it for the embedded store, PostgreSQL for replicas; one behaviour suite (`tests/metadata`) runs against every implementation.
 //! Time is the implementation's own.
 
 pub(crate) mod accept;
+pub(crate) mod arguments;
 pub(crate) mod children;
 pub(crate) mod replay;
 mod rows;

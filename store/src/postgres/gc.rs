@@ -7,6 +7,7 @@ use super::connection::Tx;
 use super::error::{Fail, Outcome};
 use super::index::lose;
 use super::uint;
+use crate::metadata::arguments::at_most;
 use crate::metadata::{Collected, ObjectId, PackId, Suspect, children};
 use pfr_schema::Kind;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -28,7 +29,7 @@ async fn due(tx: &mut Tx, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
         "SELECT id, object, pack FROM suspects WHERE due <= $1 ORDER BY due, id LIMIT $2"
     };
     let rows: Vec<(i64, Option<ObjectId>, Option<PackId>)> =
-        sqlx::query_as(statement).bind(now).bind(limit as i64).fetch_all(tx.on()).await?;
+        sqlx::query_as(statement).bind(now).bind(at_most(limit)).fetch_all(tx.on()).await?;
     let suspect = |object: Option<ObjectId>, pack: Option<PackId>| object.map(Suspect::Object).or(pack.map(Suspect::Pack));
     Ok(rows.into_iter().filter_map(|(id, object, pack)| Some(Entry { id, suspect: suspect(object, pack)? })).collect())
 }
@@ -42,7 +43,7 @@ pub(super) async fn unclaimed(tx: &mut Tx, pack: PackId, limit: usize) -> Outcom
     Ok(sqlx::query_scalar("SELECT id FROM objects WHERE pack = $1 AND refs = 0 AND keep_until <= $2 ORDER BY id LIMIT $3")
         .bind(pack)
         .bind(now)
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(at_most(limit))
         .fetch_all(tx.on())
         .await?)
 }

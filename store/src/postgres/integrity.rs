@@ -6,6 +6,7 @@ use super::lists::paged;
 use super::objects::kind_of;
 use super::{DOMAIN, uint};
 use crate::error::Error;
+use crate::metadata::arguments::one_more;
 use crate::metadata::{Damage, DamagedRow, Health, ObjectId, Page, children};
 use pfr_schema::{Digest, Kind, RepositoryName};
 use std::collections::{BTreeSet, HashMap};
@@ -101,7 +102,7 @@ pub(super) async fn quarantine(tx: &mut Tx, damage: &[Damage]) -> Outcome<Vec<Di
         tx.wrote(1);
         let insert = "INSERT INTO damage (object, reason, found_at) VALUES ($1, $2, $3)
                       ON CONFLICT (object) DO UPDATE SET reason = excluded.reason, found_at = excluded.found_at";
-        tx.execute(sqlx::query(insert).bind(object).bind(reason.clone()).bind(now)).await?;
+        tx.execute(sqlx::query(insert).bind(object).bind(reason.replace('\0', "\u{fffd}")).bind(now)).await?;
         marks.insert(object, BTreeSet::from([0]));
         quarantined.push(*digest);
     }
@@ -137,7 +138,7 @@ pub(super) async fn damaged(tx: &mut Tx, after: Option<&str>, limit: usize) -> O
     )
     .bind(Health::Damaged as i16)
     .bind(after)
-    .bind(limit as i64 + 1)
+    .bind(one_more(limit))
     .fetch_all(tx.on())
     .await?;
     let page = paged(found, limit, |row| row.0.to_string());

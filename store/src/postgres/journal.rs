@@ -6,6 +6,7 @@ use super::names::{insert_snapshot, make_repository, point_tag};
 use super::objects::add_refs;
 use super::{DOMAIN, int, uint};
 use crate::error::Error;
+use crate::metadata::arguments::at_most;
 use crate::metadata::replay::Names;
 use crate::metadata::{JournalRow, ObjectId, Unjournaled};
 use pfr_schema::journal::Record;
@@ -22,7 +23,7 @@ async fn settle(tx: &mut Tx) -> Outcome<()> {
 pub(super) async fn unjournaled(tx: &mut Tx, limit: usize) -> Outcome<Vec<Unjournaled>> {
     settle(tx).await?;
     let rows: Vec<(i64, String)> =
-        sqlx::query_as("SELECT seq, record FROM changes ORDER BY seq LIMIT $1").bind(limit as i64).fetch_all(tx.on()).await?;
+        sqlx::query_as("SELECT seq, record FROM changes ORDER BY seq LIMIT $1").bind(at_most(limit)).fetch_all(tx.on()).await?;
     rows.into_iter()
         .map(|(seq, record)| {
             let record = serde_json::from_str(&record).map_err(|e| Error::Internal(format!("change {seq} cannot be read: {e}")))?;

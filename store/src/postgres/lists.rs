@@ -5,6 +5,7 @@ use super::error::Outcome;
 use super::names::{manifest_row, visible};
 use super::uint;
 use crate::error::Error;
+use crate::metadata::arguments::{at_most, cursor, one_more};
 use crate::metadata::{Page, RepositoryRow, SnapshotRow, TagRow};
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::HashMap;
@@ -38,8 +39,8 @@ pub(super) async fn tags(tx: &mut Tx, repository: &RepositoryName, after: Option
          WHERE t.repository = $1 AND t.name > $2 ORDER BY t.name LIMIT $3",
     )
     .bind(id)
-    .bind(after.unwrap_or(""))
-    .bind(limit as i64 + 1)
+    .bind(cursor(after, "")?)
+    .bind(one_more(limit))
     .fetch_all(tx.on())
     .await?;
     let rows = rows
@@ -106,7 +107,7 @@ pub(super) async fn snapshots(tx: &mut Tx, repository: &RepositoryName, after: O
     let ids: Vec<i64> = sqlx::query_scalar("SELECT id FROM manifests WHERE repository = $1 AND id < $2 ORDER BY id DESC LIMIT $3")
         .bind(id)
         .bind(before)
-        .bind(limit as i64 + 1)
+        .bind(one_more(limit))
         .fetch_all(tx.on())
         .await?;
     let page = paged(ids, limit, ToString::to_string);
@@ -118,7 +119,7 @@ pub(super) async fn evictable(tx: &mut Tx, limit: usize) -> Outcome<Vec<(Reposit
         "SELECT r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
          WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT $1",
     )
-    .bind(limit as i64)
+    .bind(at_most(limit))
     .fetch_all(tx.on())
     .await?;
     rows.into_iter().map(|(name, key)| Ok((name.parse()?, Digest::from_key(&key)?))).collect()
@@ -129,8 +130,8 @@ pub(super) async fn repositories(tx: &mut Tx, after: Option<&str>, limit: usize)
         "SELECT r.name, COUNT(*), (SELECT COUNT(*) FROM tags t WHERE t.repository = r.id), MAX(m.pushed_at)
          FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name > $1 GROUP BY r.id, r.name ORDER BY r.name LIMIT $2",
     )
-    .bind(after.unwrap_or(""))
-    .bind(limit as i64 + 1)
+    .bind(cursor(after, "")?)
+    .bind(one_more(limit))
     .fetch_all(tx.on())
     .await?;
     let rows = rows

@@ -8,6 +8,7 @@ use super::error::{Fail, Outcome};
 use super::objects::{add_refs, lock};
 use super::{DOMAIN, int, uint};
 use crate::error::Error;
+use crate::metadata::arguments::{can_be_kept, check_artifact_type};
 use crate::metadata::{Commit, Committed, ObjectId, Pin, PushId, TagMove};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
@@ -47,6 +48,9 @@ pub(super) struct Push {
 
 pub(super) async fn live_push(tx: &mut Tx, push: &PushId) -> Outcome<Push> {
     let now = tx.now().await?;
+    if !can_be_kept(&push.0) {
+        return Err(Error::PushUnknown(push.0.clone()).into());
+    }
     let row: Option<(i64, String, i64)> = sqlx::query_as(
         "SELECT r.id, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
          WHERE p.id = $1 AND p.expires >= $2 AND p.committed IS NULL",
@@ -77,7 +81,9 @@ pub(super) async fn extend_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outco
 }
 
 pub(super) async fn close_push(tx: &mut Tx, push: &PushId) -> Outcome<()> {
-    tx.execute(sqlx::query("DELETE FROM pushes WHERE id = $1").bind(push.0.clone())).await?;
+    if can_be_kept(&push.0) {
+        tx.execute(sqlx::query("DELETE FROM pushes WHERE id = $1").bind(push.0.clone())).await?;
+    }
     Ok(())
 }
 
@@ -109,11 +115,15 @@ async fn committed_before(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcom
 }
 
 pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcome<Committed> {
+    if !can_be_kept(&push.0) {
+        return Err(Error::PushUnknown(push.0.clone()).into());
+    }
     if let Some(before) = committed_before(tx, push, commit).await? {
         return Ok(before);
     }
     let now = tx.now().await?;
     let Push { repository, name, .. } = live_push(tx, push).await?;
+    check_artifact_type(commit.artifact_type.as_deref())?;
     let moves = commit.tag.as_slice();
     let digest = commit.manifest;
     let unknown = || Error::BlobUnknown { digest, kind: Kind::Manifest };

@@ -6,6 +6,7 @@ use super::index::{go_live, hold};
 use super::lists::paged;
 use super::objects::{ints, lock};
 use super::{int, uint};
+use crate::metadata::arguments::{at_most, cursor, one_more};
 use crate::metadata::{GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired};
 use pfr_schema::Digest;
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ pub(super) async fn packs(tx: &mut Tx, after: Option<PackId>, limit: usize) -> O
     let rows: Vec<RawPack> =
         sqlx::query_as("SELECT id, key, state, bytes, frame_bytes, live_bytes FROM packs WHERE id > $1 ORDER BY id LIMIT $2")
             .bind(after.unwrap_or(0))
-            .bind(limit as i64)
+            .bind(at_most(limit))
             .fetch_all(tx.on())
             .await?;
     Ok(rows.into_iter().map(pack_row).collect())
@@ -37,12 +38,12 @@ pub(super) async fn retire_packs(tx: &mut Tx, limit: usize) -> Outcome<Retired> 
     let empty = "UPDATE packs SET state = 'draining', draining_since = $1 WHERE id = ANY(ARRAY(
                    SELECT id FROM packs p WHERE state = 'live' AND live_bytes = 0 AND NOT EXISTS (SELECT 1 FROM objects o WHERE o.pack = p.id)
                    ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED)) AND state = 'live' AND live_bytes = 0";
-    let empty = tx.execute(sqlx::query(empty).bind(now).bind(limit as i64)).await?;
+    let empty = tx.execute(sqlx::query(empty).bind(now).bind(at_most(limit))).await?;
     // An upload that outlived its lease can no longer finish: finish_pack asks for the state. Its bytes go after the horizon, not now.
     let abandoned = "UPDATE packs SET state = 'draining', draining_since = $1 WHERE id = ANY(ARRAY(
                        SELECT id FROM packs WHERE state = 'writing' AND keep_until <= $1 ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED))
                      AND state = 'writing'";
-    let abandoned = tx.execute(sqlx::query(abandoned).bind(now).bind(limit as i64)).await?;
+    let abandoned = tx.execute(sqlx::query(abandoned).bind(now).bind(at_most(limit))).await?;
     Ok(Retired { empty, abandoned })
 }
 
@@ -50,10 +51,10 @@ pub(super) async fn drained_packs(tx: &mut Tx, horizon: i64, limit: usize) -> Ou
     let before = tx.now().await?.saturating_sub(horizon);
     let rows: Vec<RawPack> = sqlx::query_as(
         "SELECT id, key, state, bytes, frame_bytes, live_bytes FROM packs
-         WHERE state = 'draining' AND draining_since <= $1 ORDER BY draining_since LIMIT $2",
+         WHERE state = 'draining' AND draining_since <= $1 ORDER BY draining_since, id LIMIT $2",
     )
     .bind(before)
-    .bind(limit as i64)
+    .bind(at_most(limit))
     .fetch_all(tx.on())
     .await?;
     Ok(rows.into_iter().map(pack_row).collect())
@@ -71,12 +72,12 @@ pub(super) async fn claim_sparse_packs(tx: &mut Tx, limit: usize, claim: i64) ->
     let rows: Vec<RawPack> = sqlx::query_as(
         "UPDATE packs SET claimed_until = $1 WHERE id = ANY(ARRAY(
            SELECT id FROM packs WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes AND claimed_until <= $2
-           ORDER BY live_bytes LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)) AND claimed_until <= $2
+           ORDER BY live_bytes, id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)) AND claimed_until <= $2
          RETURNING id, key, state, bytes, frame_bytes, live_bytes",
     )
     .bind(now.saturating_add(claim))
     .bind(now)
-    .bind(limit as i64)
+    .bind(at_most(limit))
     .fetch_all(tx.on())
     .await?;
     tx.wrote(rows.len());
@@ -166,8 +167,8 @@ pub(super) async fn gc_runs(tx: &mut Tx, after: Option<&str>, limit: usize) -> O
     // Ids are UUIDv7: in order of time.
     let rows: Vec<(String, String, i64, Option<i64>, String)> =
         sqlx::query_as("SELECT id, cause, started_at, finished_at, report FROM gc_runs WHERE id < $1 ORDER BY id DESC LIMIT $2")
-            .bind(after.unwrap_or("~"))
-            .bind(limit as i64 + 1)
+            .bind(cursor(after, "~")?)
+            .bind(one_more(limit))
             .fetch_all(tx.on())
             .await?;
     let run = |(id, cause, started_at, finished_at, report): (String, String, i64, Option<i64>, String)| {

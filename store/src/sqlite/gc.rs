@@ -1,8 +1,9 @@
 //! Collection: suspects, retired packs, compaction, runs. docs/gc.md has the argument why it is safe.
 
-use super::objects::go_live;
+use super::objects::{go_live, hold};
 use super::{int, uint};
 use crate::error::{Error, Result};
+use crate::metadata::arguments::{at_most, cursor, one_more};
 use crate::metadata::{
     Collected, GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired, Suspect, children,
 };
@@ -27,7 +28,7 @@ struct Entry {
 fn due(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Entry>> {
     tx.prepare_cached("SELECT id, object, pack FROM suspects WHERE due <= ?1 ORDER BY due, id LIMIT ?2")
         .and_then(|mut s| {
-            s.query_map(params![int(now), limit as i64], |r| {
+            s.query_map(params![int(now), at_most(limit)], |r| {
                 let suspect = match r.get::<_, Option<ObjectId>>(1)? {
                     Some(object) => Suspect::Object(object),
                     None => Suspect::Pack(r.get(2)?),
@@ -45,7 +46,7 @@ pub(super) fn suspects(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Su
 
 pub(super) fn unclaimed(tx: &Connection, pack: PackId, now: u64, limit: usize) -> Result<Vec<ObjectId>> {
     tx.prepare_cached("SELECT id FROM objects WHERE pack = ?1 AND refs = 0 AND keep_until <= ?2 ORDER BY id LIMIT ?3")
-        .and_then(|mut s| s.query_map(params![pack, int(now), limit as i64], |r| r.get(0))?.collect())
+        .and_then(|mut s| s.query_map(params![pack, int(now), at_most(limit)], |r| r.get(0))?.collect())
         .map_err(sql)
 }
 
@@ -249,7 +250,7 @@ fn pack_rows(tx: &Connection, rest: &str, parameters: impl rusqlite::Params) -> 
 }
 
 pub(super) fn packs(tx: &Connection, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>> {
-    pack_rows(tx, "WHERE id > ?1 ORDER BY id LIMIT ?2", params![after.unwrap_or(0), limit as i64])
+    pack_rows(tx, "WHERE id > ?1 ORDER BY id LIMIT ?2", params![after.unwrap_or(0), at_most(limit)])
 }
 
 pub(super) fn retire_packs(tx: &Connection, now: u64, limit: usize) -> Result<Retired> {
@@ -257,23 +258,24 @@ pub(super) fn retire_packs(tx: &Connection, now: u64, limit: usize) -> Result<Re
     let empty = tx
         .prepare_cached(
             "UPDATE packs SET state = 'draining', draining_since = ?1 WHERE id IN
-             (SELECT id FROM packs p WHERE state = 'live' AND live_bytes = 0 AND NOT EXISTS (SELECT 1 FROM objects o WHERE o.pack = p.id) LIMIT ?2)",
+             (SELECT id FROM packs p WHERE state = 'live' AND live_bytes = 0 AND NOT EXISTS (SELECT 1 FROM objects o WHERE o.pack = p.id)
+              ORDER BY id LIMIT ?2)",
         )
-        .and_then(|mut s| s.execute(params![int(now), limit as i64]))
+        .and_then(|mut s| s.execute(params![int(now), at_most(limit)]))
         .map_err(sql)?;
     // An upload that outlived its lease can no longer finish: finish_pack asks for the state. Its bytes go after the horizon, not now.
     let abandoned = tx
         .prepare_cached(
             "UPDATE packs SET state = 'draining', draining_since = ?1 WHERE id IN
-             (SELECT id FROM packs WHERE state = 'writing' AND keep_until <= ?1 LIMIT ?2)",
+             (SELECT id FROM packs WHERE state = 'writing' AND keep_until <= ?1 ORDER BY id LIMIT ?2)",
         )
-        .and_then(|mut s| s.execute(params![int(now), limit as i64]))
+        .and_then(|mut s| s.execute(params![int(now), at_most(limit)]))
         .map_err(sql)?;
     Ok(Retired { empty: empty as u64, abandoned: abandoned as u64 })
 }
 
 pub(super) fn drained_packs(tx: &Connection, before: u64, limit: usize) -> Result<Vec<PackRow>> {
-    pack_rows(tx, "WHERE state = 'draining' AND draining_since <= ?1 ORDER BY draining_since LIMIT ?2", params![int(before), limit as i64])
+    pack_rows(tx, "WHERE state = 'draining' AND draining_since <= ?1 ORDER BY draining_since, id LIMIT ?2", params![int(before), at_most(limit)])
 }
 
 pub(super) fn forget_packs(tx: &Connection, packs: &[PackId]) -> Result<()> {
@@ -284,8 +286,8 @@ pub(super) fn forget_packs(tx: &Connection, packs: &[PackId]) -> Result<()> {
 pub(super) fn claim_sparse_packs(tx: &Connection, limit: usize, now: u64, until: u64) -> Result<Vec<PackRow>> {
     let found = pack_rows(
         tx,
-        "WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes AND claimed_until <= ?1 ORDER BY live_bytes LIMIT ?2",
-        params![int(now), limit as i64],
+        "WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes AND claimed_until <= ?1 ORDER BY live_bytes, id LIMIT ?2",
+        params![int(now), at_most(limit)],
     )?;
     let mut claim = tx.prepare_cached("UPDATE packs SET claimed_until = ?1 WHERE id = ?2").map_err(sql)?;
     for pack in &found {
@@ -307,6 +309,7 @@ pub(super) fn pack_contents(tx: &Connection, pack: PackId) -> Result<Vec<Packed>
 }
 
 pub(super) fn finish_compaction(tx: &Connection, pack: PackId, sizes: PackSizes, moved: &[Moved], now: u64, until: u64) -> Result<()> {
+    hold(tx, pack)?;
     let mut repoint =
         tx.prepare_cached("UPDATE objects SET pack = ?1, offset = ?2 WHERE id = ?3 AND pack = ?4 RETURNING frame_len").map_err(sql)?;
     let mut lost: BTreeMap<PackId, u64> = BTreeMap::new();
@@ -347,10 +350,11 @@ pub(super) fn record_gc_run(tx: &Connection, run: &GcRun) -> Result<()> {
 
 pub(super) fn gc_runs(tx: &Connection, after: Option<&str>, limit: usize) -> Result<Page<GcRun>> {
     // Ids are UUIDv7: in order of time.
+    let before = cursor(after, "~")?;
     let rows: Vec<GcRun> = tx
         .prepare_cached("SELECT id, cause, started_at, finished_at, report FROM gc_runs WHERE id < ?1 ORDER BY id DESC LIMIT ?2")
         .and_then(|mut s| {
-            s.query_map(params![after.unwrap_or("~"), limit as i64 + 1], |r| {
+            s.query_map(params![before, one_more(limit)], |r| {
                 let trigger = match r.get::<_, String>(1)?.as_str() {
                     "schedule" => GcTrigger::Schedule,
                     "command" => GcTrigger::Command,

@@ -2,6 +2,7 @@
 
 use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
+use crate::metadata::arguments::one_more;
 use crate::metadata::{Damage, DamagedRow, Health, ObjectId, Page, children};
 use pfr_schema::{Digest, Kind, RepositoryName};
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -106,7 +107,7 @@ pub(super) fn damaged(tx: &Connection, after: Option<&str>, limit: usize) -> Res
              WHERE o.health > 0 AND o.health = ?1 AND o.id > ?2 ORDER BY o.id LIMIT ?3",
         )
         .and_then(|mut s| {
-            s.query_map(params![Health::Damaged as i64, after, limit as i64 + 1], |r| {
+            s.query_map(params![Health::Damaged as i64, after, one_more(limit)], |r| {
                 Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?))
             })?
             .collect()

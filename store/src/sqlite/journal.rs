@@ -3,6 +3,7 @@
 use super::names::{insert_snapshot, point_tag};
 use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
+use crate::metadata::arguments::at_most;
 use crate::metadata::replay::Names;
 use crate::metadata::{JournalRow, ObjectId, TagMove, Unjournaled};
 use pfr_schema::journal::Record;
@@ -18,7 +19,7 @@ fn sql(error: rusqlite::Error) -> Error {
 pub(super) fn unjournaled(tx: &Connection, limit: usize) -> Result<Vec<Unjournaled>> {
     let rows: Vec<(i64, String)> = tx
         .prepare_cached("SELECT seq, record FROM changes ORDER BY seq LIMIT ?1")
-        .and_then(|mut s| s.query_map([limit as i64], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+        .and_then(|mut s| s.query_map([at_most(limit)], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
         .map_err(sql)?;
     rows.into_iter()
         .map(|(seq, record)| {

@@ -2,6 +2,7 @@
 
 use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
+use crate::metadata::arguments::{at_most, check_artifact_type, cursor, one_more};
 use crate::metadata::{Commit, Committed, ObjectId, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
@@ -79,6 +80,7 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
         return Ok(before);
     }
     let (repository, _) = push(tx, push_id, now)?;
+    check_artifact_type(commit.artifact_type.as_deref())?;
     let repository_id = repository_row(tx, &repository)?.0;
     let unknown = || Error::BlobUnknown { digest: commit.manifest, kind: Kind::Manifest };
     let (object, size, refs, reach, new) = tx
@@ -274,7 +276,7 @@ pub(super) fn tags(tx: &Connection, repository: &RepositoryName, after: Option<&
         )
         .map_err(sql)?;
     let rows = select
-        .query_map(params![id, after.unwrap_or(""), limit as i64 + 1], |r| {
+        .query_map(params![id, cursor(after, "")?, one_more(limit)], |r| {
             Ok((r.get::<_, String>(0)?, r.get::<_, Vec<u8>>(1)?, r.get::<_, i64>(2)?))
         })
         .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
@@ -367,7 +369,7 @@ pub(super) fn snapshots(tx: &Connection, repository: &RepositoryName, after: Opt
     };
     let ids: Vec<i64> = tx
         .prepare_cached("SELECT id FROM manifests WHERE repository = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3")
-        .and_then(|mut s| s.query_map([id, before, limit as i64 + 1], |r| r.get(0))?.collect())
+        .and_then(|mut s| s.query_map([id, before, one_more(limit)], |r| r.get(0))?.collect())
         .map_err(sql)?;
     let page = paged(ids, limit, ToString::to_string);
     let rows = page.rows.into_iter().map(|manifest| snapshot_row(tx, manifest)).collect::<Result<_>>()?;
@@ -411,7 +413,7 @@ pub(super) fn evictable(tx: &Connection, limit: usize) -> Result<Vec<(Repository
             "SELECT r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
              WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT ?1",
         )
-        .and_then(|mut s| s.query_map([limit as i64], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+        .and_then(|mut s| s.query_map([at_most(limit)], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
         .map_err(sql)?;
     rows.into_iter().map(|(name, key)| Ok((name.parse()?, Digest::from_key(&key)?))).collect()
 }
@@ -424,7 +426,7 @@ pub(super) fn repositories(tx: &Connection, after: Option<&str>, limit: usize) -
         )
         .map_err(sql)?;
     let rows = select
-        .query_map(params![after.unwrap_or(""), limit as i64 + 1], |r| {
+        .query_map(params![cursor(after, "")?, one_more(limit)], |r| {
             Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?, r.get::<_, i64>(3)?))
         })
         .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)

@@ -38,6 +38,7 @@ fn load_all(tx: &Connection, digests: &[Digest]) -> Result<HashMap<Digest, Known
 
 pub(super) fn finish_pack(tx: &Connection, pack: PackId, sizes: PackSizes, frames: &[NewFrame], until: u64) -> Result<PackStored> {
     let plan = Plan::new(frames, load_all(tx, &accept::digests(frames))?, pack, next_id(tx)?)?;
+    hold(tx, pack)?;
     write(tx, &plan, pack, until)?;
     go_live(tx, pack, sizes, plan.live_bytes, until)?;
     Ok(PackStored { new: plan.insert.len() as u64 })
@@ -134,6 +135,15 @@ fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
         recover.execute([id]).map_err(sql)?;
     }
     Ok(())
+}
+
+/// That a pack is still being written; collection may have given it up, and its row may be gone.
+pub(super) fn hold(tx: &Connection, pack: PackId) -> Result<()> {
+    let writing: bool = tx
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM packs WHERE id = ?1 AND state = 'writing')")
+        .and_then(|mut s| s.query_row([pack], |r| r.get(0)))
+        .map_err(sql)?;
+    if writing { Ok(()) } else { Err(Error::PackLost(pack.to_string())) }
 }
 
 /// Makes a complete pack live; its unclaimed objects are looked at when the lease ends.

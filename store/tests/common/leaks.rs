@@ -1,5 +1,6 @@
 //! That a store takes up exactly what it holds.
 
+use crate::common::rig::Rig;
 use pfr_store::{ObjectId, PackState, Store};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -21,11 +22,9 @@ pub fn files(dir: &Path) -> BTreeMap<String, u64> {
     files
 }
 
-/// What lies in the packs' directory of the store in `dir`, without the journal and the store's marker.
-pub fn pack_files(dir: &Path) -> BTreeMap<String, u64> {
-    let mut files = files(&dir.join("packs"));
-    files.retain(|name, _| !name.starts_with("journal/") && name != "pf-store");
-    files
+/// Whether a key of the storage is a pack's or a stranger's, and not the journal's or the store's marker.
+pub fn is_pack(key: &str) -> bool {
+    !key.starts_with("journal/") && key != "pf-store"
 }
 
 /// Frame bytes of everything that snapshots reach, and how many objects that are.
@@ -45,14 +44,16 @@ pub async fn reachable(store: &Store) -> (u64, u64) {
     (bytes, seen.len() as u64)
 }
 
-/// Every file is a pack's, every pack is live and whole on disk, and what objects take up is exactly what snapshots reach.
-pub async fn assert_none(store: &Store, dir: &Path) {
+/// Every object where packs are is a pack's, every pack is live and as long as it should be, and what objects take up is exactly what
+/// snapshots reach.
+pub async fn assert_none(rig: &Rig) {
+    let store = &rig.store;
     let packs = store.metadata().packs(None, 100_000).await.unwrap();
     let strangers: Vec<_> = packs.iter().filter(|pack| pack.state != PackState::Live).collect();
     assert!(strangers.is_empty(), "packs that should be gone: {strangers:?}");
     let expected: BTreeMap<String, u64> =
         packs.iter().map(|pack| (format!("{}/{}.pfpack", &pack.key[pack.key.len() - 2..], pack.key), pack.bytes)).collect();
-    assert_eq!(pack_files(dir), expected, "files against rows");
+    assert_eq!(rig.pack_files().await, expected, "files against rows");
     let live: u64 = packs.iter().map(|pack| pack.live_bytes).sum();
     assert_eq!(live, reachable(store).await.0, "bytes of objects that no snapshot reaches");
     for pack in &packs {

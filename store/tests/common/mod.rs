@@ -1,7 +1,16 @@
 //! Snapshots to test with.
-#![allow(dead_code, missing_docs, clippy::unwrap_used, reason = "each test file uses a part; a test that cannot go on should stop")]
+#![allow(
+    dead_code,
+    missing_docs,
+    unused_macros,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "each test file uses a part; a test that cannot go on should stop"
+)]
 
 pub mod leaks;
+#[macro_use]
+pub mod rig;
 
 use bytes::Bytes;
 use pfr_schema::codec::Codec;
@@ -12,6 +21,8 @@ use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, PageTree};
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Tag, media_type};
 use pfr_store::{Ingested, Options, Result, Store, document_frame};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, TestRunner};
 
 /// 2 layers × 4 tokens × 2 heads × 4 elements of bf16: 128 bytes a page.
 pub const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 4, dtype: Dtype::Bf16 };
@@ -87,6 +98,24 @@ pub fn repository() -> RepositoryName {
 
 pub fn tag(name: &str) -> Tag {
     name.parse().unwrap()
+}
+
+/// Tries cases of `strategy` inside an asynchronous test.
+pub async fn property<S, F>(cases: u32, strategy: S, check: impl Fn(S::Value) -> F + Send + 'static)
+where
+    S: Strategy + Send + 'static,
+    F: Future<Output = ()>,
+{
+    let runtime = tokio::runtime::Handle::current();
+    let tried = tokio::task::spawn_blocking(move || {
+        let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+        let check = |value| {
+            runtime.block_on(check(value));
+            Ok(())
+        };
+        runner.run(&strategy, check).unwrap_or_else(|failure| panic!("{failure}"));
+    });
+    tried.await.unwrap();
 }
 
 pub async fn store() -> Store {

@@ -1,45 +1,203 @@
-//! A store whose packs, metadata and clock the test holds in its hands.
-#![allow(dead_code, missing_docs, clippy::unwrap_used, reason = "each test file uses a part; a test that cannot go on should stop")]
+//! A store over each kind of metadata and packs, whose parts and clock the test holds in its hands.
 
+use crate::common::leaks;
 use futures::TryStreamExt as _;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
-use pfr_store::{Clock, Metadata, Options, SqliteMetadata, Store};
+use pfr_rig::postgres;
+use pfr_rig::s3::Server;
+use pfr_store::storage::{self, StorageOptions};
+use pfr_store::{Clock, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata, Store};
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tempfile::TempDir;
+
+/// What metadata and packs lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Both in memory: for tests that try very many cases.
+    Memory,
+    SqliteDisk,
+    SqliteS3,
+    PostgresDisk,
+    PostgresS3,
+}
+
+impl Backend {
+    /// Of very many cases those that a backend gets which takes its time for each; together they still see most.
+    pub fn some(self, many: u32, few: u32) -> u32 {
+        if self == Self::Memory { many } else { few }
+    }
+
+    fn on_postgres(self) -> bool {
+        matches!(self, Self::PostgresDisk | Self::PostgresS3)
+    }
+}
+
+/// Makes a test `name::backend` of each function, which takes a [`Backend`], for each backend that is named.
+macro_rules! on_backends {
+    ($backends:tt: $($name:ident),+ $(,)?) => { $( on_backends!(@one $name $backends); )+ };
+    (@one $name:ident [$($test:ident = $backend:ident),+]) => {
+        mod $name {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$name($crate::common::rig::Backend::$backend).await;
+            })+
+        }
+    };
+}
+
+/// On each kind of metadata with each kind of packs.
+macro_rules! on_every_backend {
+    ($($name:ident),+ $(,)?) => {
+        on_backends!([sqlite_disk = SqliteDisk, sqlite_s3 = SqliteS3, postgres_disk = PostgresDisk, postgres_s3 = PostgresS3]: $($name),+);
+    };
+}
+
+/// Likewise, and in memory: many cases there, some on the others.
+macro_rules! on_every_backend_and_memory {
+    ($($name:ident),+ $(,)?) => {
+        on_backends!([memory = Memory, sqlite_disk = SqliteDisk, sqlite_s3 = SqliteS3, postgres_disk = PostgresDisk, postgres_s3 = PostgresS3]: $($name),+);
+    };
+}
+
+/// Where packs lie.
+struct Place {
+    packs: Arc<dyn ObjectStore>,
+    /// Its directory, if it is one, and what removes it.
+    dir: Option<(PathBuf, TempDir)>,
+}
+
+impl Place {
+    fn new(backend: Backend) -> Self {
+        match backend {
+            Backend::Memory => Self { packs: Arc::new(InMemory::new()), dir: None },
+            Backend::SqliteDisk | Backend::PostgresDisk => {
+                let dir = tempfile::tempdir().unwrap();
+                let packs = dir.path().join("packs");
+                Self { packs: storage::open_dir(&packs).unwrap().0, dir: Some((packs, dir)) }
+            }
+            Backend::SqliteS3 | Backend::PostgresS3 => Self { packs: in_bucket(), dir: None },
+        }
+    }
+
+    fn store(&self, metadata: &Arc<dyn Metadata>, options: &Options) -> Store {
+        let store = Store::new(Arc::clone(&self.packs), Arc::clone(metadata), options.clone());
+        match &self.dir {
+            Some((dir, _)) => store.with_packs_dir(dir),
+            None => store,
+        }
+    }
+}
+
+/// A fresh prefix on the server of the run, or of this thread.
+fn in_bucket() -> Arc<dyn ObjectStore> {
+    thread_local!(static SERVER: OnceCell<Server> = const { OnceCell::new() });
+    SERVER.with(|server| {
+        let server = server.get_or_init(Server::shared);
+        let options = StorageOptions { environment: server.env(), ..StorageOptions::default() };
+        storage::open(&server.prefix(), &options).unwrap().0
+    })
+}
+
+/// Where metadata lies.
+enum Tables {
+    Memory,
+    File(TempDir),
+    /// The URL of a database.
+    Database(String),
+}
+
+impl Tables {
+    fn new(backend: Backend) -> Self {
+        match backend {
+            Backend::Memory => Self::Memory,
+            _ if backend.on_postgres() => Self::Database(postgres::database()),
+            _ => Self::File(tempfile::tempdir().unwrap()),
+        }
+    }
+
+    async fn open(&self, clock: Clock) -> Arc<dyn Metadata> {
+        match self {
+            Self::Memory => Arc::new(SqliteMetadata::open_in_memory(clock).await.unwrap()),
+            Self::File(dir) => Arc::new(SqliteMetadata::open(&dir.path().join("metadata.sqlite"), clock).await.unwrap()),
+            Self::Database(url) => {
+                let options = PostgresOptions { max_connections: 6, clock: Some(clock) };
+                Arc::new(PostgresMetadata::connect(url, options).await.unwrap())
+            }
+        }
+    }
+}
 
 pub struct Rig {
-    pub packs: Arc<InMemory>,
+    pub backend: Backend,
+    pub packs: Arc<dyn ObjectStore>,
     pub metadata: Arc<dyn Metadata>,
     pub now: Arc<AtomicU64>,
     pub store: Store,
-}
-
-pub fn options(now: &Arc<AtomicU64>) -> Options {
-    let now = Arc::clone(now);
-    Options { clock: Clock::new(move || now.fetch_add(1, Ordering::SeqCst)), ..Options::default() }
+    options: Options,
+    place: Arc<Place>,
+    tables: Tables,
 }
 
 impl Rig {
-    pub async fn new() -> Self {
-        Self::over(Arc::new(InMemory::new()), Arc::new(AtomicU64::new(1_000_000))).await
+    /// An empty store for which every look at the clock is a millisecond later.
+    pub async fn new(backend: Backend) -> Self {
+        let now = Arc::new(AtomicU64::new(1_000_000));
+        let clock = clock(&now, 1);
+        Self::over(backend, Arc::new(Place::new(backend)), now, Options { clock, ..Options::default() }).await
     }
 
-    /// New metadata beside packs that may exist.
-    pub async fn over(packs: Arc<InMemory>, now: Arc<AtomicU64>) -> Self {
-        let options = options(&now);
-        let metadata: Arc<dyn Metadata> = Arc::new(SqliteMetadata::open_in_memory(options.clock.clone()).await.unwrap());
-        let dyn_packs: Arc<dyn ObjectStore> = packs.clone();
-        let store = Store::new(dyn_packs, Arc::clone(&metadata), options);
-        Self { packs, metadata, now, store }
+    /// An empty store whose time stands still unless told.
+    pub async fn still(backend: Backend, options: Options) -> Self {
+        let now = Arc::new(AtomicU64::new(1_000_000_000));
+        let clock = clock(&now, 0);
+        Self::over(backend, Arc::new(Place::new(backend)), now, Options { clock, ..options }).await
     }
 
-    /// Another process on the same packs and metadata.
-    pub fn replica(&self) -> Store {
-        let packs: Arc<dyn ObjectStore> = self.packs.clone();
-        Store::new(packs, Arc::clone(&self.metadata), options(&self.now))
+    async fn over(backend: Backend, place: Arc<Place>, now: Arc<AtomicU64>, options: Options) -> Self {
+        let tables = Tables::new(backend);
+        let metadata = tables.open(options.clock.clone()).await;
+        let (packs, store) = (Arc::clone(&place.packs), place.store(&metadata, &options));
+        Self { backend, packs, metadata, now, store, options, place, tables }
+    }
+
+    /// New metadata beside the same packs.
+    pub async fn beside(&self) -> Self {
+        Self::over(self.backend, Arc::clone(&self.place), Arc::clone(&self.now), self.options.clone()).await
+    }
+
+    /// New metadata beside a copy of the packs.
+    pub async fn beside_copy(&self) -> Self {
+        let place = Place::new(self.backend);
+        for path in self.list(None).await {
+            place.packs.put(&path, self.bytes(&path).await.into()).await.unwrap();
+        }
+        Self::over(self.backend, Arc::new(place), Arc::clone(&self.now), self.options.clone()).await
+    }
+
+    async fn metadata_of_another(&self) -> Arc<dyn Metadata> {
+        match self.tables {
+            // Nobody else can see it.
+            Tables::Memory => Arc::clone(&self.metadata),
+            _ => self.tables.open(self.options.clock.clone()).await,
+        }
+    }
+
+    /// Another process on the same packs and metadata, as far as the store can tell.
+    pub async fn another(&self) -> Store {
+        self.place.store(&self.metadata_of_another().await, &self.options)
+    }
+
+    /// As if the process had ended and begun again.
+    pub async fn reopen(&mut self) {
+        self.metadata = self.metadata_of_another().await;
+        self.store = self.place.store(&self.metadata, &self.options);
     }
 
     pub async fn list(&self, prefix: Option<&str>) -> Vec<Path> {
@@ -51,6 +209,21 @@ impl Rig {
 
     pub async fn pack_paths(&self) -> Vec<Path> {
         self.list(None).await.into_iter().filter(|p| p.as_ref().ends_with(".pfpack")).collect()
+    }
+
+    /// Everything where packs are, without the journal and the store's marker, with its size; in a directory also what the object store does not show.
+    pub async fn pack_files(&self) -> BTreeMap<String, u64> {
+        let mut files = match &self.place.dir {
+            Some((dir, _)) => leaks::files(dir),
+            None => self.packs.list(None).map_ok(|o| (o.location.to_string(), o.size)).try_collect().await.unwrap(),
+        };
+        files.retain(|name, _| leaks::is_pack(name));
+        files
+    }
+
+    /// The directory of the packs.
+    pub fn packs_dir(&self) -> &std::path::Path {
+        &self.place.dir.as_ref().expect("packs in a directory").0
     }
 
     pub async fn bytes(&self, path: &Path) -> Vec<u8> {
@@ -67,8 +240,31 @@ impl Rig {
         self.put(path, bytes).await;
     }
 
+    /// Runs a statement on the tables from outside, with bytes as `x'…'`; the first value that it returns.
+    pub fn sql(&self, statement: &str) -> String {
+        match &self.tables {
+            Tables::Memory => unreachable!("tables in memory cannot be spoilt from outside"),
+            Tables::File(dir) => {
+                let connection = rusqlite::Connection::open(dir.path().join("metadata.sqlite")).unwrap();
+                let mut statement = connection.prepare(statement).unwrap();
+                let mut rows = statement.query([]).unwrap();
+                let value = rows.next().unwrap().map(|row| row.get::<_, rusqlite::types::Value>(0).unwrap());
+                match value {
+                    Some(rusqlite::types::Value::Integer(number)) => number.to_string(),
+                    Some(rusqlite::types::Value::Text(text)) => text,
+                    other => format!("{other:?}"),
+                }
+            }
+            Tables::Database(url) => postgres::sql(url, &statement.replace("x'", "'\\x")),
+        }
+    }
+
     pub fn wait(&self, time: Duration) {
         self.now.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    pub fn seconds(&self, seconds: u64) {
+        self.wait(Duration::from_secs(seconds));
     }
 
     /// Lets every lease end and frees what nothing holds, to the last byte.
@@ -78,9 +274,18 @@ impl Rig {
         self.metadata.retire_packs(1000).await.unwrap();
         self.wait(Duration::from_secs(1));
         for pack in self.metadata.drained_packs(Duration::ZERO, 1000).await.unwrap() {
-            let shard = &pack.key[pack.key.len() - 2..];
-            self.packs.delete(&Path::from(format!("{shard}/{}.pfpack", pack.key))).await.unwrap();
+            self.packs.delete(&pack_path(&pack.key)).await.unwrap();
             self.metadata.forget_packs(vec![pack.id]).await.unwrap();
         }
     }
+}
+
+/// Where a pack lies.
+pub fn pack_path(key: &str) -> Path {
+    Path::from(format!("{}/{key}.pfpack", &key[key.len() - 2..]))
+}
+
+fn clock(now: &Arc<AtomicU64>, step: u64) -> Clock {
+    let now = Arc::clone(now);
+    Clock::new(move || now.fetch_add(step, Ordering::SeqCst))
 }

@@ -8,6 +8,7 @@ mod common;
 mod housekeeping;
 mod model;
 mod ops;
+mod transcript;
 
 use common::{repository, tag};
 use model::{LEASE, SNAPSHOTS, Universe, frames_of};
@@ -43,12 +44,18 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();
-            let now = Arc::new(AtomicU64::new(1_000_000));
+            let now = Arc::new(AtomicU64::new(0));
             let clock = { let now = Arc::clone(&now); Clock::new(move || now.load(Ordering::SeqCst)) };
+            let mut said: Vec<Vec<String>> = Vec::new();
             for (name, backend) in backends(clock, dir.path()).await {
                 println!("{name}");
-                run(&*backend, &ops, &now).await;
+                now.store(1_000_000, Ordering::SeqCst);
+                said.push(run(&*backend, &ops, &now).await);
             }
+            for (first, other) in said[0].iter().zip(&said[2]) {
+                assert!(first == other, "SQLite says\n{first}\nPostgreSQL says\n{other}");
+            }
+            assert_eq!(said[0], said[1], "in memory and on disk");
         });
     }
 }
@@ -90,5 +97,62 @@ async fn lists_come_in_pages_that_join_without_gaps() {
         assert_eq!(first.next.as_deref(), Some("tag-2"), "{name}");
         assert_eq!(metadata.tags(repository(), first.next, 3).await.unwrap().rows.len(), 2, "{name}");
         assert_eq!(metadata.snapshots(repository(), Some("x".into()), 2).await.unwrap_err().code(), ErrorCode::InvalidRequest);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, metadata) in backends(Clock::system(), dir.path()).await {
+        let universe = Universe::new();
+        let push = PushId("p".into());
+        metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
+        let twice = metadata.open_push(push.clone(), repository(), LEASE).await.unwrap_err();
+        assert_eq!(twice.code(), ErrorCode::Internal, "{name}: a session's id is given twice: {twice}");
+        let pack = metadata.begin_pack("pack".into(), LEASE).await.unwrap();
+        let twice = metadata.begin_pack("pack".into(), LEASE).await.unwrap_err();
+        assert_eq!(twice.code(), ErrorCode::Internal, "{name}: a pack's key is given twice: {twice}");
+        let frames = universe.0.iter().flat_map(|blobs| frames_of(blobs, u32::MAX).0).map(|(_, f)| f).collect();
+        metadata.finish_pack(push.clone(), pack, PackSizes { bytes: 1000, frame_bytes: 900 }, frames, LEASE).await.unwrap();
+        let commit = |artifact_type: Option<&str>| Commit {
+            manifest: universe.manifest(0),
+            parents: vec![],
+            artifact_type: artifact_type.map(Into::into),
+            subject: None,
+            tag: Some(TagMove { tag: tag("t"), expected: None }),
+        };
+        // Texts that one of the databases cannot keep.
+        let refused = metadata.commit(push.clone(), commit(Some("a\0b"))).await.unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::InvalidRequest, "{name}: {refused}");
+        metadata.commit(push, commit(Some("a/b"))).await.unwrap();
+        let nul = || Some("\0".to_owned());
+        let refused = [
+            metadata.tags(repository(), nul(), 1).await.map(drop),
+            metadata.repositories(nul(), 1).await.map(drop),
+            metadata.gc_runs(nul(), 1).await.map(drop),
+            metadata.snapshots(repository(), nul(), 1).await.map(drop),
+            metadata.damaged(nul(), 1).await.map(drop),
+        ];
+        for (list, refused) in refused.into_iter().enumerate() {
+            assert_eq!(refused.unwrap_err().code(), ErrorCode::InvalidRequest, "{name}, list {list}");
+        }
+        let nobody = PushId("\0".into());
+        assert_eq!(metadata.renew_push(nobody.clone(), LEASE).await.unwrap_err().code(), ErrorCode::PushUnknown, "{name}");
+        assert_eq!(metadata.commit(nobody.clone(), commit(None)).await.unwrap_err().code(), ErrorCode::PushUnknown, "{name}");
+        metadata.close_push(nobody).await.unwrap();
+        // Any number is a limit.
+        let all = usize::MAX;
+        assert_eq!(metadata.tags(repository(), None, all).await.unwrap().rows.len(), 1, "{name}");
+        assert_eq!(metadata.snapshots(repository(), None, all).await.unwrap().rows.len(), 1, "{name}");
+        assert_eq!(metadata.repositories(None, all).await.unwrap().rows.len(), 1, "{name}");
+        assert_eq!(metadata.packs(None, all).await.unwrap().len(), 1, "{name}");
+        assert_eq!(metadata.evictable(all).await.unwrap().len(), 1, "{name}");
+        assert_eq!(metadata.unjournaled(all).await.unwrap().len(), 2, "{name}");
+        assert_eq!(metadata.gc_runs(None, all).await.unwrap().rows.len(), 0, "{name}");
+        assert_eq!(metadata.damaged(None, all).await.unwrap().rows.len(), 0, "{name}");
+        assert_eq!(metadata.suspects(all).await.unwrap().len(), 0, "{name}");
+        assert_eq!(metadata.retire_packs(all).await.unwrap(), pfr_store::Retired::default(), "{name}");
+        assert_eq!(metadata.claim_sparse_packs(all, LEASE).await.unwrap().len(), 0, "{name}");
+        assert_eq!(metadata.drained_packs(LEASE, all).await.unwrap().len(), 0, "{name}");
     }
 }

@@ -120,6 +120,11 @@ impl Model {
         if self.snapshots.is_empty() { Err(ErrorCode::RepositoryUnknown) } else { Ok(()) }
     }
 
+    pub fn has_snapshot(&self, manifest: &Digest) -> Result<(), ErrorCode> {
+        self.visible()?;
+        self.snapshots.get(manifest).map(|_| ()).ok_or(ErrorCode::SnapshotUnknown)
+    }
+
     /// Whether it is stored, as that kind, and well.
     pub fn has(&self, digest: &Digest, kind: Kind) -> bool {
         self.objects.get(digest).is_some_and(|o| o.kind.satisfies(kind) && o.health == Health::Whole)

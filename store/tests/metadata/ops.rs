@@ -2,9 +2,10 @@
 
 use crate::common::{repository, tag};
 use crate::model::{LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
+use crate::transcript;
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode};
-use pfr_store::{Commit, Damage, Metadata, Moved, PackSizes, PackState, PushId, TagMove};
+use pfr_store::{Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, PushId, TagMove};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +54,26 @@ pub enum Op {
         blob: usize,
     },
     Reassess,
+    Renew(usize),
+    Touch(usize),
+    Pin(usize, bool),
+    /// Upload into a pack that collection gave up, or whose row is gone too.
+    Late {
+        push: usize,
+        snapshot: usize,
+        forgotten: bool,
+    },
+    /// The same with what compaction moves.
+    LateCompaction {
+        forgotten: bool,
+    },
+    /// Record what is not in the journal yet, at most so many changes.
+    Journal(usize),
+    ForgetJournal(usize),
+    GcRun {
+        id: u8,
+        finished: bool,
+    },
 }
 
 pub fn op() -> impl Strategy<Value = Op> {
@@ -70,7 +91,15 @@ pub fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(snapshot, tags, expected)| Op::PutTags { snapshot, tags, expected }),
         2 => (0..TAGS, expected).prop_map(|(tag, expected)| Op::DeleteTag { tag, expected }),
         2 => snap.clone().prop_map(Op::DeleteSnapshot),
-        1 => push.prop_map(Op::Abort),
+        1 => push.clone().prop_map(Op::Abort),
+        1 => push.clone().prop_map(Op::Renew),
+        1 => snap.clone().prop_map(Op::Touch),
+        1 => (snap.clone(), any::<bool>()).prop_map(|(snapshot, pinned)| Op::Pin(snapshot, pinned)),
+        1 => (push, snap.clone(), any::<bool>()).prop_map(|(push, snapshot, forgotten)| Op::Late { push, snapshot, forgotten }),
+        1 => any::<bool>().prop_map(|forgotten| Op::LateCompaction { forgotten }),
+        1 => (1..5_usize).prop_map(Op::Journal),
+        1 => any::<usize>().prop_map(Op::ForgetJournal),
+        1 => (0..6_u8, any::<bool>()).prop_map(|(id, finished)| Op::GcRun { id, finished }),
         2 => (1..90_u64).prop_map(Op::Wait),
         3 => (1..20_usize).prop_map(Op::Collect),
         1 => Just(Op::Compact),
@@ -80,8 +109,10 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Runs the operations, compares after each; at the end lets every lease end and expects what is reachable and nothing else.
-pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) {
+/// Runs the operations, compares after each; at the end lets every lease end and expects what is reachable and nothing else. Returns what
+/// the implementation said about everything now and then.
+pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) -> Vec<String> {
+    let mut said = Vec::new();
     let universe = Universe::new();
     let mut model = Model { now: clock.load(Ordering::SeqCst), ..Model::default() };
     for (step, op) in ops.iter().enumerate() {
@@ -90,6 +121,9 @@ pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) {
             panic!("step {step}, {op:?}: expected {expected}, found {found}");
         }
         model.check(metadata, &universe).await;
+        if step % 4 == 3 || step + 1 == ops.len() {
+            said.push(transcript::of(metadata, &universe).await);
+        }
     }
     // Leases that were extended are looked at again at their own end, not before.
     for _ in 0..3 {
@@ -104,6 +138,8 @@ pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) {
     for pack in metadata.packs(None, 10_000).await.unwrap() {
         assert!(pack.state == PackState::Live && pack.live_bytes > 0, "{pack:?} should be gone");
     }
+    said.push(transcript::of(metadata, &universe).await);
+    said
 }
 
 type Outcome = Result<(), (String, String)>;
@@ -160,6 +196,25 @@ async fn compact(metadata: &dyn Metadata, key: String) {
     if !moved.is_empty() {
         let pack = metadata.begin_pack(key, LEASE).await.unwrap();
         metadata.finish_compaction(pack, PackSizes { bytes: offset + 100, frame_bytes: offset - 8 }, moved, LEASE).await.unwrap();
+    }
+}
+
+/// A pack that collection gave up before it was finished; if `forgotten`, its row is gone too.
+async fn given_up(metadata: &dyn Metadata, key: String, forgotten: bool) -> PackId {
+    let pack = metadata.begin_pack(key, Duration::ZERO).await.unwrap();
+    assert!(metadata.retire_packs(1000).await.unwrap().abandoned > 0);
+    if forgotten {
+        metadata.forget_packs(vec![pack]).await.unwrap();
+    }
+    pack
+}
+
+/// Who is allowed to hears that the pack is lost, whatever else he would hear.
+fn lost<T: std::fmt::Debug>(allowed: Result<(), ErrorCode>, found: pfr_store::Result<T>) -> Outcome {
+    match (&allowed, &found) {
+        (Ok(()), Err(Error::PackLost(_))) => Ok(()),
+        (Err(code), Err(error)) if error.code() == *code => Ok(()),
+        _ => Err((format!("{allowed:?}, then a lost pack"), format!("{found:?}"))),
     }
 }
 
@@ -283,5 +338,67 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
             same(&damaged, &listed.iter().map(|row| row.digest).collect())
         }
         Op::Reassess => same(&model.reassess(), &metadata.reassess().await.unwrap()),
+        Op::Renew(push) => {
+            let id = session(model, push);
+            let expected = model.alive(*push, false).map(|_| repository());
+            same(&expected, &metadata.renew_push(id, LEASE).await.map_err(|e| e.code()))
+        }
+        Op::Touch(snapshot) => {
+            let manifest = universe.manifest(*snapshot);
+            compare(model.has_snapshot(&manifest), metadata.touch_snapshot(repository(), manifest).await)
+        }
+        Op::Pin(snapshot, pinned) => {
+            let manifest = universe.manifest(*snapshot);
+            compare(model.has_snapshot(&manifest), metadata.pin_snapshot(repository(), manifest, *pinned).await)
+        }
+        Op::Late { push, snapshot, forgotten } => {
+            let (frames, sizes) = frames_of(&universe.0[*snapshot], u32::MAX);
+            let pack = given_up(metadata, format!("late-{step}"), *forgotten).await;
+            let id = session(model, push);
+            // What fails renews nothing.
+            let alive = model.pushes.get(push).is_some_and(|(_, expires)| *expires >= model.now);
+            let expected = if alive { Ok(()) } else { Err(ErrorCode::PushUnknown) };
+            let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            lost(expected, found)
+        }
+        Op::LateCompaction { forgotten } => {
+            let pack = given_up(metadata, format!("late-{step}"), *forgotten).await;
+            let mut moved = Vec::new();
+            for from in metadata.packs(None, 1000).await.unwrap() {
+                let contents = metadata.pack_contents(from.id).await.unwrap();
+                moved.extend(contents.iter().map(|packed| Moved { object: packed.object, from: from.id, offset: packed.offset }));
+            }
+            let sizes = PackSizes { bytes: 1000, frame_bytes: 900 };
+            lost(Ok(()), metadata.finish_compaction(pack, sizes, moved, LEASE).await)
+        }
+        Op::Journal(limit) => {
+            let changes = metadata.unjournaled(*limit).await.unwrap();
+            if let (Some(first), Some(last)) = (changes.first(), changes.last()) {
+                let row = JournalRow { key: format!("journal/{step}"), first: first.seq, last: last.seq, checkpoint: step % 2 == 0 };
+                // Twice is no error.
+                metadata.journaled(row.clone()).await.unwrap();
+                metadata.journaled(row).await.unwrap();
+            }
+            Ok(())
+        }
+        Op::ForgetJournal(which) => {
+            let rows = metadata.journal().await.unwrap();
+            if !rows.is_empty() {
+                let keys = vec![rows[which % rows.len()].key.clone(), "journal/never was".into()];
+                metadata.forget_journal(keys).await.unwrap();
+            }
+            Ok(())
+        }
+        Op::GcRun { id, finished } => {
+            let trigger = [GcTrigger::Schedule, GcTrigger::Command, GcTrigger::Request][usize::from(*id) % 3];
+            let run = GcRun {
+                id: format!("run-{id}"),
+                trigger,
+                started_at: model.now,
+                finished_at: finished.then_some(model.now),
+                report: format!("{{\"step\":{step}}}"),
+            };
+            compare(Ok(()), metadata.record_gc_run(run).await)
+        }
     }
 }

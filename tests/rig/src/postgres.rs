@@ -298,6 +298,12 @@ pub fn empty(url: &str, kept: &str) {
     drop(psql(&binaries(), url, &statement));
 }
 
+/// Runs one statement; returns what `psql -At` prints.
+#[must_use]
+pub fn sql(url: &str, statement: &str) -> String {
+    psql(&binaries(), url, statement)
+}
+
 /// Ends every session of a database, whatever it is doing.
 pub fn cut_connections(url: &str) {
     let statement = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";

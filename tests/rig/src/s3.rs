@@ -168,6 +168,16 @@ impl Server {
         assert_eq!(deleted, Some(204), "the S3 server does not delete a bucket");
     }
 
+    /// A fresh prefix in the bucket of everybody who asks for one, as `s3://BUCKET/PREFIX`. A bucket takes volumes, of which there are
+    /// only so many; a prefix takes nothing.
+    #[must_use]
+    pub fn prefix(&self) -> String {
+        let made = || status(self.filer, "POST", "/buckets/shared/") == Some(201);
+        let there = || status(self.filer, "GET", "/buckets/shared/") == Some(200);
+        assert!(there() || made() || there(), "the S3 server does not make a bucket");
+        format!("s3://shared/{:016x}", RandomState::new().build_hasher().finish())
+    }
+
     /// Variables for processes that use it.
     #[must_use]
     pub fn env(&self) -> Vec<(String, String)> {

@@ -1,0 +1,41 @@
+//! What callers give, as every database takes it.
+
+use crate::error::{Error, Result};
+
+/// A number of rows for `LIMIT`: more than a database can count is no limit.
+pub(crate) fn at_most(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}
+
+/// One row more than a page holds: whether there is one says whether another page follows.
+pub(crate) fn one_more(limit: usize) -> i64 {
+    at_most(limit).saturating_add(1)
+}
+
+/// Whether a text can be kept: PostgreSQL has no NUL in texts.
+pub(crate) fn can_be_kept(text: &str) -> bool {
+    !text.contains('\0')
+}
+
+/// Where a list by name goes on; `first` where it begins.
+///
+/// # Errors
+/// [`Error::Invalid`] for what no list has given out.
+pub(crate) fn cursor<'a>(after: Option<&'a str>, first: &'a str) -> Result<&'a str> {
+    match after {
+        None => Ok(first),
+        Some(cursor) if can_be_kept(cursor) => Ok(cursor),
+        Some(cursor) => Err(Error::Invalid(format!("{cursor:?} is no cursor of this list"))),
+    }
+}
+
+/// Whether what a commit brings along can be kept.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn check_artifact_type(artifact_type: Option<&str>) -> Result<()> {
+    match artifact_type {
+        Some(text) if !can_be_kept(text) => Err(Error::Invalid(format!("{text:?} is no artifact type: it holds a NUL"))),
+        _ => Ok(()),
+    }
+}
