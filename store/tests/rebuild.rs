@@ -155,11 +155,11 @@ async fn a_bad_header_costs_no_name() {
         assert_eq!(new.store.tag(&repository(), &tag("t")).await.unwrap().digest, first.manifest.digest);
         let mut damaged: Vec<Digest> = new.store.damaged().await.unwrap().into_iter().map(|blob| blob.digest).collect();
         damaged.sort();
-        let mut expected = hit.clone();
+        // The configuration has a good copy in the other snapshot's pack: that is taken.
+        let mut expected: Vec<Digest> = hit.iter().copied().filter(|digest| *digest != first.config.digest).collect();
         expected.sort();
         assert_eq!(damaged, expected, "frame {frame}");
-        assert!(new.store.verify(&first.manifest.digest, &mut |_| ()).await.is_err());
-        // What a configuration shares is damaged for both; a push heals both.
+        assert_eq!(new.store.verify(&first.manifest.digest, &mut |_| ()).await.is_ok(), expected.is_empty(), "frame {frame}");
         push(&new.store, &first, "t").await.unwrap();
         new.store.reassess().await.unwrap();
         for snapshot in [&first, &second] {
