@@ -89,7 +89,10 @@ mod tests {
             let payload = vec![i as u8; 40 * i];
             let len = payload.len() as u64;
             let kind = if as_is { kind } else { Kind::Blob };
-            all.extend(encode(&Header { codec: Codec::Raw, kind, digest: Digest::sha256(&payload), raw_len: len, stored_len: len }, &payload));
+            all.extend(encode(
+                &Header { codec: Codec::Raw, kind, digest: Digest::sha256(&payload), raw_len: len, stored_len: len },
+                &payload,
+            ));
         }
         all.extend(end_mark(5));
         all

@@ -105,8 +105,17 @@ impl<'a> Run<'a> {
 
     fn did_something(&self) -> bool {
         let r = &self.report;
-        let done =
-            [r.released, r.unclaimed, r.packs_emptied, r.packs_abandoned, r.packs_compacted, r.packs_deleted, r.journal_deleted, r.evicted, r.parked];
+        let done = [
+            r.released,
+            r.unclaimed,
+            r.packs_emptied,
+            r.packs_abandoned,
+            r.packs_compacted,
+            r.packs_deleted,
+            r.journal_deleted,
+            r.evicted,
+            r.parked,
+        ];
         done.iter().any(|n| *n > 0)
     }
 

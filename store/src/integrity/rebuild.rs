@@ -35,8 +35,7 @@ impl Store {
         if !self.metadata.is_empty().await? {
             return Err(Error::Invalid("the database is not empty: move it away first, then rebuild into a new one".into()));
         }
-        let mut rebuild =
-            Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new(), beheaded: BTreeMap::new() };
+        let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new(), beheaded: BTreeMap::new() };
         // Newest first: a blob that was healed or moved is taken from where it lies now.
         for key in rebuild.packs().await?.into_iter().rev() {
             rebuild.pack(&key).await?;

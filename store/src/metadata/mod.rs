@@ -5,6 +5,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod children;
+mod plan;
 pub(crate) mod replay;
 mod rows;
 

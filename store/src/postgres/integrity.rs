@@ -46,12 +46,7 @@ async fn containers(tx: &mut Tx, kind: Kind, among: Among, after: ObjectId) -> O
              WHERE o.health > 0 AND o.kind = $1 AND o.id > $2 ORDER BY o.id LIMIT $3"
         }
     };
-    let rows: Vec<(ObjectId, Vec<u8>)> = sqlx::query_as(statement)
-    .bind(kind as i16)
-    .bind(after)
-    .bind(READ)
-    .fetch_all(tx.on())
-    .await?;
+    let rows: Vec<(ObjectId, Vec<u8>)> = sqlx::query_as(statement).bind(kind as i16).bind(after).bind(READ).fetch_all(tx.on()).await?;
     rows.into_iter().map(|(id, packed)| Ok((id, children::unpack(&packed)?))).collect()
 }
 
