@@ -23,6 +23,7 @@ pub mod remote;
 pub mod size;
 
 mod meter;
+mod plain;
 mod plan;
 mod slot;
 

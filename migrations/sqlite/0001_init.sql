@@ -47,6 +47,11 @@ CREATE TABLE damage (
   found_at INTEGER NOT NULL
 );
 
+-- A row for each time that something became well: containers above it are to be looked at again.
+CREATE TABLE healed (
+  id INTEGER PRIMARY KEY
+);
+
 -- One row a container. children is the sorted list of object ids, each once, as varint differences. pages, components and
 -- page_bytes are a run's shape. logical_bytes is what it reaches; new_bytes is what it was the first to hold.
 CREATE TABLE containers (

@@ -104,6 +104,7 @@ fn ended(result: &pfr_store::Result<GcReport>, last: &GcReport, took: Duration) 
             packs_deleted = r.packs_deleted,
             deleted_bytes = r.deleted_bytes,
             draining_bytes = r.draining_bytes,
+            parked = r.parked,
             took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             "garbage collected"
         ),

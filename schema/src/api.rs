@@ -445,6 +445,9 @@ api! {
         pub journal_deleted: u64,
         /// Snapshots evicted to keep a local store within its size.
         pub evicted: u64,
+        /// Containers that nothing holds and of which the tables do not say what they hold: kept for a day, with all below them. `fsck` names them.
+        #[serde(default)]
+        pub parked: u64,
         /// What ended it early.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub error: Option<String>,
@@ -490,6 +493,9 @@ api! {
         pub full: bool,
         /// Packs that metadata names and that are not there, or are cut, or whose index is bad; with what was found.
         pub bad_packs: Vec<String>,
+        /// Packs that could not be read this time, and why: nothing is known of them.
+        #[serde(default)]
+        pub unread: Vec<String>,
         /// Blobs that are bad, quarantined now or before.
         pub damaged: Vec<DamagedBlob>,
         /// Of these, how many were fetched again from the mirror.

@@ -119,6 +119,14 @@ pub enum Error {
     /// The bytes to be stored stopped coming.
     #[error("input ended: {0}")]
     Input(String),
+    /// What a container holds is not known: nothing that hangs on it may be deleted.
+    #[error("bug: object {container}: {reason}; run fsck")]
+    Broken {
+        /// Its row id.
+        container: i64,
+        /// What was found.
+        reason: String,
+    },
     /// A bug.
     #[error("bug: {0}")]
     Internal(String),
@@ -144,7 +152,7 @@ impl Error {
             Self::PackLost(_) => ErrorCode::Unavailable,
             Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::Input(_) => ErrorCode::Truncated,
-            Self::Internal(_) => ErrorCode::Internal,
+            Self::Broken { .. } | Self::Internal(_) => ErrorCode::Internal,
         }
     }
 

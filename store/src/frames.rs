@@ -177,7 +177,8 @@ pub(crate) async fn read(store: &Store, digest: &Digest) -> Result<Bytes> {
     tokio::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
 }
 
-fn decode(digest: &Digest, frame: &Bytes, limits: &Limits) -> Result<Bytes> {
+/// The raw bytes of a whole frame, verified.
+pub(crate) fn decode(digest: &Digest, frame: &Bytes, limits: &Limits) -> Result<Bytes> {
     let corrupt = |reason: String| Error::Corrupt { digest: *digest, reason };
     let header_len = Header::len(digest.algorithm());
     let header = Header::parse_exact(&frame[..header_len], 0, limits).map_err(|e| corrupt(e.to_string()))?;

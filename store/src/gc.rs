@@ -54,8 +54,8 @@ impl Store {
     /// the last report by then, and so has the list of runs; a scheduled run is in that list only if it found something to do.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]; [`crate::Error::Internal`] if references cannot be read: then nothing that hangs on
-    /// them is deleted.
+    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A container whose references cannot be read is no error: it is kept, with all that hangs
+    /// on it, and counted as parked.
     pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;
         if options.dry_run {

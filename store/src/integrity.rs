@@ -1,7 +1,7 @@
 //! Proof that what is stored is what was stored, and the way back when it is not.
 //!
 //! ```text
-//! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name who reaches it
+//! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name who reaches it; let go what is good again
 //! heal     frames from a good copy ─▶ ingest: a quarantined blob is taken from the new pack ─▶ reassess
 //! fsck     containers' bytes against their rows, then all counts against the containers' rows
 //! rebuild  packs and journal ─▶ metadata, from nothing
@@ -20,7 +20,7 @@ pub use scrub::ScrubOptions;
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Damage, DamagedRow};
+use crate::metadata::{Damage, DamagedRow, Health};
 use crate::pack_writer::path;
 use bytes::Bytes;
 use check::{Expected, FrameChecks};
@@ -42,21 +42,31 @@ impl From<DamagedRow> for DamagedBlob {
 }
 
 impl Store {
-    /// Reads one blob where it lies and checks it; `None` if it is well, or not stored. It is quarantined if it is bad.
+    /// Reads one blob where it lies and checks it against its digest; `None` if it is well, or not stored. It is quarantined if it is bad, and no longer
+    /// if it is well after all: its storage was away, or was misread. Then [`Self::reassess`] has something to do.
     pub(crate) async fn examine(&self, digest: &Digest) -> Result<Option<Damage>> {
         let Some(location) = self.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
         let expected = Expected { offset: location.offset, digest: *digest, frame_len: location.frame_len, header: None };
-        let range = location.offset..location.offset + location.frame_len;
-        let checks = FrameChecks::new(vec![expected], true, self.options.limits.clone());
-        let reason = match read_through(self, &location.pack, range, checks, &mut Pace::unlimited()).await? {
-            None => Some(format!("pack {} is not there", location.pack)),
-            Some(checks) => checks.finish().into_iter().next().map(|(_, reason)| reason),
+        let Some(reason) = check_frame(self, &location.pack, expected).await? else {
+            if location.health == Health::Damaged && self.metadata.lift_quarantine(vec![(*digest, location.pack.clone())]).await? > 0 {
+                tracing::info!(%digest, pack = location.pack, "a blob that was found bad before is well where it lies");
+            }
+            return Ok(None);
         };
-        let Some(reason) = reason else { return Ok(None) };
         let damage = Damage { digest: *digest, pack: location.pack, reason };
         self.metadata.quarantine(vec![damage.clone()]).await?;
         Ok(Some(damage))
     }
+}
+
+/// Reads one frame and checks it against its digest: what is wrong with it.
+async fn check_frame(store: &Store, pack: &str, expected: Expected) -> Result<Option<String>> {
+    let range = expected.offset..expected.offset.saturating_add(expected.frame_len);
+    let checks = FrameChecks::new(vec![expected], true, store.options.limits.clone());
+    Ok(match read_through(store, pack, range, checks, &mut Pace::unlimited()).await? {
+        None => Some(format!("pack {pack} is not there")),
+        Some(checks) => checks.finish().into_iter().next().map(|(_, reason)| reason),
+    })
 }
 
 /// How fast bytes may be read.

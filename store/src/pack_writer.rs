@@ -122,6 +122,9 @@ async fn remove_if_lost<T>(store: &Store, key: &str, result: Result<T>) -> Resul
     result
 }
 
+/// Folder of what a probe of the storage writes; without permission to delete, it stays there.
+pub(crate) const PROBES: &str = "probe";
+
 /// Where a pack lies. Two hex digits of the random end of its key spread packs over 256 folders.
 pub(crate) fn path(key: &str) -> Path {
     let shard = key.get(key.len().saturating_sub(2)..).unwrap_or("00");

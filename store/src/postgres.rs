@@ -16,7 +16,7 @@ mod objects;
 mod packs;
 
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
     ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
@@ -196,7 +196,15 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn collect(&self, budget: usize) -> Result<Collected> {
-        self.database.write(budget, |tx, budget| Box::pin(gc::collect(tx, *budget))).await
+        let mut broken: Vec<ObjectId> = Vec::new();
+        loop {
+            let job = (budget, broken.clone());
+            match self.database.write(job, |tx, (budget, broken)| Box::pin(gc::collect(tx, *budget, broken))).await {
+                // It was rolled back: the same again without that one.
+                Err(Error::Broken { container, .. }) if !broken.contains(&container) => broken.push(container),
+                other => return other,
+            }
+        }
     }
 
     async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
@@ -267,6 +275,10 @@ impl Metadata for PostgresMetadata {
 
     async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>> {
         self.database.write(damage, |tx, damage| Box::pin(integrity::quarantine(tx, damage))).await
+    }
+
+    async fn lift_quarantine(&self, good: Vec<(Digest, String)>) -> Result<u64> {
+        self.database.write(good, |tx, good| Box::pin(integrity::lift_quarantine(tx, good))).await
     }
 
     async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>> {

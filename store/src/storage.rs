@@ -7,10 +7,12 @@
 //! | `gs://bucket/prefix` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, instance |
 //! | `az://container/prefix` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, … |
 //!
-//! Nothing here rests on what an object store promises beyond "what was put whole can be read": keys are unique, so neither
-//! conditional writes nor listing are needed. [`Storage::probe`] says what holds, for the operator.
+//! Serving rests on nothing that an object store promises beyond "what was put whole can be read": keys are unique, so neither conditional writes nor
+//! listing are needed. Checkpoints of the journal list its folder, for what a killed process left there, and a rebuild lists everything.
+//! [`Storage::probe`] says what holds, for the operator.
 
 use crate::error::{Error, Result};
+use crate::pack_writer::PROBES;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -224,7 +226,7 @@ impl Storage {
     /// # Errors
     /// [`Error::Unavailable`] if writing or reading back fails: then it is of no use.
     pub async fn probe(&self) -> Result<Probe> {
-        let folder = Path::from("probe");
+        let folder = Path::from(PROBES);
         let path = folder.clone().join(uuid::Uuid::now_v7().to_string());
         let bytes = Bytes::from_static(b"pf: can this be read back?");
         self.packs.put(&path, bytes.clone().into()).await.map_err(Error::packs)?;

@@ -93,7 +93,7 @@ async fn set_back_a_day_at_any_moment_it_loses_nothing_and_leaks_nothing() {
             w.are_whole(&[&kept, &late, &after]).await;
         }
         w.seconds(2 * LEASE).await;
-        leaks::assert_none(&w.store, w.dir.path()).await;
+        leaks::assert_none_in(&w.store, w.dir.path()).await;
         let rows = w.store.metadata().find(never.pages[30..].iter().map(|p| Digest::sha256(p)).collect()).await.unwrap();
         assert!(rows.iter().all(Option::is_none), "jump {jump}: what nobody came back for is gone");
         let refused = w.store.commit(&forsaken.id, never.manifest.digest, None, None).await.unwrap_err();
@@ -117,5 +117,5 @@ async fn a_lease_that_was_taken_before_the_jump_holds_till_the_clock_has_caught_
     w.store.commit(&open.id, s.manifest.digest, Some(tag("t")), None).await.unwrap();
     w.seconds(2 * LEASE).await;
     w.are_whole(&[&s]).await;
-    leaks::assert_none(&w.store, w.dir.path()).await;
+    leaks::assert_none_in(&w.store, w.dir.path()).await;
 }

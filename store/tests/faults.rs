@@ -160,6 +160,24 @@ async fn whichever_write_fails_a_retry_completes_and_nothing_unfinished_is_visib
 }
 
 #[tokio::test]
+async fn a_pack_that_cannot_be_read_once_is_unread_and_not_bad() {
+    let (store, countdown) = failing(Fault::Get).await;
+    let snapshot = snapshot(&(0..100).collect::<Vec<_>>(), vec![]);
+    push(&store, &snapshot, "t").await.unwrap();
+    let packs = store.scrub(&Default::default(), &mut |_| ()).await.unwrap().packs;
+    assert!(packs > 2, "several packs, so that one is not the storage");
+    for after in 0..4 {
+        countdown.store(after, Ordering::SeqCst);
+        let report = store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
+        assert!(report.bad_packs.is_empty() && report.damaged.is_empty(), "{report:?}");
+        assert_eq!((report.unread.len(), report.packs), (1, packs - 1), "{report:?}");
+        assert!(report.unread[0].contains("injected"), "{report:?}");
+    }
+    let report = store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
+    assert!(report.unread.is_empty() && report.packs == packs, "{report:?}");
+}
+
+#[tokio::test]
 async fn a_failing_read_is_unavailable_not_missing_and_not_damage() {
     let (store, countdown) = failing(Fault::Get).await;
     let snapshot = snapshot(&[1, 2, 3], vec![]);

@@ -2,6 +2,7 @@
 
 use super::output::paint::Paint;
 use pfr_schema::{ErrorCode, FormatError};
+use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
@@ -89,6 +90,15 @@ impl Failure {
             }
         };
         ExitCode::from(self.exit())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BrokenPipe => f.write_str("the output was closed"),
+            Self::Plain { message, .. } | Self::Error { message, .. } => f.write_str(&super::output::human::printable(message)),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item};
 use crate::error::{Error, Result};
 use crate::meter::Tally;
+use crate::plain::as_blobs;
 use crate::plan::{Holder, Item, Plan, Totals, children, plan};
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
@@ -106,7 +107,7 @@ impl Session<'_> {
 
     async fn ingest(&self, items: &Arc<[Item]>, tally: &Arc<Tally>) -> Result<()> {
         let Watched { frames, slot } = self.fetcher.frames(items, tally).await?;
-        match self.store.ingest(&self.push, frames).await {
+        match self.store.ingest(&self.push, as_blobs(frames, &self.fetcher.limits)).await {
             Ok(_) => Ok(()),
             Err(error) => Err(slot.take().unwrap_or_else(|| self.fetcher.received(error))),
         }

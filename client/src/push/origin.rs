@@ -4,6 +4,7 @@ use super::relay::Relay;
 use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
 use crate::error::{Error, Result};
+use crate::plain::as_blobs;
 use crate::plan::{Giver, Item, Totals};
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
@@ -81,9 +82,12 @@ impl Origin {
         match self {
             Self::Directory(directory) => directory::frames::frames(Arc::clone(directory), items),
             Self::Store { store, .. } => {
-                let (store, count) = (store.clone(), items.len() as u64);
+                let (store, count, limits) = (store.clone(), items.len() as u64, self.limits().clone());
                 let digests = items.iter().map(|item| item.digest).collect();
-                let open = async move { Ok::<_, Error>(without_end(store.frames(digests).await?.map_err(Error::from).boxed(), count)) };
+                let open = async move {
+                    let frames = as_blobs(store.frames(digests).await?, &limits).map_err(Error::from);
+                    Ok::<_, Error>(without_end(frames.boxed(), count))
+                };
                 stream::once(open).try_flatten().boxed()
             }
             Self::Relay(relay) => relay.blob_frames(&items),

@@ -9,8 +9,9 @@ use crate::remote::Remote;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
+use pfr_schema::frame::Header;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, Limits, RepositoryName};
+use pfr_schema::{Digest, Kind, Limits, RepositoryName};
 use pfr_store::{Incoming, verified_frames};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -75,17 +76,22 @@ impl Relay {
     }
 }
 
-/// What came, as it came. Of a large frame pieces pass before the verdict: if that is bad, the stream ends and the frame is never whole.
+/// What came, as a plain blob. Of a large frame pieces pass before the verdict: if that is bad, the stream ends and the frame is never whole.
 fn pieces(incoming: Incoming) -> Vec<Bytes> {
     match incoming {
         Incoming::Whole(mut whole) => {
-            let mut pieces = vec![Bytes::from(whole.header.to_bytes())];
+            let mut pieces = vec![plain(whole.header)];
             pieces.append(&mut whole.payload);
             pieces.push(Bytes::copy_from_slice(&whole.checksum.to_le_bytes()));
             pieces
         }
-        Incoming::Begin(header) => vec![header.to_bytes().into()],
+        Incoming::Begin(header) => vec![plain(header)],
         Incoming::Piece(piece) => vec![piece],
         Incoming::Finish { checksum } => vec![Bytes::copy_from_slice(&checksum.to_le_bytes())],
     }
+}
+
+/// What is a container there may be an attachment here.
+fn plain(header: Header) -> Bytes {
+    Header { kind: Kind::Blob, ..header }.to_bytes().into()
 }

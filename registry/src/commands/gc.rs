@@ -44,11 +44,15 @@ pub(super) fn run(args: Gc) -> Result<(), server::Error> {
 
 fn words(r: &GcReport) -> String {
     let would = if r.dry_run { "would be " } else { "" };
+    let parked = match r.parked {
+        0 => String::new(),
+        parked => format!("parked           {parked} containers whose content is not known, for a day: run fsck\n"),
+    };
     format!(
         "objects {would}freed   {} ({} no longer held, {} never committed), {} bytes\n\
          packs {would}deleted   {}, {} bytes\n\
          packs compacted  {}, {} bytes moved\n\
-         still draining   {} bytes\n",
+         still draining   {} bytes\n{parked}",
         r.released + r.unclaimed,
         r.released,
         r.unclaimed,

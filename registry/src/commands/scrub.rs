@@ -53,7 +53,13 @@ pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
     })?;
     print(&report, args.json, words);
     if report.damaged.is_empty() && report.bad_packs.is_empty() {
-        return Ok(());
+        return match report.unread.len() {
+            0 => Ok(()),
+            unread => {
+                let reason = format!("{unread} packs could not be read, nothing is known of what lies there: run it again");
+                Err(server::Error::Work(pfr_store::Error::Unavailable { what: "packs", reason }))
+            }
+        };
     }
     Err(server::Error::Found(format!("{} damaged blobs, {} bad packs", report.damaged.len(), report.bad_packs.len())))
 }
@@ -118,5 +124,6 @@ fn words(r: &ScrubReport) -> String {
     let healed = if r.healed > 0 { format!("healed    {} blobs\n", r.healed) } else { String::new() };
     format!("scrubbed  {} packs, {} frames, {} bytes, {how}\n{healed}", r.packs, r.frames, r.bytes)
         + &lines("bad pack", &r.bad_packs)
+        + &lines("unread  ", &r.unread)
         + &lines("damaged ", &damaged)
 }

@@ -15,6 +15,14 @@ impl Run<'_> {
             self.report.unclaimed += step.unclaimed;
             self.report.freed_bytes += step.frame_bytes;
             self.report.sessions += step.sessions;
+            if step.parked > 0 {
+                self.report.parked += step.parked;
+                tracing::error!(
+                    run = self.report.id,
+                    parked = step.parked,
+                    "containers that nothing holds are kept for a day, with all below them: what they hold is not known; run fsck"
+                );
+            }
             self.progress().await;
             // What is due and was not taken is in another run's hands.
             if !step.more || step.examined == 0 {

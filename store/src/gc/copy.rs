@@ -2,7 +2,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Damage, Moved, PackId, PackRow, Packed};
+use crate::metadata::{Damage, Health, Moved, PackId, PackRow, Packed};
 use crate::pack_writer::{PackWriter, path};
 use bytes::Bytes;
 use object_store::ObjectStoreExt as _;
@@ -54,9 +54,10 @@ impl Target {
 }
 
 impl Store {
-    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays.
+    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays, besides what is known to be.
     pub(crate) async fn copy_live(&self, pack: &PackRow, target: &mut Option<Target>) -> std::result::Result<Vec<Damage>, Fault> {
-        let contents = self.metadata.pack_contents(pack.id).await.map_err(Fault::Source)?;
+        let mut contents = self.metadata.pack_contents(pack.id).await.map_err(Fault::Source)?;
+        contents.retain(|frame| frame.health != Health::Damaged);
         let mut damage = Vec::new();
         let bad = |frame: &Packed, reason: String| Damage { digest: frame.digest, pack: pack.key.clone(), reason };
         for extent in extents(&contents) {
@@ -169,14 +170,16 @@ fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     range.step_by(usize::try_from(READ).unwrap_or(usize::MAX)).map(move |start| start..end.min(start + READ))
 }
 
-/// The header of a frame that `bytes` start with, if it is the one meant.
+/// The header of a frame that `bytes` start with, if it is the one meant. A container's copy says that it is one, whatever the frame said: a rebuild
+/// knows containers by their frames.
 fn check_header(frame: &Packed, bytes: &[u8], limits: &Limits) -> std::result::Result<Header, String> {
     let header = bytes.get(..Header::len(frame.digest.algorithm())).ok_or("the pack ends before it")?;
     let header = Header::parse_exact(header, frame.offset, limits).map_err(|e| e.to_string())?;
     if header.digest != frame.digest || header.frame_len() != frame.frame_len {
         return Err(format!("there lies {} of {} bytes", header.digest, header.frame_len()));
     }
-    Ok(header)
+    let kind = if frame.kind.is_container() { frame.kind } else { header.kind };
+    Ok(Header { kind, ..header })
 }
 
 /// A frame within `bytes`, which begin at `base` in its pack: header, and what follows it.

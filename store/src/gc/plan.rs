@@ -2,8 +2,8 @@
 
 use super::run::Run;
 use crate::Store;
-use crate::error::Result;
-use crate::metadata::{ObjectId, Suspect};
+use crate::error::{Error, Result};
+use crate::metadata::{ObjectId, ObjectRow, Suspect};
 use std::collections::{HashMap, HashSet};
 
 /// Suspects and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower bound.
@@ -31,7 +31,7 @@ impl Plan {
             candidates.dedup();
             candidates.retain(|id| !self.freed.contains(id));
             let mut next = Vec::new();
-            for row in store.rows(candidates).await? {
+            for row in known(store, candidates).await? {
                 if self.taken.get(&row.id).copied().unwrap_or(0) < row.refs {
                     continue;
                 }
@@ -46,6 +46,23 @@ impl Plan {
         }
         Ok((self.freed.len() - before) as u64)
     }
+}
+
+/// Rows of objects. Those whose children are not known are left out: a collection parks them.
+async fn known(store: &Store, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
+    match store.rows(ids.clone()).await {
+        Err(Error::Internal(_)) => {}
+        other => return other,
+    }
+    let mut rows = Vec::new();
+    for id in ids {
+        match store.metadata.objects(vec![id]).await {
+            Ok(found) => rows.extend(found),
+            Err(Error::Internal(reason)) => tracing::warn!(id, reason, "an object cannot be read; run fsck"),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(rows)
 }
 
 impl Run<'_> {

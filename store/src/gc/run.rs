@@ -51,7 +51,7 @@ impl<'a> Run<'a> {
         self.drain().await;
     }
 
-    /// The journal is kept short here; and containers that were marked for damage below them are looked at again.
+    /// The journal is kept short here; and if something was healed, containers that were marked for damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
         // What a killed process left unwritten, before a checkpoint is thought of.
         let flushed = self.store.flush_journal().await;
@@ -105,8 +105,17 @@ impl<'a> Run<'a> {
 
     fn did_something(&self) -> bool {
         let r = &self.report;
-        let done =
-            [r.released, r.unclaimed, r.packs_emptied, r.packs_abandoned, r.packs_compacted, r.packs_deleted, r.journal_deleted, r.evicted];
+        let done = [
+            r.released,
+            r.unclaimed,
+            r.packs_emptied,
+            r.packs_abandoned,
+            r.packs_compacted,
+            r.packs_deleted,
+            r.journal_deleted,
+            r.evicted,
+            r.parked,
+        ];
         done.iter().any(|n| *n > 0)
     }
 

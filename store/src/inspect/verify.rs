@@ -4,7 +4,7 @@ use super::ROWS;
 use super::values::Values;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{ObjectId, ObjectRow};
+use crate::metadata::{Health, ObjectId, ObjectRow};
 use crate::verify::{Incoming, verified_frames};
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -29,7 +29,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Corrupt`] naming the first blob that is not what its name says; [`Error::WrongValue`] naming the tensor whose value is not what its
-    /// checkpoint says. A blob that is damaged where it lies is quarantined.
+    /// checkpoint says. A blob that is damaged where it lies is quarantined, and one that is not after all no longer.
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         let verified = self.prove(manifest, progress).await;
         if let Err(Error::Corrupt { digest, .. }) = &verified {
@@ -45,6 +45,7 @@ impl Store {
 
     async fn prove(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         let rows = self.reach(manifest).await?;
+        self.look_again(&rows).await?;
         let reached: HashSet<Digest> = rows.iter().map(|row| row.digest).collect();
         let mut values = self.values(&rows).await?;
         let mut done = VerifyProgress { total_bytes: rows.iter().map(|row| row.size).sum(), ..VerifyProgress::default() };
@@ -53,6 +54,21 @@ impl Store {
         }
         let Values { computed: values_computed, attested: values_attested, .. } = values;
         Ok(api::Verified { digest: *manifest, blobs: done.blobs, bytes: done.bytes, values_computed, values_attested })
+    }
+
+    /// Looks again at what is in quarantine: what is good where it lies is let go.
+    async fn look_again(&self, rows: &[ObjectRow]) -> Result<()> {
+        let mut looked = false;
+        for batch in rows.chunks(ROWS) {
+            let digests: Vec<Digest> = batch.iter().map(|row| row.digest).collect();
+            for (digest, location) in digests.iter().zip(self.metadata.locate(digests.clone()).await?) {
+                if location.is_some_and(|location| location.health == Health::Damaged) {
+                    self.examine(digest).await?;
+                    looked = true;
+                }
+            }
+        }
+        if looked { self.reassess().await.map(|_| ()) } else { Ok(()) }
     }
 
     /// The tensors of the checkpoints among `rows`.

@@ -3,6 +3,8 @@
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{ObjectId, ObjectRow};
+use bytes::Bytes;
+use pfr_schema::Digest;
 use pfr_schema::api::FsckReport;
 use pfr_schema::container::{Child, Container};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +21,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
     pub async fn fsck(&self, repair: bool, progress: &mut (dyn FnMut(&FsckReport) + Send)) -> Result<FsckReport> {
-        let mut fsck = Fsck { store: self, report: FsckReport::default() };
+        let mut fsck = Fsck { store: self, report: FsckReport::default(), unreadable: BTreeMap::new() };
         let mut after = None;
         loop {
             let packs = self.metadata.packs(after, PAGE).await?;
@@ -36,8 +38,10 @@ impl Store {
                 progress(&fsck.report);
             }
         }
+        // What cannot be read is damage to bytes and not to the tables; it is in quarantine.
+        let trusted = fsck.report.wrong == 0;
+        fsck.name_unreadable().await?;
         let mut report = fsck.report;
-        let trusted = report.wrong == 0;
         let audit = self.metadata.audit(repair && trusted).await?;
         let words = audit.discrepancies.into_iter().map(|d| format!("{}: expected {}, found {}", d.what, d.expected, d.found));
         report.discrepancies.extend(words);
@@ -53,6 +57,8 @@ impl Store {
 struct Fsck<'a> {
     store: &'a Store,
     report: FsckReport,
+    /// Containers whose bytes are bad, in words.
+    unreadable: BTreeMap<Digest, String>,
 }
 
 impl Fsck<'_> {
@@ -83,14 +89,42 @@ impl Fsck<'_> {
         Ok(rows)
     }
 
+    /// Reads a container; one that is in quarantine is looked at again.
+    async fn read(&self, row: &ObjectRow) -> Result<Bytes> {
+        let read = self.store.read(&row.digest).await;
+        if matches!(read, Err(Error::Corrupt { .. })) && self.store.examine(&row.digest).await?.is_none() {
+            return self.store.read(&row.digest).await;
+        }
+        read
+    }
+
+    /// Says of each container that cannot be read which snapshots are lost with it until it is pushed again.
+    async fn name_unreadable(&mut self) -> Result<()> {
+        // What was let go by looking again.
+        self.store.reassess().await?;
+        if self.unreadable.is_empty() {
+            return Ok(());
+        }
+        let reached: BTreeMap<Digest, Vec<String>> = self.store.damaged().await?.into_iter().map(|b| (b.digest, b.snapshots)).collect();
+        for (digest, words) in std::mem::take(&mut self.unreadable) {
+            let snapshots = reached.get(&digest).map(|names| names.join(", ")).filter(|names| !names.is_empty());
+            let snapshots = snapshots.unwrap_or_else(|| "no snapshot".into());
+            self.report.wrong += 1;
+            if self.report.discrepancies.len() < NAMED {
+                self.report.discrepancies.push(format!("{words}; lost with it until it is pushed again: {snapshots}"));
+            }
+        }
+        Ok(())
+    }
+
     async fn container(&mut self, row: &ObjectRow) -> Result<()> {
-        let bytes = match self.store.read(&row.digest).await {
+        let bytes = match self.read(row).await {
             Ok(bytes) => bytes,
             // Collected since its row was read.
             Err(Error::BlobUnknown { .. }) => return Ok(()),
             Err(Error::Corrupt { reason, .. }) => {
-                self.store.examine(&row.digest).await?;
-                self.wrong(row, &format!("it cannot be read: {reason}"));
+                let words = format!("object {} {:?} {}: it cannot be read: {reason}", row.id, row.kind, row.digest);
+                self.unreadable.insert(row.digest, words);
                 return Ok(());
             }
             Err(error) => return Err(error),

@@ -3,19 +3,21 @@
 mod names;
 
 use super::check::{Expected, FrameChecks};
-use super::{Index, IndexFound, Pace, Piece, READ, read_index, read_piece, read_through};
+use super::{Index, IndexFound, Pace, Piece, READ, check_frame, read_index, read_piece, read_through};
 use crate::Store;
 use crate::error::{Error, Result};
+use crate::frames::decode;
 use crate::marker;
-use crate::metadata::{NewContainer, NewFrame, PackSizes};
-use crate::pack_writer::path;
+use crate::metadata::{Damage, NewContainer, NewFrame, PackSizes};
+use crate::pack_writer::{PROBES, path};
+use bytes::Bytes;
 use futures::TryStreamExt as _;
 use pfr_schema::api::RebuildReport;
 use pfr_schema::digest::Algorithm;
 use pfr_schema::frame::Header;
 use pfr_schema::pack::{Entry, MAGIC};
 use pfr_schema::{Container, Digest, Kind, journal};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 /// How long what was found is kept at least: names come back last.
@@ -36,7 +38,7 @@ impl Store {
         }
         // The storage may be a copy that was made without it.
         self.mark().await?;
-        let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new() };
+        let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new(), beheaded: BTreeMap::new() };
         // Newest first: a blob that was healed or moved is taken from where it lies now.
         for key in rebuild.packs().await?.into_iter().rev() {
             rebuild.pack(&key).await?;
@@ -46,6 +48,7 @@ impl Store {
             rebuild.layer(kind, progress).await?;
         }
         rebuild.names().await?;
+        rebuild.quarantine().await?;
         progress(&rebuild.report);
         Ok(rebuild.report)
     }
@@ -56,6 +59,8 @@ struct Rebuild<'a> {
     report: RebuildReport,
     /// Containers found, by kind, and their raw bytes.
     containers: BTreeMap<Kind, BTreeMap<Digest, u64>>,
+    /// Frames with a bad header, by pack and offset, and what the pack's index says that they are.
+    beheaded: BTreeMap<(String, u64), Header>,
 }
 
 impl Rebuild<'_> {
@@ -65,7 +70,10 @@ impl Rebuild<'_> {
         let mut objects = self.store.packs.list(None);
         while let Some(object) = objects.try_next().await.map_err(Error::packs)? {
             let location = object.location;
-            if location.prefix_matches(&journal::PREFIX.into()) || location.as_ref() == marker::KEY {
+            if location.prefix_matches(&journal::PREFIX.into())
+                || location.prefix_matches(&PROBES.into())
+                || location.as_ref() == marker::KEY
+            {
                 continue;
             }
             match location.filename().and_then(|name| name.strip_suffix(".pfpack")) {
@@ -81,8 +89,8 @@ impl Rebuild<'_> {
         let (index, bytes) = match read_index(self.store, &path(key), &self.store.options.limits).await? {
             IndexFound::NoPack => return Ok(()),
             IndexFound::Good(index) => {
-                let (entries, bytes) = (self.with_header(key, &index).await?, index.len);
-                (entries, PackSizes { bytes, frame_bytes: index.frames_end - MAGIC.len() as u64 })
+                self.look_at_headers(key, &index).await?;
+                (index.entries, PackSizes { bytes: index.len, frame_bytes: index.frames_end - MAGIC.len() as u64 })
             }
             IndexFound::Bad(bytes, reason) => {
                 let entries = self.salvage(key, bytes).await?;
@@ -94,11 +102,16 @@ impl Rebuild<'_> {
                 (entries, PackSizes { bytes, frame_bytes: end - MAGIC.len() as u64 })
             }
         };
-        for Entry { header, .. } in index.iter().filter(|entry| entry.header.kind.is_container()) {
-            self.containers.entry(header.kind).or_default().insert(header.digest, header.raw_len);
+        let well = self.prove(index.iter().map(|entry| entry.header.digest).collect()).await?;
+        let mut frames = Vec::with_capacity(index.len());
+        for Entry { offset, header } in index {
+            if !header.kind.is_container() || self.takes_place(key, offset, &header, &well).await? {
+                frames.push(NewFrame { header, offset, container: None });
+            }
+            if header.kind.is_container() {
+                self.containers.entry(header.kind).or_default().insert(header.digest, header.raw_len);
+            }
         }
-        self.prove(index.iter().map(|entry| entry.header.digest).collect()).await?;
-        let frames = index.into_iter().map(|Entry { offset, header }| NewFrame { header, offset, container: None }).collect();
         let lease = self.store.options.lease.max(KEEP);
         self.report.objects += self.store.metadata.adopt_pack(key.to_owned(), bytes, frames, lease).await?.new;
         self.report.packs += 1;
@@ -106,17 +119,33 @@ impl Rebuild<'_> {
     }
 
     /// Proves the copies of blobs that a newer pack had too: the newest is not the one that was relied on if it was dead space, which scrub leaves
-    /// alone. A bad copy gives way to that of the pack taken in next.
-    async fn prove(&self, digests: Vec<Digest>) -> Result<()> {
+    /// alone. A bad copy gives way to that of the pack taken in next. Returns those that are well.
+    async fn prove(&self, digests: Vec<Digest>) -> Result<HashSet<Digest>> {
+        let mut well = HashSet::new();
         for known in self.store.metadata.find(digests).await?.into_iter().flatten() {
-            self.store.examine(&known.digest).await?;
+            if self.store.examine(&known.digest).await?.is_none() {
+                well.insert(known.digest);
+            }
         }
-        Ok(())
+        Ok(well)
     }
 
-    /// The entries of an index whose frames begin as it says.
-    async fn with_header(&mut self, key: &str, index: &Index) -> Result<Vec<Entry>> {
-        let mut good = Vec::with_capacity(index.entries.len());
+    /// Whether the frame of a container is to be taken in. If all newer frames of it say that it is a plain blob, it goes before them, as only it tells
+    /// the next rebuild; but not before a good one if it is bad.
+    async fn takes_place(&self, key: &str, offset: u64, header: &Header, well: &HashSet<Digest>) -> Result<bool> {
+        if !well.contains(&header.digest) {
+            return Ok(true);
+        }
+        if self.containers.values().any(|known| known.contains_key(&header.digest)) {
+            return Ok(false);
+        }
+        let expected = Expected { offset, digest: header.digest, frame_len: header.frame_len(), header: Some(*header) };
+        Ok(check_frame(self.store, key, expected).await?.is_none())
+    }
+
+    /// Looks whether the frames of a pack begin as its index says. The index has a checksum of its own and says all that a header does, so what a frame
+    /// with a bad header is, is known.
+    async fn look_at_headers(&mut self, key: &str, index: &Index) -> Result<()> {
         let mut rest = &index.entries[..];
         while let Some(first) = rest.first() {
             // Headers that lie close together are read together, with what lies between them.
@@ -130,17 +159,15 @@ impl Rebuild<'_> {
             for entry in group {
                 let from = (entry.offset - first.offset) as usize;
                 let header = entry.header.to_bytes();
-                if bytes.get(from..from + header.len()) == Some(&header[..]) {
-                    good.push(*entry);
-                } else {
-                    self.report
-                        .refused
-                        .push(format!("{key}: the frame of {} at byte {} has a bad header", entry.header.digest, entry.offset));
+                if bytes.get(from..from + header.len()) != Some(&header[..]) {
+                    let words = format!("{key}: the frame of {} at byte {} has a bad header", entry.header.digest, entry.offset);
+                    self.report.refused.push(words);
+                    self.beheaded.insert((key.to_owned(), entry.offset), entry.header);
                 }
             }
             rest = after;
         }
-        Ok(good)
+        Ok(())
     }
 
     /// The frames of a pack without an index: as far as one leads to the next, and only those that prove to be good.
@@ -198,7 +225,11 @@ impl Rebuild<'_> {
     async fn adopt(&mut self, kind: Kind, batch: &[(Digest, u64)]) -> Result<Vec<Digest>> {
         let mut containers = Vec::with_capacity(batch.len());
         for (digest, _) in batch {
-            let read = self.store.read(digest).await.and_then(|bytes| Ok(Container::parse(kind, &bytes, &self.store.options.limits)?));
+            let bytes = match self.store.read(digest).await {
+                Err(error @ Error::Corrupt { .. }) => self.without_header(digest).await?.ok_or(error),
+                other => other,
+            };
+            let read = bytes.and_then(|bytes| Ok(Container::parse(kind, &bytes, &self.store.options.limits)?));
             match read {
                 Ok(Some(container)) => {
                     containers.push((*digest, kind, NewContainer { children: container.children(), shape: container.shape() }));
@@ -216,5 +247,35 @@ impl Rebuild<'_> {
         let refused = self.store.metadata.adopt_containers(containers).await?;
         self.report.containers += count - refused.len() as u64;
         Ok(refused)
+    }
+
+    /// Reads a container whose frame has a bad header by what the index says of it; `None` if its payload is bad as well.
+    async fn without_header(&self, digest: &Digest) -> Result<Option<Bytes>> {
+        let Some(location) = self.store.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
+        let Some(header) = self.beheaded.get(&(location.pack.clone(), location.offset)) else { return Ok(None) };
+        let range = location.offset..location.offset + location.frame_len;
+        let Piece::Bytes(bytes) = read_piece(self.store, &path(&location.pack), range).await? else { return Ok(None) };
+        if bytes.len() as u64 != location.frame_len {
+            return Ok(None);
+        }
+        let mut frame = header.to_bytes();
+        frame.extend_from_slice(&bytes[frame.len()..]);
+        let (digest, limits) = (*digest, self.store.options.limits.clone());
+        let decoded = tokio::task::spawn_blocking(move || decode(&digest, &frame.into(), &limits)).await;
+        Ok(decoded.map_err(|e| Error::Internal(e.to_string()))?.ok())
+    }
+
+    /// Puts into quarantine what lies in frames with a bad header, as it would be in service: names stay, and a push heals it.
+    async fn quarantine(&mut self) -> Result<()> {
+        let damage = std::mem::take(&mut self.beheaded).into_iter().map(|((pack, offset), header)| Damage {
+            digest: header.digest,
+            pack,
+            reason: format!("the frame at byte {offset} has a bad header"),
+        });
+        let quarantined = self.store.metadata.quarantine(damage.collect()).await?.len();
+        if quarantined > 0 {
+            tracing::error!(quarantined, "blobs are damaged: push a snapshot that reaches them, or scrub with a mirror");
+        }
+        Ok(())
     }
 }

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::metadata::{Damage, Health, PackRow, PackState, Packed};
 use crate::pack_writer::path;
 use pfr_schema::api::{DamagedBlob, ScrubReport};
-use pfr_schema::pack;
-use std::collections::HashMap;
+use pfr_schema::{Digest, Kind, pack};
+use std::collections::{HashMap, HashSet};
 
 /// Packs asked for at a time.
 const PAGE: usize = 100;
@@ -86,6 +86,8 @@ struct Findings {
     /// Bad bytes that are no blob's: the pack is to be left.
     unsound: Vec<String>,
     missing: bool,
+    /// Blobs in quarantine whose frames have a good checksum.
+    doubtful: Vec<Digest>,
 }
 
 impl Scrub<'_> {
@@ -97,7 +99,7 @@ impl Scrub<'_> {
                 if self.unreadable >= UNREADABLE {
                     return Err(error);
                 }
-                self.report.bad_packs.push(format!("{}: it cannot be read: {error}", row.key));
+                self.report.unread.push(format!("{}: {error}", row.key));
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -111,6 +113,9 @@ impl Scrub<'_> {
             let found = findings.damage.len();
             let quarantined = self.store.metadata.quarantine(findings.damage).await?.len();
             tracing::error!(pack = row.key, found, quarantined, "blobs of a pack are damaged");
+        }
+        for digest in findings.doubtful {
+            self.store.examine(&digest).await?;
         }
         if findings.unsound.is_empty() {
             return Ok(());
@@ -163,13 +168,17 @@ impl Scrub<'_> {
         for (frame, reason) in checks.finish() {
             if lies.get(&frame.offset).is_some_and(|packed| packed.digest == frame.digest) {
                 findings.damage.push(Damage { digest: frame.digest, pack: row.key.clone(), reason });
-            } else if !self.is_known(row, &frame).await? {
+            } else {
                 findings.unsound.push(format!("a frame that nothing points to, {} at byte {}: {reason}", frame.digest, frame.offset));
             }
         }
         if let Ok(index) = &index {
             findings.damage.extend(displaced(row, &contents, index));
+            findings.unsound.extend(misnamed(&contents, index));
         }
+        let bad: HashSet<Digest> = findings.damage.iter().map(|damage| damage.digest).collect();
+        let doubtful = contents.iter().filter(|packed| packed.health == Health::Damaged && !bad.contains(&packed.digest));
+        findings.doubtful.extend(doubtful.map(|packed| packed.digest));
         Ok(findings)
     }
 
@@ -178,12 +187,6 @@ impl Scrub<'_> {
             Piece::Bytes(bytes) => Some(bytes[..] == pack::MAGIC[..]),
             Piece::NoPack => None,
         })
-    }
-
-    /// Whether a bad frame is that of a blob in quarantine.
-    async fn is_known(&self, row: &PackRow, frame: &Expected) -> Result<bool> {
-        let location = self.store.metadata.locate(vec![frame.digest]).await?.pop().flatten();
-        Ok(location.is_some_and(|l| l.health == Health::Damaged && l.pack == row.key && l.offset == frame.offset))
     }
 
     /// Reads the journal's objects; if one is bad, a checkpoint makes it superfluous.
@@ -219,7 +222,16 @@ fn of_row(packed: &Packed) -> Expected {
 fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
     let damage =
         |packed: &Packed| Damage { digest: packed.digest, pack: row.key.clone(), reason: format!("pack {} is not there", row.key) };
-    Findings { damage: contents.iter().map(damage).collect(), unsound: vec!["it is not there".into()], missing: true }
+    let unsound = vec!["it is not there".into()];
+    Findings { damage: contents.iter().map(damage).collect(), unsound, missing: true, doubtful: Vec::new() }
+}
+
+/// Containers whose frames do not say that they are: a rebuild would not know them. Their copies will.
+fn misnamed(contents: &[Packed], index: &Index) -> Option<String> {
+    let entries: HashMap<u64, Kind> = index.entries.iter().map(|entry| (entry.offset, entry.header.kind)).collect();
+    let other = |packed: &&Packed| entries.get(&packed.offset).is_some_and(|kind| *kind != packed.kind);
+    let count = contents.iter().filter(|packed| packed.kind.is_container() && packed.health != Health::Damaged).filter(other).count();
+    (count > 0).then(|| format!("the frames of {count} containers say that they are something else"))
 }
 
 /// Objects that lie where the pack's index has something else.

@@ -3,6 +3,7 @@
 //! This is where a container comes to hold its children. Children that arrive in the same pack as their container are
 //! inserted already counted: no second write.
 
+pub(crate) use super::plan::{Contains, Insert, Known, Plan, Relocate};
 use super::{Health, NewContainer, NewFrame, ObjectId, PackId};
 use crate::error::{Error, Result};
 use pfr_schema::container::Child;
@@ -15,72 +16,6 @@ use std::collections::{HashMap, HashSet};
 /// Most missing children named in an error.
 const MISSING_NAMED: usize = 256;
 
-/// A stored object, as far as indexing cares.
-#[derive(Clone, Debug)]
-pub(crate) struct Known {
-    pub id: ObjectId,
-    pub size: u64,
-    pub kind: Kind,
-    pub health: Health,
-    /// References before this pack.
-    pub refs: u64,
-    pub shape: Option<Shape>,
-    /// What it reaches and what it brought, if it is a container.
-    pub logical_bytes: u64,
-    pub new_bytes: u64,
-    /// Where it lies.
-    pub pack: PackId,
-    pub frame_len: u64,
-}
-
-/// An object to insert.
-#[derive(Debug)]
-pub(crate) struct Insert {
-    pub id: ObjectId,
-    pub header: Header,
-    pub offset: u64,
-    pub kind: Kind,
-    pub refs: u64,
-}
-
-/// A damaged object to point to its good copy in this pack.
-#[derive(Debug)]
-pub(crate) struct Relocate {
-    pub id: ObjectId,
-    pub header: Header,
-    pub offset: u64,
-}
-
-/// A container's row to write.
-#[derive(Debug)]
-pub(crate) struct Contains {
-    pub object: ObjectId,
-    pub children: Vec<ObjectId>,
-    pub shape: Option<Shape>,
-    pub logical_bytes: u64,
-    pub new_bytes: u64,
-}
-
-/// What to write. Every list is in id order, as locks are taken everywhere.
-#[derive(Debug, Default)]
-pub(crate) struct Plan {
-    pub insert: Vec<Insert>,
-    pub relocate: Vec<Relocate>,
-    /// Stored already: their lease is raised.
-    pub renew: Vec<ObjectId>,
-    /// References that stored objects gain.
-    pub count: Vec<(ObjectId, u64)>,
-    /// Stored blobs that become containers.
-    pub promote: Vec<(ObjectId, Kind)>,
-    pub contain: Vec<Contains>,
-    /// Stored containers that are whole again.
-    pub recover: Vec<ObjectId>,
-    /// Frame bytes of the pack that objects point to.
-    pub live_bytes: u64,
-    /// Frame bytes that other packs lose.
-    pub lost: Vec<(PackId, u64)>,
-}
-
 /// An object while the pack is gone through.
 struct Object {
     known: Known,
@@ -88,8 +23,17 @@ struct Object {
     added: u64,
     /// Position in [`Plan::insert`].
     inserted: Option<usize>,
+    /// Position in [`Plan::relocate`].
+    relocated: Option<usize>,
     /// Seen as a frame of this pack.
     framed: bool,
+}
+
+/// Where a frame lies.
+#[derive(Clone, Copy)]
+struct Place {
+    header: Header,
+    offset: u64,
 }
 
 impl Object {
@@ -115,8 +59,12 @@ impl Plan {
         let mut planner = Planner::new(known);
         for frame in frames {
             planner.frame(frame, pack, first_id);
+            let place = Place { header: frame.header, offset: frame.offset };
             if let Some(container) = &frame.container {
-                planner.accept(frame.header.digest, frame.header.kind, container)?;
+                planner.accept(frame.header.digest, frame.header.kind, container, Some(place))?;
+            } else if frame.header.kind.is_container() {
+                // A rebuild finds out by the frames alone what is a container: one that says so goes before one that does not.
+                planner.place(&frame.header.digest, place);
             }
         }
         Ok(planner.finish())
@@ -126,7 +74,7 @@ impl Plan {
     pub(crate) fn adopt(containers: &[(Digest, Kind, NewContainer)], known: HashMap<Digest, Known>) -> Result<(Self, Vec<Digest>)> {
         let (mut planner, mut refused) = (Planner::new(known), Vec::new());
         for (digest, kind, container) in containers {
-            match planner.accept(*digest, *kind, container) {
+            match planner.accept(*digest, *kind, container, None) {
                 Ok(()) => {}
                 Err(Error::Missing { .. } | Error::WrongShape { .. }) => refused.push(*digest),
                 Err(error) => return Err(error),
@@ -143,7 +91,7 @@ struct Planner {
 
 impl Planner {
     fn new(known: HashMap<Digest, Known>) -> Self {
-        let object = |known| Object { known, added: 0, inserted: None, framed: false };
+        let object = |known| Object { known, added: 0, inserted: None, relocated: None, framed: false };
         Self { objects: known.into_iter().map(|(digest, known)| (digest, object(known))).collect(), plan: Plan::default() }
     }
 
@@ -168,7 +116,7 @@ impl Planner {
                     pack,
                     frame_len: header.frame_len(),
                 };
-                entry.insert(Object { known, added: 0, inserted: Some(position), framed: true });
+                entry.insert(Object { known, added: 0, inserted: Some(position), relocated: None, framed: true });
             }
             Entry::Occupied(mut entry) => {
                 let object = entry.get_mut();
@@ -178,18 +126,37 @@ impl Planner {
                 object.framed = true;
                 self.plan.renew.push(object.known.id);
                 if object.known.health == Health::Damaged {
-                    self.plan.relocate.push(Relocate { id: object.known.id, header, offset: frame.offset });
-                    self.plan.live_bytes += header.frame_len();
-                    self.plan.lost.push((object.known.pack, object.known.frame_len));
                     // A container is whole again only when its references are accepted again.
                     object.known.health = if object.known.kind.is_container() { Health::Incomplete } else { Health::Whole };
+                    self.plan.healed = true;
+                    self.place(&header.digest, Place { header, offset: frame.offset });
                 }
             }
         }
     }
 
-    /// Makes a stored blob a container: its children must be there as it says, and are held from now on.
-    fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer) -> Result<()> {
+    /// Lets an object lie at a place in this pack, instead of where it lies or was to lie.
+    fn place(&mut self, digest: &Digest, place: Place) {
+        let Some(object) = self.objects.get_mut(digest) else { return };
+        let Place { header, offset } = place;
+        let plan = &mut self.plan;
+        if let Some(insert) = object.inserted.and_then(|at| plan.insert.get_mut(at)) {
+            plan.live_bytes -= insert.header.frame_len();
+            (insert.header, insert.offset) = (header, offset);
+        } else if let Some(relocate) = object.relocated.and_then(|at| plan.relocate.get_mut(at)) {
+            plan.live_bytes -= relocate.header.frame_len();
+            (relocate.header, relocate.offset, relocate.health) = (header, offset, object.known.health);
+        } else {
+            object.relocated = Some(plan.relocate.len());
+            plan.lost.push((object.known.pack, object.known.frame_len));
+            plan.relocate.push(Relocate { id: object.known.id, header, offset, health: object.known.health });
+        }
+        plan.live_bytes += header.frame_len();
+    }
+
+    /// Makes a stored blob a container: its children must be there as it says, and are held from now on. From then on it lies in the frame that says
+    /// that it is one, if this pack has it: a rebuild knows containers by their frames.
+    fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer, place: Option<Place>) -> Result<()> {
         let held = match self.objects.get(&digest).map(|o| &o.known) {
             Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),
             // It holds its children already; whether they are well is to be seen.
@@ -211,22 +178,28 @@ impl Planner {
             ids.push(object.known.id);
         }
         let Some(object) = self.objects.get_mut(&digest) else { return Ok(()) };
-        let replaced = object.framed || object.known.health == Health::Incomplete;
+        if object.known.health != Health::Whole {
+            // Also a blob that was damaged, and of which a rebuild could not tell that it is a container.
+            self.plan.recover.push(object.known.id);
+            self.plan.healed = true;
+        }
+        let id = object.known.id;
         object.known.health = Health::Whole;
         if held {
-            self.plan.recover.push(object.known.id);
+            if let Some(place) = place {
+                self.place(&digest, place);
+            }
             return Ok(());
         }
         (object.known.kind, object.known.shape) = (kind, container.shape);
         (object.known.logical_bytes, object.known.new_bytes) = (logical_bytes, new_bytes);
         if object.inserted.is_none() {
-            self.plan.promote.push((object.known.id, kind));
-            // Its good copy may just have replaced a damaged blob of which a rebuild could not tell that it is a container.
-            if replaced {
-                self.plan.recover.push(object.known.id);
-            }
+            self.plan.promote.push((id, kind));
         }
-        self.plan.contain.push(Contains { object: object.known.id, children: ids, shape: container.shape, logical_bytes, new_bytes });
+        if let Some(place) = place {
+            self.place(&digest, place);
+        }
+        self.plan.contain.push(Contains { object: id, children: ids, shape: container.shape, logical_bytes, new_bytes });
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 pub(crate) mod accept;
 pub(crate) mod arguments;
 pub(crate) mod children;
+mod plan;
 pub(crate) mod replay;
 mod rows;
 
@@ -109,7 +110,7 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Claims for the caller, for the time of `claim`, live packs less than half of whose frames are live, emptiest first.
     async fn claim_sparse_packs(&self, limit: usize, claim: Duration) -> Result<Vec<PackRow>>;
 
-    /// Objects that lie in a pack, in order of offset. Damaged ones are left out: they are not worth moving.
+    /// Objects that lie in a pack, in order of offset, damaged ones too.
     async fn pack_contents(&self, pack: PackId) -> Result<Vec<Packed>>;
 
     /// Makes a pack that compaction wrote live and points what it moved to it. Old packs that nothing points to any more start draining.
@@ -142,10 +143,15 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Returns those that were quarantined now. Costs one look at every container.
     async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>>;
 
-    /// Quarantined blobs, and who reaches them.
+    /// Lifts the quarantine of blobs that were found good where they lie, each with the key of that pack; a copy elsewhere is not touched. Returns how
+    /// many. Containers among them, and above them, are for [`Self::reassess`].
+    async fn lift_quarantine(&self, good: Vec<(Digest, String)>) -> Result<u64>;
+
+    /// Quarantined blobs, and who reaches them. Costs one look at every container that is not whole.
     async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>>;
 
-    /// Clears the mark of containers below which everything is whole again; returns how many. Costs one look at every container, if any is marked.
+    /// Clears the mark of containers below which everything is whole again; returns how many. Does nothing unless something became well since the last
+    /// time; costs one look at every container that is not whole.
     async fn reassess(&self) -> Result<u64>;
 
     /// Recomputes references, live bytes and sizes from containers, manifests and tags, in one state of the tables, and compares; corrects them if `repair`.
@@ -174,7 +180,8 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Whether there is nothing in it: no pack, no repository.
     async fn is_empty(&self) -> Result<bool>;
 
-    /// Takes in a pack that was found on storage: its frames become plain blobs, those that are known stay where they are. Twice is no error.
+    /// Takes in a pack that was found on storage: its frames become plain blobs, those that are known stay where they are, unless
+    /// they are damaged or a frame here says that they are containers: it takes their place. Twice is no error.
     async fn adopt_pack(&self, key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored>;
 
     /// Makes stored blobs containers; returns those that lack children and stay blobs.

@@ -215,10 +215,14 @@ pub struct Packed {
     pub object: ObjectId,
     /// Its digest.
     pub digest: Digest,
+    /// Its kind.
+    pub kind: Kind,
     /// Byte offset of its frame's header.
     pub offset: u64,
     /// Bytes of the whole frame.
     pub frame_len: u64,
+    /// What lies there may be known to be bad.
+    pub health: Health,
 }
 
 /// A frame that compaction copied.
@@ -247,6 +251,8 @@ pub struct Collected {
     pub frame_bytes: u64,
     /// Push sessions that had ended.
     pub sessions: u64,
+    /// Containers that nothing holds and whose children are not known: they are left alone for a day, with everything below them.
+    pub parked: u64,
     /// Whether more is due.
     pub more: bool,
 }

@@ -7,6 +7,7 @@ use super::connection::Tx;
 use super::error::{Fail, Outcome};
 use super::index::lose;
 use super::uint;
+use crate::error::Error;
 use crate::metadata::arguments::at_most;
 use crate::metadata::{Collected, ObjectId, PackId, Suspect, children};
 use pfr_schema::Kind;
@@ -14,6 +15,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Most objects that are locked and deleted by one statement.
 const SET: usize = 10_000;
+
+/// How long a container whose children are not known is left alone.
+const PARKED_MS: i64 = 24 * 3600 * 1000;
 
 /// An entry of the queue, as it lies there.
 struct Entry {
@@ -48,6 +52,10 @@ pub(super) async fn unclaimed(tx: &mut Tx, pack: PackId, limit: usize) -> Outcom
         .await?)
 }
 
+fn broken(container: ObjectId, reason: &str) -> Fail {
+    Error::Broken { container, reason: reason.into() }.into()
+}
+
 /// One step of collection, within one transaction.
 struct Sweep {
     now: i64,
@@ -59,12 +67,17 @@ struct Sweep {
     frame_bytes: u64,
 }
 
-pub(super) async fn collect(tx: &mut Tx, budget: usize) -> Outcome<Collected> {
+pub(super) async fn collect(tx: &mut Tx, budget: usize, broken: &[ObjectId]) -> Outcome<Collected> {
     let now = tx.now().await?;
+    // As if they were leased: they come back into the queue when that ends.
+    tx.execute_any(broken, || {
+        sqlx::query("UPDATE objects SET keep_until = $1 WHERE id = ANY($2)").bind(now.saturating_add(PARKED_MS)).bind(broken.to_vec())
+    })
+    .await?;
     let ended =
         "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
     let sessions = tx.execute(sqlx::query(ended).bind(now)).await?;
-    let mut done = Collected { sessions, ..Collected::default() };
+    let mut done = Collected { sessions, parked: broken.len() as u64, ..Collected::default() };
     let mut sweep = Sweep { now, free: BTreeSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0 };
     let entries = due(tx, true, budget).await?;
     let mut finished: Vec<i64> = Vec::new();
@@ -172,19 +185,18 @@ impl Sweep {
         })
         .await?;
         let room = room.saturating_sub(doomed.len());
-        let released = self.open(tx, &mut containers, room).await?;
+        let opened = self.open(tx, &mut containers, room).await?;
         doomed.append(&mut containers);
         self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 AND keep_until <= $2 RETURNING pack, frame_len", doomed)
             .await?;
-        self.release(tx, released).await
+        self.release(tx, opened).await
     }
 
-    /// Deletes the rows of containers and returns how often each child was listed. Containers for which there is no room go back to what is
-    /// free. Unknown children are never taken for none: then nothing is deleted.
-    async fn open(&mut self, tx: &mut Tx, containers: &mut Vec<ObjectId>, room: usize) -> Outcome<BTreeMap<ObjectId, i64>> {
-        let mut released: BTreeMap<ObjectId, i64> = BTreeMap::new();
+    /// Deletes the rows of containers and returns them. Containers for which there is no room go back to what is free. Unknown children are never
+    /// taken for none: then nothing below them is deleted.
+    async fn open(&mut self, tx: &mut Tx, containers: &mut Vec<ObjectId>, room: usize) -> Outcome<Vec<(ObjectId, Vec<u8>)>> {
         if containers.is_empty() {
-            return Ok(released);
+            return Ok(Vec::new());
         }
         // A child takes a byte at least: a bound that does not need the lists.
         let sizes: Vec<(ObjectId, i32)> =
@@ -195,7 +207,7 @@ impl Sweep {
         if sizes.len() != containers.len() {
             let known: HashSet<ObjectId> = sizes.iter().map(|(id, _)| *id).collect();
             let unknown = containers.iter().find(|id| !known.contains(id)).copied().unwrap_or_default();
-            return Err(Fail::internal(format!("the children of object {unknown} are not recorded; run fsck")));
+            return Err(broken(unknown, "its children are not recorded"));
         }
         let (mut taken, mut sum) = (Vec::new(), 0_usize);
         for (id, bytes) in sizes {
@@ -211,17 +223,19 @@ impl Sweep {
             .fetch_all(tx.on())
             .await?;
         tx.wrote(rows.len());
-        for (_, packed) in &rows {
-            for child in children::unpack(packed)? {
-                *released.entry(child).or_default() += 1;
-            }
-        }
         *containers = taken;
-        Ok(released)
+        Ok(rows)
     }
 
     /// Takes references away from children: those that only these containers held go with them if they are blobs, or are free now.
-    async fn release(&mut self, tx: &mut Tx, released: BTreeMap<ObjectId, i64>) -> Outcome<()> {
+    async fn release(&mut self, tx: &mut Tx, opened: Vec<(ObjectId, Vec<u8>)>) -> Outcome<()> {
+        // How often each child was listed.
+        let mut released: BTreeMap<ObjectId, i64> = BTreeMap::new();
+        for (container, packed) in &opened {
+            for child in children::unpack(packed).map_err(|_| broken(*container, "its children cannot be read"))? {
+                *released.entry(child).or_default() += 1;
+            }
+        }
         let all: Vec<(ObjectId, i64)> = released.into_iter().collect();
         for part in all.chunks(SET) {
             let ids: Vec<ObjectId> = part.iter().map(|(id, _)| *id).collect();
@@ -233,7 +247,9 @@ impl Sweep {
             if rows.len() != part.len() {
                 let known: HashSet<ObjectId> = rows.iter().map(|row| row.0).collect();
                 let gone = ids.into_iter().find(|id| !known.contains(id)).unwrap_or_default();
-                return Err(Fail::internal(format!("a container holds object {gone}, which is gone; run fsck")));
+                let holds = |packed: &[u8]| children::unpack(packed).is_ok_and(|listed| listed.contains(&gone));
+                let holder = opened.iter().find(|(_, packed)| holds(packed)).map(|(id, _)| *id).unwrap_or_default();
+                return Err(broken(holder, &format!("it holds object {gone}, which is gone")));
             }
             let (mut only_here, mut fewer) = (Vec::new(), (Vec::new(), Vec::new()));
             for ((id, refs, keep_until, kind), (_, listed)) in rows.into_iter().zip(part) {

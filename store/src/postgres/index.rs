@@ -6,7 +6,7 @@ use super::objects::{health_of, ints, kind_of};
 use super::{DOMAIN, int, keys, uint};
 use crate::error::Error;
 use crate::metadata::accept::{self, Known, Plan};
-use crate::metadata::{Health, NewContainer, NewFrame, ObjectId, PackId, PackSizes, PackStored, PushId, children};
+use crate::metadata::{NewContainer, NewFrame, ObjectId, PackId, PackSizes, PackStored, PushId, children};
 use pfr_schema::run::Shape;
 use pfr_schema::{Digest, Kind};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -174,6 +174,9 @@ async fn write(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<()
     })
     .await?;
     tx.execute_any(&plan.recover, || sqlx::query("UPDATE objects SET health = 0 WHERE id = ANY($1)").bind(plan.recover.clone())).await?;
+    if plan.healed {
+        super::integrity::note_healed(tx).await?;
+    }
     lose(tx, plan.lost.iter().copied()).await
 }
 
@@ -217,14 +220,12 @@ async fn insert(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<V
     if inserted == rows.len() as u64 { Ok(ids) } else { Err(Fail::Again) }
 }
 
-/// Points damaged objects to their good copies in this pack.
+/// Points stored objects to their frames in this pack.
 async fn relocate(tx: &mut Tx, plan: &Plan, pack: PackId) -> Outcome<()> {
     if plan.relocate.is_empty() {
         return Ok(());
     }
     let ids: Vec<ObjectId> = plan.relocate.iter().map(|r| r.id).collect();
-    // If it is a container, `recover` says when it is whole again.
-    let health = |kind: Kind| if kind.is_container() { Health::Incomplete } else { Health::Whole };
     tx.execute(
         sqlx::query(
             r#"UPDATE objects o SET pack = $1, "offset" = u.at, frame_len = u.len, codec = u.codec, health = u.health
@@ -236,7 +237,7 @@ async fn relocate(tx: &mut Tx, plan: &Plan, pack: PackId) -> Outcome<()> {
         .bind(ints(plan.relocate.iter().map(|r| r.offset)))
         .bind(ints(plan.relocate.iter().map(|r| r.header.frame_len())))
         .bind(plan.relocate.iter().map(|r| r.header.codec as i16).collect::<Vec<_>>())
-        .bind(plan.relocate.iter().map(|r| health(r.header.kind) as i16).collect::<Vec<_>>()),
+        .bind(plan.relocate.iter().map(|r| r.health as i16).collect::<Vec<_>>()),
     )
     .await?;
     tx.execute(sqlx::query("DELETE FROM damage WHERE object = ANY($1)").bind(ids)).await?;

@@ -27,27 +27,38 @@ pub(super) fn nests(kind: Kind) -> bool {
 /// A container and what it lists.
 pub(super) type Listed = (ObjectId, Vec<ObjectId>);
 
+/// Which containers are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Among {
+    All,
+    /// Those that are marked already: all that reach something that was quarantined before.
+    Unwell,
+}
+
 /// The containers of a kind that come after `after`, in order of ids; none at the end.
-pub(super) async fn containers(tx: &mut Tx, kind: Kind, after: ObjectId) -> Outcome<Vec<Listed>> {
-    let rows: Vec<(ObjectId, Vec<u8>)> = sqlx::query_as(
-        "SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object WHERE o.kind = $1 AND c.object > $2 ORDER BY c.object LIMIT $3",
-    )
-    .bind(kind as i16)
-    .bind(after)
-    .bind(READ)
-    .fetch_all(tx.on())
-    .await?;
+async fn containers(tx: &mut Tx, kind: Kind, among: Among, after: ObjectId) -> Outcome<Vec<Listed>> {
+    let statement = match among {
+        Among::All => {
+            "SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object
+             WHERE o.kind = $1 AND c.object > $2 ORDER BY c.object LIMIT $3"
+        }
+        Among::Unwell => {
+            "SELECT c.object, c.children FROM objects o JOIN containers c ON c.object = o.id
+             WHERE o.health > 0 AND o.kind = $1 AND o.id > $2 ORDER BY o.id LIMIT $3"
+        }
+    };
+    let rows: Vec<(ObjectId, Vec<u8>)> = sqlx::query_as(statement).bind(kind as i16).bind(after).bind(READ).fetch_all(tx.on()).await?;
     rows.into_iter().map(|(id, packed)| Ok((id, children::unpack(&packed)?))).collect()
 }
 
 /// Carries marks up to every container that reaches a marked object.
-async fn climb(tx: &mut Tx, marks: &mut Marks) -> Outcome<()> {
+async fn climb(tx: &mut Tx, marks: &mut Marks, among: Among) -> Outcome<()> {
     // Children come before what may list them, so one look at each kind is enough unless it lists its own.
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_container()) {
         loop {
             let (mut found, mut after): (Vec<(ObjectId, BTreeSet<usize>)>, ObjectId) = (Vec::new(), 0);
             loop {
-                let part = containers(tx, kind, after).await?;
+                let part = containers(tx, kind, among, after).await?;
                 let Some((last, _)) = part.last() else { break };
                 after = *last;
                 for (object, children) in part {
@@ -112,7 +123,7 @@ pub(super) async fn quarantine(tx: &mut Tx, damage: &[Damage]) -> Outcome<Vec<Di
     // Until nothing new is found: who was storing a container above one that is marked now was waited for.
     loop {
         let before = marks.len();
-        climb(tx, &mut marks).await?;
+        climb(tx, &mut marks, Among::All).await?;
         let marked: BTreeSet<ObjectId> = marks.keys().copied().collect();
         let ids: Vec<ObjectId> = marked.into_iter().collect();
         super::objects::lock(tx, &ids).await?;
@@ -146,7 +157,7 @@ pub(super) async fn damaged(tx: &mut Tx, after: Option<&str>, limit: usize) -> O
         return Ok(Page { rows: Vec::new(), next: None });
     }
     let mut marks: Marks = page.rows.iter().enumerate().map(|(number, row)| (row.0, BTreeSet::from([number]))).collect();
-    climb(tx, &mut marks).await?;
+    climb(tx, &mut marks, Among::Unwell).await?;
     let mut snapshots: Vec<Vec<(RepositoryName, Digest)>> = vec![Vec::new(); page.rows.len()];
     let rows: Vec<(ObjectId, String, Vec<u8>)> = sqlx::query_as(
         "SELECT m.object, r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository
@@ -180,8 +191,44 @@ pub(super) async fn damaged(tx: &mut Tx, after: Option<&str>, limit: usize) -> O
     Ok(Page { rows, next: page.next })
 }
 
+pub(super) async fn lift_quarantine(tx: &mut Tx, good: &[(Digest, String)]) -> Outcome<u64> {
+    alone(tx).await?;
+    let mut lifted: Vec<ObjectId> = Vec::new();
+    for (digest, pack) in good {
+        // A container's children may be damaged: whether they are is for the reassessment.
+        let object: Option<ObjectId> = sqlx::query_scalar(
+            "UPDATE objects SET health = CASE kind WHEN 0 THEN 0::smallint ELSE $1 END WHERE id =
+             (SELECT id FROM objects WHERE domain = $2 AND digest = $3 AND health = $4 AND pack = (SELECT id FROM packs WHERE key = $5) FOR NO KEY UPDATE)
+             AND health = $4 RETURNING id",
+        )
+        .bind(Health::Incomplete as i16)
+        .bind(DOMAIN)
+        .bind(digest.to_key())
+        .bind(Health::Damaged as i16)
+        .bind(pack)
+        .fetch_optional(tx.on())
+        .await?;
+        lifted.extend(object);
+    }
+    if lifted.is_empty() {
+        return Ok(0);
+    }
+    tx.wrote(lifted.len());
+    tx.execute(sqlx::query("DELETE FROM damage WHERE object = ANY($1)").bind(lifted.clone())).await?;
+    note_healed(tx).await?;
+    Ok(lifted.len() as u64)
+}
+
+/// Notes that something became well, for the next reassessment. A row each time: nobody waits for anybody.
+pub(super) async fn note_healed(tx: &mut Tx) -> Outcome<()> {
+    tx.execute(sqlx::query("INSERT INTO healed DEFAULT VALUES")).await.map(|_| ())
+}
+
 pub(super) async fn reassess(tx: &mut Tx) -> Outcome<u64> {
     alone(tx).await?;
+    if tx.execute(sqlx::query("DELETE FROM healed")).await? == 0 {
+        return Ok(0);
+    }
     // Locked: who heals one of them at the same time is waited for.
     let unwell: Vec<(ObjectId, i16)> =
         sqlx::query_as("SELECT id, health FROM objects WHERE health > 0 ORDER BY id FOR NO KEY UPDATE").fetch_all(tx.on()).await?;
@@ -191,7 +238,7 @@ pub(super) async fn reassess(tx: &mut Tx) -> Outcome<u64> {
     }
     let mut marks: Marks = damaged.into_iter().map(|(object, _)| (object, BTreeSet::from([0]))).collect();
     if !marks.is_empty() {
-        climb(tx, &mut marks).await?;
+        climb(tx, &mut marks, Among::Unwell).await?;
     }
     let whole: Vec<ObjectId> = marked.into_iter().map(|(object, _)| object).filter(|object| !marks.contains_key(object)).collect();
     tx.execute_any(&whole, || sqlx::query("UPDATE objects SET health = 0 WHERE id = ANY($1)").bind(whole.clone())).await

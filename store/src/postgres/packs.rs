@@ -4,7 +4,7 @@ use super::connection::Tx;
 use super::error::Outcome;
 use super::index::{go_live, hold};
 use super::lists::paged;
-use super::objects::{ints, lock};
+use super::objects::{health_of, ints, kind_of, lock};
 use super::{int, uint};
 use crate::metadata::arguments::{at_most, cursor, one_more};
 use crate::metadata::{GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired};
@@ -87,14 +87,15 @@ pub(super) async fn claim_sparse_packs(tx: &mut Tx, limit: usize, claim: i64) ->
 }
 
 pub(super) async fn pack_contents(tx: &mut Tx, pack: PackId) -> Outcome<Vec<Packed>> {
-    let rows: Vec<(ObjectId, Vec<u8>, i64, i64)> =
-        sqlx::query_as(r#"SELECT id, digest, "offset", frame_len FROM objects WHERE pack = $1 AND health < 2 ORDER BY "offset""#)
+    let rows: Vec<(ObjectId, Vec<u8>, i16, i64, i64, i16)> =
+        sqlx::query_as(r#"SELECT id, digest, kind, "offset", frame_len, health FROM objects WHERE pack = $1 ORDER BY "offset""#)
             .bind(pack)
             .fetch_all(tx.on())
             .await?;
     rows.into_iter()
-        .map(|(object, key, offset, len)| {
-            Ok(Packed { object, digest: Digest::from_key(&key)?, offset: uint(offset), frame_len: uint(len) })
+        .map(|(object, key, kind, offset, len, health)| {
+            let (digest, kind) = (Digest::from_key(&key)?, kind_of(kind)?);
+            Ok(Packed { object, digest, kind, offset: uint(offset), frame_len: uint(len), health: health_of(health) })
         })
         .collect()
 }

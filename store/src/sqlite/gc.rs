@@ -1,6 +1,6 @@
 //! Collection: suspects, retired packs, compaction, runs. docs/gc.md has the argument why it is safe.
 
-use super::objects::{go_live, hold};
+use super::objects::{go_live, health_of, hold, kind_of};
 use super::{int, uint};
 use crate::error::{Error, Result};
 use crate::metadata::arguments::{at_most, cursor, one_more};
@@ -64,9 +64,15 @@ struct Sweep<'a> {
     others_wait: &'a dyn Fn() -> bool,
 }
 
-pub(super) fn collect(tx: &Connection, budget: usize, now: u64, others_wait: &dyn Fn() -> bool) -> Result<Collected> {
+/// How long a container whose children are not known is left alone.
+const PARKED_MS: u64 = 24 * 3600 * 1000;
+
+pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[ObjectId], others_wait: &dyn Fn() -> bool) -> Result<Collected> {
+    // As if they were leased: they come back into the queue when that ends.
+    let mut park = tx.prepare_cached("UPDATE objects SET keep_until = ?1 WHERE id = ?2").map_err(sql)?;
+    broken.iter().try_for_each(|object| park.execute(params![int(now + PARKED_MS), object]).map(|_| ()).map_err(sql))?;
     let sessions = tx.prepare_cached("DELETE FROM pushes WHERE expires < ?1").and_then(|mut s| s.execute([int(now)])).map_err(sql)?;
-    let mut done = Collected { sessions: sessions as u64, ..Collected::default() };
+    let mut done = Collected { sessions: sessions as u64, parked: broken.len() as u64, ..Collected::default() };
     let mut sweep = Sweep { tx, now, free: Vec::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, others_wait };
     let mut forget = tx.prepare_cached("DELETE FROM suspects WHERE id = ?1").map_err(sql)?;
     for entry in due(tx, now, budget)? {
@@ -194,18 +200,20 @@ impl Sweep<'_> {
         Ok(objects)
     }
 
-    /// Takes a container's references away. Unknown children are never taken for none: then nothing is deleted.
+    /// Takes a container's references away. Unknown children are never taken for none: then nothing below it is deleted.
     fn release_children(&mut self, container: ObjectId) -> Result<()> {
+        let broken = |reason: String| Error::Broken { container, reason };
         let packed: Vec<u8> = self
             .tx
             .prepare_cached("DELETE FROM containers WHERE object = ?1 RETURNING children")
             .and_then(|mut s| s.query_row([container], |r| r.get(0)).optional())
             .map_err(sql)?
-            .ok_or_else(|| Error::Internal(format!("the children of object {container} are not recorded; run fsck")))?;
+            .ok_or_else(|| broken("its children are not recorded".into()))?;
         // Most children of garbage are blobs that only it held: one statement for them.
         let only_here = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 1 AND keep_until <= ?2 AND kind = 0
                          RETURNING id, pack, frame_len";
-        let held = self.delete(only_here, children::unpack(&packed)?)?;
+        let listed = children::unpack(&packed).map_err(|_| broken("its children cannot be read".into()))?;
+        let held = self.delete(only_here, listed)?;
         if held.is_empty() {
             return Ok(());
         }
@@ -218,7 +226,7 @@ impl Sweep<'_> {
             match lowered.get(&child) {
                 Some(0) => self.free.push(child),
                 Some(_) => {}
-                None => return Err(Error::Internal(format!("object {container} holds object {child}, which is gone; run fsck"))),
+                None => return Err(broken(format!("it holds object {child}, which is gone"))),
             }
         }
         Ok(())
@@ -297,13 +305,14 @@ pub(super) fn claim_sparse_packs(tx: &Connection, limit: usize, now: u64, until:
 }
 
 pub(super) fn pack_contents(tx: &Connection, pack: PackId) -> Result<Vec<Packed>> {
-    let rows: Vec<(ObjectId, Vec<u8>, i64, i64)> = tx
-        .prepare_cached("SELECT id, digest, offset, frame_len FROM objects WHERE pack = ?1 AND health < 2 ORDER BY offset")
-        .and_then(|mut s| s.query_map([pack], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))?.collect())
+    let rows: Vec<(ObjectId, Vec<u8>, i64, i64, i64, i64)> = tx
+        .prepare_cached("SELECT id, digest, kind, offset, frame_len, health FROM objects WHERE pack = ?1 ORDER BY offset")
+        .and_then(|mut s| s.query_map([pack], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?)))?.collect())
         .map_err(sql)?;
     rows.into_iter()
-        .map(|(object, key, offset, len)| {
-            Ok(Packed { object, digest: Digest::from_key(&key)?, offset: uint(offset), frame_len: uint(len) })
+        .map(|(object, key, kind, offset, len, health)| {
+            let (digest, kind) = (Digest::from_key(&key)?, kind_of(kind)?);
+            Ok(Packed { object, digest, kind, offset: uint(offset), frame_len: uint(len), health: health_of(health) })
         })
         .collect()
 }

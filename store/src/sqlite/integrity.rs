@@ -18,13 +18,24 @@ fn sql(error: rusqlite::Error) -> Error {
 /// What each object reaches, as numbers that the caller gave out.
 type Marks = HashMap<ObjectId, BTreeSet<usize>>;
 
-/// Calls `each` with every container of a kind and its children.
-pub(super) fn containers(tx: &Connection, kind: Kind, mut each: impl FnMut(ObjectId, Vec<ObjectId>) -> Result<()>) -> Result<()> {
-    let mut select = tx
-        .prepare_cached(
-            "SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object WHERE o.kind = ?1 ORDER BY c.object",
-        )
-        .map_err(sql)?;
+/// Which containers are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Among {
+    All,
+    /// Those that are marked already: all that reach something that was quarantined before.
+    Unwell,
+}
+
+/// Calls `each` with the containers of a kind and their children.
+fn containers(tx: &Connection, kind: Kind, among: Among, mut each: impl FnMut(ObjectId, Vec<ObjectId>) -> Result<()>) -> Result<()> {
+    let statement = match among {
+        Among::All => "SELECT c.object, c.children FROM containers c JOIN objects o ON o.id = c.object WHERE o.kind = ?1 ORDER BY c.object",
+        Among::Unwell => {
+            "SELECT c.object, c.children FROM objects o INDEXED BY objects_unwell JOIN containers c ON c.object = o.id
+             WHERE o.health > 0 AND o.kind = ?1 ORDER BY o.id"
+        }
+    };
+    let mut select = tx.prepare_cached(statement).map_err(sql)?;
     let mut rows = select.query([kind as i64]).map_err(sql)?;
     while let Some(row) = rows.next().map_err(sql)? {
         let (object, packed): (ObjectId, Vec<u8>) = (row.get(0).map_err(sql)?, row.get(1).map_err(sql)?);
@@ -39,12 +50,12 @@ pub(super) fn nests(kind: Kind) -> bool {
 }
 
 /// Carries marks up to every container that reaches a marked object.
-fn climb(tx: &Connection, marks: &mut Marks) -> Result<()> {
+fn climb(tx: &Connection, marks: &mut Marks, among: Among) -> Result<()> {
     // Children come before what may list them, so one look at each kind is enough unless it lists its own.
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_container()) {
         loop {
             let mut found: Vec<(ObjectId, BTreeSet<usize>)> = Vec::new();
-            containers(tx, kind, |object, children| {
+            containers(tx, kind, among, |object, children| {
                 let below: BTreeSet<usize> = children.iter().filter_map(|child| marks.get(child)).flatten().copied().collect();
                 if !below.is_empty() && !marks.get(&object).is_some_and(|known| below.is_subset(known)) {
                     found.push((object, below));
@@ -84,7 +95,7 @@ pub(super) fn quarantine(tx: &Connection, damage: &[Damage], now: u64) -> Result
     if marks.is_empty() {
         return Ok(quarantined);
     }
-    climb(tx, &mut marks)?;
+    climb(tx, &mut marks, Among::All)?;
     let mut mark = tx.prepare_cached("UPDATE objects SET health = ?1 WHERE id = ?2 AND health = ?3").map_err(sql)?;
     let ordered: BTreeSet<ObjectId> = marks.into_keys().collect();
     for object in ordered {
@@ -118,7 +129,7 @@ pub(super) fn damaged(tx: &Connection, after: Option<&str>, limit: usize) -> Res
         return Ok(Page { rows: Vec::new(), next: None });
     }
     let mut marks: Marks = page.rows.iter().enumerate().map(|(number, row)| (row.0, BTreeSet::from([number]))).collect();
-    climb(tx, &mut marks)?;
+    climb(tx, &mut marks, Among::Unwell)?;
     let mut snapshots: Vec<Vec<(RepositoryName, Digest)>> = vec![Vec::new(); page.rows.len()];
     let mut select = tx
         .prepare_cached(
@@ -154,7 +165,40 @@ pub(super) fn damaged(tx: &Connection, after: Option<&str>, limit: usize) -> Res
     Ok(Page { rows, next: page.next })
 }
 
+pub(super) fn lift_quarantine(tx: &Connection, good: &[(Digest, String)]) -> Result<u64> {
+    let mut lifted = 0;
+    for (digest, pack) in good {
+        // A container's children may be damaged: whether they are is for the reassessment.
+        let object: Option<ObjectId> = tx
+            .prepare_cached(
+                "UPDATE objects SET health = CASE kind WHEN 0 THEN 0 ELSE ?1 END WHERE domain = ?2 AND digest = ?3 AND health = ?4
+                 AND pack = (SELECT id FROM packs WHERE key = ?5) RETURNING id",
+            )
+            .and_then(|mut s| {
+                let (incomplete, damaged) = (Health::Incomplete as i64, Health::Damaged as i64);
+                s.query_row(params![incomplete, DOMAIN, digest.to_key(), damaged, pack], |r| r.get(0)).optional()
+            })
+            .map_err(sql)?;
+        if let Some(object) = object {
+            tx.prepare_cached("DELETE FROM damage WHERE object = ?1").and_then(|mut s| s.execute([object])).map_err(sql)?;
+            lifted += 1;
+        }
+    }
+    if lifted > 0 {
+        note_healed(tx)?;
+    }
+    Ok(lifted)
+}
+
+/// Notes that something became well, for the next reassessment.
+pub(super) fn note_healed(tx: &Connection) -> Result<()> {
+    tx.prepare_cached("INSERT INTO healed DEFAULT VALUES").and_then(|mut s| s.execute([])).map(|_| ()).map_err(sql)
+}
+
 pub(super) fn reassess(tx: &Connection) -> Result<u64> {
+    if tx.execute("DELETE FROM healed", []).map_err(sql)? == 0 {
+        return Ok(0);
+    }
     let unwell: Vec<(ObjectId, i64)> = tx
         .prepare_cached("SELECT id, health FROM objects WHERE health > 0 ORDER BY id")
         .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
@@ -165,7 +209,7 @@ pub(super) fn reassess(tx: &Connection) -> Result<u64> {
     }
     let mut marks: Marks = damaged.into_iter().map(|(object, _)| (object, BTreeSet::from([0]))).collect();
     if !marks.is_empty() {
-        climb(tx, &mut marks)?;
+        climb(tx, &mut marks, Among::Unwell)?;
     }
     let mut clear = tx.prepare_cached("UPDATE objects SET health = 0 WHERE id = ?1").map_err(sql)?;
     let mut cleared = 0;

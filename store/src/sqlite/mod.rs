@@ -10,7 +10,7 @@ mod names;
 mod objects;
 
 use crate::clock::Clock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
     ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
@@ -184,7 +184,15 @@ impl Metadata for SqliteMetadata {
 
     async fn collect(&self, budget: usize) -> Result<Collected> {
         let now = self.clock.now();
-        self.database.write_politely(move |tx, others_wait| gc::collect(tx, budget, now, others_wait)).await
+        let mut broken: Vec<ObjectId> = Vec::new();
+        loop {
+            let parked = broken.clone();
+            match self.database.write_politely(move |tx, others_wait| gc::collect(tx, budget, now, &parked, others_wait)).await {
+                // It was rolled back: the same again without that one.
+                Err(Error::Broken { container, .. }) if !broken.contains(&container) => broken.push(container),
+                other => return other,
+            }
+        }
     }
 
     async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
@@ -253,6 +261,10 @@ impl Metadata for SqliteMetadata {
     async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>> {
         let now = self.clock.now();
         self.database.write(move |tx| integrity::quarantine(tx, &damage, now)).await
+    }
+
+    async fn lift_quarantine(&self, good: Vec<(Digest, String)>) -> Result<u64> {
+        self.database.write(move |tx| integrity::lift_quarantine(tx, &good)).await
     }
 
     async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>> {

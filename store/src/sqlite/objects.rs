@@ -91,11 +91,9 @@ fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
     }
     let mut relocate = prepare("UPDATE objects SET pack = ?1, offset = ?2, frame_len = ?3, codec = ?4, health = ?5 WHERE id = ?6")?;
     let mut heal = prepare("DELETE FROM damage WHERE object = ?1")?;
-    for Relocate { id, header, offset } in &plan.relocate {
-        // If it is a container, `recover` says when it is whole again.
-        let health = if header.kind.is_container() { Health::Incomplete } else { Health::Whole };
+    for Relocate { id, header, offset, health } in &plan.relocate {
         let frame_len = int(header.frame_len());
-        relocate.execute(params![pack, int(*offset), frame_len, header.codec as i64, health as i64, id]).map_err(sql)?;
+        relocate.execute(params![pack, int(*offset), frame_len, header.codec as i64, *health as i64, id]).map_err(sql)?;
         heal.execute([id]).map_err(sql)?;
     }
     let mut lose = prepare("UPDATE packs SET live_bytes = live_bytes - ?1 WHERE id = ?2")?;
@@ -134,6 +132,9 @@ fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
     for id in &plan.recover {
         recover.execute([id]).map_err(sql)?;
     }
+    if plan.healed {
+        super::integrity::note_healed(tx)?;
+    }
     Ok(())
 }
 
@@ -163,7 +164,7 @@ pub(super) fn go_live(tx: &Connection, pack: PackId, sizes: PackSizes, live_byte
     Ok(())
 }
 
-fn health_of(number: i64) -> Health {
+pub(super) fn health_of(number: i64) -> Health {
     match number {
         0 => Health::Whole,
         1 => Health::Incomplete,

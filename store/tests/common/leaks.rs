@@ -44,16 +44,27 @@ pub async fn reachable(store: &Store) -> (u64, u64) {
     (bytes, seen.len() as u64)
 }
 
+/// What storage and tables of the rig's store hold is exactly what snapshots reach.
+pub async fn assert_none(rig: &Rig) {
+    assert_holds_only(&rig.store, rig.pack_files().await).await;
+}
+
+/// The same for a store in a directory.
+pub async fn assert_none_in(store: &Store, dir: &Path) {
+    let mut found = files(&dir.join("packs"));
+    found.retain(|name, _| is_pack(name));
+    assert_holds_only(store, found).await;
+}
+
 /// Every object where packs are is a pack's, every pack is live and as long as it should be, and what objects take up is exactly what
 /// snapshots reach.
-pub async fn assert_none(rig: &Rig) {
-    let store = &rig.store;
+async fn assert_holds_only(store: &Store, found: BTreeMap<String, u64>) {
     let packs = store.metadata().packs(None, 100_000).await.unwrap();
     let strangers: Vec<_> = packs.iter().filter(|pack| pack.state != PackState::Live).collect();
     assert!(strangers.is_empty(), "packs that should be gone: {strangers:?}");
     let expected: BTreeMap<String, u64> =
         packs.iter().map(|pack| (format!("{}/{}.pfpack", &pack.key[pack.key.len() - 2..], pack.key), pack.bytes)).collect();
-    assert_eq!(rig.pack_files().await, expected, "files against rows");
+    assert_eq!(found, expected, "files against rows");
     let live: u64 = packs.iter().map(|pack| pack.live_bytes).sum();
     assert_eq!(live, reachable(store).await.0, "bytes of objects that no snapshot reaches");
     for pack in &packs {

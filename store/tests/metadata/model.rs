@@ -258,6 +258,12 @@ impl Model {
         }
     }
 
+    pub fn lift(&mut self, digest: &Digest) {
+        if let Some(object) = self.objects.get_mut(digest).filter(|o| o.health == Health::Damaged) {
+            object.health = if object.kind.is_container() { Health::Incomplete } else { Health::Whole };
+        }
+    }
+
     pub fn reassess(&mut self) -> u64 {
         let damaged: Vec<Digest> = self.objects.iter().filter(|(_, o)| o.health == Health::Damaged).map(|(d, _)| *d).collect();
         let reaching: BTreeSet<Digest> = damaged.iter().flat_map(|d| self.ancestors(d)).collect();

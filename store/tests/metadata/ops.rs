@@ -1,11 +1,13 @@
 //! Random transactions, applied to an implementation and to the model.
 
 use crate::common::{repository, tag};
-use crate::model::{LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
+use crate::model::{Blob, LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
 use crate::transcript;
 use pfr_schema::api::TagState;
-use pfr_schema::{Digest, ErrorCode};
-use pfr_store::{Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, PushId, TagMove};
+use pfr_schema::{Digest, ErrorCode, Kind};
+use pfr_store::{
+    Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, Pin, PushId, TagMove,
+};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +55,17 @@ pub enum Op {
         snapshot: usize,
         blob: usize,
     },
+    /// As plain blobs: what an attachment is that has the bytes of a container.
+    UploadPlain {
+        push: usize,
+        snapshot: usize,
+        mask: u32,
+    },
+    /// What was quarantined is found good where it lies.
+    Lift {
+        snapshot: usize,
+        blob: usize,
+    },
     Reassess,
     Renew(usize),
     Touch(usize),
@@ -77,7 +90,7 @@ pub enum Op {
 }
 
 pub fn op() -> impl Strategy<Value = Op> {
-    let push = 0..3_usize;
+    let (push, push_again) = (0..3_usize, 0..3_usize);
     let snap = 0..SNAPSHOTS;
     let expected = proptest::option::of(0..SNAPSHOTS + 1);
     prop_oneof![
@@ -104,7 +117,9 @@ pub fn op() -> impl Strategy<Value = Op> {
         3 => (1..20_usize).prop_map(Op::Collect),
         1 => Just(Op::Compact),
         1 => (0..60_u64).prop_map(Op::Drain),
-        1 => (snap, 0..12_usize).prop_map(|(snapshot, blob)| Op::Quarantine { snapshot, blob }),
+        1 => (snap.clone(), 0..12_usize).prop_map(|(snapshot, blob)| Op::Quarantine { snapshot, blob }),
+        1 => (push_again, snap.clone(), any::<u32>()).prop_map(|(push, snapshot, mask)| Op::UploadPlain { push, snapshot, mask }),
+        1 => (snap, 0..12_usize).prop_map(|(snapshot, blob)| Op::Lift { snapshot, blob }),
         1 => Just(Op::Reassess),
     ]
 }
@@ -234,6 +249,16 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
             let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
             same(&expected, &found.map(|stored| stored.new).map_err(|e| e.code()))
         }
+        Op::UploadPlain { push, snapshot, mask } => {
+            let plain: Vec<Blob> =
+                universe.0[*snapshot].iter().map(|b| Blob { kind: Kind::Blob, container: None, digest: b.digest, len: b.len }).collect();
+            let (frames, sizes) = frames_of(&plain, *mask);
+            let pack = metadata.begin_pack(format!("pack-{step}"), LEASE).await.unwrap();
+            let id = session(model, push);
+            let expected = model.upload(*push, &plain, &frames);
+            let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            same(&expected, &found.map(|stored| stored.new).map_err(|e| e.code()))
+        }
         Op::Missing { push, snapshot } => {
             let blobs = &universe.0[*snapshot];
             let wanted = blobs.iter().map(|b| (b.digest, b.kind)).collect();
@@ -337,6 +362,16 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 model.objects.iter().filter(|(_, o)| o.health == pfr_store::Health::Damaged).map(|(d, _)| *d).collect();
             same(&damaged, &listed.iter().map(|row| row.digest).collect())
         }
+        Op::Lift { snapshot, blob } => {
+            let blobs = &universe.0[*snapshot];
+            let digest = blobs[blob % blobs.len()].digest;
+            let Some(location) = metadata.locate(vec![digest]).await.unwrap().remove(0) else { return Ok(()) };
+            same(&0, &metadata.lift_quarantine(vec![(digest, "another pack".into())]).await.unwrap())?;
+            let expected = u64::from(model.objects[&digest].health == pfr_store::Health::Damaged);
+            same(&expected, &metadata.lift_quarantine(vec![(digest, location.pack)]).await.unwrap())?;
+            model.lift(&digest);
+            Ok(())
+        }
         Op::Reassess => same(&model.reassess(), &metadata.reassess().await.unwrap()),
         Op::Renew(push) => {
             let id = session(model, push);
@@ -349,7 +384,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         }
         Op::Pin(snapshot, pinned) => {
             let manifest = universe.manifest(*snapshot);
-            compare(model.has_snapshot(&manifest), metadata.pin_snapshot(repository(), manifest, *pinned).await)
+            compare(model.has_snapshot(&manifest), metadata.pin_snapshot(repository(), manifest, Pin::ByHand, *pinned).await)
         }
         Op::Late { push, snapshot, forgotten } => {
             let (frames, sizes) = frames_of(&universe.0[*snapshot], u32::MAX);

@@ -121,6 +121,7 @@ transactions! {
     evictable(limit: usize) -> Vec<(RepositoryName, Digest)>;
     packs(after: Option<PackId>, limit: usize) -> Vec<PackRow>;
     quarantine(damage: Vec<Damage>) -> Vec<Digest>;
+    lift_quarantine(good: Vec<(Digest, String)>) -> u64;
     damaged(after: Option<String>, limit: usize) -> Page<DamagedRow>;
     reassess() -> u64;
     audit(repair: bool) -> Audit;

@@ -76,6 +76,7 @@ fn print(context: &mut Context, r: &GcReport) -> Result<(), Failure> {
         ("freed", format!("{}, {}  {held}", count(objects, "object"), bytes(r.freed_bytes))),
         ("compacted", some(r.packs_compacted, format!("{}, {} moved", count(r.packs_compacted, "pack"), bytes(r.moved_bytes)))),
         ("deleted", format!("{}, {} on disk", count(r.packs_deleted, "pack"), bytes(r.deleted_bytes))),
+        ("parked", some(r.parked, format!("{} of unknown content, kept for a day", count(r.parked, "container")))),
         ("draining", some(r.draining_bytes, format!("{} wait for their readers", bytes(r.draining_bytes)))),
     ];
     out.pairs(&pairs)?;

@@ -24,10 +24,19 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
         show(context, &report)?;
     }
     if report.damaged.is_empty() && report.bad_packs.is_empty() {
-        return Ok(());
+        let unread = report.unread.len() as u64;
+        if unread == 0 {
+            return Ok(());
+        }
+        let words = format!("{} could not be read: nothing is known of what lies there", count(unread, "pack"));
+        return Err(Failure::of_code(ErrorCode::Unavailable, words).hint("look at the storage and run the same command again"));
     }
     let found = format!("{} and {} damaged", count(report.damaged.len() as u64, "blob"), count(report.bad_packs.len() as u64, "pack"));
-    Err(Failure::of_code(ErrorCode::CorruptStore, found).hint("push or pull the snapshots named above again: that heals them"))
+    let hint = match report.damaged.iter().any(|blob| !blob.snapshots.is_empty()) {
+        true => "push or pull the snapshots named above again: that heals them",
+        false => "no snapshot is affected; what was good in a bad pack lies in a new one",
+    };
+    Err(Failure::of_code(ErrorCode::CorruptStore, found).hint(hint))
 }
 
 fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
@@ -37,6 +46,9 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
     context.out.line(format!("{packs}, {frames}, {} read and {how}", bytes(report.bytes)))?;
     for pack in &report.bad_packs {
         context.out.line(format!("{} {pack}", paint.yellow("pack")))?;
+    }
+    for pack in &report.unread {
+        context.out.line(format!("{} {pack}", paint.yellow("unread")))?;
     }
     for blob in &report.damaged {
         context.out.line(format!("{} {}  {}", paint.yellow("blob"), blob.digest, paint.dim(&blob.reason)))?;

@@ -6,9 +6,10 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::side::Side;
-use pfr_schema::Digest;
 use pfr_schema::api::Verified;
+use pfr_schema::{Digest, ErrorCode};
 use pfr_store::{Store, VerifyProgress};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -23,18 +24,35 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
         }
         (None, _) => tagged(&side).await?,
     };
-    let mut proofs = Vec::new();
+    if matches!(side, Side::Remote(_)) && args.reference.is_none() {
+        return Err(Failure::usage("name the snapshot to verify"));
+    }
+    let (mut proofs, mut failures) = (Vec::new(), Vec::new());
     for (digest, name) in targets {
         let start = Instant::now();
         let verified = match (&side, &args.reference) {
-            (Side::Local(store), _) => local(context.quiet, store, digest).await,
             (Side::Remote(_), Some(reference)) => {
                 let standing = || Standing { phase: "the registry reads and hashes".into(), ..Standing::default() };
                 watch(context.quiet, standing, side.verify_remotely(&reference.repository, digest)).await
             }
+            (Side::Local(store), _) => local(context.quiet, store, digest).await,
             (Side::Remote(_), None) => Err(Failure::usage("name the snapshot to verify")),
         };
-        let verified = verified.map_err(|f| f.context(&name))?;
+        let verified = match verified {
+            Ok(verified) => verified,
+            Err(failure) if args.reference.is_some() => return Err(failure.context(&name)),
+            // The others are to be proven as well.
+            Err(failure) => {
+                if !context.json {
+                    let paint = context.out.paint;
+                    context.out.line(format!("{} {name}  {}  {failure}", paint.red("not proven"), paint.yellow(&digest.short())))?;
+                    context.out.flush()?;
+                }
+                proofs.push(Proof::Failed { digest, name, exit: failure.exit(), error: failure.to_string() });
+                failures.push(failure);
+                continue;
+            }
+        };
         if !context.json {
             let paint = context.out.paint;
             context.out.line(format!(
@@ -51,14 +69,31 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
             ))?;
             context.out.flush()?;
         }
-        proofs.push(verified);
+        proofs.push(Proof::Whole(verified));
     }
     match (context.json, &args.reference) {
         (true, Some(_)) => proofs.first().map_or(Ok(()), |proof| context.out.json(proof)),
         (true, None) => context.out.json(&proofs),
         (false, _) if proofs.is_empty() => context.out.line("nothing here has a tag"),
         (false, _) => Ok(()),
-    }
+    }?;
+    worst(failures, proofs.len()).map_or(Ok(()), Err)
+}
+
+/// What became of a snapshot's proof, as JSON.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Proof {
+    Whole(Verified),
+    Failed { digest: Digest, name: String, exit: u8, error: String },
+}
+
+/// One failure for all: damage goes before what could not be looked at.
+fn worst(failures: Vec<Failure>, of: usize) -> Option<Failure> {
+    let damage = ErrorCode::CorruptStore.exit_code();
+    let count = failures.len();
+    let worst = failures.into_iter().max_by_key(|failure| (failure.exit() == damage, failure.exit()))?;
+    Some(if of == 1 { worst } else { worst.context(&format!("{count} of {of} snapshots are not proven whole; one of them")) })
 }
 
 /// What was proven of state tensors beyond their bytes.

@@ -50,7 +50,9 @@ impl Rebuild<'_> {
         records.extend(changes.into_iter().filter(|(seq, _)| *seq > covered).flat_map(|(_, records)| records));
         for record in store.metadata.restore_names(records, last).await? {
             if let Record::Snapshot { repository, manifest, .. } = record {
-                self.report.lost.push(format!("{repository}@{manifest}: its manifest, or something that it reaches, is not in any pack"));
+                self.report.lost.push(format!(
+                    "{repository}@{manifest}: its manifest, or something that it reaches, is not in any pack, or cannot be read there"
+                ));
             }
         }
         for row in rows {
