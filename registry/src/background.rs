@@ -189,4 +189,13 @@ mod tests {
         assert!(waits.iter().all(|w| (75..=125).contains(&w.as_secs())), "{waits:?}");
         assert!(waits.iter().any(|w| *w != waits[0]));
     }
+
+    #[test]
+    fn one_that_fails_before_it_reports_is_counted_with_its_trigger() {
+        let metrics = names::recorder().unwrap();
+        let failed = Err(pfr_store::Error::Unavailable { what: "metadata", reason: "locked".into() });
+        ended(&failed, &GcReport::default(), GcTrigger::Schedule, Duration::ZERO);
+        let text = metrics.render();
+        assert!(text.contains("pf_gc_runs_total{trigger=\"schedule\",outcome=\"failed\"} 1"), "{text}");
+    }
 }
