@@ -154,7 +154,11 @@ async fn what_one_registry_cannot_heal_is_reported_and_the_rest_is_healed() {
         format!("http://{}", listener.local_addr().unwrap())
     };
     let (code, report): (i32, ScrubReport) = tool(hurt.path(), &["scrub", "--heal-from", &nobody]);
-    assert_eq!((code, report.healed, report.damaged.len()), (7, 0, 3), "a registry that is down heals nothing, and hides nothing: {report:?}");
+    assert_eq!(
+        (code, report.healed, report.damaged.len()),
+        (7, 0, 3),
+        "a registry that is down heals nothing, and hides nothing: {report:?}"
+    );
     for known in [false, true] {
         // Read and found bad in the middle of an answer; then known to be bad.
         let mirror = Serving::over(good.path());
@@ -171,7 +175,9 @@ async fn what_one_registry_cannot_heal_is_reported_and_the_rest_is_healed() {
 fn a_url_that_is_none_is_refused_without_its_password() {
     let data = tempfile::tempdir().unwrap();
     let url = "http://user:hush@127.0.0.1:1/x";
-    for arguments in [&["scrub", "--heal-from", url][..], &["mirror", "--from", url], &["serve", "--listen", "127.0.0.1:0", "--upstream", url]] {
+    for arguments in
+        [&["scrub", "--heal-from", url][..], &["mirror", "--from", url], &["serve", "--listen", "127.0.0.1:0", "--upstream", url]]
+    {
         let output = Command::new(env!("CARGO_BIN_EXE_pf-registry")).args(arguments).arg("--data").arg(data.path()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{text}");

@@ -95,7 +95,14 @@ impl Upstream {
 
     /// Whether a tag that is `here` only lags behind the upstream, where it is `there`. One that was moved here stays where it was put, and the
     /// upstream may know that place: it may ask us as we ask it.
-    async fn lags(&self, remote: &Remote, repository: &RepositoryName, here: Digest, there: Digest, seen: &mut Seen) -> Result<bool, Failure> {
+    async fn lags(
+        &self,
+        remote: &Remote,
+        repository: &RepositoryName,
+        here: Digest,
+        there: Digest,
+        seen: &mut Seen,
+    ) -> Result<bool, Failure> {
         if seen.agreed == Some(here) {
             return Ok(true);
         }
@@ -122,18 +129,21 @@ impl Upstream {
         back: u32,
     ) -> Result<Option<Digest>, Failure> {
         let mut above: HashMap<Digest, Option<Digest>> = HashMap::new();
-        let (mut at, mut met) = (from, HashSet::from([from]));
+        let (mut at, mut below, mut met) = (from, from, HashSet::from([from]));
         if back > STEPS {
             return Ok(None);
         }
         for step in 0..back {
             let parent = match self.store.snapshot(repository, &at).await {
                 Ok(row) => row.parents.first().copied(),
-                Err(error) if !matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => return Err(error.into()),
+                Err(error) if !matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => {
+                    return Err(error.into());
+                }
                 Err(_) => {
                     if !above.contains_key(&at) {
-                        let most = LINEAGE.min((back - step) as usize + 1);
-                        match remote.lineage(repository, &Selector::Digest(at), most).await {
+                        // From the one below, which the upstream surely has: of others it may have to know more than the name first.
+                        let most = LINEAGE.min((back - step) as usize + 2);
+                        match remote.lineage(repository, &Selector::Digest(below), most).await {
                             Ok(lineage) => above.extend(lineage.snapshots.iter().map(|s| (s.digest, s.parents.first().copied()))),
                             Err(error) if unknown(&error) => return Ok(None),
                             Err(error) => return Err(failure(&error)),
@@ -144,7 +154,7 @@ impl Upstream {
             };
             // The upstream's word is not verified: it may lead in a circle.
             match parent.filter(|parent| met.insert(*parent)) {
-                Some(parent) => at = parent,
+                Some(parent) => (below, at) = (at, parent),
                 None => return Ok(None),
             }
         }

@@ -74,7 +74,12 @@ impl Upstream {
 
     /// Sees to it that what a selector means is here, if the upstream has it. Says which snapshot that is where only the upstream knows the way
     /// to it: `tag~N`, if not all between is here.
-    pub(super) async fn ensure(self: &Arc<Self>, repository: &RepositoryName, selector: &Selector, via: &str) -> Result<Option<Digest>, Failure> {
+    pub(super) async fn ensure(
+        self: &Arc<Self>,
+        repository: &RepositoryName,
+        selector: &Selector,
+        via: &str,
+    ) -> Result<Option<Digest>, Failure> {
         let Some(remote) = self.asked_via(via) else { return Ok(None) };
         let (tag, back) = match selector {
             Selector::Digest(digest) => return self.snapshot(&remote, repository, *digest, via).await.map(|()| None),

@@ -1,6 +1,6 @@
 //! Ends whose answers are wrong: what they say must not end a mirror, fill it, or make it delete.
 
-use crate::liar::{Fate, Liar};
+use crate::liar::{Fate, Liar, Seen};
 use crate::{mirror, push};
 use pfr_tests::{Pf, Registry};
 use serde_json::{Value, json};
@@ -50,9 +50,12 @@ fn one_snapshot_that_an_end_fails_on_does_not_keep_the_others_away() {
     });
     let problem = problem.to_string().into_bytes();
     let (first, second) = (bug.clone(), proxy.clone());
-    let liar = Liar::before(&a.url(), move |seen| match seen.path.replace("%3A", ":") {
-        path if path.contains(&format!("/snapshots/{first}")) => Fate::Instead(500, "application/problem+json", problem.clone()),
-        path if path.contains(&format!("/snapshots/{second}")) => Fate::Instead(500, "text/html", b"<html>".to_vec()),
+    // Asked for by name, or as frames.
+    let about =
+        |seen: &Seen, digest: &str| seen.path.replace("%3A", ":").contains(digest) || String::from_utf8_lossy(&seen.body).contains(digest);
+    let liar = Liar::before(&a.url(), move |seen| match seen {
+        seen if about(seen, &first) => Fate::Instead(500, "application/problem+json", problem.clone()),
+        seen if about(seen, &second) => Fate::Instead(500, "text/html", b"<html>".to_vec()),
         _ => Fate::Pass,
     });
     let output = mirror(&["--from", &liar.url, "--to", &b.url()]);
@@ -72,7 +75,9 @@ fn what_a_tag_of_the_target_points_at_is_not_deleted() {
     pf.run(&["rm", "a:old"]).ok();
     // The tag moved, and where it went is gone again before the list of snapshots is read.
     let liar = Liar::before(&a.url(), move |seen| match seen.path.as_str() {
-        path if path.starts_with("/v1/repositories/a/tags?") => change(|list| list["tags"][0]["digest"] = json!(format!("sha256:{:064}", 0))),
+        path if path.starts_with("/v1/repositories/a/tags?") => {
+            change(|list| list["tags"][0]["digest"] = json!(format!("sha256:{:064}", 0)))
+        }
         path if path.starts_with("/v1/repositories/a/snapshots?") => change(|list| list["snapshots"] = json!([])),
         _ => Fate::Pass,
     });
@@ -86,18 +91,14 @@ fn what_a_tag_of_the_target_points_at_is_not_deleted() {
 #[test]
 fn a_collection_that_failed_in_the_registry_fails_the_command() {
     let a = Registry::start();
-    let failed = change_report;
-    let liar = Liar::before(&a.url(), move |seen| if seen.path.starts_with("/v1/gc") { failed() } else { Fate::Pass });
+    let failed = |report: &mut Value| {
+        report["finished_at"] = json!(1);
+        report["error"] = json!("no room to move");
+    };
+    let liar = Liar::before(&a.url(), move |seen| if seen.path.starts_with("/v1/gc") { change(failed) } else { Fate::Pass });
     let output = Pf::new(&liar.url).run(&["gc", "--remote", "--json"]);
     assert_eq!(output.code, 7, "{output:?}");
     assert_eq!(output.json()["error"], "no room to move");
     assert!(output.stderr.contains("no room to move"), "{output:?}");
     Pf::new(&a.url()).run(&["gc", "--remote"]).ok();
-}
-
-fn change_report() -> Fate {
-    change(|report| {
-        report["finished_at"] = json!(1);
-        report["error"] = json!("no room to move");
-    })
 }

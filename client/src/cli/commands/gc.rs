@@ -6,8 +6,8 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count};
 use crate::cli::progress::{Standing, watch};
 use pfr_client::Remote;
-use pfr_schema::{Digest, ErrorCode};
 use pfr_schema::api::{GcReport, GcRequest};
+use pfr_schema::{Digest, ErrorCode};
 use pfr_store::{GcOptions, Store};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,9 +139,7 @@ mod tests {
 
     async fn registry(run: GcReport) -> Remote {
         let begun = GcReport { id: "run".into(), ..GcReport::default() };
-        let routes = Router::new()
-            .route("/v1/gc", post(async move || Json(begun)))
-            .route("/v1/gc/{run}", get(async move || Json(run)));
+        let routes = Router::new().route("/v1/gc", post(async move || Json(begun))).route("/v1/gc/{run}", get(async move || Json(run)));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, routes).await });
