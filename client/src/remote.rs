@@ -99,7 +99,7 @@ impl Remote {
     /// # Errors
     /// [`Error::Url`].
     pub fn new(base_url: &str, options: RemoteOptions) -> Result<Self> {
-        let fail = |reason: &str| Error::Url { url: base_url.to_owned(), reason: reason.to_owned() };
+        let fail = |reason: &str| Error::Url { url: shown(base_url), reason: reason.to_owned() };
         let base: Url = base_url.parse().map_err(|_| fail("expected http://host[:port] or https://host[:port]"))?;
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
             return Err(fail("expected http://host[:port] or https://host[:port]"));
@@ -175,6 +175,19 @@ impl Remote {
     }
 }
 
+/// What may be shown of something that should be a URL: scheme, host and port. The rest may hold a password or a token.
+fn shown(text: &str) -> String {
+    if let Ok(url) = text.parse::<Url>()
+        && let Some(host) = url.host_str()
+    {
+        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        return format!("{}://{host}{port}", url.scheme());
+    }
+    // It does not parse: a user may be in it all the same.
+    let rest = text.rsplit_once('@').map_or(text, |(_, rest)| rest);
+    rest.split(['?', '#']).next().unwrap_or_default().chars().take(100).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +209,25 @@ mod tests {
             let error = Remote::new(url, RemoteOptions::default()).unwrap_err();
             assert_eq!(error.code().exit_code(), 1, "{url}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_refused_is_shown_without_what_may_be_secret() {
+        for url in [
+            "http://user:hush@h:80/x",
+            "http://hush@h",
+            "ftp://user:hush@h",
+            "user:hush@h",
+            "http://user:hu@hush@h:port",
+            "http://h?token=hush",
+            "http://h#hush",
+            "h:x/y?token=hush",
+        ] {
+            let error = Remote::new(url, RemoteOptions::default()).unwrap_err().to_string();
+            assert!(!error.contains("hu"), "{error}");
+            assert!(error.contains('h'), "{error}");
+        }
+        assert!(Remote::new("http://user:hush@h:80/x", RemoteOptions::default()).unwrap_err().to_string().contains("\"http://h\""));
     }
 
     #[test]

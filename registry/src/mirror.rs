@@ -9,6 +9,8 @@
 //! it is there, so a mirror that is killed leaves whole snapshots and leased uploads, and the next run goes on from there.
 
 mod end;
+mod follow;
+mod order;
 mod pass;
 mod report;
 pub(crate) mod through;

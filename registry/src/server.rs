@@ -63,6 +63,14 @@ pub enum Error {
     /// Another registry that was to help does not.
     #[error("the other registry: {0}")]
     OtherRegistry(String),
+    /// A tool was told to end before it was done.
+    #[error("interrupted: {what}")]
+    Interrupted {
+        /// What is left, and what to do.
+        what: &'static str,
+        /// Exit code: 128 and the signal's number, as a shell expects.
+        exit: u8,
+    },
     /// The process cannot be set up.
     #[error("cannot set up the process: {0}")]
     Runtime(std::io::Error),
@@ -81,6 +89,7 @@ impl Error {
             Self::Mirror(error) => error.code().exit_code(),
             Self::Found(_) => 4,
             Self::OtherRegistry(_) => 7,
+            Self::Interrupted { exit, .. } => *exit,
             Self::Runtime(_) | Self::Metrics(_) => 70,
         }
     }
@@ -198,6 +207,8 @@ impl Server {
         if let Err(error) = schedule.await {
             tracing::error!(%error, "the schedule of collections failed");
         }
+        // One that was asked for has no connection that waits for it. It has only its row to write.
+        let _ = tokio::time::timeout(grace, self.collector.ended()).await;
         tracing::info!("stopped");
         Ok(())
     }
@@ -261,17 +272,17 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-/// Completes at the first SIGTERM or SIGINT; a second one ends the process at once.
+/// Completes at the first SIGTERM or SIGINT, with 128 and its number; a second one ends the process at once.
 ///
 /// # Errors
 /// [`Error::Runtime`] if signals cannot be caught.
-pub fn signals() -> Result<impl Future<Output = ()>, Error> {
+pub fn signals() -> Result<impl Future<Output = u8>, Error> {
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
     Ok(async move {
-        let which = tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
+        let (which, exit) = tokio::select! {
+            _ = terminate.recv() => ("SIGTERM", 128 + 15),
+            _ = interrupt.recv() => ("SIGINT", 128 + 2),
         };
         tracing::info!(signal = which, "stopping; a second signal stops at once");
         tokio::spawn(async move {
@@ -282,5 +293,6 @@ pub fn signals() -> Result<impl Future<Output = ()>, Error> {
             tracing::warn!("second signal: stopping at once");
             std::process::exit(1);
         });
+        exit
     })
 }

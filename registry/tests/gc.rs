@@ -3,6 +3,7 @@
 mod common;
 
 use common::snapshot::snapshot;
+use common::trouble::{self, Trouble};
 use common::{REPO, Registry, ok, refused};
 use pfr_schema::ErrorCode;
 use pfr_schema::api::{GcReport, GcRuns};
@@ -73,6 +74,28 @@ async fn a_collection_is_asked_for_and_tells_how_it_went() {
     assert!(text.contains("pf_gc_runs_total{trigger=\"request\",outcome=\"done\"} 1"), "{text}");
     assert!(text.contains(&format!("pf_gc_freed_objects_total {}", ended.released)), "{text}");
     assert!(text.contains(&format!("pf_gc_draining_bytes {}", ended.draining_bytes)), "{text}");
+}
+
+#[tokio::test]
+async fn a_collection_that_a_stop_ends_says_so() {
+    let (store, switch) = trouble::store().await;
+    let mut registry = Registry::start_over(store.clone()).await;
+    let sample = snapshot(0..20, vec![]);
+    registry.push(REPO, &sample, Some("t")).await;
+    let gone = registry.delete(&format!("/v1/repositories/{REPO}/snapshots/{}", sample.manifest)).await;
+    assert!(gone.status().is_success());
+    switch.set(Trouble::Hang);
+    let begun: GcReport = ok(registry.post("/v1/gc", &json!({})).await).await;
+    let now: GcReport = ok(registry.get(&format!("/v1/gc/{}", begun.id)).await).await;
+    assert_eq!(now.finished_at, None);
+    registry.begin_stop();
+    registry.stopped().await;
+    let runs = store.metadata().gc_runs(None, 10).await.expect("runs").rows;
+    assert_eq!(runs.len(), 1);
+    assert!(runs[0].finished_at.is_some());
+    let report: GcReport = serde_json::from_str(&runs[0].report).expect("a report");
+    assert_eq!((&report.id, report.finished_at), (&begun.id, runs[0].finished_at));
+    assert!(report.error.expect("a reason").contains("stopped"));
 }
 
 #[tokio::test]

@@ -19,6 +19,10 @@ fn repository() -> RepositoryName {
 
 /// Pushes a snapshot with one attachment; returns the manifest and the attachment.
 async fn push(data: &Path, content: &[u8]) -> (Digest, Digest) {
+    push_to(&repository(), data, content).await
+}
+
+async fn push_to(repository: &RepositoryName, data: &Path, content: &[u8]) -> (Digest, Digest) {
     let store = Store::open(data, Options::default()).await.unwrap();
     let blob = Digest::sha256(content);
     let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
@@ -35,7 +39,7 @@ async fn push(data: &Path, content: &[u8]) -> (Digest, Digest) {
     stream.extend_from_slice(&document_frame(&config));
     stream.extend_from_slice(&document_frame(&manifest));
     stream.extend_from_slice(&frame::end_mark(3));
-    let session = store.open_push(&repository()).await.unwrap();
+    let session = store.open_push(repository).await.unwrap();
     let pieces = futures::stream::iter([Ok::<_, std::io::Error>(bytes::Bytes::from(stream))]);
     store.ingest(&session.id, pieces).await.unwrap();
     store.commit(&session.id, manifest.digest, Some("main".parse().unwrap()), None).await.unwrap();
@@ -119,6 +123,66 @@ async fn damage_is_found_named_and_healed_from_another_registry() {
     assert_eq!((code, healed.healed, healed.damaged.len()), (0, 1, 0), "{healed:?}");
     let store = Store::open(hurt.path(), Options::default()).await.unwrap();
     store.verify(&manifest, &mut |_| ()).await.unwrap();
+}
+
+/// Damages the content in every pack.
+fn hurt_all(data: &Path) {
+    for pack in packs(&data.join("packs")) {
+        let mut bytes = std::fs::read(&pack).unwrap();
+        bytes[5000] ^= 1;
+        std::fs::write(&pack, &bytes).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_one_registry_cannot_heal_is_reported_and_the_rest_is_healed() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (hurt, good) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // What both have; what the other has damaged too; what is in a repository, by name the first, that it lacks.
+    let (shared, both, lacked) = (vec![1; 10_000], vec![2; 10_000], vec![3; 10_000]);
+    push(good.path(), &both).await;
+    hurt_all(good.path());
+    push(good.path(), &shared).await;
+    push(hurt.path(), &shared).await;
+    let (_, in_both) = push(hurt.path(), &both).await;
+    let (_, in_none) = push_to(&"a/lacked".parse().unwrap(), hurt.path(), &lacked).await;
+    hurt_all(hurt.path());
+    let (code, found): (i32, ScrubReport) = tool(hurt.path(), &["scrub"]);
+    assert_eq!((code, found.damaged.len()), (4, 3), "{found:?}");
+    let nobody = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    };
+    let (code, report): (i32, ScrubReport) = tool(hurt.path(), &["scrub", "--heal-from", &nobody]);
+    assert_eq!(
+        (code, report.healed, report.damaged.len()),
+        (7, 0, 3),
+        "a registry that is down heals nothing, and hides nothing: {report:?}"
+    );
+    for known in [false, true] {
+        // Read and found bad in the middle of an answer; then known to be bad.
+        let mirror = Serving::over(good.path());
+        if known {
+            reqwest::Client::new().post(format!("{}/v1/scrub", mirror.1)).send().await.unwrap();
+        }
+        let (code, report): (i32, ScrubReport) = tool(hurt.path(), &["scrub", "--heal-from", &mirror.1]);
+        let left: std::collections::BTreeSet<Digest> = report.damaged.iter().map(|d| d.digest).collect();
+        assert_eq!((code, report.healed, left), (4, u64::from(!known), [in_both, in_none].into()), "known: {known}, {report:?}");
+    }
+}
+
+#[test]
+fn a_url_that_is_none_is_refused_without_its_password() {
+    let data = tempfile::tempdir().unwrap();
+    let url = "http://user:hush@127.0.0.1:1/x";
+    for arguments in
+        [&["scrub", "--heal-from", url][..], &["mirror", "--from", url], &["serve", "--listen", "127.0.0.1:0", "--upstream", url]]
+    {
+        let output = Command::new(env!("CARGO_BIN_EXE_pf-registry")).args(arguments).arg("--data").arg(data.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(!text.contains("hush") && text.contains("http://127.0.0.1:1"), "{text}");
+    }
 }
 
 #[tokio::test]

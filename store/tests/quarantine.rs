@@ -2,14 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+#[macro_use]
 mod common;
-#[path = "common/rig.rs"]
-mod rig;
 
+use common::rig::{Backend, Rig};
 use common::{Snapshot, push, repository, snapshot};
 use pfr_schema::{Digest, Kind};
 use pfr_store::{Damage, Error, GcOptions, Options, ScrubOptions, Store};
-use rig::Rig;
+
+on_every_backend!(
+    a_scrub_lets_go_what_is_good_where_it_lies,
+    a_verification_and_a_check_of_the_tables_do_so_too,
+    what_is_bad_stays_in_quarantine_and_what_is_good_does_not_stay_because_of_it,
+);
 
 /// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read that failed.
 async fn accuse(store: &Store, digests: &[Digest]) {
@@ -35,10 +40,9 @@ async fn is_well(store: &Store, snapshot: &Snapshot) {
     store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_scrub_lets_go_what_is_good_where_it_lies() {
+async fn a_scrub_lets_go_what_is_good_where_it_lies(on: Backend) {
     for full in [false, true] {
-        let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2], vec![]));
+        let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2], vec![]));
         push(&rig.store, &snapshot, "t").await.unwrap();
         let digests: Vec<Digest> = all(&snapshot).into_iter().map(|(digest, _)| digest).collect();
         accuse(&rig.store, &digests).await;
@@ -48,9 +52,8 @@ async fn a_scrub_lets_go_what_is_good_where_it_lies() {
     }
 }
 
-#[tokio::test]
-async fn a_verification_and_a_check_of_the_tables_do_so_too() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2], vec![]));
+async fn a_verification_and_a_check_of_the_tables_do_so_too(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     accuse(&rig.store, &[Digest::sha256(&snapshot.pages[0]), snapshot.runs[0].digest]).await;
     rig.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
@@ -61,9 +64,8 @@ async fn a_verification_and_a_check_of_the_tables_do_so_too() {
     is_well(&rig.store, &snapshot).await;
 }
 
-#[tokio::test]
-async fn what_is_bad_stays_in_quarantine_and_what_is_good_does_not_stay_because_of_it() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2], vec![]));
+async fn what_is_bad_stays_in_quarantine_and_what_is_good_does_not_stay_because_of_it(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     let bad = Digest::sha256(&snapshot.pages[1]);
     let location = rig.metadata.locate(vec![bad]).await.unwrap()[0].clone().unwrap();

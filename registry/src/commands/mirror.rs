@@ -7,7 +7,7 @@ use pfr_registry::mirror::{End, Error, Options, Report, mirror};
 use pfr_registry::{server, storage};
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub(crate) struct Mirror {
@@ -49,24 +49,32 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), server::Error> {
         let source = end(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
         let target = end(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
         let options = Options { repositories: repository, delete };
-        let passes = async {
-            loop {
-                let mut report = Report::default();
-                let result = mirror(&source, &target, &options, &mut report).await;
-                tell(&report, json);
-                let result = result.and(report.incomplete().map_or(Ok(()), Err));
-                let Some(seconds) = interval else { return result };
-                if let Err(error) = result {
-                    tracing::warn!(%error, "the pass is not complete; the next one goes on");
+        let mut stop = std::pin::pin!(server::signals()?);
+        loop {
+            let (mut report, start) = (Report::default(), Instant::now());
+            let result = tokio::select! {
+                result = mirror(&source, &target, &options, &mut report) => Ok(result),
+                exit = &mut stop => Err(exit),
+            };
+            report.seconds = start.elapsed().as_secs_f64();
+            tell(&report, json);
+            let result = match (result, interval) {
+                (Ok(result), _) => result.and(report.incomplete().map_or(Ok(()), Err)),
+                // What arrived is not moved again. A mirror that goes on until it is told to end was told.
+                (Err(_), Some(_)) => return Ok(()),
+                (Err(exit), None) => {
+                    let what = "not everything was copied; run the same command again, it goes on";
+                    return Err(server::Error::Interrupted { what, exit });
                 }
-                tokio::time::sleep(Duration::from_secs(seconds)).await;
+            };
+            let Some(seconds) = interval else { return Ok(result?) };
+            if let Err(error) = result {
+                tracing::warn!(%error, "the pass is not complete; the next one goes on");
             }
-        };
-        let stop = server::signals()?;
-        tokio::select! {
-            result = passes => Ok(result?),
-            // What arrived is not moved again.
-            () = stop => Ok(()),
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(seconds)) => {}
+                _ = &mut stop => return Ok(()),
+            }
         }
     })
 }

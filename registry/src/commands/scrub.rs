@@ -4,9 +4,9 @@ use super::Settings;
 use super::tool::{lines, on_store, print};
 use clap::Args;
 use pfr_client::{Remote, RemoteOptions};
-use pfr_registry::server;
+use pfr_registry::{mirror, server};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
-use pfr_schema::{Digest, Kind, RepositoryName};
+use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_store::{ScrubOptions, Store};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,19 +39,25 @@ pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
     let config = args.settings.load()?;
     let mirror =
         args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
-    let mirror = mirror.transpose().map_err(|e| server::Error::OtherRegistry(e.to_string()))?;
+    let mirror = mirror.transpose().map_err(mirror::Error::from)?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate };
-    let report = on_store(&config, async |store| {
+    let (report, healing) = on_store(&config, async |store| {
         let mut report = store.scrub(&options, &mut |_| ()).await.map_err(server::Error::Work)?;
+        let mut healing = Ok(());
         if let Some(mirror) = &mirror
             && !report.damaged.is_empty()
         {
-            report.healed = heal(&store, mirror, &report.damaged).await?;
-            report.damaged = store.damaged().await.map_err(server::Error::Work)?;
+            healing = heal(&store, mirror, &report.damaged).await;
+            let left = store.damaged().await.map_err(server::Error::Work)?;
+            let before = std::mem::replace(&mut report.damaged, left);
+            let still: BTreeSet<Digest> = report.damaged.iter().map(|blob| blob.digest).collect();
+            report.healed = before.iter().filter(|blob| !still.contains(&blob.digest)).count() as u64;
         }
-        Ok(report)
+        Ok((report, healing))
     })?;
+    // What was found is told also if healing it failed.
     print(&report, args.json, words);
+    healing?;
     if report.damaged.is_empty() && report.bad_packs.is_empty() {
         return match report.unread.len() {
             0 => Ok(()),
@@ -65,7 +71,7 @@ pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
 }
 
 /// Fetches what is damaged, repository by repository; what one does not have, another may.
-async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<u64, server::Error> {
+async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<(), server::Error> {
     let kinds = kinds(store, damaged).await?;
     let mut of: BTreeMap<RepositoryName, BTreeSet<(Kind, Digest)>> = BTreeMap::new();
     for blob in damaged {
@@ -75,15 +81,23 @@ async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result
             of.entry(repository).or_default().insert((kinds.get(&blob.digest).copied().unwrap_or(Kind::Blob), blob.digest));
         }
     }
-    let mut healed = 0;
-    for (repository, wanted) in of {
+    let mut result = Ok(());
+    'repositories: for (repository, wanted) in of {
         let wanted: Vec<Digest> = wanted.into_iter().map(|(_, digest)| digest).collect();
         for batch in wanted.chunks(BATCH) {
-            healed += fetch(store, mirror, &repository, batch).await?;
+            match fetch(store, mirror, &repository, batch).await {
+                Ok(Next::Batch) => {}
+                Ok(Next::Repository) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break 'repositories;
+                }
+            }
         }
     }
+    // Also if it ended early: what came has made containers whole.
     store.reassess().await.map_err(server::Error::Work)?;
-    Ok(healed)
+    result
 }
 
 async fn kinds(store: &Store, damaged: &[DamagedBlob]) -> Result<BTreeMap<Digest, Kind>, server::Error> {
@@ -92,23 +106,41 @@ async fn kinds(store: &Store, damaged: &[DamagedBlob]) -> Result<BTreeMap<Digest
     Ok(rows.into_iter().flatten().map(|row| (row.digest, row.kind)).collect())
 }
 
-/// Fetches blobs of one repository; if the other registry lacks some, one by one.
-async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<u64, server::Error> {
-    match mirror.frames(repository, digests.to_vec()).await {
-        Ok(frames) => store.heal(repository, digests, frames).await.map_err(server::Error::Work),
-        Err(error) if digests.len() == 1 => {
-            tracing::warn!(%error, %repository, digest = %digests[0], "the other registry does not have it either");
-            Ok(0)
-        }
-        Err(error) if error.code() == pfr_schema::ErrorCode::BlobUnknown => {
-            let mut healed = 0;
-            for digest in digests {
-                healed += Box::pin(fetch(store, mirror, repository, std::slice::from_ref(digest))).await?;
+/// What to ask for after a batch.
+enum Next {
+    Batch,
+    Repository,
+}
+
+/// Fetches blobs of one repository; if not all of them can be had, one by one. An error ends the healing: it would meet every other blob too.
+async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<Next, server::Error> {
+    let reason = match mirror.frames(repository, digests.to_vec()).await {
+        Ok(frames) => match store.heal(repository, digests, frames).await {
+            Ok(_) => return Ok(Next::Batch),
+            // Of the own store.
+            Err(error @ (pfr_store::Error::Unavailable { .. } | pfr_store::Error::Full(_))) => return Err(server::Error::Work(error)),
+            Err(error) => error.to_string(),
+        },
+        Err(error) => match error.code() {
+            ErrorCode::RepositoryUnknown | ErrorCode::Denied => {
+                tracing::warn!(%error, %repository, "the other registry has nothing of this repository for us");
+                return Ok(Next::Repository);
             }
-            Ok(healed)
-        }
-        Err(error) => Err(server::Error::OtherRegistry(error.to_string())),
+            ErrorCode::Unauthorized => return Err(server::Error::OtherRegistry(error.to_string())),
+            code if error.retryable() || code.retryable() => return Err(server::Error::OtherRegistry(error.to_string())),
+            _ => error.to_string(),
+        },
+    };
+    if let [digest] = digests {
+        tracing::warn!(reason, %repository, %digest, "the other registry has no good copy either");
+        return Ok(Next::Batch);
     }
+    for digest in digests {
+        if let Next::Repository = Box::pin(fetch(store, mirror, repository, std::slice::from_ref(digest))).await? {
+            return Ok(Next::Repository);
+        }
+    }
+    Ok(Next::Batch)
 }
 
 fn words(r: &ScrubReport) -> String {

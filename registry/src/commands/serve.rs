@@ -1,5 +1,6 @@
 //! `pf-registry serve`.
 
+use futures::FutureExt as _;
 use pfr_registry::config::Config;
 use pfr_registry::{Server, server};
 use std::io::Write as _;
@@ -15,7 +16,7 @@ pub(super) fn run(config: Config) -> Result<(), server::Error> {
         // A closed standard output is no reason not to serve.
         let _ = writeln!(stdout, "listening on http://{}", server.local_addr()).and_then(|()| stdout.flush());
         drop(stdout);
-        server.run(signals).await
+        server.run(signals.map(|_| ())).await
     });
     // Blocking work that outlived the grace period was not acknowledged; the store finds its debris.
     runtime.shutdown_timeout(Duration::from_secs(2));

@@ -2,6 +2,7 @@
 
 use super::Answer;
 use crate::app::App;
+use crate::background::recorded;
 use crate::http::extract::{Asked, In, JsonBody, Paging, Run, unknown_run};
 use crate::problem::Failure;
 use crate::routes::failures;
@@ -74,10 +75,8 @@ pub(crate) async fn list(State(app): State<App>, Asked(paging): Asked<Paging>) -
     responses((status = 200, description = "What it has done so far", body = api::GcReport), failures::Collected),
 )]
 pub(crate) async fn get(State(app): State<App>, In(Run(id)): In<Run>) -> Answer<Json<api::GcReport>> {
-    // Ids have one length: only the id itself lies right before its continuation.
-    let page = app.store.metadata().gc_runs(Some(format!("{id}0")), 1).await?;
-    let run = page.rows.first().filter(|run| run.id == id).ok_or_else(|| unknown_run(&id))?;
-    report(run).map(Json)
+    let run = recorded(&app.store, &id).await?.ok_or_else(|| unknown_run(&id))?;
+    report(&run).map(Json)
 }
 
 fn report(run: &GcRun) -> Answer<api::GcReport> {

@@ -26,6 +26,13 @@ pub(crate) struct Depth {
     limit: Option<usize>,
 }
 
+impl Depth {
+    /// The checked limit.
+    pub(crate) fn checked(&self) -> Answer<usize> {
+        limit(self.limit, 10_000)
+    }
+}
+
 /// Lists a snapshot and its ancestors
 #[utoipa::path(
     get, path = "/v1/repositories/{repo}/snapshots/{ref}/lineage", operation_id = "lineage", tag = "read",
@@ -42,7 +49,7 @@ pub(crate) async fn lineage(
     In(selector): In<Selector>,
     Asked(depth): Asked<Depth>,
 ) -> Answer<Json<api::Lineage>> {
-    let limit = limit(depth.limit, 10_000)?;
+    let limit = depth.checked()?;
     let digest = app.store.resolve(&repository, &selector).await?;
     Ok(Json(app.store.lineage(&repository, &digest, limit).await?))
 }

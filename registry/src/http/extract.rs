@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::http::body::is_stall;
+use crate::mirror::through::Meant;
 use crate::problem::Failure;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
@@ -35,7 +36,9 @@ impl<S: Send + Sync, T: Segment> FromRequestParts<S> for In<T> {
         let segments = RawPathParams::from_request_parts(parts, state)
             .await
             .map_err(|e| Failure::new(ErrorCode::InvalidName, format!("the path cannot be decoded: {e}")))?;
-        let text = segments.iter().find(|(name, _)| *name == T::NAME).map(|(_, text)| text);
+        // Where the upstream was asked what a segment means, that is what it says.
+        let meant = parts.extensions.get::<Meant>().and_then(|meant| meant.of(T::NAME));
+        let text = meant.or_else(|| segments.iter().find(|(name, _)| *name == T::NAME).map(|(_, text)| text));
         T::parse(text.ok_or_else(|| Failure::internal(format!("the route has no {{{}}}", T::NAME)))?).map(In)
     }
 }

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 /// Entries in one page of a list.
 const PAGE: usize = 1000;
+/// Names that a list may have, parents counted too: a gigabyte or so, and more than a registry is made for. What goes on after that has no end.
+const NAMES: usize = 5_000_000;
 
 /// One end.
 #[derive(Clone, Debug)]
@@ -27,17 +29,56 @@ pub(super) struct Moved {
 /// Walks a paged list to its end.
 macro_rules! all {
     (|$after:ident| $page:expr, $items:ident as $convert:expr) => {{
-        let mut all = Vec::new();
+        let (mut all, mut walk) = (Vec::new(), Walk::default());
         let mut $after: Option<String> = None;
         loop {
             let page = $page.await?;
+            let before = all.len();
             all.extend(page.$items.into_iter().map($convert));
+            let names = all[before..].iter().map(Entry::names).sum();
             match page.next {
-                Some(next) => $after = Some(next),
+                Some(next) => $after = Some(walk.on(names, next)?),
                 None => break Ok(all),
             }
         }
     }};
+}
+
+/// How far a list has been walked. The list is foreign: it may have no end.
+#[derive(Default)]
+struct Walk {
+    names: usize,
+    cursor: Option<String>,
+}
+
+impl Walk {
+    /// The cursor of the next page, after one with so many names.
+    fn on(&mut self, names: usize, next: String) -> Result<String> {
+        self.names = self.names.saturating_add(names);
+        // A page may be short, but it must lead somewhere else.
+        if names == 0 || self.names > NAMES || self.cursor.as_ref() == Some(&next) {
+            let reason = format!("a list of names does not end: {} names so far, and it goes on at {next:.100?}", self.names);
+            return Err(Error::Protocol { url: "one end of the mirror".into(), reason });
+        }
+        self.cursor = Some(next.clone());
+        Ok(next)
+    }
+}
+
+/// An entry of a list.
+trait Entry {
+    /// How many names it holds.
+    fn names(&self) -> usize {
+        1
+    }
+}
+
+impl Entry for RepositoryName {}
+impl Entry for (Tag, Digest) {}
+impl Entry for SnapshotSummary {
+    fn names(&self) -> usize {
+        1 + self.parents.len() + self.tags.len()
+    }
 }
 
 impl End {
@@ -127,5 +168,21 @@ fn none_if_unknown<T>(result: Result<Vec<T>>) -> Result<Vec<T>> {
     match result {
         Err(error) if error.code() == pfr_schema::ErrorCode::RepositoryUnknown => Ok(Vec::new()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_without_an_end_is_given_up() {
+        let mut walk = Walk::default();
+        assert_eq!(walk.on(1, "a".into()).unwrap(), "a");
+        assert_eq!(walk.on(PAGE, "b".into()).unwrap(), "b");
+        assert!(walk.on(1, "b".into()).unwrap_err().to_string().contains("does not end"), "the same page again");
+        assert!(walk.on(0, "c".into()).is_err(), "an empty page that leads on");
+        let pages = (0..).take_while(|page| Walk { names: page * PAGE, cursor: None }.on(PAGE, "x".into()).is_ok()).count();
+        assert_eq!(pages, NAMES / PAGE);
     }
 }

@@ -1,11 +1,12 @@
 //! One pass: make the target hold what the source holds.
 
+use super::order::{Lineage, parents_first};
 use super::report::{Conflict, Failed, Report};
 use super::{End, Error};
 use pfr_client::{Progress, Result};
 use pfr_schema::api::{SnapshotSummary, TagState};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 /// How often a long copy says how far it is.
@@ -56,9 +57,9 @@ struct Pass<'a> {
 }
 
 /// What an end has under a repository.
-struct Names {
-    snapshots: Vec<SnapshotSummary>,
-    tags: BTreeMap<Tag, Digest>,
+pub(super) struct Names {
+    pub snapshots: Vec<SnapshotSummary>,
+    pub tags: BTreeMap<Tag, Digest>,
 }
 
 impl Pass<'_> {
@@ -79,6 +80,7 @@ impl Pass<'_> {
     }
 
     async fn repository(&mut self, repository: &RepositoryName) -> Result<()> {
+        let failures = self.report.failures.len();
         let there = Names { snapshots: self.target.snapshots(repository).await?, tags: self.target.tags(repository).await? };
         // Tags before snapshots: what a tag points at is then in the list, unless it was deleted.
         let tags = self.source.tags(repository).await?;
@@ -102,7 +104,15 @@ impl Pass<'_> {
                 self.tag(repository, tag, *to, seen, &lineage).await?;
             }
         }
-        if self.options.delete { self.delete(repository, &here, &there).await } else { Ok(()) }
+        if !self.options.delete {
+            return Ok(());
+        }
+        if self.report.failures.len() > failures {
+            // What the target still has may be the last good state of what did not arrive.
+            tracing::warn!(%repository, "not all of it was copied: nothing of it is deleted");
+            return Ok(());
+        }
+        self.delete(repository, &here, &there).await
     }
 
     async fn copy(&mut self, repository: &RepositoryName, snapshot: Digest, (number, of): (usize, usize)) -> Result<()> {
@@ -152,8 +162,15 @@ impl Pass<'_> {
                 Err(error) => self.note(repository, Some(*seen), error)?,
             }
         }
+        // A snapshot takes its tags along: one that a tag of the target still points at is kept. The tag may not have been moved — what it should
+        // point at went away at the source meanwhile, say — or somebody made it since.
+        let tagged: HashSet<Digest> = self.target.tags(repository).await?.into_values().collect();
         let wanted: HashSet<Digest> = here.snapshots.iter().map(|snapshot| snapshot.digest).collect();
         for snapshot in there.snapshots.iter().filter(|snapshot| !wanted.contains(&snapshot.digest)) {
+            if tagged.contains(&snapshot.digest) {
+                tracing::warn!(%repository, snapshot = %snapshot.digest, "gone at the source, but a tag of the target points at it: kept");
+                continue;
+            }
             match self.target.delete_snapshot(repository, &snapshot.digest).await {
                 Ok(()) => self.report.snapshots_deleted += 1,
                 Err(error) if gone(&error) => {}
@@ -166,8 +183,7 @@ impl Pass<'_> {
     /// Notes what concerns one snapshot; what would meet the next as well ends the pass.
     fn note(&mut self, repository: &RepositoryName, snapshot: Option<Digest>, error: pfr_client::Error) -> Result<()> {
         let code = error.code();
-        let hopeless = [ErrorCode::Unavailable, ErrorCode::StorageFull, ErrorCode::Unauthorized, ErrorCode::Internal];
-        if hopeless.contains(&code) {
+        if hopeless(&error) {
             return Err(error);
         }
         let about = snapshot.map(|digest| format!("{digest}: ")).unwrap_or_default();
@@ -178,88 +194,21 @@ impl Pass<'_> {
     }
 }
 
+/// Whether the next snapshot would meet it as well. A bug at an end, or a 500 of something before it, may be about this one only.
+fn hopeless(error: &pfr_client::Error) -> bool {
+    match error {
+        pfr_client::Error::Foreign { .. } => error.retryable() || error.code() == ErrorCode::Unauthorized,
+        error => matches!(error.code(), ErrorCode::Unavailable | ErrorCode::StorageFull | ErrorCode::Unauthorized),
+    }
+}
+
 fn gone(error: &pfr_client::Error) -> bool {
     matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown)
-}
-
-/// Whether a tag of the target lags behind the source, or went its own way.
-struct Lineage<'a> {
-    at_source: HashSet<Digest>,
-    parents: HashMap<Digest, &'a [Digest]>,
-}
-
-impl<'a> Lineage<'a> {
-    fn new(here: &'a Names, there: &'a Names) -> Self {
-        let all = here.snapshots.iter().chain(&there.snapshots);
-        Self {
-            at_source: here.snapshots.iter().map(|snapshot| snapshot.digest).collect(),
-            parents: all.map(|snapshot| (snapshot.digest, &*snapshot.parents)).collect(),
-        }
-    }
-
-    /// `seen` is known at the source, or — deleted there since — an ancestor of what the tag moves to.
-    fn leads(&self, seen: Digest, to: Digest) -> bool {
-        let (mut queue, mut met) = (vec![to], HashSet::from([to]));
-        while let Some(next) = queue.pop().filter(|next| *next != seen && !self.at_source.contains(&seen)) {
-            let parents = self.parents.get(&next).copied().unwrap_or_default();
-            queue.extend(parents.iter().copied().filter(|parent| met.insert(*parent)));
-        }
-        met.contains(&seen) || self.at_source.contains(&seen)
-    }
-}
-
-/// What of `snapshots` (newest first) is not held: oldest first, but parents before their children whatever the times say.
-fn parents_first(snapshots: &[SnapshotSummary], held: &HashSet<Digest>) -> Vec<Digest> {
-    let lacking: HashMap<Digest, &SnapshotSummary> =
-        snapshots.iter().filter(|snapshot| !held.contains(&snapshot.digest)).map(|snapshot| (snapshot.digest, snapshot)).collect();
-    let (mut order, mut placed) = (Vec::with_capacity(lacking.len()), HashSet::new());
-    for snapshot in snapshots.iter().rev().filter(|snapshot| lacking.contains_key(&snapshot.digest)) {
-        // Each entry is looked at twice: before its parents are placed, and after.
-        let mut stack = vec![(snapshot.digest, false)];
-        while let Some((next, ready)) = stack.pop() {
-            if ready {
-                if placed.insert(next) {
-                    order.push(next);
-                }
-            } else if let Some(found) = lacking.get(&next).filter(|_| !placed.contains(&next)) {
-                stack.push((next, true));
-                stack.extend(found.parents.iter().map(|parent| (*parent, false)));
-            }
-        }
-    }
-    order
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn digest(name: &str) -> Digest {
-        Digest::sha256(name.as_bytes())
-    }
-
-    fn snapshot(name: &str, parents: &[&str]) -> SnapshotSummary {
-        let parents = parents.iter().map(|parent| digest(parent)).collect();
-        SnapshotSummary { digest: digest(name), tags: vec![], parents, pushed_at: 0, logical_bytes: 0, new_bytes: 0 }
-    }
-
-    #[test]
-    fn parents_come_first_whatever_the_order_of_the_list() {
-        // Newest first: "a" is said to be newer than its children.
-        let list = [snapshot("a", &["gone"]), snapshot("c", &["b", "a"]), snapshot("b", &["a"]), snapshot("held", &[])];
-        let order = parents_first(&list, &HashSet::from([digest("held")]));
-        assert_eq!(order, ["a", "b", "c"].map(digest));
-    }
-
-    #[test]
-    fn a_tag_lags_if_the_source_knows_where_it_is_or_it_is_an_ancestor() {
-        let here = Names { snapshots: vec![snapshot("c", &["b"]), snapshot("x", &[])], tags: BTreeMap::new() };
-        let there = Names { snapshots: vec![snapshot("b", &["a"]), snapshot("a", &[]), snapshot("own", &["a"])], tags: BTreeMap::new() };
-        let lineage = Lineage::new(&here, &there);
-        for (seen, leads) in [("c", true), ("x", true), ("b", true), ("a", true), ("own", false)] {
-            assert_eq!(lineage.leads(digest(seen), digest("c")), leads, "{seen}");
-        }
-    }
 
     #[test]
     fn a_star_stands_for_anything() {

@@ -1,47 +1,40 @@
 //! Pull-through: what is not here is pulled whole from an upstream registry when it is asked for.
 
+use super::follow::Seen;
 use crate::config::Config;
 use crate::problem::Failure;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use pfr_client::{Destination, Error, Progress, Remote, RemoteOptions, VIA};
-use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use pfr_store::Store;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Snapshots pulled at once; others wait.
 const PULLS: usize = 2;
 /// Registries that a request may have come through.
 const HOPS: usize = 8;
-/// Tags whose freshness is remembered.
-const TAGS: usize = 100_000;
+/// Streams passed on at once; others wait.
+const PASSED: usize = 6;
 
-type Done = Result<(), Failure>;
+pub(super) type Done = Result<(), Failure>;
 /// A snapshot, and on whose behalf it is pulled: a request that came through others must not wait for one that may be waiting for it.
 type Flight = (RepositoryName, Digest, String);
 
 /// The registry that is asked for what is not here.
 pub struct Upstream {
     remote: Remote,
-    store: Store,
-    ttl: Duration,
+    pub(super) store: Store,
+    pub(super) ttl: Duration,
     /// This process, among registries that ask each other.
     id: String,
-    tags: Mutex<HashMap<(RepositoryName, Tag), Seen>>,
+    pub(super) tags: Mutex<HashMap<(RepositoryName, Tag), Seen>>,
     flights: Mutex<HashMap<Flight, Shared<BoxFuture<'static, Done>>>>,
     pulls: Semaphore,
-}
-
-/// What is remembered of a tag.
-#[derive(Clone, Copy)]
-struct Seen {
-    at: Instant,
-    /// Where we pointed it.
-    digest: Option<Digest>,
+    pub(super) passed: Arc<Semaphore>,
 }
 
 impl Upstream {
@@ -65,6 +58,7 @@ impl Upstream {
             tags: Mutex::default(),
             flights: Mutex::default(),
             pulls: Semaphore::new(PULLS),
+            passed: Arc::new(Semaphore::new(PASSED)),
         })))
     }
 
@@ -78,73 +72,27 @@ impl Upstream {
         Some(self.remote.via(&chain.join(",")))
     }
 
-    pub(super) fn store(&self) -> &Store {
-        &self.store
-    }
-
-    /// Sees to it that what a selector means is here, if the upstream has it.
-    pub(super) async fn ensure(self: &Arc<Self>, repository: &RepositoryName, selector: &Selector, via: &str) -> Done {
-        let Some(remote) = self.asked_via(via) else { return Ok(()) };
-        match selector {
-            Selector::Digest(digest) => self.snapshot(&remote, repository, *digest, via).await,
-            Selector::Tag { tag, back } => {
-                self.tag(&remote, repository, tag, via).await?;
-                let Ok(row) = self.store.tag(repository, tag).await else { return Ok(()) };
-                let mut digest = row.digest;
-                for _ in 0..*back {
-                    let Ok(row) = self.store.snapshot(repository, &digest).await else { return Ok(()) };
-                    let Some(parent) = row.parents.first() else { return Ok(()) };
-                    digest = *parent;
-                    self.snapshot(&remote, repository, digest, via).await?;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    async fn tag(self: &Arc<Self>, remote: &Remote, repository: &RepositoryName, tag: &Tag, via: &str) -> Done {
-        let key = (repository.clone(), tag.clone());
-        let here = match self.store.tag(repository, tag).await {
-            Ok(row) => Some(row.digest),
-            Err(error) if matches!(error.code(), ErrorCode::TagUnknown | ErrorCode::RepositoryUnknown) => None,
-            Err(error) => return Err(error.into()),
+    /// Sees to it that what a selector means is here, if the upstream has it. Says which snapshot that is where only the upstream knows the way
+    /// to it: `tag~N`, if not all between is here.
+    pub(super) async fn ensure(
+        self: &Arc<Self>,
+        repository: &RepositoryName,
+        selector: &Selector,
+        via: &str,
+    ) -> Result<Option<Digest>, Failure> {
+        let Some(remote) = self.asked_via(via) else { return Ok(None) };
+        let (tag, back) = match selector {
+            Selector::Digest(digest) => return self.snapshot(&remote, repository, *digest, via).await.map(|()| None),
+            Selector::Tag { tag, back } => (tag, *back),
         };
-        let seen = locked(&self.tags).get(&key).copied();
-        if here.is_some() && seen.is_some_and(|seen| seen.at.elapsed() < self.ttl) {
-            return Ok(());
+        self.tag(&remote, repository, tag, via).await?;
+        if back == 0 {
+            return Ok(None);
         }
-        let mut ours = seen.and_then(|seen| seen.digest);
-        match remote.tag(repository, tag).await {
-            Ok(there) if here == Some(there.digest) => ours = here,
-            Ok(there) => {
-                let free = match here {
-                    Some(here) => ours == Some(here) || self.came_from(remote, repository, here).await?,
-                    None => true,
-                };
-                // A tag that was moved here stays where it was put.
-                if free {
-                    self.snapshot(remote, repository, there.digest, via).await?;
-                    let expected = here.map_or(TagState::Absent, TagState::At);
-                    match self.store.put_tag(repository, tag.clone(), there.digest, Some(expected)).await {
-                        Ok(()) => ours = Some(there.digest),
-                        // Someone was faster; what is there now is theirs.
-                        Err(error) if error.code() == ErrorCode::TagMoved => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-            }
-            Err(error) if unknown(&error) => {}
-            Err(error) if here.is_some() => {
-                tracing::warn!(%error, %repository, %tag, "the upstream cannot be asked; what is here is served")
-            }
-            Err(error) => return Err(failure(&error)),
-        }
-        let mut tags = locked(&self.tags);
-        if tags.len() >= TAGS {
-            tags.clear();
-        }
-        tags.insert(key, Seen { at: Instant::now(), digest: ours });
-        Ok(())
+        let Ok(row) = self.store.tag(repository, tag).await else { return Ok(None) };
+        let Some(end) = self.walk(&remote, repository, row.digest, back).await? else { return Ok(None) };
+        self.snapshot(&remote, repository, end, via).await?;
+        Ok(Some(end))
     }
 
     /// Whether the upstream knows a snapshot that is here.
@@ -156,7 +104,7 @@ impl Upstream {
         }
     }
 
-    async fn snapshot(self: &Arc<Self>, remote: &Remote, repository: &RepositoryName, digest: Digest, via: &str) -> Done {
+    pub(super) async fn snapshot(self: &Arc<Self>, remote: &Remote, repository: &RepositoryName, digest: Digest, via: &str) -> Done {
         match self.store.snapshot(repository, &digest).await {
             Ok(_) => return Ok(()),
             Err(error) if matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => {}
@@ -216,7 +164,7 @@ pub(super) fn via(headers: &axum::http::HeaderMap) -> String {
     headers.get(VIA).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
-fn unknown(error: &Error) -> bool {
+pub(super) fn unknown(error: &Error) -> bool {
     use ErrorCode::{BlobUnknown, RepositoryUnknown, SnapshotUnknown, TagUnknown};
     matches!(error.code(), BlobUnknown | RepositoryUnknown | SnapshotUnknown | TagUnknown)
 }
@@ -238,6 +186,6 @@ pub(super) fn failure(error: &Error) -> Failure {
     Failure::new(code, detail).because(error.to_string())
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,6 +18,8 @@ pub enum Trouble {
     Unreachable,
     Full,
     Panic,
+    /// It does not answer.
+    Hang,
 }
 
 /// A switch for [`Trouble`].
@@ -29,10 +31,16 @@ impl Switch {
         *self.0.lock().expect("the switch") = trouble;
     }
 
+    async fn wait(&self) {
+        if *self.0.lock().expect("the switch") == Trouble::Hang {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn strike(&self) -> Result<()> {
         let trouble = *self.0.lock().expect("the switch");
         match trouble {
-            Trouble::None => Ok(()),
+            Trouble::None | Trouble::Hang => Ok(()),
             Trouble::Unreachable => Err(Error::Generic { store: "test", source: "/secret/path: connection reset".into() }),
             Trouble::Full => Err(Error::Generic { store: "test", source: std::io::Error::from(std::io::ErrorKind::StorageFull).into() }),
             Trouble::Panic => panic!("a panic that a test asked for"),
@@ -63,6 +71,7 @@ impl std::fmt::Display for Packs {
 #[async_trait]
 impl ObjectStore for Packs {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.switch.wait().await;
         self.switch.strike()?;
         self.inner.put_opts(location, payload, options).await
     }
@@ -73,6 +82,7 @@ impl ObjectStore for Packs {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.switch.wait().await;
         self.switch.strike()?;
         self.inner.get_opts(location, options).await
     }

@@ -5,8 +5,10 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{GcRun, GcTrigger};
 use pfr_schema::api::GcReport;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// How old the row may become while it runs: who waits for it takes one that stays as it is for a run that died.
+const KEEP: Duration = Duration::from_secs(5);
 /// Draining packs that are added up for the report.
 const DRAINING_SHOWN: usize = 100_000;
 
@@ -18,8 +20,8 @@ pub(super) struct Run<'a> {
     progress: &'a mut (dyn FnMut(&GcReport) + Send),
     /// The first error: the others go to the log.
     error: Option<Error>,
-    /// Whether its row is written.
-    recorded: bool,
+    /// When its row was written, if it was.
+    recorded: Option<Instant>,
 }
 
 impl<'a> Run<'a> {
@@ -31,7 +33,7 @@ impl<'a> Run<'a> {
             started_at: store.options.clock.now(),
             ..GcReport::default()
         };
-        let mut run = Self { store, options, report, progress, error: None, recorded: false };
+        let mut run = Self { store, options, report, progress, error: None, recorded: None };
         // A schedule that finds nothing leaves no trace, or its rows would outgrow everything else. A dry run writes nothing at all.
         if options.trigger != GcTrigger::Schedule && !options.dry_run {
             run.record().await?;
@@ -62,10 +64,11 @@ impl<'a> Run<'a> {
         self.note(reassessed);
     }
 
-    /// Tells how far it is, and writes the row once there is something to say.
+    /// Tells how far it is, and writes the row once there is something to say, then every few seconds.
     pub(super) async fn progress(&mut self) {
         (self.progress)(&self.report);
-        if !self.recorded && !self.options.dry_run && self.did_something() {
+        let due = self.recorded.is_none_or(|at| at.elapsed() >= KEEP);
+        if due && !self.options.dry_run && self.did_something() {
             let recorded = self.record().await;
             self.note(recorded);
         }
@@ -93,7 +96,7 @@ impl<'a> Run<'a> {
         }
         self.report.finished_at = Some(self.store.options.clock.now());
         (self.progress)(&self.report);
-        if self.recorded || (!self.options.dry_run && (self.did_something() || self.error.is_some())) {
+        if self.recorded.is_some() || (!self.options.dry_run && (self.did_something() || self.error.is_some())) {
             let recorded = self.record().await;
             self.note(recorded);
         }
@@ -129,7 +132,7 @@ impl<'a> Run<'a> {
             report,
         };
         self.store.metadata.record_gc_run(run).await?;
-        self.recorded = true;
+        self.recorded = Some(Instant::now());
         Ok(())
     }
 }

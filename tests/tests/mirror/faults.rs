@@ -1,6 +1,6 @@
 //! Mirrors that are killed, ends that are down, bytes that are damaged.
 
-use crate::{command, mirror, names, populate, push};
+use crate::{command, damage_since, end, mirror, names, packs, populate, push};
 use pfr_tests::{Pf, Proxy, Registry, Tamper, wait_for};
 
 #[test]
@@ -61,6 +61,43 @@ fn a_damaged_blob_is_named_and_the_others_go_on() {
     let there = Pf::new(&b.url());
     assert_eq!(there.tags("good"), pf.tags("good"));
     assert!(there.tags("bad").is_empty());
+}
+
+#[test]
+fn what_cannot_be_copied_does_not_cost_the_target_its_last_good_state() {
+    let (a, b) = (Registry::start(), Registry::start());
+    let (here, there) = (Pf::new(&a.url()), Pf::new(&b.url()));
+    let old = push(&here, "a:main", &(0..50).collect::<Vec<_>>(), &[]);
+    push(&here, "gone:t", &[7], &[]);
+    mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
+    let before = packs(&a);
+    push(&here, "a:main", &(2000..2050).collect::<Vec<_>>(), &[]);
+    damage_since(&a, &before);
+    here.run(&["rm", &format!("a@{old}")]).ok();
+    here.run(&["rm", "gone:t"]).ok();
+    let output = mirror(&["--from", &a.url(), "--to", &b.url(), "--delete"]);
+    assert_eq!((output.code, output.number("snapshots_deleted")), (4, 0), "{output:?}");
+    assert_eq!(there.tags("a")["main"], old);
+    there.run(&["verify", "a:main"]).ok();
+    // Where all was copied, what is gone is deleted.
+    assert!(!there.tags("gone").contains_key("t"));
+}
+
+#[test]
+fn a_pass_that_is_told_to_end_says_what_it_did() {
+    let (a, b) = (Registry::start(), Registry::start());
+    let pf = Pf::new(&a.url());
+    push(&pf, "a:first", &[1], &[]);
+    push(&pf, "b:big", &(0..1500).collect::<Vec<_>>(), &[]);
+    let proxy = Proxy::to(a.address(), Tamper::Nothing);
+    let child = command(&["--from", &proxy.url(), "--to", &b.url()]).spawn().unwrap();
+    wait_for("some of it to pass", 120, || (proxy.from_registry() > 4 << 20).then_some(()));
+    let sent = std::process::Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().unwrap();
+    assert!(sent.success());
+    let output = end(child);
+    assert_eq!(output.code, 143, "{output:?}");
+    assert_eq!((output.number("repositories"), output.number("snapshots_copied")), (2, 1), "{output:?}");
+    assert!(output.stderr.contains("interrupted"), "{output:?}");
 }
 
 #[test]

@@ -4,10 +4,16 @@
 
 mod copies;
 mod faults;
+mod foreign;
+#[path = "../adversary/liar.rs"]
+#[allow(dead_code, reason = "each user needs its part")]
+mod liar;
 mod through;
 
 use pfr_tests::{Output, Pf, Registry, Shape, SnapshotDir, binary, peak_memory, wait_for};
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// A mirror, not yet started.
@@ -22,7 +28,8 @@ pub fn mirror(arguments: &[&str]) -> Output {
     end(command(arguments).spawn().unwrap())
 }
 
-fn end(mut child: Child) -> Output {
+/// Waits for its end.
+pub fn end(mut child: Child) -> Output {
     let mut peak = 0;
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let read = std::thread::spawn(move || std::io::read_to_string(&mut out).unwrap());
@@ -67,4 +74,22 @@ pub fn names(registry: &Registry) -> Vec<Value> {
     }
     snapshots.sort_by_key(ToString::to_string);
     snapshots
+}
+
+/// Every file below a directory of packs.
+pub fn packs(registry: &Registry) -> BTreeSet<PathBuf> {
+    let root = registry.data().join("packs");
+    pfr_tests::files(&root).into_iter().map(|(path, _)| root.join(path)).collect()
+}
+
+/// Flips a bit in the middle of the packs that came since `before`.
+pub fn damage_since(registry: &Registry, before: &BTreeSet<PathBuf>) {
+    let new: Vec<PathBuf> = packs(registry).difference(before).cloned().collect();
+    assert!(!new.is_empty());
+    for path in new {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
 }
