@@ -101,7 +101,7 @@ async fn what_is_pushed_or_pulled_again_is_used_again() {
         }
         found
     };
-    let order = async || store.metadata().evictable(10).await.unwrap().into_iter().map(|(_, digest)| digest).collect::<Vec<_>>();
+    let order = async || store.metadata().evictable(10).await.unwrap().into_iter().map(|snapshot| snapshot.digest).collect::<Vec<_>>();
     let [a, b, c] = digests().await[..] else { panic!("three snapshots") };
     assert_eq!(order().await, [a, b, c]);
     let source = Source::Store { store: store.clone(), snapshot: a };

@@ -18,9 +18,9 @@ mod packs;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
-    TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, Location, Metadata, Moved, NewContainer,
+    NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow,
+    Suspect, TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -265,8 +265,12 @@ impl Metadata for PostgresMetadata {
             .await
     }
 
-    async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
+    async fn evictable(&self, limit: usize) -> Result<Vec<Evictable>> {
         self.database.statements(limit, |tx, limit| Box::pin(lists::evictable(tx, *limit))).await
+    }
+
+    async fn evict_snapshot(&self, snapshot: Evictable) -> Result<bool> {
+        self.database.write(snapshot, |tx, snapshot| Box::pin(names::evict_snapshot(tx, snapshot))).await
     }
 
     async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>> {

@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::metadata::{Commit, Metadata, Page, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{Commit, Metadata, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt as _};
@@ -196,6 +196,25 @@ impl Store {
     /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::Format`] if configuration and checkpoints contradict each other,
     /// [`Error::TagMoved`], [`Error::PushUnknown`].
     pub async fn commit(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, if_tag_is: Option<TagState>) -> Result<Committed> {
+        self.commit_as(push, manifest, tag, if_tag_is, None).await
+    }
+
+    /// The same, and eviction never takes the snapshot before `pin` is taken back with [`Store::pin`].
+    ///
+    /// # Errors
+    /// As [`Store::commit`].
+    pub async fn commit_pinned(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, pin: Pin) -> Result<Committed> {
+        self.commit_as(push, manifest, tag, None, Some(pin)).await
+    }
+
+    async fn commit_as(
+        &self,
+        push: &PushId,
+        manifest: Digest,
+        tag: Option<Tag>,
+        if_tag_is: Option<TagState>,
+        pin: Option<Pin>,
+    ) -> Result<Committed> {
         if tag.is_none() && if_tag_is.is_some() {
             return Err(Error::Invalid("if_tag_is needs a tag".into()));
         }
@@ -207,6 +226,7 @@ impl Store {
             artifact_type: document.artifact_type,
             subject: document.subject.map(|s| s.digest),
             tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),
+            pin,
         };
         let done = self.metadata.commit(push.clone(), commit).await?;
         self.flush_journal().await?;

@@ -76,7 +76,10 @@ impl Pushes {
     /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
     pub async fn add(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
         let target = Target::parse(reference)?;
-        self.0.config.remote(&target.registry)?;
+        if let Err(error) = self.0.config.remote(&target.registry) {
+            self.0.pin(&target, snapshot, false).await;
+            return Err(error);
+        }
         let id = uuid::Uuid::now_v7().to_string();
         let job = PushJob {
             id,
@@ -87,13 +90,15 @@ impl Pushes {
             error: None,
             bytes_sent: 0,
         };
+        // Who unpins it after another push sees this job, and leaves it pinned.
+        self.0.jobs.lock().insert(job.id.clone(), job.clone());
         // Until the registry has it this is the only copy.
         self.0.pin(&target, snapshot, true).await;
         if let Err(error) = self.0.files.write(&job).await {
+            self.0.jobs.lock().remove(&job.id);
             self.0.unpin(&job.id, snapshot, reference).await;
             return Err(error);
         }
-        self.0.jobs.lock().insert(job.id.clone(), job.clone());
         self.0.changed.send_replace(());
         self.start(job.id.clone());
         Ok(job)

@@ -29,7 +29,7 @@ use pfr_schema::agent::{Push, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Oracle, Sequence};
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
-use pfr_store::{PushSession, document_frame};
+use pfr_store::{Pin, PushSession, document_frame};
 use std::convert::Infallible;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use target::Target;
@@ -149,7 +149,11 @@ impl Agent {
         let origin = Origin { agent: request.agent.clone(), labels: request.labels.clone(), parent, created: self.now() };
         let (digest, documents) = documents.finish(engine, &capture, origin);
         self.store_documents(session, documents).await?;
-        self.store().commit(&session.id, digest, Some(tag.clone()), None).await?;
+        // What will be pushed is the only copy until the registry has it: nothing may evict it in between.
+        match target.remote(&tag) {
+            Some(_) => self.store().commit_pinned(&session.id, digest, Some(tag.clone()), Pin::UntilPushed).await?,
+            None => self.store().commit(&session.id, digest, Some(tag.clone()), None).await?,
+        };
         engine.set_parent(&capture.sequence.id, digest);
         engine.count_snapshot();
         let report = SnapshotReport {

@@ -6,7 +6,7 @@ use super::GcOptions;
 use super::run::Run;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{ObjectId, PackState, Pin};
+use crate::metadata::{Evictable, ObjectId, PackState, Pin};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, RepositoryName};
 use std::collections::HashSet;
@@ -22,7 +22,8 @@ const NAMED: usize = 10;
 struct Kept {
     repository: RepositoryName,
     digest: Digest,
-    pinned: bool,
+    /// As it was listed, unless it is pinned.
+    evictable: Option<Evictable>,
     /// Frame bytes that it and all before it reach.
     reach: u64,
 }
@@ -72,6 +73,13 @@ impl Store {
         self.metadata.pin_snapshot(repository.clone(), *digest, reason, pinned).await
     }
 
+    /// Deletes a snapshot unless it was pinned, used or deleted since it was listed.
+    async fn evict_snapshot(&self, snapshot: Evictable) -> Result<bool> {
+        let evicted = self.metadata.evict_snapshot(snapshot).await?;
+        self.flush_journal().await?;
+        Ok(evicted)
+    }
+
     /// Bytes of packs that are not those of objects: dead space, indexes.
     async fn overhead(&self) -> Result<u64> {
         let (mut overhead, mut after) = (0, None);
@@ -86,20 +94,20 @@ impl Store {
     /// All snapshots, those to be kept longest first: pinned ones, then the most recently used.
     async fn in_order_of_worth(&self) -> Result<Vec<Kept>> {
         let evictable = self.metadata.evictable(ALL).await?;
-        let unpinned: HashSet<&(RepositoryName, Digest)> = evictable.iter().collect();
+        let unpinned: HashSet<(&RepositoryName, &Digest)> = evictable.iter().map(|s| (&s.repository, &s.digest)).collect();
         let mut names = Vec::new();
         for repository in self.all_repositories().await? {
             let snapshots = self.all_snapshots(&repository).await?;
-            let pinned = snapshots.into_iter().map(|s| (repository.clone(), s.digest)).filter(|name| !unpinned.contains(name));
-            names.extend(pinned.map(|name| (name, true)));
+            let pinned = snapshots.iter().filter(|s| !unpinned.contains(&(&repository, &s.digest)));
+            names.extend(pinned.map(|s| (repository.clone(), s.digest, None)));
         }
-        names.extend(evictable.iter().rev().map(|name| (name.clone(), false)));
+        names.extend(evictable.iter().rev().map(|s| (s.repository.clone(), s.digest, Some(s.clone()))));
         let (mut kept, mut seen, mut reach) = (Vec::with_capacity(names.len()), HashSet::new(), 0);
-        for ((repository, digest), pinned) in names {
+        for (repository, digest, evictable) in names {
             // Whoever deleted it in the meantime has done our work.
             if let Ok(row) = self.snapshot(&repository, &digest).await {
                 reach += self.reached_bytes(row.object, &mut seen).await?;
-                kept.push(Kept { repository, digest, pinned, reach });
+                kept.push(Kept { repository, digest, evictable, reach });
             }
         }
         Ok(kept)
@@ -128,39 +136,27 @@ impl Run<'_> {
         let mut overhead = self.store.overhead().await?;
         while overhead + kept.last().map_or(0, |k| k.reach) > max_bytes {
             let Some(last) = kept.pop() else { return Ok(()) };
-            if last.pinned {
+            let Some(evictable) = last.evictable.clone() else {
                 kept.push(last);
                 self.report.error = Some(only_pinned(&kept, overhead, max_bytes));
                 return Ok(());
-            }
+            };
             if self.options.dry_run {
                 self.report.evicted += 1;
                 self.report.freed_bytes += last.reach - kept.last().map_or(0, |k| k.reach);
                 self.progress().await;
                 continue;
             }
-            if !self.delete_if_unpinned(&last).await? {
+            // Pinned, used or deleted since the look: the next one.
+            if !self.store.evict_snapshot(evictable).await? {
                 continue;
             }
+            tracing::info!(repository = %last.repository, snapshot = %last.digest, "evicted the least recently used snapshot");
             self.report.evicted += 1;
             self.steps().await;
             overhead = self.store.overhead().await?;
         }
         Ok(())
-    }
-
-    /// Deletes a snapshot unless it was pinned, or deleted, since the look.
-    async fn delete_if_unpinned(&mut self, kept: &Kept) -> Result<bool> {
-        let name = (kept.repository.clone(), kept.digest);
-        if !self.store.metadata.evictable(ALL).await?.contains(&name) {
-            return Ok(false);
-        }
-        tracing::info!(repository = %kept.repository, snapshot = %kept.digest, "evicting the least recently used snapshot");
-        match self.store.delete_snapshot(&kept.repository, &kept.digest).await {
-            Ok(()) => Ok(true),
-            Err(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 }
 

@@ -132,7 +132,10 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> Result<bool>;
 
     /// Snapshots that may be evicted, least recently used first.
-    async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>>;
+    async fn evictable(&self, limit: usize) -> Result<Vec<Evictable>>;
+
+    /// Deletes a snapshot as [`Metadata::delete_snapshot`] does, unless it was pinned, used or deleted since it was listed. Returns whether it did.
+    async fn evict_snapshot(&self, snapshot: Evictable) -> Result<bool>;
 
     // ---- integrity
 

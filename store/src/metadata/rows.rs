@@ -104,6 +104,8 @@ pub struct Commit {
     pub subject: Option<Digest>,
     /// Tag to move.
     pub tag: Option<TagMove>,
+    /// Why it is kept from eviction from the start.
+    pub pin: Option<Pin>,
 }
 
 /// What a commit did.
@@ -298,6 +300,17 @@ pub enum Pin {
     ByHand = 1,
     /// It waits to be pushed: there is no other copy yet.
     UntilPushed = 2,
+}
+
+/// A snapshot that may be evicted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Evictable {
+    /// Its repository.
+    pub repository: RepositoryName,
+    /// Its digest.
+    pub digest: Digest,
+    /// Milliseconds since 1970 of its last use.
+    pub used_at: u64,
 }
 
 /// A row of `gc_runs`.

@@ -6,7 +6,7 @@ use super::names::{manifest_row, visible};
 use super::uint;
 use crate::error::Error;
 use crate::metadata::arguments::{at_most, cursor, one_more};
-use crate::metadata::{Page, RepositoryRow, SnapshotRow, TagRow};
+use crate::metadata::{Evictable, Page, RepositoryRow, SnapshotRow, TagRow};
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::HashMap;
 
@@ -114,15 +114,18 @@ pub(super) async fn snapshots(tx: &mut Tx, repository: &RepositoryName, after: O
     Ok(Page { rows: snapshot_rows(tx, &page.rows).await?, next: page.next })
 }
 
-pub(super) async fn evictable(tx: &mut Tx, limit: usize) -> Outcome<Vec<(RepositoryName, Digest)>> {
-    let rows: Vec<(String, Vec<u8>)> = sqlx::query_as(
-        "SELECT r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+pub(super) async fn evictable(tx: &mut Tx, limit: usize) -> Outcome<Vec<Evictable>> {
+    let rows: Vec<(String, Vec<u8>, i64)> = sqlx::query_as(
+        "SELECT r.name, o.digest, m.used_at FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
          WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT $1",
     )
     .bind(at_most(limit))
     .fetch_all(tx.on())
     .await?;
-    rows.into_iter().map(|(name, key)| Ok((name.parse()?, Digest::from_key(&key)?))).collect()
+    let row = |(name, key, used_at): (String, Vec<u8>, i64)| {
+        Ok(Evictable { repository: name.parse()?, digest: Digest::from_key(&key)?, used_at: uint(used_at) })
+    };
+    rows.into_iter().map(row).collect()
 }
 
 pub(super) async fn repositories(tx: &mut Tx, after: Option<&str>, limit: usize) -> Outcome<Page<RepositoryRow>> {

@@ -9,7 +9,7 @@ use super::objects::{add_refs, lock};
 use super::{DOMAIN, int, uint};
 use crate::error::Error;
 use crate::metadata::arguments::{can_be_kept, check_artifact_type};
-use crate::metadata::{Commit, Committed, ObjectId, Pin, PushId, TagMove};
+use crate::metadata::{Commit, Committed, Evictable, ObjectId, Pin, PushId, TagMove};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
@@ -171,6 +171,9 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
         }
     };
     put_tags_at(tx, (repository, &name), (manifest, object, digest), moves, before).await?;
+    if let Some(pin) = commit.pin {
+        pin_row(tx, manifest, pin, true).await?;
+    }
     let created = existing.is_none();
     let update = sqlx::query("UPDATE pushes SET committed = $1, created = $2 WHERE id = $3 AND committed IS NULL");
     if tx.execute(update.bind(commit_mark(commit)).bind(created).bind(push.0.clone())).await? == 0 {
@@ -369,15 +372,34 @@ pub(super) async fn manifest_row(tx: &mut Tx, id: i64, repository: &RepositoryNa
 }
 
 pub(super) async fn delete_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
+    delete_if(tx, repository, digest, None).await.map(|_| ())
+}
+
+pub(super) async fn evict_snapshot(tx: &mut Tx, snapshot: &Evictable) -> Outcome<bool> {
+    match delete_if(tx, &snapshot.repository, &snapshot.digest, Some(snapshot.used_at)).await {
+        Err(Fail::Store(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))) => Ok(false),
+        other => other,
+    }
+}
+
+/// Deletes a snapshot; with `used_at` only if it was last used then and nothing pins it.
+async fn delete_if(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, used_at: Option<u64>) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, digest).await?;
     lock(tx, &[object]).await?;
     // Again, now that nobody can delete it or point a tag at it.
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
+    // Whoever pins it waits for this row.
+    let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR (pinned = 0 AND used_at = $2)) FOR UPDATE";
+    let row: Option<i64> = sqlx::query_scalar(wanted).bind(manifest).bind(used_at.map(int)).fetch_optional(tx.on()).await?;
+    if row.is_none() {
+        return Ok(false);
+    }
     let tags = tx.execute(sqlx::query("DELETE FROM tags WHERE manifest = $1").bind(manifest)).await?;
     tx.execute(sqlx::query("DELETE FROM manifests WHERE id = $1").bind(manifest)).await?;
     release(tx, object, int(tags) + 1).await?;
-    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest }).await
+    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest }).await?;
+    Ok(true)
 }
 
 pub(super) async fn touch_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
@@ -395,6 +417,10 @@ async fn used(tx: &mut Tx, manifest: i64) -> Outcome<()> {
 pub(super) async fn pin_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    pin_row(tx, manifest, reason, pinned).await
+}
+
+async fn pin_row(tx: &mut Tx, manifest: i64, reason: Pin, pinned: bool) -> Outcome<bool> {
     let update = match pinned {
         true => "UPDATE manifests SET pinned = pinned | $1 WHERE id = $2 RETURNING pinned <> 0",
         false => "UPDATE manifests SET pinned = pinned & ~$1 WHERE id = $2 RETURNING pinned <> 0",

@@ -12,9 +12,9 @@ mod objects;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
-    TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, Location, Metadata, Moved, NewContainer,
+    NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow,
+    Suspect, TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -250,8 +250,13 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| names::pin_snapshot(tx, &repository, &digest, reason, pinned)).await
     }
 
-    async fn evictable(&self, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
+    async fn evictable(&self, limit: usize) -> Result<Vec<Evictable>> {
         self.database.read(move |tx| names::evictable(tx, limit)).await
+    }
+
+    async fn evict_snapshot(&self, snapshot: Evictable) -> Result<bool> {
+        let now = self.clock.now();
+        self.database.write(move |tx| names::evict_snapshot(tx, &snapshot, now)).await
     }
 
     async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>> {

@@ -3,7 +3,7 @@
 use super::{DOMAIN, int, uint};
 use crate::error::{Error, Result};
 use crate::metadata::arguments::{at_most, check_artifact_type, cursor, one_more};
-use crate::metadata::{Commit, Committed, ObjectId, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{Commit, Committed, Evictable, ObjectId, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
@@ -127,6 +127,9 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
     };
     if let Some(tag) = &commit.tag {
         put_tag(tx, (repository_id, &repository), (manifest, object, commit.manifest), tag, now)?;
+    }
+    if let Some(pin) = commit.pin {
+        pin_row(tx, manifest, pin, true)?;
     }
     let created = existing.is_none();
     tx.prepare_cached("UPDATE pushes SET committed = ?1, created = ?2 WHERE id = ?3")
@@ -401,21 +404,43 @@ fn used(tx: &Connection, manifest: i64, now: u64) -> Result<()> {
 pub(super) fn pin_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Result<bool> {
     let id = visible(tx, repository)?;
     let (manifest, _) = manifest_row(tx, id, repository, digest)?;
+    pin_row(tx, manifest, reason, pinned)
+}
+
+fn pin_row(tx: &Connection, manifest: i64, reason: Pin, pinned: bool) -> Result<bool> {
     let update = if pinned { "pinned | ?1" } else { "pinned & ~?1" };
     tx.prepare_cached(&format!("UPDATE manifests SET pinned = {update} WHERE id = ?2 RETURNING pinned <> 0"))
         .and_then(|mut s| s.query_row(params![reason as i64, manifest], |r| r.get(0)))
         .map_err(sql)
 }
 
-pub(super) fn evictable(tx: &Connection, limit: usize) -> Result<Vec<(RepositoryName, Digest)>> {
-    let rows: Vec<(String, Vec<u8>)> = tx
+pub(super) fn evictable(tx: &Connection, limit: usize) -> Result<Vec<Evictable>> {
+    let rows: Vec<(String, Vec<u8>, i64)> = tx
         .prepare_cached(
-            "SELECT r.name, o.digest FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+            "SELECT r.name, o.digest, m.used_at FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
              WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT ?1",
         )
-        .and_then(|mut s| s.query_map([at_most(limit)], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+        .and_then(|mut s| s.query_map([at_most(limit)], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?)))?.collect())
         .map_err(sql)?;
-    rows.into_iter().map(|(name, key)| Ok((name.parse()?, Digest::from_key(&key)?))).collect()
+    let row = |(name, key, used_at): (String, Vec<u8>, i64)| {
+        Ok(Evictable { repository: name.parse()?, digest: Digest::from_key(&key)?, used_at: uint(used_at) })
+    };
+    rows.into_iter().map(row).collect()
+}
+
+pub(super) fn evict_snapshot(tx: &Connection, snapshot: &Evictable, now: u64) -> Result<bool> {
+    let Evictable { repository, digest, used_at } = snapshot;
+    let as_listed: bool = tx
+        .prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+             WHERE r.name = ?1 AND o.domain = ?2 AND o.digest = ?3 AND m.pinned = 0 AND m.used_at = ?4)",
+        )
+        .and_then(|mut s| s.query_row(params![repository.as_str(), DOMAIN, digest.to_key(), int(*used_at)], |r| r.get(0)))
+        .map_err(sql)?;
+    if as_listed {
+        delete_snapshot(tx, repository, digest, now)?;
+    }
+    Ok(as_listed)
 }
 
 pub(super) fn repositories(tx: &Connection, after: Option<&str>, limit: usize) -> Result<Page<RepositoryRow>> {

@@ -28,12 +28,12 @@ async fn upload(metadata: &dyn Metadata, universe: &Universe) {
 async fn commit(metadata: &dyn Metadata, session: &str, manifest: Digest) -> bool {
     let push = PushId(session.into());
     metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
-    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None };
+    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None, pin: None };
     metadata.commit(push, commit).await.unwrap().created
 }
 
 async fn order(metadata: &dyn Metadata) -> Vec<Digest> {
-    metadata.evictable(100).await.unwrap().into_iter().map(|(_, digest)| digest).collect()
+    metadata.evictable(100).await.unwrap().into_iter().map(|snapshot| snapshot.digest).collect()
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn eviction_takes_first_what_was_committed_or_touched_longest_ago() {
 
 #[tokio::test]
 async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
-    let (dir, (_, clock)) = (tempfile::tempdir().unwrap(), stopped());
+    let (dir, (now, clock)) = (tempfile::tempdir().unwrap(), stopped());
     for (name, metadata) in backends(clock, dir.path()).await {
         let (universe, metadata) = (Universe::new(), &*metadata);
         upload(metadata, &universe).await;
@@ -81,6 +81,23 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
             assert!(pin(second, false).await.unwrap() && !evictable().await, "{name}");
             assert!(!pin(first, false).await.unwrap() && evictable().await, "{name}");
         }
+        // What was pinned or used since it was listed is not evicted; what was not, is.
+        let listed = async || metadata.evictable(10).await.unwrap().into_iter().find(|s| s.digest == snapshot).unwrap();
+        let before = listed().await;
+        pin(Pin::UntilPushed, true).await.unwrap();
+        assert!(!metadata.evict_snapshot(before.clone()).await.unwrap(), "{name}: it is pinned");
+        pin(Pin::UntilPushed, false).await.unwrap();
+        now.fetch_add(1000, Ordering::SeqCst);
+        metadata.touch_snapshot(repository(), snapshot).await.unwrap();
+        assert!(!metadata.evict_snapshot(before.clone()).await.unwrap(), "{name}: it was used");
+        assert!(metadata.evict_snapshot(listed().await).await.unwrap(), "{name}");
+        assert!(!metadata.evict_snapshot(before).await.unwrap(), "{name}: it is gone");
+        // Pinned by its commit: there is no moment in which it is not.
+        metadata.open_push(PushId("pinned".into()), repository(), LEASE).await.unwrap();
+        let commit =
+            Commit { manifest: snapshot, parents: vec![], artifact_type: None, subject: None, tag: None, pin: Some(Pin::UntilPushed) };
+        metadata.commit(PushId("pinned".into()), commit).await.unwrap();
+        assert!(!evictable().await, "{name}");
         let unknown = metadata.pin_snapshot(repository(), universe.manifest(1), Pin::ByHand, true).await;
         assert_eq!(unknown.unwrap_err().code(), pfr_schema::ErrorCode::SnapshotUnknown, "{name}");
     }

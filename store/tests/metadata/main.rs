@@ -79,6 +79,7 @@ async fn lists_come_in_pages_that_join_without_gaps() {
                 artifact_type: None,
                 subject: None,
                 tag: Some(TagMove { tag: tag(&format!("tag-{snapshot}")), expected: None }),
+                pin: None,
             };
             metadata.commit(push, commit).await.unwrap();
         }
@@ -120,6 +121,7 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
             artifact_type: artifact_type.map(Into::into),
             subject: None,
             tag: Some(TagMove { tag: tag("t"), expected: None }),
+            pin: None,
         };
         // Texts that one of the databases cannot keep.
         let refused = metadata.commit(push.clone(), commit(Some("a\0b"))).await.unwrap_err();

@@ -5,9 +5,7 @@ use crate::model::{Blob, LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, fram
 use crate::transcript;
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, Kind};
-use pfr_store::{
-    Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, Pin, PushId, TagMove,
-};
+use pfr_store::{Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, Pin, PushId, TagMove};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -269,7 +267,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         Op::Commit { push, snapshot, tag: tag_number, expected } => {
             let move_tag = tag_number.map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) });
             let manifest = universe.manifest(*snapshot);
-            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag };
+            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag, pin: None };
             let found = metadata.commit(session(model, push), commit.clone()).await;
             compare(model.commit(*push, &commit, *tag_number), found)
         }

@@ -7,9 +7,9 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Result, Retired, SnapshotRow,
-    Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, Location, Metadata, Moved, NewContainer,
+    NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Result, Retired,
+    SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,7 +118,8 @@ transactions! {
     gc_runs(after: Option<String>, limit: usize) -> Page<GcRun>;
     touch_snapshot(repository: RepositoryName, digest: Digest) -> ();
     pin_snapshot(repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> bool;
-    evictable(limit: usize) -> Vec<(RepositoryName, Digest)>;
+    evictable(limit: usize) -> Vec<Evictable>;
+    evict_snapshot(snapshot: Evictable) -> bool;
     packs(after: Option<PackId>, limit: usize) -> Vec<PackRow>;
     quarantine(damage: Vec<Damage>) -> Vec<Digest>;
     lift_quarantine(good: Vec<(Digest, String)>) -> u64;
