@@ -149,10 +149,10 @@ fn refusals(registry: &Registry) -> usize {
     registry.log().matches("cannot accept").count()
 }
 
-/// Opens connections that say nothing until the registry has no file left for another.
+/// Opens connections that say nothing until the registry has no file left for another; no more of them than the system queues.
 fn exhaust(registry: &Registry) -> Vec<TcpStream> {
     let before = refusals(registry);
-    let idle = (0..200).map(|_| TcpStream::connect(registry.address()).unwrap()).collect();
+    let idle = (0..100).map(|_| TcpStream::connect(registry.address()).unwrap()).collect();
     wait_for("it to run out of files", 30, || (refusals(registry) > before).then_some(()));
     idle
 }
