@@ -53,7 +53,7 @@ impl Database {
                 Err(error) => drop(ready.send(Err(error))),
                 Ok(connection) => {
                     drop(ready.send(Ok(())));
-                    run_writer(&connection, &queue, &counter);
+                    run_writer(connection, writer_path.as_deref(), &queue, &counter);
                 }
             })
             .map_err(|e| Error::Unavailable { what: "metadata", reason: e.to_string() })?;
@@ -114,7 +114,9 @@ impl Database {
                 let transaction = connection.unchecked_transaction().map_err(|e| Error::metadata(&e))?;
                 job(&transaction)
             })();
-            pool.idle.lock().push(connection);
+            if !is_read_only(&connection) {
+                pool.idle.lock().push(connection);
+            }
             result
         })
         .await
@@ -148,8 +150,21 @@ fn in_savepoint<T>(connection: &Connection, job: impl FnOnce(&Connection) -> Res
     }
 }
 
-fn run_writer(connection: &Connection, queue: &mpsc::Receiver<Job>, rows_written: &AtomicU64) {
+/// Whether it was opened while the disk was read-only: SQLite then falls back to reading, and stays with it whatever becomes of the disk.
+fn is_read_only(connection: &Connection) -> bool {
+    connection.is_readonly(rusqlite::MAIN_DB).unwrap_or(false)
+}
+
+fn run_writer(connection: Connection, path: Option<&Path>, queue: &mpsc::Receiver<Job>, rows_written: &AtomicU64) {
+    let (mut current, mut written_before) = (connection, 0);
     while let Ok(first) = queue.recv() {
+        if is_read_only(&current)
+            && let Ok(again) = connect(path)
+        {
+            written_before += current.total_changes();
+            current = again;
+        }
+        let connection = &current;
         let mut replies = Vec::new();
         let begun = connection.execute_batch("BEGIN IMMEDIATE");
         let failure = match begun {
@@ -179,7 +194,7 @@ fn run_writer(connection: &Connection, queue: &mpsc::Receiver<Job>, rows_written
         if failure.is_some() && !connection.is_autocommit() {
             drop(connection.execute_batch("ROLLBACK"));
         }
-        rows_written.store(connection.total_changes(), Ordering::Relaxed);
+        rows_written.store(written_before + connection.total_changes(), Ordering::Relaxed);
         let reason = failure.map(|e| e.to_string());
         for reply in replies {
             reply(reason.as_deref());
