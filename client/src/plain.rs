@@ -1,7 +1,6 @@
 //! Frames that are wanted as plain blobs, whatever they are where they come from: an attachment may have the bytes of somebody's container, and whoever
 //! takes in a container wants what it lists.
 
-use crate::error::Result;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -21,7 +20,8 @@ pub(crate) fn as_blobs<E: Send + 'static>(
             None if plain.held.is_empty() => return Ok(None),
             None => vec![std::mem::take(&mut plain.held)],
         };
-        Ok(Some((stream::iter(ready.into_iter().filter(|piece| !piece.is_empty()).map(Ok)), (frames, plain))))
+        let ready = stream::iter(ready.into_iter().filter(|piece| !piece.is_empty()).map(Ok::<_, E>));
+        Ok::<_, E>(Some((ready, (frames, plain))))
     });
     pieces.try_flatten().boxed()
 }
