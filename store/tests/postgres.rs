@@ -435,11 +435,11 @@ async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
     let cutting = tokio::task::spawn_blocking({
         let (done, cut) = (Arc::clone(&done), Arc::clone(&store));
         move || {
-            for _ in 0..40 {
-                // Something happens in between each time.
+            for _ in 0..25 {
+                // So much happens in between that nobody is hit each time he tries.
                 let before = cut.rows_written();
                 pfr_rig::postgres::cut_connections(&url);
-                while cut.rows_written() == before {
+                while cut.rows_written() < before + 200 {
                     std::thread::yield_now();
                 }
             }
