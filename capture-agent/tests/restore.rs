@@ -141,7 +141,7 @@ async fn what_is_restored_is_the_last_to_be_evicted() {
         captured.push(host.agent.snapshot("e", request).await.unwrap().digest);
         a.step("s", 5);
     }
-    let order = async || host.agent.store().metadata().evictable(10).await.unwrap().into_iter().map(|(_, d)| d).collect::<Vec<_>>();
+    let order = async || host.agent.store().metadata().evictable(10).await.unwrap().into_iter().map(|s| s.digest).collect::<Vec<_>>();
     assert_eq!(order().await, captured);
     restore(&host, "there", "one").await.unwrap();
     captured.reverse();
