@@ -21,8 +21,10 @@ fn lists_that_lead_in_circles_have_an_end() {
     push(&pf, "endless:t", &[1], &[]);
     push(&pf, "own:t", &[2], &[]);
     push(&pf, "well:t", &[3], &[]);
-    let liar = Liar::before(&a.url(), |seen| match seen.path.as_str() {
-        path if path.starts_with("/v1/repositories/endless/snapshots?") => change(|list| list["next"] = json!("again")),
+    let one = json!({"digest": pf.tags("endless")["t"], "tags": ["t"], "parents": [], "pushed_at": 1, "logical_bytes": 1, "new_bytes": 1});
+    let page = json!({"snapshots": [one], "next": "again"}).to_string().into_bytes();
+    let liar = Liar::before(&a.url(), move |seen| match seen.path.as_str() {
+        path if path.starts_with("/v1/repositories/endless/snapshots?") => Fate::Instead(200, "application/json", page.clone()),
         path if path.starts_with("/v1/repositories/own/snapshots?") => change(|list| {
             let own = list["snapshots"][0]["digest"].clone();
             list["snapshots"][0]["parents"] = json!([own, own]);
