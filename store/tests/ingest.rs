@@ -8,9 +8,10 @@ use bytes::Bytes;
 use common::{GEOMETRY, blob_frame, page, pieces, repository, store, stream};
 use futures::StreamExt as _;
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
+use pfr_schema::run::Run;
 use pfr_schema::tree::{Document, Group, PageTree};
 use pfr_schema::{Digest, Kind, Limits};
-use pfr_store::{Incoming, WHOLE_MAX, document_frame, verified_frames};
+use pfr_store::{Incoming, Ingested, Store, WHOLE_MAX, document_frame, verified_frames};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -95,4 +96,70 @@ async fn two_large_trees_are_taken_in_by_one_request() {
     for tree in &trees {
         assert!(store.missing(&session.id, vec![(tree.digest, Kind::Tree)]).await.unwrap().is_empty());
     }
+}
+
+/// Frames and children of containers in one pack, at most; the last frame may go over it.
+const ENTRIES: usize = 32 << 10;
+
+async fn packed(store: &Store) -> Vec<usize> {
+    let mut counts = Vec::new();
+    for pack in store.metadata().packs(None, 10_000).await.unwrap() {
+        counts.push(store.metadata().pack_contents(pack.id).await.unwrap().len());
+    }
+    counts
+}
+
+async fn take_in(store: &Store, frames: impl IntoIterator<Item = Bytes>) -> Ingested {
+    let session = store.open_push(&repository()).await.unwrap();
+    store.ingest(&session.id, pieces(&stream(frames), 100_000)).await.unwrap()
+}
+
+/// Pages, each of which lies in a pack.
+async fn pages(store: &Store, count: u64) -> Vec<Digest> {
+    let raw: Vec<Vec<u8>> = (0..count).map(page).collect();
+    take_in(store, raw.iter().map(|p| blob_frame(p))).await;
+    raw.iter().map(|p| Digest::sha256(p)).collect()
+}
+
+fn run(digests: Vec<Digest>) -> Bytes {
+    document_frame(&Document::new(Kind::Run, Run::new(2, 128, digests).unwrap().to_bytes()))
+}
+
+#[tokio::test]
+async fn a_pack_of_tiny_blobs_is_closed_by_their_number() {
+    let store = store().await;
+    let done = take_in(&store, (0..40_000_u32).map(|i| blob_frame(&i.to_le_bytes()))).await;
+    assert_eq!(done.new, 40_000);
+    assert_eq!(packed(&store).await, [ENTRIES, 40_000 - ENTRIES]);
+}
+
+#[tokio::test]
+async fn what_containers_list_counts_too() {
+    let store = store().await;
+    let pages = pages(&store, 2048).await;
+    let runs = (0..40).map(|i| run(pages[i..].iter().chain(&pages[..i]).copied().collect()));
+    assert_eq!(take_in(&store, runs).await.new, 40);
+    // Each is 2,049 entries: 16 go just over it.
+    assert_eq!(packed(&store).await, [2048, 16, 16, 8]);
+}
+
+#[tokio::test]
+async fn a_blob_that_a_container_lists_again_and_again_counts_once() {
+    let store = store().await;
+    let pages = pages(&store, 64).await;
+    assert_eq!(take_in(&store, pages.iter().map(|page| run(vec![*page; 2048]))).await.new, 64);
+    assert_eq!(packed(&store).await, [64, 64]);
+}
+
+#[tokio::test]
+async fn the_same_frame_again_takes_up_nothing() {
+    let store = store().await;
+    let pages = pages(&store, 2048).await;
+    let frame = run(pages);
+    let (again, len) = (100, frame.len() as u64);
+    let before = store.metadata().disk_bytes().await.unwrap();
+    let done = take_in(&store, std::iter::repeat_n(frame, again)).await;
+    assert_eq!((done.frames, done.new), (again as u64, 1), "all were received");
+    assert_eq!(packed(&store).await, [2048, 1]);
+    assert!(store.metadata().disk_bytes().await.unwrap() - before < 2 * len);
 }

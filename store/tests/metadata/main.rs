@@ -7,6 +7,7 @@
 mod common;
 mod model;
 mod ops;
+mod uploads;
 
 use common::{repository, tag};
 use model::{LEASE, SNAPSHOTS, Universe, frames_of};
