@@ -7,8 +7,11 @@ use crate::store::{Ingested, Store};
 use crate::verify::{Incoming, Whole, verified_frames};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
+use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
-use pfr_schema::{Container, Limits};
+use pfr_schema::{Container, Digest, Kind, Limits};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub(crate) async fn ingest<S>(store: &Store, push: &PushId, stream: S) -> Result<Ingested>
@@ -52,14 +55,22 @@ struct Open {
     writer: PackWriter,
     /// A large frame is half written: the pack must not be completed.
     inside_frame: bool,
+    /// What lies in it whole. The same again would take up space and memory for nothing.
+    holds: HashSet<(Digest, Kind)>,
 }
 
 impl Ingest<'_> {
     async fn take(&mut self, item: Incoming) -> Result<()> {
         match item {
             Incoming::Whole(whole) => {
+                self.count(&whole.header);
+                let name = (whole.header.digest, whole.header.kind);
+                if self.pack.as_ref().is_some_and(|open| open.holds.contains(&name)) {
+                    return Ok(());
+                }
                 let container = references(&whole, &self.store.options.limits)?;
                 self.begin_frame(whole.header, container).await?;
+                self.open()?.holds.insert(name);
                 for piece in whole.payload {
                     self.open()?.writer.append(piece).await?;
                 }
@@ -67,6 +78,7 @@ impl Ingest<'_> {
             }
             Incoming::Begin(header) => {
                 // A blob larger than a pack gets one of its own.
+                self.count(&header);
                 self.close_pack().await?;
                 self.begin_frame(header, None).await?;
                 self.open()?.inside_frame = true;
@@ -84,24 +96,28 @@ impl Ingest<'_> {
         self.pack.as_mut().ok_or_else(|| Error::Internal("no pack is open".into()))
     }
 
-    async fn begin_frame(&mut self, header: Header, container: Option<NewContainer>) -> Result<()> {
-        if self.pack.is_none() {
-            self.pack = Some(Open { writer: PackWriter::begin(self.store).await?, inside_frame: false });
-        }
+    fn count(&mut self, header: &Header) {
         self.done.frames += 1;
         self.done.stored_bytes += header.stored_len;
         self.done.raw_bytes += header.raw_len;
+    }
+
+    async fn begin_frame(&mut self, header: Header, container: Option<NewContainer>) -> Result<()> {
+        if self.pack.is_none() {
+            self.pack =
+                Some(Open { writer: PackWriter::begin(self.store, Some(self.push)).await?, inside_frame: false, holds: HashSet::new() });
+        }
         self.open()?.writer.header(header, container).await
     }
 
     async fn end_frame(&mut self, checksum: u32) -> Result<()> {
         self.open()?.writer.checksum(checksum).await?;
-        if self.open()?.writer.len() >= self.store.options.pack_bytes { self.close_pack().await } else { Ok(()) }
+        if self.open()?.writer.is_full() { self.close_pack().await } else { Ok(()) }
     }
 
     async fn close_pack(&mut self) -> Result<()> {
         if let Some(open) = self.pack.take() {
-            self.done.new += open.writer.finish(self.store, self.push).await?.new;
+            self.done.new += open.writer.finish().await?.new;
         }
         Ok(())
     }
@@ -131,5 +147,20 @@ fn references(whole: &Whole, limits: &Limits) -> Result<Option<NewContainer>> {
     let error = |source| Error::Frame { position: whole.position, digest: header.digest, source };
     let raw = whole.raw().map_err(error)?;
     let container = Container::parse(header.kind, &raw, limits).map_err(error)?;
-    Ok(container.map(|c| NewContainer { children: c.children(), shape: c.shape() }))
+    Ok(container.map(|c| NewContainer { children: each_once(c.children()), shape: c.shape() }))
+}
+
+/// Children without those that say the same of a blob as its first mention: a run may list one page thousands of times, in few bytes.
+fn each_once(mut children: Vec<Child>) -> Vec<Child> {
+    let mut first: HashMap<Digest, Child> = HashMap::new();
+    children.retain(|child| match first.entry(child.digest) {
+        Entry::Vacant(entry) => {
+            entry.insert(child.clone());
+            true
+        }
+        // Who contradicts itself is refused when it is indexed.
+        Entry::Occupied(entry) => entry.get() != child,
+    });
+    children.shrink_to_fit();
+    children
 }

@@ -46,4 +46,4 @@ pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use ranges::PackRange;
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};
-pub use verify::{Incoming, Whole, verified_frames};
+pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};

@@ -1,4 +1,6 @@
-//! Writing packs: many frames into one immutable object, in pieces, in constant memory.
+//! Writing packs: many frames into one immutable object, in pieces, in bounded memory.
+//!
+//! A pack may take longer to write than a lease lasts: the leases of its row and of its session are renewed as its bytes come.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -8,13 +10,25 @@ use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
 use pfr_schema::pack;
+use std::ops::Range;
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// Bytes of one part of an upload; S3 wants at least 5 MiB.
 const PART: usize = 5 << 20;
+/// Frames and children of containers after which a pack is full, however few its bytes. Each takes about half a KiB until it is indexed, and
+/// indexing is one transaction for which others wait: so 16 MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
+const ENTRIES: usize = 32 << 10;
+/// Part of a lease after which it is renewed. A session may have been at half of its own when the pack began.
+const RENEW: u32 = 4;
+/// Part of a lease after which a renewal that failed is tried again.
+const RETRY: u32 = 64;
 
 /// A pack being written. Its row exists before its first byte; dropping it leaves debris that collection finds by that row.
 pub(crate) struct PackWriter {
+    store: Store,
+    /// The session that it is written for; none for compaction.
+    push: Option<PushId>,
     id: PackId,
     key: String,
     upload: Box<dyn MultipartUpload>,
@@ -23,16 +37,39 @@ pub(crate) struct PackWriter {
     pending_bytes: usize,
     offset: u64,
     frames: Vec<NewFrame>,
+    /// Frames and children so far.
+    entries: usize,
+    /// When nothing need be renewed, in milliseconds since 1970.
+    fresh: Range<u64>,
 }
 
 impl PackWriter {
-    pub(crate) async fn begin(store: &Store) -> Result<Self> {
+    /// Begins a pack, for the session `push` if it is to be finished by [`Self::finish`].
+    pub(crate) async fn begin(store: &Store, push: Option<&PushId>) -> Result<Self> {
         store.mark().await?;
+        let lease = store.options.lease;
+        if let Some(push) = push {
+            store.metadata.renew_push(push.clone(), lease).await?;
+        }
+        let fresh = span(store.options.clock.now(), lease / RENEW);
         // Never reused and never derived from content: a late or repeated delete can only hit bytes that no row names.
         let key = uuid::Uuid::now_v7().to_string();
-        let id = store.metadata.begin_pack(key.clone(), store.options.lease).await?;
+        let id = store.metadata.begin_pack(key.clone(), lease).await?;
         let upload = store.packs.put_multipart(&path(&key)).await.map_err(Error::packs)?;
-        let mut writer = Self { id, key, upload, writing: None, pending: Vec::new(), pending_bytes: 0, offset: 0, frames: Vec::new() };
+        let mut writer = Self {
+            store: store.clone(),
+            push: push.cloned(),
+            id,
+            key,
+            upload,
+            writing: None,
+            pending: Vec::new(),
+            pending_bytes: 0,
+            offset: 0,
+            frames: Vec::new(),
+            entries: 0,
+            fresh,
+        };
         writer.append(Bytes::from_static(pack::MAGIC)).await?;
         Ok(writer)
     }
@@ -42,8 +79,14 @@ impl PackWriter {
         self.offset
     }
 
+    /// Whether it should be finished after this frame.
+    pub(crate) fn is_full(&self) -> bool {
+        self.offset >= self.store.options.pack_bytes || self.entries >= ENTRIES
+    }
+
     /// Starts a frame; its payload and [`Self::checksum`] must follow.
     pub(crate) async fn header(&mut self, header: Header, container: Option<NewContainer>) -> Result<()> {
+        self.entries += 1 + container.as_ref().map_or(0, |c| c.children.len());
         self.frames.push(NewFrame { header, offset: self.offset, container });
         self.append(header.to_bytes().into()).await
     }
@@ -53,7 +96,11 @@ impl PackWriter {
     }
 
     /// Appends bytes, which are written when a part is full.
+    ///
+    /// # Errors
+    /// [`Error::PackLost`], [`Error::PushUnknown`] as soon as it is clear that it cannot be finished.
     pub(crate) async fn append(&mut self, bytes: Bytes) -> Result<()> {
+        self.renew().await?;
         self.offset += bytes.len() as u64;
         self.pending_bytes += bytes.len();
         self.pending.push(bytes);
@@ -76,50 +123,104 @@ impl PackWriter {
         }
     }
 
+    /// Renews the leases of the pack and its session in time.
+    async fn renew(&mut self) -> Result<()> {
+        let (now, lease) = (self.store.options.clock.now(), self.store.options.lease);
+        // A clock that was set back does not say how long ago the last time was: rather once too often.
+        if self.fresh.contains(&now) {
+            return Ok(());
+        }
+        let pause = match self.store.metadata.renew_pack(self.push.clone(), self.id, lease).await {
+            Ok(()) => lease / RENEW,
+            Err(error @ (Error::PackLost(_) | Error::PushUnknown(_))) => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, pack = self.id, "leases could not be renewed; it is tried again");
+                lease / RETRY
+            }
+        };
+        self.fresh = span(now, pause);
+        Ok(())
+    }
+
     /// Completes the pack, durably, then indexes it.
-    pub(crate) async fn finish(mut self, store: &Store, push: &PushId) -> Result<PackStored> {
+    pub(crate) async fn finish(mut self) -> Result<PackStored> {
+        let push = self.push.take().ok_or_else(|| Error::Internal("a pack without a session".into()))?;
         let sizes = self.complete().await?;
-        let stored = store.metadata.finish_pack(push.clone(), self.id, sizes, self.frames, store.options.lease).await;
-        remove_if_lost(store, &self.key, stored).await
+        let frames = std::mem::take(&mut self.frames);
+        let stored = self.store.metadata.finish_pack(push, self.id, sizes, frames, self.store.options.lease).await;
+        self.remove_if_lost(stored).await
     }
 
     /// Completes the pack, durably, then points what was copied into it to it.
-    pub(crate) async fn finish_compaction(mut self, store: &Store, moved: Vec<Moved>) -> Result<()> {
+    pub(crate) async fn finish_compaction(mut self, moved: Vec<Moved>) -> Result<()> {
         let sizes = self.complete().await?;
-        let done = store.metadata.finish_compaction(self.id, sizes, moved, store.options.lease).await;
-        remove_if_lost(store, &self.key, done).await
+        let done = self.store.metadata.finish_compaction(self.id, sizes, moved, self.store.options.lease).await;
+        self.remove_if_lost(done).await
     }
 
     /// Writes index and footer; all bytes are durable when it returns.
     async fn complete(&mut self) -> Result<PackSizes> {
         let frame_bytes = self.offset - pack::MAGIC.len() as u64;
+        if let Err(error) = self.write_rest().await {
+            self.remove_unfinished().await;
+            return Err(error);
+        }
+        let completed = self.upload.complete().await.map_err(Error::packs);
+        // An answer may be lost after the object was made.
+        self.remove_if_lost(completed).await?;
+        Ok(PackSizes { bytes: self.offset, frame_bytes })
+    }
+
+    async fn write_rest(&mut self) -> Result<()> {
         let entries: Vec<pack::Entry> = self.frames.iter().map(|f| pack::Entry { offset: f.offset, header: f.header }).collect();
         self.append(pack::index_and_footer(&entries, self.offset).into()).await?;
         if !self.pending.is_empty() {
             self.write_part().await?;
         }
-        self.wait().await?;
-        self.upload.complete().await.map_err(Error::packs)?;
-        Ok(PackSizes { bytes: self.offset, frame_bytes })
+        self.wait().await
     }
 
     /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the pack's row.
     pub(crate) async fn abandon(mut self) {
+        self.remove_unfinished().await;
+    }
+
+    async fn remove_unfinished(&mut self) {
         drop(self.wait().await);
         if let Err(error) = self.upload.abort().await {
             tracing::debug!(%error, pack = self.id, "could not remove an unfinished pack");
         }
     }
+
+    /// A pack that was given up while it was written may have no row any more: then nobody but its writer knows of its bytes.
+    async fn remove_if_lost<T>(&mut self, result: Result<T>) -> Result<T> {
+        let lost = match &result {
+            Ok(_) => false,
+            Err(Error::PackLost(_)) => true,
+            // The answer may be lost and the pack live, or collection may still have to delete it: only without a row is it nobody's.
+            Err(_) => self.is_forgotten().await,
+        };
+        if lost && let Err(error) = self.store.packs.delete(&path(&self.key)).await {
+            tracing::debug!(%error, pack = self.key, "could not remove a pack that was given up");
+        }
+        result
+    }
+
+    /// Whether it is known to have no row.
+    async fn is_forgotten(&mut self) -> bool {
+        match self.store.metadata.packs(Some(self.id - 1), 1).await {
+            Ok(rows) => rows.first().is_none_or(|row| row.id != self.id),
+            Err(error) => {
+                tracing::debug!(%error, pack = self.key, "whether a pack was given up cannot be told");
+                false
+            }
+        }
+    }
 }
 
-/// A pack that was given up while it was written may have no row any more: then nobody but its writer knows of its bytes.
-async fn remove_if_lost<T>(store: &Store, key: &str, result: Result<T>) -> Result<T> {
-    if let Err(Error::PackLost(_)) = &result
-        && let Err(error) = store.packs.delete(&path(key)).await
-    {
-        tracing::debug!(%error, pack = key, "could not remove a pack that was given up");
-    }
-    result
+/// The time from `now` on, for so long.
+fn span(now: u64, length: Duration) -> Range<u64> {
+    now..now.saturating_add(u64::try_from(length.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Folder of what a probe of the storage writes; without permission to delete, it stays there.

@@ -106,6 +106,12 @@ impl Metadata for PostgresMetadata {
         self.database.write((key, lease), |tx, (key, lease)| Box::pin(index::begin_pack(tx, key, millis(*lease)))).await
     }
 
+    async fn renew_pack(&self, push: Option<PushId>, pack: PackId, lease: Duration) -> Result<()> {
+        self.database
+            .write((push, pack, lease), |tx, (push, pack, lease)| Box::pin(index::renew_pack(tx, push.as_ref(), *pack, millis(*lease))))
+            .await
+    }
+
     async fn finish_pack(
         &self,
         push: PushId,

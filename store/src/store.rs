@@ -23,9 +23,10 @@ use tokio::sync::Semaphore;
 pub struct Options {
     /// How long what a push session asked about or uploaded is safe from collection. Default 1 hour.
     pub lease: Duration,
-    /// Bytes after which a pack is closed. Default 64 MiB.
+    /// Bytes after which a pack is closed; one of many tiny blobs is closed earlier. Default 64 MiB.
     pub pack_bytes: u64,
-    /// Streams of frames taken in at once; others wait. Bounds memory to about 20 MiB each. Default 6.
+    /// Streams of frames taken in at once; others wait. Bounds memory to about 20 MiB each, and to
+    /// 16 MiB more where blobs are tiny. Default 6.
     pub ingests: usize,
     /// Streams of frames given out at once; others wait. Bounds memory to about 12 MiB each. Default 6.
     pub outputs: usize,

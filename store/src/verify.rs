@@ -31,8 +31,8 @@ pub struct Whole {
     pub checksum: u32,
     /// Where the payload began in the stream.
     pub position: u64,
-    // Held while a large document is in memory.
-    _permit: Option<OwnedSemaphorePermit>,
+    /// Held while a large document is in memory.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Whole {
@@ -128,7 +128,8 @@ impl Check {
 /// Verifies a stream of frames that ends with an end mark; yields them in order.
 ///
 /// Holds at most about 10 MiB of the stream; a document larger than [`WHOLE_MAX`] is held whole under `large_documents`, so
-/// that only one such is in memory at a time.
+/// that only one such is in memory at a time: it is handed on as soon as it is verified, and the next one waits until it is dropped. Do not
+/// keep it while waiting for the next item.
 pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaphore>) -> impl Stream<Item = Result<Incoming>> + Send
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
@@ -143,6 +144,7 @@ where
         hashing: VecDeque::new(),
         hashing_bytes: 0,
         ready: VecDeque::new(),
+        hand_on: false,
         begin: None,
         ended: None,
     };
@@ -165,6 +167,8 @@ struct State<S> {
     hashing: VecDeque<(u64, JoinHandle<Result<Vec<Whole>>>)>,
     hashing_bytes: u64,
     ready: VecDeque<Whole>,
+    /// What came is handed on before more is read.
+    hand_on: bool,
     begin: Option<Header>,
     ended: Option<Result<()>>,
 }
@@ -175,12 +179,12 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
             if let Some(whole) = self.ready.pop_front() {
                 return Ok(Some(Incoming::Whole(whole)));
             }
-            // What came whole before an error, the end or a large frame is handed on before it.
-            let draining = self.ended.is_some() || self.begin.is_some();
+            let draining = self.ended.is_some() || self.hand_on;
             if (draining && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
                 self.collect().await?;
                 continue;
             }
+            self.hand_on = false;
             if let Some(header) = self.begin.take() {
                 return Ok(Some(Incoming::Begin(header)));
             }
@@ -225,13 +229,14 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
                     } else {
                         None
                     };
-                    self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, _permit: permit }));
+                    self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit }));
                     return Ok(None);
                 }
                 self.dispatch();
                 let check = Some(Box::new(Check::new(&header, position)?));
                 self.current = Some(Current::Pieces { check });
                 self.begin = Some(header);
+                self.hand_on = true;
                 Ok(None)
             }
             Event::Payload(piece) => match &mut self.current {
@@ -254,9 +259,11 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
             Event::Finish { checksum } => match self.current.take() {
                 Some(Current::Whole(mut whole)) => {
                     whole.checksum = checksum;
+                    // Others wait for its permit, and so does this stream when the next one begins: it must not lie here until then.
+                    self.hand_on = whole.permit.is_some();
                     self.batch_bytes += whole.header.stored_len + 256;
                     self.batch.push(whole);
-                    if self.batch_bytes >= BATCH {
+                    if self.hand_on || self.batch_bytes >= BATCH {
                         self.dispatch();
                     }
                     Ok(None)

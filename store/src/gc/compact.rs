@@ -53,7 +53,7 @@ impl Run<'_> {
             let quarantined = self.store.metadata.quarantine(damage).await;
             self.note(quarantined);
         }
-        if target.as_ref().is_some_and(|t| t.writer.len() >= self.store.options.pack_bytes)
+        if target.as_ref().is_some_and(|t| t.writer.is_full())
             && let Some(target) = target.take()
         {
             self.close(target).await;
@@ -62,7 +62,7 @@ impl Run<'_> {
 
     async fn close(&mut self, target: Target) {
         let (bytes, sources) = (target.bytes, target.sources.len() as u64);
-        let closed: Result<()> = target.writer.finish_compaction(self.store, target.moved).await;
+        let closed: Result<()> = target.writer.finish_compaction(target.moved).await;
         if self.note(closed).is_some() {
             self.report.packs_compacted += sources;
             self.report.moved_bytes += bytes;

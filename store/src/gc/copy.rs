@@ -36,7 +36,7 @@ pub(crate) struct Target {
 
 impl Target {
     async fn begin(store: &Store) -> Result<Self> {
-        Ok(Self { writer: PackWriter::begin(store).await?, moved: Vec::new(), sources: BTreeSet::new(), bytes: 0 })
+        Ok(Self { writer: PackWriter::begin(store, None).await?, moved: Vec::new(), sources: BTreeSet::new(), bytes: 0 })
     }
 
     async fn frame(&mut self, from: PackId, frame: &Packed, header: Header, rest: Bytes) -> Result<()> {

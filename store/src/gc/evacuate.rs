@@ -23,7 +23,7 @@ impl Store {
             self.metadata.quarantine(damage).await?;
         }
         match target {
-            Some(target) => target.writer.finish_compaction(self, target.moved).await,
+            Some(target) => target.writer.finish_compaction(target.moved).await,
             None => Ok(()),
         }
     }

@@ -34,12 +34,19 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Records a pack before its upload starts.
     async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId>;
 
+    /// Renews the lease of a pack that is being written, and of the session that it is written for.
+    ///
+    /// # Errors
+    /// [`crate::Error::PackLost`] if it is not being written any more, [`crate::Error::PushUnknown`] if the session is over: nothing was renewed.
+    async fn renew_pack(&self, push: Option<PushId>, pack: PackId, lease: Duration) -> Result<()>;
+
     /// Indexes a durable pack: objects, containers, child counts; all or nothing. Frames come in stream order, children before
     /// the containers that list them. A blob that is stored already keeps its place.
     ///
     /// # Errors
     /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a container's children are not all stored as it says.
-    /// [`crate::Error::PackLost`] if collection gave the pack up in the meantime: its bytes must be uploaded again.
+    /// [`crate::Error::PackLost`] if collection gave the pack up in the meantime, whatever became of the session: its bytes must be uploaded again,
+    /// and nobody but the caller may know that they are there.
     async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration)
     -> Result<PackStored>;
 

@@ -25,6 +25,18 @@ pub(super) async fn begin_pack(tx: &mut Tx, key: &str, lease: i64) -> Outcome<Pa
     Ok(id)
 }
 
+pub(super) async fn renew_pack(tx: &mut Tx, push: Option<&PushId>, pack: PackId, lease: i64) -> Outcome<()> {
+    let until = tx.now().await?.saturating_add(lease);
+    let update = "UPDATE packs SET keep_until = GREATEST(keep_until, $1) WHERE id = $2 AND state = 'writing'";
+    if tx.execute(sqlx::query(update).bind(until).bind(pack)).await? == 0 {
+        return Err(Error::PackLost(pack.to_string()).into());
+    }
+    match push {
+        Some(push) => super::names::extend_push(tx, push, lease).await,
+        None => Ok(()),
+    }
+}
+
 pub(super) async fn finish_pack(
     tx: &mut Tx,
     push: &PushId,
@@ -34,6 +46,12 @@ pub(super) async fn finish_pack(
     lease: i64,
 ) -> Outcome<PackStored> {
     let now = tx.now().await?;
+    // The pack first: who lost it must learn so, although its session is over too. Not locked yet: packs come after objects.
+    let writing: bool =
+        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM packs WHERE id = $1 AND state = 'writing')").bind(pack).fetch_one(tx.on()).await?;
+    if !writing {
+        return Err(Error::PackLost(pack.to_string()).into());
+    }
     super::names::live_push(tx, push).await?;
     let stored = index(tx, pack, sizes, frames, now.saturating_add(lease)).await?;
     // Last, so that packs of one session do not wait for each other.

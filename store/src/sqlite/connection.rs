@@ -38,7 +38,7 @@ pub(super) struct Database {
 struct Readers {
     path: PathBuf,
     idle: Mutex<Vec<Connection>>,
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
 }
 
 impl Database {
@@ -58,7 +58,7 @@ impl Database {
             })
             .map_err(|e| Error::Unavailable { what: "metadata", reason: e.to_string() })?;
         opened.await.map_err(|_| Error::Internal("the metadata writer ended while opening".into()))??;
-        let readers = path.map(|path| Arc::new(Readers { path, idle: Mutex::default(), permits: Semaphore::new(READERS) }));
+        let readers = path.map(|path| Arc::new(Readers { path, idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) }));
         Ok(Self { jobs, readers, rows_written, waiting: Arc::default() })
     }
 
@@ -102,9 +102,11 @@ impl Database {
     /// Runs `job` in a read transaction: it sees one state.
     pub(super) async fn read<T: Send + 'static>(&self, job: impl FnOnce(&Connection) -> Result<T> + Send + 'static) -> Result<T> {
         let Some(readers) = &self.readers else { return self.write(job).await };
-        let _permit = readers.permits.acquire().await.map_err(|e| Error::Internal(e.to_string()))?;
+        let permit = Arc::clone(&readers.permits).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
         let pool = Arc::clone(readers);
         tokio::task::spawn_blocking(move || {
+            // Not the caller's: who is no longer waited for still reads, until its connection lies idle again.
+            let _permit = permit;
             let idle = pool.idle.lock().pop();
             let connection = match idle {
                 Some(connection) => connection,
@@ -174,7 +176,9 @@ fn run_writer(connection: Connection, path: Option<&Path>, queue: &mpsc::Receive
             }
             Ok(()) => {
                 replies.push(first(Some(connection)));
+                // Once SQLite has rolled the transaction back on its own, another job would commit alone, and be told that nothing happened.
                 while replies.len() < BATCH
+                    && !connection.is_autocommit()
                     && let Ok(next) = queue.try_recv()
                 {
                     replies.push(next(Some(connection)));
@@ -273,3 +277,6 @@ fn migrate(connection: &Connection) -> Result<()> {
     }
     connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len())).map_err(fail)
 }
+
+#[cfg(test)]
+mod tests;

@@ -96,6 +96,16 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| objects::begin_pack(tx, &key, until)).await
     }
 
+    async fn renew_pack(&self, push: Option<PushId>, pack: PackId, lease: Duration) -> Result<()> {
+        let (now, until) = (self.clock.now(), self.until(lease));
+        self.database
+            .write(move |tx| {
+                objects::renew_pack(tx, pack, until)?;
+                push.map_or(Ok(()), |push| names::renew_push(tx, &push, now, until))
+            })
+            .await
+    }
+
     async fn finish_pack(
         &self,
         push: PushId,
@@ -107,6 +117,8 @@ impl Metadata for SqliteMetadata {
         let (now, until) = (self.clock.now(), self.until(lease));
         self.database
             .write(move |tx| {
+                // The pack first: who lost it must learn so, although its session is over too.
+                objects::renew_pack(tx, pack, until)?;
                 names::renew_push(tx, &push, now, until)?;
                 objects::finish_pack(tx, pack, sizes, &frames, until)
             })

@@ -23,6 +23,15 @@ pub(super) fn begin_pack(tx: &Connection, key: &str, until: u64) -> Result<PackI
         .map_err(sql)
 }
 
+/// Renews the lease of a pack that is being written.
+pub(super) fn renew_pack(tx: &Connection, pack: PackId, until: u64) -> Result<()> {
+    let updated = tx
+        .prepare_cached("UPDATE packs SET keep_until = MAX(keep_until, ?1) WHERE id = ?2 AND state = 'writing'")
+        .and_then(|mut s| s.execute(params![int(until), pack]))
+        .map_err(sql)?;
+    if updated == 1 { Ok(()) } else { Err(Error::PackLost(pack.to_string())) }
+}
+
 /// Row ids of new objects: they are handed out before they are inserted, because containers name them.
 fn next_id(tx: &Connection) -> Result<ObjectId> {
     let last: Option<ObjectId> = tx

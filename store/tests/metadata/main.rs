@@ -9,6 +9,7 @@ mod housekeeping;
 mod model;
 mod ops;
 mod transcript;
+mod uploads;
 
 use common::{repository, tag};
 use model::{LEASE, SNAPSHOTS, Universe, frames_of};

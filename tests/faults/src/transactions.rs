@@ -92,6 +92,7 @@ transactions! {
     renew_push(push: PushId, lease: Duration) -> RepositoryName;
     close_push(push: PushId) -> ();
     begin_pack(key: String, lease: Duration) -> PackId;
+    renew_pack(push: Option<PushId>, pack: PackId, lease: Duration) -> ();
     finish_pack(push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored;
     missing(push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Vec<usize>;
     locate(digests: Vec<Digest>) -> Vec<Option<Location>>;
