@@ -7,7 +7,8 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, GcRun, JournalRow, Location, Metadata, Moved, NewContainer, NewFrame,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame,
     ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Result, Retired, SnapshotRow,
     Suspect, TagMove, TagRow, Unjournaled,
 };
@@ -125,9 +126,12 @@ transactions! {
     reassess() -> u64;
     audit(repair: bool) -> Audit;
     unjournaled(limit: usize) -> Vec<Unjournaled>;
-    journaled(row: JournalRow) -> ();
-    names() -> (u64, Vec<Record>);
+    journaled(rows: Vec<JournalRow>) -> ();
+    begin_names() -> (u64, NamesCursor);
+    names(cursor: NamesCursor, limit: usize) -> (Vec<Record>, Option<NamesCursor>);
+    journal_state(most: usize) -> JournalState;
     journal() -> Vec<JournalRow>;
+    superfluous_journal(limit: usize) -> Vec<String>;
     forget_journal(keys: Vec<String>) -> ();
     is_empty() -> bool;
     adopt_pack(key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored;
