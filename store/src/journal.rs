@@ -119,9 +119,7 @@ fn without_gaps(changes: Vec<Unjournaled>, limit: u64) -> Vec<Journal> {
         let numbered = Numbered { seq, change: record };
         let more = numbered.bytes();
         match sequences.last_mut() {
-            Some(sequence)
-                if sequence.last().is_some_and(|before| before.seq + 1 == seq) && Journal::ENVELOPE + bytes + more <= limit =>
-            {
+            Some(sequence) if sequence.last().is_some_and(|before| before.seq + 1 == seq) && Journal::ENVELOPE + bytes + more <= limit => {
                 sequence.push(numbered);
                 bytes += more;
             }

@@ -19,9 +19,9 @@ mod restore;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, JournalState, Location, Metadata, Moved, NamesCursor, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired, SnapshotRow, Suspect,
-    TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, GcRun, JournalRow, JournalState, Location, Metadata, Moved, NamesCursor,
+    NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Retired,
+    SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;

@@ -149,7 +149,9 @@ async fn names_that_change_while_checkpoints_are_written_are_all_back() {
                     let snapshot = snapshot(&[100 + (writer + i) % 4], vec![]);
                     // Others delete the same ones: some of this is refused.
                     drop(push(&store, &snapshot, &name).await);
-                    drop(store.put_tag(&repository(), tag(&format!("fork-{}", 1 + (round + i) % 100)), snapshot.manifest.digest, None).await);
+                    drop(
+                        store.put_tag(&repository(), tag(&format!("fork-{}", 1 + (round + i) % 100)), snapshot.manifest.digest, None).await,
+                    );
                     if i % 3 == 0 {
                         drop(store.delete_snapshot(&repository(), &snapshot.manifest.digest).await);
                     }

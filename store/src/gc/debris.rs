@@ -55,9 +55,11 @@ fn remove_unfinished_in(dir: &Path, lease: Duration) -> io::Result<()> {
     };
     for file in files {
         let file = file?;
-        let unfinished = file.file_name().to_str().and_then(|name| name.rsplit_once(".json#")).is_some_and(|(_, number)| {
-            !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
-        });
+        let unfinished = file
+            .file_name()
+            .to_str()
+            .and_then(|name| name.rsplit_once(".json#"))
+            .is_some_and(|(_, number)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
         if !unfinished {
             continue;
         }

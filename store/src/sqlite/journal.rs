@@ -139,7 +139,10 @@ pub(super) fn journal_state(tx: &Connection, most: usize) -> Result<JournalState
     let count = |statement: &str, values: &[&dyn ToSql]| -> Result<u64> {
         tx.prepare_cached(statement).and_then(|mut s| s.query_row(values, |r| r.get(0))).map(uint).map_err(sql)
     };
-    let names = count("SELECT coalesce(sum(records), 0) FROM journal WHERE is_checkpoint = 1 AND last_seq = ?1 AND key >= ?2", &[&checkpoint, &prefix])?;
+    let names = count(
+        "SELECT coalesce(sum(records), 0) FROM journal WHERE is_checkpoint = 1 AND last_seq = ?1 AND key >= ?2",
+        &[&checkpoint, &prefix],
+    )?;
     let since = "SELECT count(*) FROM (SELECT 1 FROM journal WHERE is_checkpoint = 0 AND last_seq > ?1 LIMIT ?2)";
     let objects = count(since, &[&checkpoint, &(most as i64)])?;
     Ok(JournalState { checkpoint: uint(checkpoint), names, last: last_number(tx)?, objects })

@@ -8,9 +8,8 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame,
-    ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow, Result, Retired, SnapshotRow,
-    Suspect, TagMove, TagRow, Unjournaled,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, PushId, RepositoryRow,
+    Result, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
 use std::sync::Arc;
 use std::time::Duration;

@@ -95,7 +95,9 @@ impl Rebuild<'_> {
             ended = journal.checkpoint.is_some_and(|part| part.end);
         }
         if ended && !whole {
-            self.report.refused.push(format!("checkpoint {set} of the journal: it has {} parts that are well, and needs others", rows.len()));
+            self.report
+                .refused
+                .push(format!("checkpoint {set} of the journal: it has {} parts that are well, and needs others", rows.len()));
         }
         Ok((whole && ended).then_some(rows))
     }
