@@ -226,7 +226,7 @@ async fn a_push_takes_back_its_own_pin_and_nobody_elses() {
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &[1, 2, 3, 4, 5, 6]);
     let (store, repository) = (host.agent.store().clone(), "team/agent".parse().unwrap());
-    let evictable = async |digest| store.metadata().evictable(100).await.unwrap().iter().any(|(_, d)| *d == digest);
+    let evictable = async |digest| store.metadata().evictable(100).await.unwrap().iter().any(|s| s.digest == digest);
     let (by_hand, first) = snapshot(&host, "e", "team/agent:x").await;
     engine.step("s", 3);
     let (other, second) = snapshot(&host, "e", "team/agent:y").await;

@@ -148,5 +148,7 @@ CREATE TABLE journal (
   key           text COLLATE "C" PRIMARY KEY,
   first_seq     bigint  NOT NULL,
   last_seq      bigint  NOT NULL,
-  is_checkpoint boolean NOT NULL
+  is_checkpoint boolean NOT NULL,
+  records       bigint  NOT NULL
 );
+CREATE INDEX journal_order ON journal (is_checkpoint, last_seq, key);

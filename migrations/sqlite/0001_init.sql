@@ -144,5 +144,7 @@ CREATE TABLE journal (
   key           TEXT    PRIMARY KEY,
   first_seq     INTEGER NOT NULL,
   last_seq      INTEGER NOT NULL,
-  is_checkpoint INTEGER NOT NULL
+  is_checkpoint INTEGER NOT NULL,
+  records       INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE INDEX journal_order ON journal (is_checkpoint, last_seq, key);

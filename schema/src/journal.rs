@@ -1,12 +1,19 @@
 //! The journal: changes of names, kept beside the packs, so that a lost database loses nothing that was acknowledged.
 //!
 //! Packs alone bring back blobs and containers; which of them are snapshots of which repository, and where tags point, is said here.
-//! An object of the journal is one JSON document, named by the first number in it and by the digest of its bytes:
-//! `journal/00000000000000000017-<sha256>.json`. Numbers order the records; a record may lie in several objects. A *checkpoint*
-//! holds everything up to its last number, from nothing; what lies before it may be forgotten.
+//! An object of the journal is one JSON document, named by a number in it and by the digest of its bytes:
+//!
+//! ```text
+//! journal/<first number>-<sha256>.json                  changes
+//! journal/<last number>-<set>-<part>-<sha256>.json      a part of a checkpoint
+//! ```
+//!
+//! Numbers order the records; a record may lie in several objects. A *checkpoint* holds all names, from nothing, in parts that are numbered from 0;
+//! the last of them says that it is. With all its parts there, what came after its number is all that is needed besides: it may hold some of that
+//! already, and replaying it again comes to the same.
 
 use crate::digest::Digest;
-use crate::error::FormatError;
+use crate::error::{FormatError, shorten};
 use crate::limits::Limits;
 use crate::name::{RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
@@ -77,31 +84,55 @@ pub struct Numbered {
     pub change: Record,
 }
 
+/// Which part of which checkpoint an object is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// The checkpoint: 32 hexadecimal digits, those of a later one are greater.
+    pub set: String,
+    /// From 0, without gaps.
+    pub number: u32,
+    /// Whether it is the last one.
+    pub end: bool,
+}
+
 /// An object of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Journal {
     version: u32,
-    /// Last number in it. A checkpoint holds everything up to here.
+    /// Last number in it; of a checkpoint: nothing up to here is needed besides.
     pub last: u64,
-    /// Whether it begins from nothing.
-    pub checkpoint: bool,
+    /// Whether it is a part of a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Part>,
     /// The records, in order.
     pub records: Vec<Numbered>,
 }
 
+impl Numbered {
+    /// Bytes that it takes in an object.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        crate::json::bytes(self).len() as u64 + 1
+    }
+}
+
 impl Journal {
+    /// Bytes of an object besides its records, at most.
+    pub const ENVELOPE: u64 = 256;
+
     /// Changes, in order.
     #[must_use]
     pub fn changes(records: Vec<Numbered>) -> Self {
-        Self { version: VERSION, last: records.last().map_or(0, |r| r.seq), checkpoint: false, records }
+        Self { version: VERSION, last: records.last().map_or(0, |r| r.seq), checkpoint: None, records }
     }
 
-    /// Everything up to `last`, from nothing.
+    /// A part of the checkpoint at `last`. All its records have that number.
     #[must_use]
-    pub fn checkpoint(last: u64, records: Vec<Record>) -> Self {
+    pub fn part(last: u64, part: Part, records: Vec<Record>) -> Self {
         let records = records.into_iter().map(|change| Numbered { seq: last, change }).collect();
-        Self { version: VERSION, last, checkpoint: true, records }
+        Self { version: VERSION, last, checkpoint: Some(part), records }
     }
 
     /// First number in it.
@@ -114,8 +145,12 @@ impl Journal {
     #[must_use]
     pub fn to_object(&self) -> (String, Vec<u8>) {
         let bytes = crate::json::bytes(self);
-        let digest = Digest::sha256(&bytes);
-        (format!("{PREFIX}/{:020}-{}.json", self.first(), digest.hex()), bytes)
+        (self.key(&Digest::sha256(&bytes)).to_string(), bytes)
+    }
+
+    fn key(&self, digest: &Digest) -> Key {
+        let part = self.checkpoint.as_ref().map(|part| (part.set.clone(), part.number));
+        Key { number: if part.is_some() { self.last } else { self.first() }, part, digest: *digest }
     }
 
     /// Parses the object at `key`.
@@ -123,23 +158,108 @@ impl Journal {
     /// # Errors
     /// [`FormatError`] if the bytes are not those that the key names, or no journal.
     pub fn parse(key: &str, bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
-        let fail = |reason: String| FormatError::Journal { reason };
-        let hex = key.rsplit_once('-').and_then(|(_, rest)| rest.strip_suffix(".json"));
-        let expected: Digest = hex
-            .and_then(|hex| format!("sha256:{hex}").parse().ok())
-            .ok_or_else(|| fail(format!("{key:?} is no key of a journal object")))?;
+        let named = Key::parse(key)?;
         let found = Digest::sha256(bytes);
-        if found != expected {
-            return Err(FormatError::DigestMismatch { expected, found });
+        if found != named.digest {
+            return Err(FormatError::DigestMismatch { expected: named.digest, found });
         }
+        let journal = Self::from_bytes(bytes, limits)?;
+        let expected = journal.key(&found);
+        if expected != named {
+            return Err(fail(format!("it lies at {key:?} and belongs at {expected}")));
+        }
+        Ok(journal)
+    }
+
+    /// Parses an object, wherever it lies.
+    ///
+    /// # Errors
+    /// [`FormatError`] if it is no journal.
+    pub fn from_bytes(bytes: &[u8], limits: &Limits) -> Result<Self, FormatError> {
         let journal: Self = crate::json::parse("journal", bytes, limits.journal_bytes)?;
         if journal.version != VERSION {
             return Err(fail(format!("it has version {}, this program knows {VERSION}: use a newer one", journal.version)));
         }
-        if journal.records.windows(2).any(|pair| pair[0].seq > pair[1].seq) || journal.records.iter().any(|r| r.seq > journal.last) {
-            return Err(fail("its records are out of order".into()));
+        match &journal.checkpoint {
+            Some(part) => {
+                if !is_set(&part.set) {
+                    return Err(fail(format!("{:?} is no checkpoint's name", shorten(part.set.clone()))));
+                }
+                if journal.records.iter().any(|r| r.seq != journal.last) {
+                    return Err(fail("records of a checkpoint have its number".into()));
+                }
+            }
+            None => {
+                if journal.records.windows(2).any(|pair| pair[0].seq > pair[1].seq) {
+                    return Err(fail("its records are out of order".into()));
+                }
+                if journal.records.last().map_or(0, |r| r.seq) != journal.last {
+                    return Err(fail("its last number is not that of its last record".into()));
+                }
+            }
         }
         Ok(journal)
+    }
+}
+
+fn fail(reason: String) -> FormatError {
+    FormatError::Journal { reason }
+}
+
+fn is_set(set: &str) -> bool {
+    set.len() == 32 && set.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// What a key of the journal says. Keys of parts sort by number, checkpoint and part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The first number in an object of changes, the last of a checkpoint.
+    pub number: u64,
+    /// Checkpoint and number of a part of one.
+    pub part: Option<(String, u32)>,
+    /// Digest of the object's bytes.
+    pub digest: Digest,
+}
+
+impl Key {
+    /// Parses a key.
+    ///
+    /// # Errors
+    /// [`FormatError::Journal`] if no object of the journal could lie there.
+    pub fn parse(key: &str) -> Result<Self, FormatError> {
+        let parsed = || {
+            let name = key.strip_prefix(PREFIX)?.strip_prefix('/')?.strip_suffix(".json")?;
+            let (number, rest) = name.split_once('-')?;
+            let (part, hex) = match rest.rsplit_once('-') {
+                Some((part, hex)) => {
+                    let (set, number) = part.split_once('-')?;
+                    (Some((set.to_owned(), number.parse().ok()?)), hex)
+                }
+                None => (None, rest),
+            };
+            if part.as_ref().is_some_and(|(set, _)| !is_set(set)) {
+                return None;
+            }
+            let digest = format!("sha256:{hex}").parse().ok()?;
+            // One spelling only: keys are compared.
+            Some(Self { number: number.parse().ok()?, part, digest }).filter(|parsed| parsed.to_string() == key)
+        };
+        parsed().ok_or_else(|| fail(format!("{:?} is no key of a journal object", shorten(key.to_owned()))))
+    }
+
+    /// What the keys of all parts of its checkpoint begin with, if it is that of one.
+    #[must_use]
+    pub fn set_prefix(&self) -> Option<String> {
+        self.part.as_ref().map(|(set, _)| format!("{PREFIX}/{:020}-{set}-", self.number))
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.part {
+            Some((set, part)) => write!(f, "{PREFIX}/{:020}-{set}-{part:010}-{}.json", self.number, self.digest.hex()),
+            None => write!(f, "{PREFIX}/{:020}-{}.json", self.number, self.digest.hex()),
+        }
     }
 }
 
@@ -204,19 +324,28 @@ mod tests {
                     Numbered { seq, change }
                 })
                 .collect();
+            let bytes: u64 = Journal::ENVELOPE + numbered.iter().map(Numbered::bytes).sum::<u64>();
             let journal = if checkpoint {
-                Journal::checkpoint(seq, numbered.into_iter().map(|n| n.change).collect())
+                let part = Part { set: format!("{seq:032x}"), number: seq as u32, end: seq % 2 == 0 };
+                Journal::part(seq, part, numbered.into_iter().map(|n| n.change).collect())
             } else {
                 Journal::changes(numbered)
             };
-            let (key, bytes) = journal.to_object();
+            let (key, object) = journal.to_object();
+            // Numbers of a checkpoint's records are all the last one, which may have more digits.
+            prop_assert!(object.len() as u64 <= bytes + 2 * journal.records.len() as u64);
+            let bytes = object;
+            let parsed = Key::parse(&key).expect("just written");
+            prop_assert_eq!(parsed.to_string(), &key[..]);
+            prop_assert_eq!(parsed.set_prefix().is_some_and(|prefix| key.starts_with(&prefix)), checkpoint);
             prop_assert_eq!(Journal::parse(&key, &bytes, &limits).expect("just written"), journal);
         }
 
         #[test]
         fn any_bytes_are_taken_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let key = format!("journal/1-{}.json", Digest::sha256(&bytes).hex());
+            let key = format!("journal/{:020}-{}.json", 1, Digest::sha256(&bytes).hex());
             prop_assert!(Journal::parse(&key, &bytes, &Limits::default()).is_err());
+            drop(Key::parse(&String::from_utf8_lossy(&bytes)));
         }
     }
 
@@ -236,13 +365,54 @@ mod tests {
     #[test]
     fn keys_and_documents_that_are_none_are_refused() {
         let limits = Limits::default();
-        assert!(Journal::parse("journal/1.json", b"{}", &limits).is_err());
-        let parse = |bytes: &[u8]| Journal::parse(&format!("journal/1-{}.json", Digest::sha256(bytes).hex()), bytes, &limits);
-        assert!(parse(b"{}").is_err());
-        let newer = br#"{"version":9,"last":1,"checkpoint":true,"records":[]}"#;
-        assert!(parse(newer).expect_err("a newer version").to_string().contains("version 9"));
+        let hex = Digest::sha256(b"{}").hex();
+        let keys = [
+            "journal/1.json".to_owned(),
+            format!("journal/1-{hex}.json"),
+            format!("other/{:020}-{hex}.json", 1),
+            format!("journal/{:020}-{hex}.json#1", 1),
+            format!("journal/{:020}-0-{:010}-{hex}.json", 1, 1),
+            format!("journal/{:020}-{:032x}-1-{hex}.json", 1, 1),
+            format!("journal/{:020}-{:032X}-{:010}-{hex}.json", 1, 0xabc, 1),
+            format!("journal/{:020}--{hex}.json", 1),
+        ];
+        for key in keys {
+            let error = Journal::parse(&key, b"{}", &limits).expect_err(&key);
+            assert!(error.to_string().contains("is no key"), "{key}: {error}");
+        }
+        assert!(Journal::parse(&format!("journal/{:020}-{hex}.json", 1), b"{}", &limits).is_err());
+        let newer = br#"{"version":9,"last":1,"records":[]}"#;
+        assert!(Journal::from_bytes(newer, &limits).expect_err("a newer version").to_string().contains("version 9"));
+        let refused = |journal: &Journal, why: &str| {
+            let error = Journal::from_bytes(&crate::json::bytes(journal), &limits).expect_err(why);
+            assert!(error.to_string().contains(why), "{error}");
+        };
         let mut wrong = journal();
         wrong.records.swap(0, 1);
-        assert!(parse(&crate::json::bytes(&wrong)).is_err());
+        refused(&wrong, "out of order");
+        refused(&Journal { last: 21, ..journal() }, "last number");
+        let part = |set: &str| Part { set: set.into(), number: 3, end: true };
+        refused(&Journal { checkpoint: Some(part(&"0".repeat(32))), ..journal() }, "have its number");
+        refused(&Journal::part(1, part("00"), vec![]), "no checkpoint's name");
+        assert!(Journal::from_bytes(br#"{"version":1,"last":0,"checkpoint":{"set":"0","number":1},"records":[]}"#, &limits).is_err());
+    }
+
+    #[test]
+    fn an_object_is_refused_elsewhere_than_at_its_own_key() {
+        let limits = Limits::default();
+        let part = |number| Part { set: "0123456789abcdef".repeat(2), number, end: false };
+        let (key, bytes) = Journal::part(7, part(1), vec![]).to_object();
+        assert_eq!(key, format!("journal/{:020}-{}-{:010}-{}.json", 7, part(1).set, 1, Digest::sha256(&bytes).hex()));
+        assert!(Journal::parse(&key, &bytes, &limits).is_ok());
+        let digest = Digest::sha256(&bytes);
+        for elsewhere in [
+            Key { number: 8, part: Some((part(1).set, 1)), digest },
+            Key { number: 7, part: Some((part(1).set, 2)), digest },
+            Key { number: 7, part: Some(("f".repeat(32), 1)), digest },
+            Key { number: 7, part: None, digest },
+        ] {
+            let error = Journal::parse(&elsewhere.to_string(), &bytes, &limits).expect_err("another key");
+            assert!(error.to_string().contains("belongs at"), "{error}");
+        }
     }
 }

@@ -17,7 +17,7 @@ pub struct Limits {
     pub tensors: u64,
     /// Layers in one snapshot manifest: 4,096 (world size × groups, and attachments).
     pub layers: u64,
-    /// Bytes of one object of a store's own journal: 1 GiB, some millions of names.
+    /// Bytes of one object of a store's own journal: 64 MiB. A checkpoint has as many objects as it needs.
     pub journal_bytes: u64,
 }
 
@@ -32,7 +32,7 @@ impl Default for Limits {
             blob_bytes: 64 << 30,
             tensors: 64 << 10,
             layers: 4096,
-            journal_bytes: 1 << 30,
+            journal_bytes: 64 << 20,
         }
     }
 }

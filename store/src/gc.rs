@@ -5,6 +5,7 @@
 //! retire   packs that nothing points to, uploads past their lease ─▶ draining
 //! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones drain
 //! drain    what has been draining for the horizon ─▶ bytes deleted, then rows
+//! trim     objects of the journal that a checkpoint made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
 //! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number may run at once.

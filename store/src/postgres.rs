@@ -14,13 +14,14 @@ mod lists;
 mod names;
 mod objects;
 mod packs;
+mod restore;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, Location, Metadata, Moved, NewContainer,
-    NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow,
-    Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
+    RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -311,16 +312,28 @@ impl Metadata for PostgresMetadata {
         self.database.snapshot(limit, |tx, limit| Box::pin(journal::unjournaled(tx, *limit))).await
     }
 
-    async fn journaled(&self, row: JournalRow) -> Result<()> {
-        self.database.write(row, |tx, row| Box::pin(journal::journaled(tx, row))).await
+    async fn journaled(&self, rows: Vec<JournalRow>) -> Result<()> {
+        self.database.write(rows, |tx, rows| Box::pin(journal::journaled(tx, rows))).await
     }
 
-    async fn names(&self) -> Result<(u64, Vec<Record>)> {
-        self.database.snapshot((), |tx, ()| Box::pin(journal::names(tx))).await
+    async fn begin_names(&self) -> Result<(u64, NamesCursor)> {
+        self.database.snapshot((), |tx, ()| Box::pin(journal::begin_names(tx))).await
+    }
+
+    async fn names(&self, cursor: NamesCursor, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)> {
+        self.database.snapshot((cursor, limit), |tx, (cursor, limit)| Box::pin(journal::names(tx, cursor, *limit))).await
+    }
+
+    async fn journal_state(&self, most: usize) -> Result<JournalState> {
+        self.database.snapshot(most, |tx, most| Box::pin(journal::journal_state(tx, *most))).await
     }
 
     async fn journal(&self) -> Result<Vec<JournalRow>> {
         self.database.statements((), |tx, ()| Box::pin(journal::journal(tx))).await
+    }
+
+    async fn superfluous_journal(&self, limit: usize) -> Result<Vec<String>> {
+        self.database.snapshot(limit, |tx, limit| Box::pin(journal::superfluous(tx, *limit))).await
     }
 
     async fn forget_journal(&self, keys: Vec<String>) -> Result<()> {
@@ -344,7 +357,7 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>> {
-        self.database.write((records, last), |tx, (records, last)| Box::pin(journal::restore_names(tx, records, *last))).await
+        self.database.write((records, last), |tx, (records, last)| Box::pin(restore::restore_names(tx, records, *last))).await
     }
 
     fn rows_written(&self) -> u64 {

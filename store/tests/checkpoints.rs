@@ -1,334 +1,267 @@
-//! Checkpoints in a store: what is accepted, what a proof covers, and which snapshot given tokens can be resumed from.
+//! Checkpoints of the journal: in parts, beside changes, and what they make superfluous.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod common;
+#[path = "common/rig.rs"]
+mod rig;
 
-use common::{blob_frame, pieces, repository, store, stream};
-use pfr_schema::api::{MatchRequest, MatchResponse};
-use pfr_schema::checkpoint::{ABI, Checkpoint, Dtype, Key, Layout, Tensor};
-use pfr_schema::snapshot::{Descriptor, Manifest, RANK, SnapshotConfig};
-use pfr_schema::tree::{Document, Group, GroupKind, PageTree};
-use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type, prefix};
-use pfr_store::{Error, Result, Store, document_frame};
-use std::collections::BTreeMap;
+use common::{push, repository, snapshot, tag};
+use futures::future::join_all;
+use object_store::ObjectStoreExt as _;
+use object_store::memory::InMemory;
+use pfr_schema::journal::{Journal, Key, PREFIX};
+use pfr_schema::{Digest, Limits};
+use pfr_store::{GcOptions, Options, Store, TagMove, TagRow};
+use rig::{Rig, options};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-fn layout(strides: &[i64]) -> Layout {
-    Layout { tag: "test".into(), strides: Some(strides.to_vec()), offset: Some(0) }
+/// A store that writes and reads objects of at most so many bytes.
+fn with_small_objects(rig: &Rig, bytes: u64) -> Store {
+    let options = options(&rig.now);
+    let limits = Limits { journal_bytes: bytes, ..options.limits.clone() };
+    Store::new(rig.packs.clone(), Arc::clone(&rig.metadata), Options { limits, ..options })
 }
 
-fn tensor(name: &str, shape: &[u64], layout: Layout, payload: &[u8]) -> Tensor {
-    let limits = Limits::default();
-    Tensor::describe(name.into(), "recurrent".into(), None, shape.to_vec(), Dtype::F32, Dtype::F32, layout, payload, &limits).unwrap()
+async fn base(store: &Store) -> Digest {
+    let snapshot = snapshot(&[1, 2], vec![]);
+    push(store, &snapshot, "base").await.unwrap();
+    snapshot.manifest.digest
 }
 
-fn floats(count: usize) -> Vec<u8> {
-    (0..count).flat_map(|i| (i as f32 * 0.5).to_le_bytes()).collect()
+async fn tags(store: &Store) -> Vec<TagRow> {
+    store.tags(&repository(), None, 100_000).await.unwrap().rows
 }
 
-fn fingerprint() -> Digest {
-    Digest::sha256(b"deployment")
+/// What a new database beside the same packs says.
+async fn rebuilt(rig: &Rig, packs: Arc<InMemory>) -> (Vec<TagRow>, pfr_schema::api::RebuildReport) {
+    let new = Rig::over(packs, Arc::clone(&rig.now)).await;
+    let report = new.store.rebuild(&mut |_| ()).await.unwrap();
+    (tags(&new.store).await, report)
 }
 
-fn key(tokens: &[u32], salt: &str, adapter: Option<&str>) -> Key {
-    let prefix = prefix::key(&fingerprint(), salt, adapter, tokens);
-    let adapter = adapter.map(str::to_owned);
-    Key { scheme: prefix::SCHEME.into(), prefix, tokens: tokens.len() as u64, alignment: 1, salt: salt.into(), adapter }
+async fn keys(rig: &Rig) -> Vec<String> {
+    rig.list(Some(PREFIX)).await.into_iter().map(|path| path.to_string()).collect()
 }
 
-/// A snapshot of checkpoints and tokens; parts may be changed before they are pushed.
-struct Made {
-    config: SnapshotConfig,
-    checkpoints: Vec<(Option<&'static str>, Checkpoint)>,
-    payloads: Vec<Vec<u8>>,
-    tokens: Option<Vec<u32>>,
+async fn parts(rig: &Rig) -> Vec<String> {
+    keys(rig).await.into_iter().filter(|key| Key::parse(key).unwrap().part.is_some()).collect()
 }
 
-fn made(tokens: &[u32]) -> Made {
-    let key = key(tokens, "", None);
-    let config = SnapshotConfig {
-        fingerprint: Some(fingerprint()),
-        boundary: Some(key.tokens),
-        prefix: Some(key.clone()),
-        ..SnapshotConfig::default()
+async fn changes(store: &Store, base: Digest, count: usize) {
+    for i in 0..count {
+        store.put_tag(&repository(), tag(&format!("c{}", i / 2 % 10)), base, None).await.unwrap();
+        store.delete_tag(&repository(), &tag(&format!("c{}", i / 2 % 10)), None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_of_many_names_has_many_parts_and_all_of_them_count() {
+    let rig = Rig::new().await;
+    let store = with_small_objects(&rig, 4000);
+    let base = base(&store).await;
+    store.fork(&repository(), base, "fork", 200).await.unwrap();
+    changes(&store, base, 150).await;
+    // A change whose writer was killed before the journal: pages have it, so it must be in the journal when the checkpoint counts.
+    rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("unwritten"), expected: None }]).await.unwrap();
+    let before = tags(&store).await;
+    assert!(store.checkpoint_journal().await.unwrap());
+    assert_eq!(rig.metadata.unjournaled(1).await.unwrap(), []);
+    let parts = parts(&rig).await;
+    assert!(parts.len() > 5, "{}", parts.len());
+    for key in keys(&rig).await {
+        let bytes = rig.bytes(&key.as_str().into()).await;
+        assert!(bytes.len() <= 4000, "{key}: {}", bytes.len());
+        Journal::parse(&key, &bytes, &Limits::default()).unwrap();
+    }
+    let recorded: BTreeSet<String> = rig.metadata.journal().await.unwrap().into_iter().map(|row| row.key).collect();
+    assert_eq!(recorded, keys(&rig).await.into_iter().collect());
+    // Whichever part is not there, the changes are what counts as long as they are.
+    for (number, part) in parts.iter().enumerate() {
+        let packs = Arc::new(rig.packs.fork());
+        packs.delete(&part.as_str().into()).await.unwrap();
+        let (names, report) = rebuilt(&rig, packs).await;
+        assert_eq!(names, before, "without part {number}: {report:?}");
+        // Without the last part it looks like one whose writer was killed, and that is no damage.
+        assert_eq!(report.refused.is_empty(), number + 1 == parts.len(), "without part {number}: {report:?}");
+    }
+    let trimmed = store.trim_journal(usize::MAX).await.unwrap();
+    assert!(trimmed > 300, "{trimmed}");
+    assert_eq!(keys(&rig).await, parts);
+    let (names, report) = rebuilt(&rig, Arc::new(rig.packs.fork())).await;
+    assert_eq!(names, before, "{report:?}");
+    assert_eq!((report.journal, report.refused.len()), (parts.len() as u64, 0), "{report:?}");
+    // Now it is all there is: without one of its parts no name comes back, and the report says so.
+    let packs = Arc::new(rig.packs.fork());
+    packs.delete(&parts[1].as_str().into()).await.unwrap();
+    let new = Rig::over(packs, Arc::clone(&rig.now)).await;
+    let report = new.store.rebuild(&mut |_| ()).await.unwrap();
+    assert!(report.tags == 0 && report.refused.len() == 1, "{report:?}");
+}
+
+#[tokio::test]
+async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there() {
+    let rig = Rig::new().await;
+    let store = with_small_objects(&rig, 4000);
+    let base = base(&store).await;
+    changes(&store, base, 150).await;
+    assert!(store.checkpoint_journal().await.unwrap());
+    store.trim_journal(usize::MAX).await.unwrap();
+    let first = parts(&rig).await;
+    store.fork(&repository(), base, "fork", 100).await.unwrap();
+    changes(&store, base, 150).await;
+    let killed = Arc::new(rig.packs.fork());
+    let before = tags(&store).await;
+    assert!(store.checkpoint_journal().await.unwrap());
+    let second: Vec<String> = parts(&rig).await.into_iter().filter(|key| !first.contains(key)).collect();
+    assert!(second.len() > 3);
+    // As if the process had ended before the last part.
+    for key in &second[..second.len() - 1] {
+        killed.put(&key.as_str().into(), rig.bytes(&key.as_str().into()).await.into()).await.unwrap();
+    }
+    let new = Rig::over(killed, Arc::clone(&rig.now)).await;
+    let report = new.store.rebuild(&mut |_| ()).await.unwrap();
+    assert!(report.refused.is_empty(), "{report:?}");
+    assert_eq!(tags(&new.store).await, before);
+    let recorded: Vec<String> = new.metadata.journal().await.unwrap().into_iter().map(|row| row.key).collect();
+    assert!(first.iter().all(|key| recorded.contains(key)) && !second.iter().any(|key| recorded.contains(key)));
+    // The next checkpoint takes what is left of it along.
+    changes(&new.store, base, 150).await;
+    assert!(new.store.checkpoint_journal().await.unwrap());
+    new.store.trim_journal(usize::MAX).await.unwrap();
+    assert_eq!(keys(&new).await.len(), 1);
+    assert_eq!(rebuilt(&new, Arc::clone(&new.packs)).await.0, before);
+}
+
+#[tokio::test]
+async fn names_that_change_while_checkpoints_are_written_are_all_back() {
+    let rig = Rig::new().await;
+    let first = base(&rig.store).await;
+    rig.store.fork(&repository(), first, "fork", 100).await.unwrap();
+    for round in 0..4_u64 {
+        let writers = (0..3_u64).map(|writer| {
+            let store = rig.replica();
+            tokio::spawn(async move {
+                for i in 0..60_u64 {
+                    let name = format!("w{}", (writer + i) % 5);
+                    let snapshot = snapshot(&[100 + (writer + i) % 4], vec![]);
+                    // Others delete the same ones: some of this is refused.
+                    drop(push(&store, &snapshot, &name).await);
+                    drop(
+                        store.put_tag(&repository(), tag(&format!("fork-{}", 1 + (round + i) % 100)), snapshot.manifest.digest, None).await,
+                    );
+                    if i % 3 == 0 {
+                        drop(store.delete_snapshot(&repository(), &snapshot.manifest.digest).await);
+                    }
+                }
+            })
+        });
+        let checkpoints = (0..2).map(|_| {
+            // Walks of some ten pages and parts.
+            let store = with_small_objects(&rig, 3000);
+            tokio::spawn(async move {
+                for _ in 0..40 {
+                    store.checkpoint_journal().await.unwrap();
+                    store.trim_journal(usize::MAX).await.unwrap();
+                }
+            })
+        });
+        let tasks: Vec<_> = writers.chain(checkpoints).collect();
+        join_all(tasks).await.into_iter().for_each(|done| done.unwrap());
+        let (names, report) = rebuilt(&rig, Arc::new(rig.packs.fork())).await;
+        assert!(report.refused.is_empty() && report.lost.is_empty(), "{report:?}");
+        assert_eq!(names, tags(&rig.store).await, "round {round}");
+    }
+    assert!(!parts(&rig).await.is_empty(), "there was no checkpoint");
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_written_when_a_quarter_of_its_names_has_changed() {
+    let rig = Rig::new().await;
+    let base = base(&rig.store).await;
+    for prefix in ["a", "b", "c"] {
+        rig.store.fork(&repository(), base, prefix, 1000).await.unwrap();
+    }
+    changes(&rig.store, base, 150).await;
+    assert!(rig.store.checkpoint_journal().await.unwrap());
+    let state = rig.metadata.journal_state(1000).await.unwrap();
+    assert_eq!((state.names, state.checkpoint, state.objects), (3002, state.last, 0), "{state:?}");
+    changes(&rig.store, base, 200).await;
+    assert_eq!(rig.metadata.journal_state(300).await.unwrap().objects, 300, "counted as far as was asked for");
+    assert!(!rig.store.checkpoint_journal().await.unwrap(), "400 changes, of 3,002 names");
+    changes(&rig.store, base, 200).await;
+    assert!(rig.store.checkpoint_journal().await.unwrap(), "800 changes");
+}
+
+#[tokio::test]
+async fn what_is_superfluous_goes_in_steps_bytes_before_rows() {
+    let rig = Rig::new().await;
+    let base = base(&rig.store).await;
+    changes(&rig.store, base, 150).await;
+    let first = keys(&rig).await;
+    assert_eq!(rig.store.trim_journal(1000).await.unwrap(), 0, "nothing is superfluous without a checkpoint");
+    assert!(rig.store.checkpoint_journal().await.unwrap());
+    rig.store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
+    assert_eq!(rig.store.trim_journal(10).await.unwrap(), 10);
+    let left = keys(&rig).await;
+    assert_eq!(left.len(), first.len() + 2 - 10);
+    assert!(first[10..].iter().all(|key| left.contains(key)), "the oldest go first");
+    let recorded: BTreeSet<String> = rig.metadata.journal().await.unwrap().into_iter().map(|row| row.key).collect();
+    assert_eq!(recorded, left.into_iter().collect());
+    // Bytes that went with a process that was killed before it wrote so.
+    rig.packs.delete(&first[10].as_str().into()).await.unwrap();
+    let before = tags(&rig.store).await;
+    let scrub = rig.store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
+    assert_eq!(scrub.bad_packs, Vec::<String>::new(), "it was superfluous");
+    let report = rig.store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap();
+    assert_eq!(report.journal_deleted, first.len() as u64 - 10, "{report:?}");
+    assert_eq!(keys(&rig).await.len(), 2);
+    assert_eq!(rebuilt(&rig, Arc::clone(&rig.packs)).await.0, before);
+}
+
+#[tokio::test]
+async fn a_torn_part_is_reported_and_scrub_writes_another_checkpoint() {
+    let rig = Rig::new().await;
+    let store = with_small_objects(&rig, 4000);
+    let base = base(&store).await;
+    store.fork(&repository(), base, "fork", 100).await.unwrap();
+    changes(&store, base, 150).await;
+    assert!(store.checkpoint_journal().await.unwrap());
+    store.trim_journal(usize::MAX).await.unwrap();
+    let torn = parts(&rig).await[2].clone();
+    let bytes = rig.bytes(&torn.as_str().into()).await;
+    rig.put(&torn.as_str().into(), bytes[..bytes.len() / 2].to_vec()).await;
+    let scrub = store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
+    assert!(scrub.bad_packs.len() == 1 && scrub.bad_packs[0].starts_with(&torn), "{scrub:?}");
+    assert!(!keys(&rig).await.contains(&torn));
+    let (names, report) = rebuilt(&rig, Arc::clone(&rig.packs)).await;
+    assert!(report.refused.is_empty(), "{report:?}");
+    assert_eq!(names, tags(&store).await);
+}
+
+#[tokio::test]
+async fn unfinished_objects_of_the_journal_are_removed_when_their_writers_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), Options::default()).await.unwrap();
+    let base = base(&store).await;
+    let journal = dir.path().join("packs").join(PREFIX);
+    let file = |name: &str, age: Duration| {
+        let path = journal.join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+        path
     };
-    let payload = floats(6);
-    let tensors = vec![tensor("state", &[2, 3], layout(&[3, 1]), &payload)];
-    let checkpoint = Checkpoint { abi: ABI.into(), key, tensors };
-    Made { config, checkpoints: vec![(None, checkpoint)], payloads: vec![payload], tokens: Some(tokens.to_vec()) }
-}
-
-impl Made {
-    fn of(tensors: Vec<Tensor>, payloads: Vec<Vec<u8>>) -> Self {
-        let mut made = made(&[1, 2, 3]);
-        (made.checkpoints[0].1.tensors, made.payloads) = (tensors, payloads);
-        made
-    }
-
-    /// Everything but the manifest, in the order in which it can be stored, and the manifest.
-    fn documents(&self) -> (Vec<Document>, Document) {
-        let config = Document::new(Kind::Blob, self.config.to_bytes());
-        let (mut documents, mut layers) = (vec![], vec![]);
-        for (rank, checkpoint) in &self.checkpoints {
-            let document = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
-            let mut layer = Descriptor::of(media_type::CHECKPOINT, &document);
-            layer.annotations = rank.map(|rank| (RANK.to_owned(), rank.to_owned())).into_iter().collect();
-            layers.push(layer);
-            documents.push(document);
-        }
-        if let Some(tokens) = &self.tokens {
-            let tokens = Document::new(Kind::Blob, tokens.iter().flat_map(|token| token.to_le_bytes()).collect());
-            layers.push(Descriptor::of(media_type::TOKENS, &tokens));
-            documents.push(tokens);
-        }
-        let manifest = Manifest::snapshot(&config, layers, BTreeMap::new()).to_document();
-        documents.push(config);
-        (documents, manifest)
-    }
-
-    async fn push(&self, store: &Store) -> Result<Digest> {
-        let session = store.open_push(&repository()).await?;
-        let (documents, manifest) = self.documents();
-        let frames = self.payloads.iter().map(|p| blob_frame(p)).chain(documents.iter().chain([&manifest]).map(document_frame));
-        store.ingest(&session.id, pieces(&stream(frames), 100_000)).await?;
-        store.commit(&session.id, manifest.digest, None, None).await?;
-        Ok(manifest.digest)
-    }
-}
-
-#[tokio::test]
-async fn a_checkpoint_is_taken_only_with_payloads_of_the_stated_length() {
-    let store = store().await;
-    let whole = made(&[1, 2, 3]);
-    let mut without = made(&[1, 2, 3]);
-    without.payloads.clear();
-    let error = without.push(&store).await.unwrap_err();
-    assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [Digest::sha256(&whole.payloads[0])]), "{error}");
-    // The right hash and another length.
-    let mut longer = made(&[1, 2, 3]);
-    longer.checkpoints[0].1.tensors[0].payload_bytes += 4;
-    let error = longer.push(&store).await.unwrap_err();
-    assert_eq!(error.code(), ErrorCode::LengthMismatch, "{error}");
-    // A frame that says it is the payload and is not.
-    let session = store.open_push(&repository()).await.unwrap();
-    let mut lying = blob_frame(&whole.payloads[0]).to_vec();
-    let at = lying.len() - 6;
-    lying[at] ^= 1;
-    assert!(store.ingest(&session.id, pieces(&stream([lying.into()]), 100)).await.is_err());
-    whole.push(&store).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_proof_computes_every_value_that_can_be_computed_and_counts_the_others() {
-    let store = store().await;
-    let opaque = Layout { tag: "vendor".into(), strides: None, offset: None };
-    let (plain, large) = (floats(6), floats(3 << 20));
-    // 12 MiB pass in pieces: once in order, once from a buffer.
-    let tensors = vec![
-        tensor("plain", &[2, 3], layout(&[3, 1]), &plain),
-        tensor("transposed", &[3, 2], layout(&[1, 3]), &plain),
-        tensor("opaque", &[7], opaque, &plain),
-        tensor("large", &[3, 1 << 20], layout(&[1 << 20, 1]), &large),
-        tensor("large, some", &[1 << 10, 5], layout(&[3 << 10, 2]), &large),
-        tensor("large, transposed", &[1 << 20, 3], layout(&[1, 1 << 20]), &large),
-    ];
-    let digest = Made::of(tensors, vec![plain, large]).push(&store).await.unwrap();
-    let verified = store.verify(&digest, &mut |_| ()).await.unwrap();
-    assert_eq!((verified.values_computed, verified.values_attested), (5, 1));
-}
-
-#[tokio::test]
-async fn a_wrong_value_hash_is_found_and_its_tensor_named() {
-    let large = floats(3 << 20);
-    let other = tensor("other", &[1], layout(&[1]), &floats(1)).value_hash;
-    for (name, payload, shape, strides) in [
-        ("small", floats(6), vec![2, 3], vec![3, 1]),
-        ("large-in-order", large.clone(), vec![3, 1 << 20], vec![1 << 20, 1]),
-        ("large-transposed", large, vec![1 << 20, 3], vec![1, 1 << 20]),
-    ] {
-        let store = store().await;
-        let mut wrong = tensor(name, &shape, layout(&strides), &payload);
-        wrong.value_hash = other;
-        let made = Made::of(vec![wrong], vec![payload]);
-        let checkpoint = made.documents().0[0].digest;
-        let digest = made.push(&store).await.unwrap();
-        let error = store.verify(&digest, &mut |_| ()).await.unwrap_err();
-        assert!(matches!(&error, Error::WrongValue { checkpoint: found, .. } if *found == checkpoint), "{error}");
-        assert!(error.to_string().contains(name) && error.code() == ErrorCode::ValueHashMismatch, "{error}");
-    }
-}
-
-#[tokio::test]
-async fn a_value_that_its_type_cannot_hold_is_found() {
-    let store = store().await;
-    let payload = floats(6);
-    let mut wrong = tensor("state", &[2, 3], layout(&[3, 1]), &payload);
-    wrong.logical_dtype = Dtype::I32;
-    let digest = Made::of(vec![wrong], vec![payload]).push(&store).await.unwrap();
-    let error = store.verify(&digest, &mut |_| ()).await.unwrap_err().to_string();
-    assert!(error.contains("\"state\", element [0, 1]: 5e-1 in f32 cannot be said in i32"), "{error}");
-}
-
-#[tokio::test]
-async fn documents_that_contradict_each_other_are_not_committed() {
-    let store = store().await;
-    let good = || made(&[1, 2, 3]);
-    good().push(&store).await.unwrap();
-    let mut boundary = good();
-    boundary.config.boundary = Some(4);
-    let mut prefix = good();
-    prefix.config.prefix = Some(key(&[1, 2, 4], "", None));
-    let mut twice = good();
-    let mut second = twice.checkpoints[0].1.clone();
-    second.tensors[0].name = "second".into();
-    twice.checkpoints = vec![(None, twice.checkpoints[0].1.clone()), (Some("0"), second.clone())];
-    let mut spelt = good();
-    spelt.checkpoints[0].0 = Some("one");
-    let mut later = good();
-    (later.config.prefix, later.config.boundary) = (None, None);
-    let mut other = second.clone();
-    other.key = key(&[1, 2], "", None);
-    later.checkpoints.push((Some("1"), other));
-    for (what, made) in [("boundary", boundary), ("prefix", prefix), ("twice", twice), ("spelt", spelt), ("later", later)] {
-        let error = made.push(&store).await.unwrap_err();
-        assert_eq!(error.code(), ErrorCode::InvalidDocument, "{what}: {error}");
-    }
-    let mut ranks = good();
-    ranks.checkpoints.push((Some("1"), second));
-    ranks.push(&store).await.unwrap();
-}
-
-fn request(tokens: &[u32]) -> MatchRequest {
-    MatchRequest { tokens: tokens.to_vec(), fingerprint: fingerprint(), salt: String::new(), adapter: None }
-}
-
-async fn ask(store: &Store, request: &MatchRequest) -> MatchResponse {
-    store.match_prefix(&repository(), request).await.unwrap()
-}
-
-#[tokio::test]
-async fn the_deepest_boundary_wins_at_and_between_the_ends_of_blocks() {
-    let store = store().await;
-    let tokens: Vec<u32> = (0..100).collect();
-    let mut digests = BTreeMap::new();
-    // Not in the order of their depth.
-    for boundary in [64, 1, 50, 16, 15, 17, 33, 0] {
-        digests.insert(boundary, made(&tokens[..boundary]).push(&store).await.unwrap());
-    }
-    for length in 0..=100 {
-        let response = ask(&store, &request(&tokens[..length])).await;
-        let (boundary, digest) = digests.range(..=length).next_back().unwrap();
-        assert_eq!((response.digest, response.boundary), (Some(*digest), *boundary as u64), "{length} tokens");
-    }
-}
-
-#[tokio::test]
-async fn of_equal_boundaries_the_newest_wins() {
-    let store = store().await;
-    made(&[1, 2, 3]).push(&store).await.unwrap();
-    let mut second = made(&[1, 2, 3]);
-    second.config.agent = Some("second".into());
-    let newest = second.push(&store).await.unwrap();
-    assert_eq!(ask(&store, &request(&[1, 2, 3])).await.digest, Some(newest));
-}
-
-#[tokio::test]
-async fn each_part_of_the_key_that_fails_is_named() {
-    let tokens: Vec<u32> = (0..40).collect();
-    let other = Digest::sha256(b"other");
-    let differing = [&tokens[..30], &[7; 20]].concat();
-    let ask_for = |change: &dyn Fn(&mut MatchRequest)| {
-        let mut request = request(&tokens);
-        change(&mut request);
-        request
-    };
-    let store = store().await;
-    let digest = made(&tokens).push(&store).await.unwrap();
-    for (request, common, reason) in [
-        (ask_for(&|r| r.fingerprint = other), 0, format!("another deployment fingerprint: {}, not {other}", fingerprint())),
-        (ask_for(&|r| r.salt = "x".into()), 0, "another salt".into()),
-        (ask_for(&|r| r.adapter = Some("a".into())), 0, "another adapter: None, not Some(\"a\")".into()),
-        (ask_for(&|r| r.tokens = differing.clone()), 30, "tokens differ from position 30, before the boundary 40".into()),
-        (ask_for(&|r| r.tokens.truncate(39)), 39, "the request ends at 39 tokens, before the boundary 40".into()),
-        (ask_for(&|r| r.tokens.clear()), 0, "the request ends at 0 tokens".into()),
-    ] {
-        let response = ask(&store, &request).await;
-        assert_eq!((response.digest, response.boundary), (None, 0), "{reason}");
-        let [rejected] = &response.rejected[..] else { panic!("{:?}", response.rejected) };
-        assert_eq!((rejected.digest, rejected.common), (digest, common), "{reason}");
-        assert!(rejected.reason.starts_with(&reason), "{}: {reason}", rejected.reason);
-    }
-}
-
-#[tokio::test]
-async fn a_snapshot_without_state_is_legal_at_its_own_boundary_only() {
-    let store = store().await;
-    let mut plain = made(&(0..20).collect::<Vec<_>>());
-    (plain.checkpoints, plain.payloads) = (vec![], vec![]);
-    let digest = plain.push(&store).await.unwrap();
-    let response = ask(&store, &request(&(0..25).collect::<Vec<_>>())).await;
-    assert_eq!((response.digest, response.boundary), (Some(digest), 20));
-    let response = ask(&store, &request(&(0..17).collect::<Vec<_>>())).await;
-    assert_eq!((response.digest, response.rejected[0].common), (None, 17));
-}
-
-#[tokio::test]
-async fn a_recurrent_group_without_a_checkpoint_does_not_match() {
-    let store = store().await;
-    let flat = common::snapshot(&[1], vec![]).flat;
-    for (kind, matches) in [(GroupKind::Recurrent, false), (GroupKind::FullAttention, true)] {
-        let (tree, runs) = PageTree::from_flat(&flat, Group { name: "linear".into(), kind }, 0, 1).unwrap();
-        let tree = tree.to_document();
-        let made = made(&[1, 2]);
-        let config = Document::new(Kind::Blob, made.config.to_bytes());
-        let manifest = Manifest::snapshot(&config, vec![Descriptor::of(media_type::TREE, &tree)], BTreeMap::new()).to_document();
-        let session = store.open_push(&repository()).await.unwrap();
-        let pages = [2, 3].map(|number| blob_frame(&common::page(number)));
-        let frames = pages.into_iter().chain(runs.iter().chain([&tree, &config, &manifest]).map(document_frame));
-        store.ingest(&session.id, pieces(&stream(frames), 1000)).await.unwrap();
-        store.commit(&session.id, manifest.digest, None, None).await.unwrap();
-        let response = ask(&store, &request(&[1, 2, 3])).await;
-        assert_eq!(response.digest, matches.then_some(manifest.digest), "{kind:?}");
-        if !matches {
-            assert_eq!(response.rejected[0].common, 2);
-            assert_eq!(response.rejected[0].reason, "no checkpoint at the boundary 2: group \"linear\" is recurrent");
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_snapshot_that_lies_about_its_tokens_or_tells_nothing_does_not_match() {
-    let store = store().await;
-    // The tokens agree, the prefix is another's.
-    let mut lying = made(&[1, 2, 3]);
-    let prefix = Key { prefix: Digest::sha256(b"other"), ..key(&[1, 2, 3], "", None) };
-    (lying.config.prefix, lying.checkpoints[0].1.key) = (Some(prefix.clone()), prefix);
-    let lying = lying.push(&store).await.unwrap();
-    let mut silent = made(&[1, 2]);
-    (silent.config.prefix, silent.config.boundary) = (None, None);
-    let silent = silent.push(&store).await.unwrap();
-    let mut scheme = made(&[1]);
-    let theirs = Key { scheme: "engine-v0".into(), ..key(&[1], "", None) };
-    (scheme.config.prefix, scheme.checkpoints[0].1.key) = (Some(theirs.clone()), theirs);
-    let scheme = scheme.push(&store).await.unwrap();
-    let response = ask(&store, &request(&[1, 2, 3, 4])).await;
-    assert_eq!(response.digest, None);
-    let reason = |digest| response.rejected.iter().find(|one| one.digest == digest).unwrap().reason.as_str();
-    assert_eq!(response.rejected[0].digest, lying, "the nearest comes first");
-    assert_eq!(reason(lying), "all 3 tokens agree, and the prefix key does not");
-    assert_eq!(reason(silent), "it does not say which prefix its state belongs to");
-    assert_eq!(reason(scheme), "another prefix scheme: \"engine-v0\", not \"pf-prefix-v1\"");
-}
-
-#[tokio::test]
-async fn the_list_of_refusals_is_short_and_the_deepest_come_first() {
-    let store = store().await;
-    for length in 1..=20_u32 {
-        let tokens: Vec<u32> = (0..length).chain([1000 + length]).collect();
-        made(&tokens).push(&store).await.unwrap();
-    }
-    let response = ask(&store, &request(&(0..50).collect::<Vec<_>>())).await;
-    assert_eq!(response.rejected.iter().map(|one| one.common).collect::<Vec<_>>(), [20, 19, 18, 17, 16, 15, 14, 13]);
-    let unknown = store.match_prefix(&"no/where".parse().unwrap(), &request(&[])).await.unwrap_err();
-    assert_eq!(unknown.code(), ErrorCode::RepositoryUnknown);
+    let key = Journal::changes(vec![]).to_object().0;
+    let name = key.strip_prefix("journal/").unwrap();
+    let (lease, hour) = (Options::default().lease, Duration::from_secs(3600));
+    let old = [file(&format!("{name}#1"), lease + hour), file(&format!("{name}#12"), lease + hour)];
+    let kept = [file(&format!("{name}#2"), Duration::ZERO), file(&format!("{name}#x"), lease + hour), file("other#1", lease + hour)];
+    let objects = std::fs::read_dir(&journal).unwrap().count();
+    store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap();
+    assert!(old.iter().all(|path| !path.exists()));
+    assert!(kept.iter().all(|path| path.exists()));
+    assert_eq!(std::fs::read_dir(&journal).unwrap().count(), objects - old.len());
+    store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
 }

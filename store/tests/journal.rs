@@ -8,9 +8,9 @@ mod common;
 use common::rig::{Backend, Rig};
 use common::{pieces, property, push, repository, snapshot, tag};
 use pfr_schema::api::TagState;
-use pfr_schema::journal::{Journal, PREFIX};
+use pfr_schema::journal::{Journal, PREFIX, Part};
 use pfr_schema::{Digest, ErrorCode, Limits, RepositoryName};
-use pfr_store::{SnapshotRow, Store, TagMove, TagRow};
+use pfr_store::{NamesCursor, SnapshotRow, Store, TagMove, TagRow};
 use proptest::prelude::*;
 
 on_every_backend_and_memory!(replicas_that_write_and_checkpoint_at_once_lose_nothing, any_history_replays_to_the_same_names,);
@@ -56,6 +56,12 @@ async fn journals(rig: &Rig) -> Vec<(String, Journal)> {
         all.push((path.to_string(), journal));
     }
     all
+}
+
+/// Writes a checkpoint if it pays, and deletes what it makes superfluous; returns how many objects.
+async fn checkpoint(store: &Store) -> u64 {
+    store.checkpoint_journal().await.unwrap();
+    store.trim_journal(usize::MAX).await.unwrap()
 }
 
 async fn push_to(store: &Store, repository: &str, numbers: &[u64], parents: Vec<Digest>, name: Option<&str>) -> Digest {
@@ -139,7 +145,7 @@ async fn what_is_acknowledged_is_in_the_journal(on: Backend) {
         journals(&rig).await.into_iter().map(|(key, _)| key).collect::<Vec<_>>()
     );
     let records: usize = journals(&rig).await.iter().map(|(_, journal)| journal.records.len()).sum();
-    assert_eq!(records as u64, rig.metadata.names().await.unwrap().0, "each change once, and all of them");
+    assert_eq!(records as u64, rig.metadata.begin_names().await.unwrap().0, "each change once, and all of them");
 }
 
 async fn changes_of_many_at_once_share_objects(on: Backend) {
@@ -181,8 +187,8 @@ async fn an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next
     rig.store.delete_tag(&repository(), &tag("b"), None).await.unwrap();
     let (new, report) = rebuilt(&rig).await;
     assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
-    many_changes(&rig.store, base, 150).await;
-    assert!(rig.store.checkpoint_journal().await.unwrap() > 300);
+    many_changes(&rig.store, base, 600).await;
+    assert!(checkpoint(&rig.store).await > 600);
     assert_eq!(journals(&rig).await.len(), 1, "and {key} is not the one that is left");
 }
 
@@ -197,25 +203,25 @@ async fn a_checkpoint_keeps_the_journal_small_and_loses_nothing(on: Backend) {
     let rig = Rig::new(on).await;
     live(&rig.store).await;
     let base = rig.store.tag(&repository(), &tag("fork-4")).await.unwrap().digest;
-    assert_eq!(rig.store.checkpoint_journal().await.unwrap(), 0, "there are few objects: it would not pay");
+    assert!(!rig.store.checkpoint_journal().await.unwrap(), "there are few objects: it would not pay");
     many_changes(&rig.store, base, 150).await;
-    assert!(rig.store.checkpoint_journal().await.unwrap() > 300);
-    assert_eq!(rig.store.checkpoint_journal().await.unwrap(), 0);
+    assert!(checkpoint(&rig.store).await > 300);
+    assert_eq!(checkpoint(&rig.store).await, 0);
     let left = journals(&rig).await;
-    assert!(left.len() == 1 && left[0].1.checkpoint, "{left:?}");
+    assert!(left.len() == 1 && left[0].1.checkpoint.is_some(), "{left:?}");
     rig.store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
     let (new, report) = rebuilt(&rig).await;
     assert_eq!((report.journal, report.lost.len()), (2, 0));
     assert_eq!(listing(&new.store).await, listing(&rig.store).await);
     // Numbers go on where they were, also in a store rebuilt from a rebuilt one.
-    let (before, _) = new.metadata.names().await.unwrap();
-    assert_eq!(before, rig.metadata.names().await.unwrap().0);
+    let (before, _) = new.metadata.begin_names().await.unwrap();
+    assert_eq!(before, rig.metadata.begin_names().await.unwrap().0);
     new.store.put_tag(&repository(), tag("later"), base, None).await.unwrap();
     many_changes(&new.store, base, 150).await;
-    assert!(new.store.checkpoint_journal().await.unwrap() > 300, "the rebuilt store knows the old objects");
+    assert!(checkpoint(&new.store).await > 300, "the rebuilt store knows the old objects");
     let (third, _) = rebuilt(&new).await;
     assert_eq!(listing(&third.store).await, listing(&new.store).await);
-    assert!(third.metadata.names().await.unwrap().0 > before);
+    assert!(third.metadata.begin_names().await.unwrap().0 > before);
 }
 
 async fn replicas_that_write_and_checkpoint_at_once_lose_nothing(on: Backend) {
@@ -227,10 +233,10 @@ async fn replicas_that_write_and_checkpoint_at_once_lose_nothing(on: Backend) {
             for i in 0..150 {
                 store.put_tag(&repository(), tag(&format!("r{replica}-{round}-{i}")), base, None).await.unwrap();
                 if i % 40 == 7 {
-                    store.checkpoint_journal().await.unwrap();
+                    checkpoint(&store).await;
                 }
             }
-            store.checkpoint_journal().await.unwrap();
+            checkpoint(&store).await;
         });
         futures::future::join_all(replicas.map(tokio::spawn)).await.into_iter().for_each(|done| done.unwrap());
         let (new, report) = rebuilt(&rig).await;
@@ -308,7 +314,10 @@ enum Op {
     Put(u64, u8),
     Untag(u8),
     Delete(u64),
-    Checkpoint,
+    /// Begins a checkpoint. One that is under way is left as it is, as if its writer had been killed.
+    Begin,
+    /// Writes one more name of the checkpoint, in a part of its own.
+    Page,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -317,14 +326,42 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..4_u64, 0..3_u8).prop_map(|(s, t)| Op::Put(s, t)),
         2 => (0..3_u8).prop_map(Op::Untag),
         2 => (0..4_u64).prop_map(Op::Delete),
-        1 => Just(Op::Checkpoint),
+        1 => Just(Op::Begin),
+        6 => Just(Op::Page),
     ]
+}
+
+/// A checkpoint as a store writes it, one name at a time.
+struct Walk {
+    last: u64,
+    cursor: NamesCursor,
+    set: String,
+    number: u32,
+}
+
+impl Walk {
+    async fn begin(rig: &Rig) -> Self {
+        let (last, cursor) = rig.metadata.begin_names().await.unwrap();
+        Self { last, cursor, set: uuid::Uuid::now_v7().simple().to_string(), number: 0 }
+    }
+
+    /// Returns itself if there is more to write.
+    async fn page(mut self, rig: &Rig) -> Option<Self> {
+        let (records, next) = rig.metadata.names(self.cursor, 1).await.unwrap();
+        let part = Part { set: self.set.clone(), number: self.number, end: next.is_none() };
+        let (key, bytes) = Journal::part(self.last, part, records).to_object();
+        rig.put(&key.as_str().into(), bytes).await;
+        self.number += 1;
+        self.cursor = next?;
+        Some(self)
+    }
 }
 
 /// Names, by the metadata's own account, and replayed into new metadata beside the same packs.
 async fn replays_to_the_same(on: Backend, ops: Vec<Op>) {
     let rig = Rig::new(on).await;
     let name = |t: u8| tag(&format!("t{t}"));
+    let mut walk = None;
     for op in &ops {
         // Some of these are refused, as they should be: names then stay as they are.
         match op {
@@ -332,11 +369,12 @@ async fn replays_to_the_same(on: Backend, ops: Vec<Op>) {
             Op::Put(s, t) => drop(rig.store.put_tag(&repository(), name(*t), snapshot(&[*s], vec![]).manifest.digest, None).await),
             Op::Untag(t) => drop(rig.store.delete_tag(&repository(), &name(*t), None).await),
             Op::Delete(s) => drop(rig.store.delete_snapshot(&repository(), &snapshot(&[*s], vec![]).manifest.digest).await),
-            Op::Checkpoint => {
-                let (last, names) = rig.metadata.names().await.unwrap();
-                let journal = Journal::checkpoint(last, names);
-                let (key, bytes) = journal.to_object();
-                rig.put(&key.as_str().into(), bytes).await;
+            Op::Begin => walk = Some(Walk::begin(&rig).await),
+            Op::Page => {
+                walk = match walk {
+                    Some(walk) => walk.page(&rig).await,
+                    None => None,
+                }
             }
         }
     }

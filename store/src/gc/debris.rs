@@ -3,9 +3,11 @@
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::pack_writer::path;
+use pfr_schema::journal::PREFIX;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 impl Store {
     /// Removes the files of unfinished uploads of a pack: they lie beside it as `<file>#<number>`, numbered from 1 without gaps.
@@ -26,6 +28,13 @@ impl Store {
         .await
     }
 
+    /// Removes the files of unfinished uploads of journal objects that are older than a lease: who writes one is done long before.
+    pub(super) async fn remove_unfinished_journal(&self) -> Result<()> {
+        let Some(dir) = self.packs_dir.as_ref().map(|dir| dir.join(PREFIX)) else { return Ok(()) };
+        let lease = self.options.lease;
+        blocking(move || remove_unfinished_in(&dir, lease)).await
+    }
+
     /// Makes the deletion of packs durable.
     pub(super) async fn sync_deletions(&self, keys: impl Iterator<Item = &str>) -> Result<()> {
         let dirs: BTreeSet<PathBuf> = keys.filter_map(|key| Some(self.file(key)?.parent()?.to_owned())).collect();
@@ -35,6 +44,36 @@ impl Store {
     fn file(&self, key: &str) -> Option<PathBuf> {
         Some(self.packs_dir.as_ref()?.join(path(key).as_ref()))
     }
+}
+
+/// Their age is the file system's: its clock is that of all who share it.
+fn remove_unfinished_in(dir: &Path, lease: Duration) -> io::Result<()> {
+    let files = match std::fs::read_dir(dir) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for file in files {
+        let file = file?;
+        let unfinished = file
+            .file_name()
+            .to_str()
+            .and_then(|name| name.rsplit_once(".json#"))
+            .is_some_and(|(_, number)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
+        if !unfinished {
+            continue;
+        }
+        let removed = file.metadata().and_then(|metadata| metadata.modified()).and_then(|modified| {
+            // A time to come is no age.
+            if modified.elapsed().is_ok_and(|age| age >= lease) { std::fs::remove_file(file.path()) } else { Ok(()) }
+        });
+        match removed {
+            // It was finished, or another process was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    Ok(())
 }
 
 /// A directory that was never made has nothing to come back.

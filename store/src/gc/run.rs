@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const KEEP: Duration = Duration::from_secs(5);
 /// Draining packs that are added up for the report.
 const DRAINING_SHOWN: usize = 100_000;
+/// Objects of the journal deleted in one run.
+const JOURNAL: usize = 50_000;
 
 /// A collection while it runs.
 pub(super) struct Run<'a> {
@@ -51,17 +53,26 @@ impl<'a> Run<'a> {
             self.compact().await;
         }
         self.drain().await;
+        self.trim_journal().await;
     }
 
-    /// The journal is kept short here; and if something was healed, containers that were marked for damage below them are looked at again.
+    /// Checkpoints keep the journal short; and if something was healed, containers that were marked for damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
         // What a killed process left unwritten, before a checkpoint is thought of.
         let flushed = self.store.flush_journal().await;
         self.note(flushed);
-        let deleted = self.store.checkpoint_journal().await;
-        self.report.journal_deleted += self.note(deleted).unwrap_or(0);
+        let written = self.store.checkpoint_journal().await;
+        self.note(written);
         let reassessed = self.store.metadata.reassess().await;
         self.note(reassessed);
+    }
+
+    /// Last, and not without end: what is deleted here keeps nobody else's space.
+    async fn trim_journal(&mut self) {
+        let unfinished = self.store.remove_unfinished_journal().await;
+        self.note(unfinished);
+        let deleted = self.store.trim_journal(JOURNAL).await;
+        self.report.journal_deleted += self.note(deleted).unwrap_or(0);
     }
 
     /// Tells how far it is, and writes the row once there is something to say, then every few seconds.

@@ -4,7 +4,8 @@ use super::check::{Expected, FrameChecks};
 use super::{Index, IndexFound, Pace, Piece, read_index, read_piece, read_through};
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Damage, Health, PackRow, PackState, Packed};
+use crate::journal::Newest;
+use crate::metadata::{Damage, Health, JournalRow, PackRow, PackState, Packed};
 use crate::pack_writer::path;
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, Kind, pack};
@@ -16,6 +17,9 @@ const PAGE: usize = 100;
 const DAMAGED: usize = 1000;
 /// Packs that cannot be read one after the other before the storage is taken to be out of reach.
 const UNREADABLE: usize = 3;
+
+/// Objects of the journal deleted after a new checkpoint was written: the rest is for collection.
+const JOURNAL: usize = 10_000;
 
 /// How a scrub runs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -192,11 +196,14 @@ impl Scrub<'_> {
     /// Reads the journal's objects; if one is bad, a checkpoint makes it superfluous.
     async fn journal(&mut self) -> Result<()> {
         let mut bad = false;
-        for row in self.store.metadata.journal().await? {
+        let rows = self.store.metadata.journal().await?;
+        let newest = Newest::of(&rows)?;
+        // What is superfluous may be gone already.
+        for row in rows.iter().filter(|row| newest.as_ref().is_none_or(|newest| !newest.covers(row))) {
             let reason = match self.store.read_journal(&row.key).await {
                 Ok(Some(_)) => continue,
                 // Another process has replaced it since.
-                Ok(None) if !self.store.metadata.journal().await?.contains(&row) => continue,
+                Ok(None) if self.is_superfluous(row).await? => continue,
                 Ok(None) => self.store.storage_is_there().await.map(|()| "it is not there".to_owned())?,
                 Err(Error::Format(source)) => source.to_string(),
                 Err(error) => return Err(error),
@@ -205,9 +212,16 @@ impl Scrub<'_> {
             self.report.bad_packs.push(format!("{}: {reason}; all names are in a new checkpoint now", row.key));
         }
         if bad {
-            self.store.replace_journal().await?;
+            self.store.write_checkpoint().await?;
+            self.store.trim_journal(JOURNAL).await?;
         }
         Ok(())
+    }
+
+    async fn is_superfluous(&self, row: &JournalRow) -> Result<bool> {
+        let rows = self.store.metadata.journal().await?;
+        let newest = Newest::of(&rows)?;
+        Ok(!rows.contains(row) || newest.is_some_and(|newest| newest.covers(row)))
     }
 }
 

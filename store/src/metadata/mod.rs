@@ -7,7 +7,6 @@ pub(crate) mod accept;
 pub(crate) mod arguments;
 pub(crate) mod children;
 mod plan;
-pub(crate) mod replay;
 mod rows;
 
 pub use rows::*;
@@ -175,14 +174,24 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// here or in [`Self::names`], no smaller one appears.
     async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>>;
 
-    /// Records that the changes from `first` to `last` lie in a journal object. Twice is no error.
-    async fn journaled(&self, row: JournalRow) -> Result<()>;
+    /// Records journal objects, all or none: changes between the numbers of an object of changes lie in it. Twice is no error.
+    async fn journaled(&self, rows: Vec<JournalRow>) -> Result<()>;
 
-    /// All names, as records that build them up from nothing, and the number of the last change they contain: one state of the tables.
-    async fn names(&self) -> Result<(u64, Vec<Record>)>;
+    /// Begins a walk over all names: returns the number of the last change that every page contains, and where to begin.
+    async fn begin_names(&self) -> Result<(u64, NamesCursor)>;
+
+    /// About `limit` names as records, and where to go on. Each page is a state of its own: what changed since the walk began may be in it or not,
+    /// but not a snapshot that is newer. So a walk and all changes after its number, replayed over it up to where it ended, are the names.
+    async fn names(&self, cursor: NamesCursor, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)>;
+
+    /// How far the journal has grown; objects are counted up to `most`.
+    async fn journal_state(&self, most: usize) -> Result<JournalState>;
 
     /// Objects of the journal, in order.
     async fn journal(&self) -> Result<Vec<JournalRow>>;
+
+    /// Keys of at most `limit` objects that the newest checkpoint makes superfluous, changes first, oldest first.
+    async fn superfluous_journal(&self, limit: usize) -> Result<Vec<String>>;
 
     /// Forgets journal objects whose bytes are gone.
     async fn forget_journal(&self, keys: Vec<String>) -> Result<()>;
@@ -197,9 +206,9 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Makes stored blobs containers; returns those that lack children and stay blobs.
     async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>>;
 
-    /// Replays journal records, in order, into tables that have no names yet, and continues their numbering after `last`. What records come to is
-    /// written, not their way there: a snapshot that a later record deletes is none, and lists are in the order of the records. Records of snapshots
-    /// that should exist and whose manifest is not stored (as a manifest) are returned and skipped, with the tags on them. No new changes are noted.
+    /// Replays journal records, in order, over the names that there are, and continues their numbering after `last`. A snapshot that exists stays where
+    /// it is in lists. Records of snapshots that should exist after these and whose manifest is not stored (as a manifest) are returned and skipped,
+    /// and a tag that should point at one is not there. No new changes are noted.
     async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>>;
 
     /// Rows inserted, updated or deleted since the process started: what a transaction costs.

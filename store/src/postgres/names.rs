@@ -220,7 +220,7 @@ pub(super) async fn note(tx: &mut Tx, record: &Record) -> Outcome<()> {
 }
 
 /// Takes references away and leaves the rest to collection: nothing cascades inside a request.
-async fn release(tx: &mut Tx, object: ObjectId, by: i64) -> Outcome<()> {
+pub(super) async fn release(tx: &mut Tx, object: ObjectId, by: i64) -> Outcome<()> {
     let now = tx.now().await?;
     add_refs(tx, object, -by).await?;
     tx.execute(sqlx::query("INSERT INTO suspects (due, object) VALUES ($1, $2)").bind(now).bind(object)).await?;
@@ -229,7 +229,7 @@ async fn release(tx: &mut Tx, object: ObjectId, by: i64) -> Outcome<()> {
 
 // ---- tags
 
-async fn repository_id(tx: &mut Tx, repository: &RepositoryName) -> Outcome<Option<i64>> {
+pub(super) async fn repository_id(tx: &mut Tx, repository: &RepositoryName) -> Outcome<Option<i64>> {
     Ok(sqlx::query_scalar("SELECT id FROM repositories WHERE name = $1").bind(repository.as_str()).fetch_optional(tx.on()).await?)
 }
 
@@ -395,11 +395,16 @@ async fn delete_if(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, us
     if row.is_none() {
         return Ok(false);
     }
-    let tags = tx.execute(sqlx::query("DELETE FROM tags WHERE manifest = $1").bind(manifest)).await?;
-    tx.execute(sqlx::query("DELETE FROM manifests WHERE id = $1").bind(manifest)).await?;
-    release(tx, object, int(tags) + 1).await?;
+    remove_snapshot(tx, manifest, object).await?;
     note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest }).await?;
     Ok(true)
+}
+
+/// Removes a snapshot's row and its tags.
+pub(super) async fn remove_snapshot(tx: &mut Tx, manifest: i64, object: ObjectId) -> Outcome<()> {
+    let tags = tx.execute(sqlx::query("DELETE FROM tags WHERE manifest = $1").bind(manifest)).await?;
+    tx.execute(sqlx::query("DELETE FROM manifests WHERE id = $1").bind(manifest)).await?;
+    release(tx, object, int(tags) + 1).await
 }
 
 pub(super) async fn touch_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {

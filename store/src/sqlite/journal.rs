@@ -1,14 +1,13 @@
-//! The way of changes into the journal, and back.
+//! The way of changes into the journal.
 
-use super::names::{insert_snapshot, point_tag};
-use super::{DOMAIN, int, uint};
+use super::{int, uint};
 use crate::error::{Error, Result};
+use crate::journal::checkpoint_of;
 use crate::metadata::arguments::at_most;
-use crate::metadata::replay::Names;
-use crate::metadata::{JournalRow, ObjectId, TagMove, Unjournaled};
+use crate::metadata::{JournalRow, JournalState, NamesCursor, Unjournaled};
+use pfr_schema::Digest;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, Kind, RepositoryName};
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, OptionalExtension as _, ToSql, params};
 use std::collections::HashMap;
 
 fn sql(error: rusqlite::Error) -> Error {
@@ -30,17 +29,21 @@ pub(super) fn unjournaled(tx: &Connection, limit: usize) -> Result<Vec<Unjournal
 }
 
 pub(super) fn journaled(tx: &Connection, row: &JournalRow) -> Result<()> {
-    tx.prepare_cached("INSERT INTO journal (key, first_seq, last_seq, is_checkpoint) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (key) DO NOTHING")
-        .and_then(|mut s| s.execute(params![row.key, int(row.first), int(row.last), row.checkpoint]))
-        .map_err(sql)?;
-    tx.prepare_cached("DELETE FROM changes WHERE seq BETWEEN ?1 AND ?2")
-        .and_then(|mut s| s.execute(params![int(row.first), int(row.last)]))
-        .map_err(sql)?;
+    tx.prepare_cached(
+        "INSERT INTO journal (key, first_seq, last_seq, is_checkpoint, records) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key) DO NOTHING",
+    )
+    .and_then(|mut s| s.execute(params![row.key, int(row.first), int(row.last), row.checkpoint, int(row.records)]))
+    .map_err(sql)?;
+    if !row.checkpoint {
+        tx.prepare_cached("DELETE FROM changes WHERE seq BETWEEN ?1 AND ?2")
+            .and_then(|mut s| s.execute(params![int(row.first), int(row.last)]))
+            .map_err(sql)?;
+    }
     Ok(())
 }
 
 /// The last number handed out.
-fn last_number(tx: &Connection) -> Result<u64> {
+pub(super) fn last_number(tx: &Connection) -> Result<u64> {
     let last: Option<i64> = tx
         .prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'changes'")
         .and_then(|mut s| s.query_row([], |r| r.get(0)).optional())
@@ -51,33 +54,46 @@ fn last_number(tx: &Connection) -> Result<u64> {
 /// A row of `manifests` on its way into a record.
 type RawSnapshot = (i64, String, Vec<u8>, Option<String>, Option<Vec<u8>>, i64, i64);
 /// A row of `tags` on its way into a record.
-type RawTag = (String, String, Vec<u8>, i64);
+type RawTag = (i64, String, String, Vec<u8>, i64);
 
-pub(super) fn names(tx: &Connection) -> Result<(u64, Vec<Record>)> {
+pub(super) fn begin_names(tx: &Connection) -> Result<(u64, NamesCursor)> {
+    let until: Option<i64> =
+        tx.prepare_cached("SELECT max(id) FROM manifests").and_then(|mut s| s.query_row([], |r| r.get(0))).map_err(sql)?;
+    Ok((last_number(tx)?, NamesCursor::Snapshots { after: 0, until: until.unwrap_or(0) }))
+}
+
+pub(super) fn names(tx: &Connection, cursor: &NamesCursor, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)> {
+    match cursor {
+        NamesCursor::Snapshots { after, until } => snapshots(tx, *after, *until, limit),
+        NamesCursor::Tags { repository, tag } => tags(tx, *repository, tag, limit),
+    }
+}
+
+/// In order of row ids: it is the order of lists.
+fn snapshots(tx: &Connection, after: i64, until: i64, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)> {
+    let snapshots: Vec<RawSnapshot> = tx
+        .prepare_cached(
+            "SELECT m.id, r.name, o.digest, m.artifact_type, m.subject, m.pushed_at, m.new_bytes
+             FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+             WHERE m.id > ?1 AND m.id <= ?2 ORDER BY m.id LIMIT ?3",
+        )
+        .and_then(|mut s| {
+            s.query_map(params![after, until, at_most(limit)], |r| {
+                Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?, r.get(6)?))
+            })?
+            .collect()
+        })
+        .map_err(sql)?;
+    let Some(last) = snapshots.last().map(|row| row.0) else { return Ok((Vec::new(), Some(NamesCursor::TAGS))) };
     let mut parents: HashMap<i64, Vec<Digest>> = HashMap::new();
     let rows: Vec<(i64, Vec<u8>)> = tx
-        .prepare_cached("SELECT manifest, digest FROM parents ORDER BY manifest, position")
-        .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+        .prepare_cached("SELECT manifest, digest FROM parents WHERE manifest > ?1 AND manifest <= ?2 ORDER BY manifest, position")
+        .and_then(|mut s| s.query_map([after, last], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
         .map_err(sql)?;
     for (manifest, key) in rows {
         parents.entry(manifest).or_default().push(Digest::from_key(&key)?);
     }
-    // In order of row ids: it is the order of lists.
-    let snapshots: Vec<RawSnapshot> = tx
-        .prepare_cached(
-            "SELECT m.id, r.name, o.digest, m.artifact_type, m.subject, m.pushed_at, m.new_bytes
-             FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object ORDER BY m.id",
-        )
-        .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?, r.get(6)?)))?.collect())
-        .map_err(sql)?;
-    let tags: Vec<RawTag> = tx
-        .prepare_cached(
-            "SELECT r.name, t.name, o.digest, t.updated_at FROM tags t JOIN repositories r ON r.id = t.repository
-             JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object ORDER BY r.name, t.name",
-        )
-        .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?)))?.collect())
-        .map_err(sql)?;
-    let mut records = Vec::with_capacity(snapshots.len() + tags.len());
+    let mut records = Vec::with_capacity(snapshots.len());
     for (id, repository, manifest, artifact_type, subject, at, new_bytes) in snapshots {
         records.push(Record::Snapshot {
             repository: repository.parse()?,
@@ -89,22 +105,69 @@ pub(super) fn names(tx: &Connection) -> Result<(u64, Vec<Record>)> {
             new_bytes: uint(new_bytes),
         });
     }
-    for (repository, tag, manifest, at) in tags {
-        records.push(Record::Tag {
-            repository: repository.parse()?,
-            tag: tag.parse()?,
-            manifest: Digest::from_key(&manifest)?,
-            at: uint(at),
-        });
-    }
-    Ok((last_number(tx)?, records))
+    Ok((records, Some(NamesCursor::Snapshots { after: last, until })))
+}
+
+fn tags(tx: &Connection, repository: i64, tag: &str, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)> {
+    let tags: Vec<RawTag> = tx
+        .prepare_cached(
+            "SELECT t.repository, r.name, t.name, o.digest, t.updated_at FROM tags t JOIN repositories r ON r.id = t.repository
+             JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+             WHERE (t.repository, t.name) > (?1, ?2) ORDER BY t.repository, t.name LIMIT ?3",
+        )
+        .and_then(|mut s| {
+            s.query_map(params![repository, tag, at_most(limit)], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?)))?
+                .collect()
+        })
+        .map_err(sql)?;
+    let next = tags.last().map(|(repository, _, tag, _, _)| NamesCursor::Tags { repository: *repository, tag: tag.clone() });
+    let record = |(_, repository, tag, manifest, at): RawTag| {
+        Ok(Record::Tag { repository: repository.parse()?, tag: tag.parse()?, manifest: Digest::from_key(&manifest)?, at: uint(at) })
+    };
+    Ok((tags.into_iter().map(record).collect::<Result<_>>()?, next))
+}
+
+/// Number of the newest checkpoint, and what the keys of its parts begin with.
+fn newest(tx: &Connection) -> Result<Option<(i64, String)>> {
+    let row: Option<(i64, String)> = tx
+        .prepare_cached("SELECT last_seq, key FROM journal WHERE is_checkpoint = 1 ORDER BY last_seq DESC, key DESC LIMIT 1")
+        .and_then(|mut s| s.query_row([], |r| Ok((r.get(0)?, r.get(1)?))).optional())
+        .map_err(sql)?;
+    row.map(|(last, key)| Ok((last, checkpoint_of(&key)?))).transpose()
+}
+
+pub(super) fn journal_state(tx: &Connection, most: usize) -> Result<JournalState> {
+    let (checkpoint, prefix) = newest(tx)?.unwrap_or_default();
+    let count = |statement: &str, values: &[&dyn ToSql]| -> Result<u64> {
+        tx.prepare_cached(statement).and_then(|mut s| s.query_row(values, |r| r.get(0))).map(uint).map_err(sql)
+    };
+    let names = count(
+        "SELECT coalesce(sum(records), 0) FROM journal WHERE is_checkpoint = 1 AND last_seq = ?1 AND key >= ?2",
+        &[&checkpoint, &prefix],
+    )?;
+    let since = "SELECT count(*) FROM (SELECT 1 FROM journal WHERE is_checkpoint = 0 AND last_seq > ?1 LIMIT ?2)";
+    let objects = count(since, &[&checkpoint, &(at_most(most))])?;
+    Ok(JournalState { checkpoint: uint(checkpoint), names, last: last_number(tx)?, objects })
+}
+
+pub(super) fn superfluous(tx: &Connection, limit: usize) -> Result<Vec<String>> {
+    let Some((last, prefix)) = newest(tx)? else { return Ok(Vec::new()) };
+    tx.prepare_cached(
+        "SELECT key FROM (SELECT key FROM journal WHERE is_checkpoint = 0 AND last_seq <= ?1 ORDER BY last_seq LIMIT ?3)
+         UNION ALL SELECT key FROM (SELECT key FROM journal WHERE is_checkpoint = 1 AND key < ?2 ORDER BY last_seq LIMIT ?3) LIMIT ?3",
+    )
+    .and_then(|mut s| s.query_map(params![last, prefix, at_most(limit)], |r| r.get(0))?.collect())
+    .map_err(sql)
 }
 
 pub(super) fn journal(tx: &Connection) -> Result<Vec<JournalRow>> {
-    tx.prepare_cached("SELECT key, first_seq, last_seq, is_checkpoint FROM journal ORDER BY last_seq, key")
+    tx.prepare_cached("SELECT key, first_seq, last_seq, is_checkpoint, records FROM journal ORDER BY last_seq, key")
         .and_then(|mut s| {
-            s.query_map([], |r| Ok(JournalRow { key: r.get(0)?, first: uint(r.get(1)?), last: uint(r.get(2)?), checkpoint: r.get(3)? }))?
-                .collect()
+            s.query_map([], |r| {
+                let (first, last, records) = (uint(r.get(1)?), uint(r.get(2)?), uint(r.get(4)?));
+                Ok(JournalRow { key: r.get(0)?, first, last, checkpoint: r.get(3)?, records })
+            })?
+            .collect()
         })
         .map_err(sql)
 }
@@ -118,73 +181,4 @@ pub(super) fn is_empty(tx: &Connection) -> Result<bool> {
     tx.prepare_cached("SELECT NOT EXISTS (SELECT 1 FROM packs) AND NOT EXISTS (SELECT 1 FROM repositories)")
         .and_then(|mut s| s.query_row([], |r| r.get(0)))
         .map_err(sql)
-}
-
-pub(super) fn restore_names(tx: &Connection, records: &[Record], last: u64) -> Result<Vec<Record>> {
-    let names = Names::replay(records);
-    let mut restore = Restore { tx, repositories: HashMap::new(), manifests: HashMap::new() };
-    let mut lost = Vec::new();
-    for record in names.snapshots() {
-        let Record::Snapshot { repository, manifest, .. } = record else { continue };
-        if !restore.snapshot(repository, manifest, record)? {
-            lost.push(record.clone());
-        }
-    }
-    for (repository, tag, manifest, at) in names.tags() {
-        let Some((row, object)) = restore.manifests.get(&(repository.clone(), manifest)).copied() else { continue };
-        let id = restore.repository(repository)?;
-        point_tag(tx, id, (row, object, manifest), &TagMove { tag: tag.clone(), expected: None }, at)?;
-    }
-    let last = int(last.max(last_number(tx)?));
-    // The row exists only once something was inserted.
-    let known = tx.execute("UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'changes'", [last]).map_err(sql)?;
-    if known == 0 {
-        tx.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('changes', ?1)", [last]).map_err(sql)?;
-    }
-    Ok(lost)
-}
-
-struct Restore<'a> {
-    tx: &'a Connection,
-    repositories: HashMap<RepositoryName, i64>,
-    /// Row id and object of what is back.
-    manifests: HashMap<(RepositoryName, Digest), (i64, ObjectId)>,
-}
-
-impl Restore<'_> {
-    fn repository(&mut self, name: &RepositoryName) -> Result<i64> {
-        if let Some(id) = self.repositories.get(name) {
-            return Ok(*id);
-        }
-        self.tx
-            .prepare_cached("INSERT INTO repositories (domain, name) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING")
-            .and_then(|mut s| s.execute(params![DOMAIN, name.as_str()]))
-            .map_err(sql)?;
-        let id = self
-            .tx
-            .prepare_cached("SELECT id FROM repositories WHERE name = ?1")
-            .and_then(|mut s| s.query_row([name.as_str()], |r| r.get(0)))
-            .map_err(sql)?;
-        self.repositories.insert(name.clone(), id);
-        Ok(id)
-    }
-
-    /// Brings a snapshot back; false if its manifest is not stored, or not as a manifest that holds what it lists.
-    fn snapshot(&mut self, repository: &RepositoryName, manifest: &Digest, record: &Record) -> Result<bool> {
-        let stored: Option<(ObjectId, i64, i64)> = self
-            .tx
-            .prepare_cached(
-                "SELECT o.id, o.size, c.logical_bytes FROM objects o JOIN containers c ON c.object = o.id
-                 WHERE o.domain = ?1 AND o.digest = ?2 AND o.kind = ?3",
-            )
-            .and_then(|mut s| {
-                s.query_row(params![DOMAIN, manifest.to_key(), Kind::Manifest as i64], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?))).optional()
-            })
-            .map_err(sql)?;
-        let Some((object, size, reach)) = stored else { return Ok(false) };
-        let id = self.repository(repository)?;
-        let row = insert_snapshot(self.tx, id, object, record, size + reach)?;
-        self.manifests.insert((repository.clone(), *manifest), (row, object));
-        Ok(true)
-    }
 }

@@ -8,13 +8,14 @@ mod journal;
 
 mod names;
 mod objects;
+mod restore;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, Location, Metadata, Moved, NewContainer,
-    NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Retired, SnapshotRow,
-    Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
+    RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -300,16 +301,28 @@ impl Metadata for SqliteMetadata {
         self.database.read(move |tx| journal::unjournaled(tx, limit)).await
     }
 
-    async fn journaled(&self, row: JournalRow) -> Result<()> {
-        self.database.write(move |tx| journal::journaled(tx, &row)).await
+    async fn journaled(&self, rows: Vec<JournalRow>) -> Result<()> {
+        self.database.write(move |tx| rows.iter().try_for_each(|row| journal::journaled(tx, row))).await
     }
 
-    async fn names(&self) -> Result<(u64, Vec<Record>)> {
-        self.database.read(journal::names).await
+    async fn begin_names(&self) -> Result<(u64, NamesCursor)> {
+        self.database.read(journal::begin_names).await
+    }
+
+    async fn names(&self, cursor: NamesCursor, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)> {
+        self.database.read(move |tx| journal::names(tx, &cursor, limit)).await
+    }
+
+    async fn journal_state(&self, most: usize) -> Result<JournalState> {
+        self.database.read(move |tx| journal::journal_state(tx, most)).await
     }
 
     async fn journal(&self) -> Result<Vec<JournalRow>> {
         self.database.read(journal::journal).await
+    }
+
+    async fn superfluous_journal(&self, limit: usize) -> Result<Vec<String>> {
+        self.database.read(move |tx| journal::superfluous(tx, limit)).await
     }
 
     async fn forget_journal(&self, keys: Vec<String>) -> Result<()> {
@@ -330,7 +343,8 @@ impl Metadata for SqliteMetadata {
     }
 
     async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>> {
-        self.database.write(move |tx| journal::restore_names(tx, &records, last)).await
+        let now = self.clock.now();
+        self.database.write(move |tx| restore::restore_names(tx, &records, last, now)).await
     }
 
     fn rows_written(&self) -> u64 {

@@ -174,7 +174,7 @@ fn add_refs(tx: &Connection, object: ObjectId, by: i64) -> Result<()> {
 }
 
 /// Takes references away and leaves the rest to collection: nothing cascades inside a request.
-fn release(tx: &Connection, object: ObjectId, by: i64, now: u64) -> Result<()> {
+pub(super) fn release(tx: &Connection, object: ObjectId, by: i64, now: u64) -> Result<()> {
     add_refs(tx, object, -by)?;
     tx.prepare_cached("INSERT INTO suspects (due, object) VALUES (?1, ?2)").and_then(|mut s| s.execute([int(now), object])).map_err(sql)?;
     Ok(())
@@ -200,7 +200,7 @@ fn visible(tx: &Connection, repository: &RepositoryName) -> Result<i64> {
 }
 
 /// Where a tag points: row id of the manifest, its object, its digest.
-fn tag_target(tx: &Connection, repository: i64, tag: &Tag) -> Result<Option<(i64, ObjectId, Digest)>> {
+pub(super) fn tag_target(tx: &Connection, repository: i64, tag: &Tag) -> Result<Option<(i64, ObjectId, Digest)>> {
     tx.prepare_cached(
         "SELECT m.id, m.object, o.digest FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
          WHERE t.repository = ?1 AND t.name = ?2",
@@ -310,11 +310,16 @@ pub(super) fn delete_tag(tx: &Connection, repository: &RepositoryName, tag: &Tag
     let before = tag_target(tx, id, tag)?;
     check_expected(tag, expected, before.map(|(_, _, digest)| digest))?;
     let (_, object, _) = before.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
-    tx.prepare_cached("DELETE FROM tags WHERE repository = ?1 AND name = ?2")
-        .and_then(|mut s| s.execute(params![id, tag.as_str()]))
-        .map_err(sql)?;
-    release(tx, object, 1, now)?;
+    remove_tag(tx, id, tag, object, now)?;
     note(tx, &Record::Untag { repository: repository.clone(), tag: tag.clone() })
+}
+
+/// Removes a tag that points at `object`.
+pub(super) fn remove_tag(tx: &Connection, repository: i64, tag: &Tag, object: ObjectId, now: u64) -> Result<()> {
+    tx.prepare_cached("DELETE FROM tags WHERE repository = ?1 AND name = ?2")
+        .and_then(|mut s| s.execute(params![repository, tag.as_str()]))
+        .map_err(sql)?;
+    release(tx, object, 1, now)
 }
 
 // ---- snapshots
@@ -382,10 +387,15 @@ pub(super) fn snapshots(tx: &Connection, repository: &RepositoryName, after: Opt
 pub(super) fn delete_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, now: u64) -> Result<()> {
     let id = visible(tx, repository)?;
     let (manifest, object) = manifest_row(tx, id, repository, digest)?;
+    remove_snapshot(tx, manifest, object, now)?;
+    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest })
+}
+
+/// Removes a snapshot's row and its tags.
+pub(super) fn remove_snapshot(tx: &Connection, manifest: i64, object: ObjectId, now: u64) -> Result<()> {
     let tags = tx.prepare_cached("DELETE FROM tags WHERE manifest = ?1").and_then(|mut s| s.execute([manifest])).map_err(sql)?;
     tx.prepare_cached("DELETE FROM manifests WHERE id = ?1").and_then(|mut s| s.execute([manifest])).map_err(sql)?;
-    release(tx, object, tags as i64 + 1, now)?;
-    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest })
+    release(tx, object, tags as i64 + 1, now)
 }
 
 pub(super) fn touch_snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest, now: u64) -> Result<()> {

@@ -7,9 +7,9 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, Location, Metadata, Moved, NewContainer,
-    NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, RepositoryRow, Result, Retired,
-    SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
+    RepositoryRow, Result, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,9 +128,12 @@ transactions! {
     reassess() -> u64;
     audit(repair: bool) -> Audit;
     unjournaled(limit: usize) -> Vec<Unjournaled>;
-    journaled(row: JournalRow) -> ();
-    names() -> (u64, Vec<Record>);
+    journaled(rows: Vec<JournalRow>) -> ();
+    begin_names() -> (u64, NamesCursor);
+    names(cursor: NamesCursor, limit: usize) -> (Vec<Record>, Option<NamesCursor>);
+    journal_state(most: usize) -> JournalState;
     journal() -> Vec<JournalRow>;
+    superfluous_journal(limit: usize) -> Vec<String>;
     forget_journal(keys: Vec<String>) -> ();
     is_empty() -> bool;
     adopt_pack(key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored;

@@ -3,64 +3,159 @@
 use super::Rebuild;
 use crate::error::{Error, Result};
 use crate::journal::row_of;
-use pfr_schema::journal::{Journal, Record};
-use std::collections::BTreeMap;
+use crate::metadata::JournalRow;
+use pfr_schema::Digest;
+use pfr_schema::RepositoryName;
+use pfr_schema::journal::{Journal, Key, Record};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Repositories asked for at a time.
 const PAGE: usize = 1000;
+/// Records restored, and rows written, in one transaction.
+const BATCH: usize = 5000;
+
+/// What is known of the names while they come back.
+#[derive(Default)]
+struct Replay {
+    /// The last number seen: no number is to be given out twice.
+    last: u64,
+    rows: Vec<JournalRow>,
+    /// Snapshots that should exist and whose manifest is not stored.
+    lost: BTreeSet<(RepositoryName, Digest)>,
+    /// Changes read and not restored yet. A record that was written twice is in several objects.
+    changes: BTreeMap<u64, Vec<Record>>,
+}
 
 impl Rebuild<'_> {
-    /// Replays the newest checkpoint and what came after it.
+    /// Replays the newest checkpoint that is whole, and what came after it. Objects are read one at a time.
     pub(super) async fn names(&mut self) -> Result<()> {
-        let store = self.store;
-        let (mut rows, mut last) = (Vec::new(), 0);
-        let mut checkpoint: Option<(String, Journal)> = None;
-        let mut changes: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
-        for key in store.journal_keys().await? {
-            let journal = match store.read_journal(&key).await {
-                Ok(Some(journal)) => journal,
-                Ok(None) => continue,
-                Err(Error::Format(reason)) => {
-                    // Its first number is in its name: it must not be given out again.
-                    last = last.max(first_of(&key));
-                    self.report.refused.push(format!("{key}: {reason}"));
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            self.report.journal += 1;
-            last = last.max(journal.last);
-            rows.push(row_of(&key, &journal));
-            if !journal.checkpoint {
-                for numbered in journal.records {
-                    // A record that was written twice is in several objects.
-                    let same = changes.entry(numbered.seq).or_default();
-                    if !same.contains(&numbered.change) {
-                        same.push(numbered.change);
+        let mut replay = Replay::default();
+        let mut changes = Vec::new();
+        // Parts by checkpoint: its number, its name, the part's number.
+        let mut checkpoints: BTreeMap<(u64, String), BTreeMap<u32, String>> = BTreeMap::new();
+        for key in self.store.journal_keys().await? {
+            match Key::parse(&key) {
+                Ok(Key { number, part, .. }) => {
+                    replay.last = replay.last.max(number);
+                    match part {
+                        Some((set, part)) => drop(checkpoints.entry((number, set)).or_default().insert(part, key)),
+                        None => changes.push((number, key)),
                     }
                 }
-            } else if checkpoint.as_ref().is_none_or(|(known, best)| (best.last, known) < (journal.last, &key)) {
-                checkpoint = Some((key, journal));
+                Err(reason) => self.report.refused.push(format!("{key}: {reason}")),
             }
         }
-        let (covered, mut records) = match checkpoint {
-            Some((_, journal)) => (journal.last, journal.records.into_iter().map(|numbered| numbered.change).collect()),
-            None => (0, Vec::new()),
-        };
-        records.extend(changes.into_iter().filter(|(seq, _)| *seq > covered).flat_map(|(_, records)| records));
-        for record in store.metadata.restore_names(records, last).await? {
-            if let Record::Snapshot { repository, manifest, .. } = record {
-                self.report.lost.push(format!(
-                    "{repository}@{manifest}: its manifest, or something that it reaches, is not in any pack, or cannot be read there"
-                ));
+        let mut covered = 0;
+        for ((last, set), parts) in checkpoints.into_iter().rev() {
+            if let Some(rows) = self.whole(&set, &parts).await? {
+                self.checkpoint(&mut replay, &rows).await?;
+                replay.rows.extend(rows);
+                covered = last;
+                break;
             }
         }
+        for (first, key) in changes {
+            // Keys are in order: what is smaller than this one's first number is complete.
+            let rest = replay.changes.split_off(&first);
+            let before = std::mem::replace(&mut replay.changes, rest);
+            self.changes(&mut replay, before).await?;
+            let Some(journal) = self.object(&key).await? else { continue };
+            replay.last = replay.last.max(journal.last);
+            replay.rows.push(row_of(&key, &journal));
+            for numbered in journal.records.into_iter().filter(|numbered| numbered.seq > covered) {
+                let same = replay.changes.entry(numbered.seq).or_default();
+                if !same.contains(&numbered.change) {
+                    same.push(numbered.change);
+                }
+            }
+        }
+        let rest = std::mem::take(&mut replay.changes);
+        self.changes(&mut replay, rest).await?;
+        // Also if nothing was restored: numbers go on where they were.
+        self.restore(&mut replay, Vec::new()).await?;
+        for (repository, manifest) in &replay.lost {
+            self.report.lost.push(format!(
+                "{repository}@{manifest}: its manifest, or something that it reaches, is not in any pack, or cannot be read there"
+            ));
+        }
+        for rows in replay.rows.chunks(BATCH) {
+            self.store.metadata.journaled(rows.to_vec()).await?;
+        }
+        self.count().await
+    }
+
+    /// Rows of the parts of a checkpoint, if all of them are there and well. One whose writer was killed lacks the last part: that is no damage.
+    async fn whole(&mut self, set: &str, parts: &BTreeMap<u32, String>) -> Result<Option<Vec<JournalRow>>> {
+        let (mut rows, mut whole, mut ended) = (Vec::new(), true, false);
+        for (number, key) in (0..).zip(parts) {
+            let Some(journal) = self.object(key.1).await? else {
+                whole = false;
+                continue;
+            };
+            whole &= number == *key.0;
+            rows.push(row_of(key.1, &journal));
+            ended = journal.checkpoint.is_some_and(|part| part.end);
+        }
+        if ended && !whole {
+            self.report
+                .refused
+                .push(format!("checkpoint {set} of the journal: it has {} parts that are well, and needs others", rows.len()));
+        }
+        Ok((whole && ended).then_some(rows))
+    }
+
+    async fn checkpoint(&mut self, replay: &mut Replay, rows: &[JournalRow]) -> Result<()> {
         for row in rows {
-            store.metadata.journaled(row).await?;
+            let Some(journal) = self.store.read_journal(&row.key).await? else {
+                return Err(Error::Unavailable { what: "packs", reason: format!("{} vanished while it was read", row.key) });
+            };
+            let mut records = journal.records.into_iter().map(|numbered| numbered.change).peekable();
+            while records.peek().is_some() {
+                let batch = records.by_ref().take(BATCH).collect();
+                self.restore(replay, batch).await?;
+            }
         }
+        Ok(())
+    }
+
+    async fn changes(&mut self, replay: &mut Replay, changes: BTreeMap<u64, Vec<Record>>) -> Result<()> {
+        let records: Vec<Record> = changes.into_values().flatten().collect();
+        if records.is_empty() { Ok(()) } else { self.restore(replay, records).await }
+    }
+
+    async fn restore(&mut self, replay: &mut Replay, records: Vec<Record>) -> Result<()> {
+        for record in &records {
+            if let Record::Delete { repository, manifest } = record {
+                replay.lost.remove(&(repository.clone(), *manifest));
+            }
+        }
+        for record in self.store.metadata.restore_names(records, replay.last).await? {
+            if let Record::Snapshot { repository, manifest, .. } = record {
+                replay.lost.insert((repository, manifest));
+            }
+        }
+        Ok(())
+    }
+
+    /// An object, if it is there and well.
+    async fn object(&mut self, key: &str) -> Result<Option<Journal>> {
+        match self.store.read_journal(key).await {
+            Ok(found) => {
+                self.report.journal += u64::from(found.is_some());
+                Ok(found)
+            }
+            Err(Error::Format(reason)) => {
+                self.report.refused.push(format!("{key}: {reason}"));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn count(&mut self) -> Result<()> {
         let mut after = None;
         loop {
-            let page = store.metadata.repositories(after, PAGE).await?;
+            let page = self.store.metadata.repositories(after, PAGE).await?;
             self.report.snapshots += page.rows.iter().map(|row| row.snapshots).sum::<u64>();
             self.report.tags += page.rows.iter().map(|row| row.tags).sum::<u64>();
             after = page.next;
@@ -69,10 +164,4 @@ impl Rebuild<'_> {
             }
         }
     }
-}
-
-/// The first number in an object, by its key.
-fn first_of(key: &str) -> u64 {
-    let name = key.rsplit('/').next().unwrap_or(key);
-    name.split('-').next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }

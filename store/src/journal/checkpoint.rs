@@ -1,0 +1,182 @@
+//! Keeping the journal short: checkpoints, and the deletion of what they make superfluous.
+//!
+//! A checkpoint at number L is a walk over all names that began at L. Nobody waits for it: names change meanwhile, and a page may have changes after L
+//! or not. They are all in the journal before the last part of the checkpoint is, so replaying what came after L over it comes to what it should.
+//! Until that last part is durable the checkpoint before counts; rows of all parts are then written together. What a killed process leaves of one
+//! is known by its name.
+//!
+//! What the newest checkpoint does not need may go, and nothing else, so any number of processes may do all of it at once.
+
+use super::{Store, row_of};
+use crate::error::{Error, Result};
+use crate::metadata::JournalRow;
+use futures::StreamExt as _;
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
+use pfr_schema::journal::{Journal, Key, Numbered, Part, Record};
+use std::collections::HashSet;
+
+/// Objects below which a checkpoint is not worth its while.
+const FEW: usize = 256;
+/// Bytes of a part. Making one takes some times as much memory.
+const PART: u64 = 16 << 20;
+/// Names asked for at a time, and bytes that one has at least about.
+const PAGE: usize = 5000;
+const NAME: u64 = 256;
+/// Objects deleted before their rows go, and deletions in flight.
+const BATCH: usize = 1000;
+const AT_ONCE: usize = 16;
+
+impl Store {
+    /// Writes a checkpoint if there are so many objects that it pays; returns whether it did. What it makes superfluous is for
+    /// [`Self::trim_journal`] to delete.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Full`]: the checkpoint before still counts.
+    pub async fn checkpoint_journal(&self) -> Result<bool> {
+        let state = self.metadata.journal_state(FEW + 1).await?;
+        // A checkpoint costs as much as there are names: it is paid for by the changes since the last one.
+        let changes = state.last.saturating_sub(state.checkpoint);
+        if state.objects <= FEW as u64 || changes <= state.names / 4 {
+            return Ok(false);
+        }
+        self.write_checkpoint().await?;
+        Ok(true)
+    }
+
+    pub(crate) async fn write_checkpoint(&self) -> Result<()> {
+        let (last, cursor) = self.metadata.begin_names().await?;
+        let limit = self.options.limits.journal_bytes.min(PART);
+        let page = usize::try_from(limit / NAME).unwrap_or(PAGE).clamp(1, PAGE);
+        let set = uuid::Uuid::now_v7().simple().to_string();
+        let mut parts = Parts { store: self, last, set, limit, records: Vec::new(), bytes: Journal::ENVELOPE, rows: Vec::new() };
+        let mut next = Some(cursor);
+        while let Some(cursor) = next {
+            let (records, after) = self.metadata.names(cursor, page).await?;
+            for record in records {
+                parts.push(record).await?;
+            }
+            next = after;
+        }
+        // Pages may have changes that nobody has written yet.
+        self.flush_journal().await?;
+        parts.write(true).await?;
+        self.metadata.journaled(parts.rows).await
+    }
+
+    /// Deletes at most `limit` objects that the newest checkpoint makes superfluous, and, when there are no more, those that no row names;
+    /// returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Full`]: what was not deleted yet is the next one's to delete.
+    pub async fn trim_journal(&self, limit: usize) -> Result<u64> {
+        let mut deleted = 0;
+        while deleted < limit {
+            let keys = self.metadata.superfluous_journal(BATCH.min(limit - deleted)).await?;
+            if keys.is_empty() {
+                break;
+            }
+            deleted += keys.len();
+            self.delete_journal(keys).await?;
+        }
+        if deleted > 0 && deleted < limit {
+            deleted += self.sweep_journal().await?;
+        }
+        Ok(deleted as u64)
+    }
+
+    /// Deletes objects, then the rows of those that are gone; returns the first error.
+    async fn delete_journal(&self, keys: Vec<String>) -> Result<()> {
+        let mut deletions = futures::stream::iter(keys)
+            .map(|key| async move {
+                let deleted = self.packs.delete(&Path::from(key.as_str())).await;
+                (key, deleted)
+            })
+            .buffer_unordered(AT_ONCE);
+        let (mut gone, mut failed) = (Vec::new(), Ok(()));
+        while let Some((key, deleted)) = deletions.next().await {
+            match deleted {
+                // Another process may have been faster.
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => gone.push(key),
+                Err(error) => failed = failed.and(Err(Error::packs(error))),
+            }
+        }
+        self.metadata.forget_journal(gone).await?;
+        failed
+    }
+
+    /// Deletes superfluous objects that no row names: who was killed between object and row left them.
+    async fn sweep_journal(&self) -> Result<usize> {
+        let keys = self.journal_keys().await?;
+        let rows = self.metadata.journal().await?;
+        let Some(newest) = Newest::of(&rows)? else { return Ok(0) };
+        let recorded: HashSet<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+        let mut delete = Vec::new();
+        for key in keys.into_iter().filter(|key| !recorded.contains(key.as_str())) {
+            let superfluous = match Key::parse(&key) {
+                Ok(parsed) if parsed.part.is_some() => Ok(key < newest.prefix),
+                Ok(parsed) if parsed.number > newest.last => Ok(false),
+                Ok(_) => self.read_journal(&key).await.map(|journal| journal.is_some_and(|j| newest.covers(&row_of(&key, &j)))),
+                Err(error) => Err(error.into()),
+            };
+            match superfluous {
+                Ok(true) => delete.push(key),
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, key, "an object of the journal cannot be read; it is left as it lies"),
+            }
+        }
+        let deleted = delete.len();
+        self.delete_journal(delete).await?;
+        Ok(deleted)
+    }
+}
+
+/// The newest checkpoint.
+pub(crate) struct Newest {
+    last: u64,
+    prefix: String,
+}
+
+impl Newest {
+    pub(crate) fn of(rows: &[JournalRow]) -> Result<Option<Self>> {
+        let newest = rows.iter().filter(|row| row.checkpoint).max_by_key(|row| (row.last, &row.key));
+        newest.map(|row| Ok(Self { last: row.last, prefix: super::checkpoint_of(&row.key)? })).transpose()
+    }
+
+    /// Whether it makes an object superfluous.
+    pub(crate) fn covers(&self, row: &JournalRow) -> bool {
+        if row.checkpoint { row.key < self.prefix } else { row.last <= self.last }
+    }
+}
+
+/// The parts of a checkpoint on their way to storage.
+struct Parts<'a> {
+    store: &'a Store,
+    last: u64,
+    set: String,
+    limit: u64,
+    records: Vec<Record>,
+    bytes: u64,
+    rows: Vec<JournalRow>,
+}
+
+impl Parts<'_> {
+    async fn push(&mut self, record: Record) -> Result<()> {
+        let numbered = Numbered { seq: self.last, change: record };
+        let bytes = numbered.bytes();
+        if self.bytes + bytes > self.limit && !self.records.is_empty() {
+            self.write(false).await?;
+        }
+        self.bytes += bytes;
+        self.records.push(numbered.change);
+        Ok(())
+    }
+
+    async fn write(&mut self, end: bool) -> Result<()> {
+        let part = Part { set: self.set.clone(), number: self.rows.len() as u32, end };
+        let records = std::mem::take(&mut self.records);
+        self.bytes = Journal::ENVELOPE;
+        self.rows.push(self.store.put_journal(Journal::part(self.last, part, records)).await?);
+        Ok(())
+    }
+}
