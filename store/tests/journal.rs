@@ -386,6 +386,22 @@ async fn replays_to_the_same(ops: Vec<Op>) {
     assert_eq!(new.metadata.audit(false).await.unwrap().discrepancies, [], "{ops:?}");
 }
 
+#[tokio::test]
+async fn a_snapshot_that_came_again_while_a_checkpoint_was_written_keeps_its_place_in_lists() {
+    let rig = Rig::new().await;
+    let first = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
+    push_to(&rig.store, "team/agent", &[2], vec![], None).await;
+    let mut walk = Some(Walk::begin(&rig).await);
+    rig.store.delete_snapshot(&repository(), &first).await.unwrap();
+    push_to(&rig.store, "team/agent", &[1], vec![], None).await;
+    push_to(&rig.store, "team/agent", &[3], vec![], None).await;
+    while let Some(under_way) = walk {
+        walk = under_way.page(&rig).await;
+    }
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
