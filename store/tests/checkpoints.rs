@@ -16,7 +16,7 @@ use pfr_store::{GcOptions, Options, Store, TagMove, TagRow};
 use rig::{Rig, options};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// A store that writes and reads objects of at most so many bytes.
 fn with_small_objects(rig: &Rig, bytes: u64) -> Store {
@@ -250,7 +250,7 @@ async fn unfinished_objects_of_the_journal_are_removed_when_their_writers_are_go
     let file = |name: &str, age: Duration| {
         let path = journal.join(name);
         let file = std::fs::File::create(&path).unwrap();
-        file.set_modified(SystemTime::now() - age).unwrap();
+        file.set_modified(file.metadata().unwrap().modified().unwrap() - age).unwrap();
         path
     };
     let key = Journal::changes(vec![]).to_object().0;

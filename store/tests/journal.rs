@@ -22,6 +22,7 @@ on_every_backend!(
     a_change_whose_writer_was_killed_before_the_journal_is_written_by_the_next,
     an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next_checkpoint,
     a_checkpoint_keeps_the_journal_small_and_loses_nothing,
+    a_snapshot_that_came_again_while_a_checkpoint_was_written_keeps_its_place_in_lists,
     a_torn_object_of_the_journal_is_reported_and_scrub_makes_up_for_it_while_the_database_lives,
     a_snapshot_whose_pack_is_lost_with_the_database_is_named_and_the_others_are_back,
     a_pack_without_its_index_still_gives_back_what_is_well_in_it,
@@ -382,6 +383,21 @@ async fn replays_to_the_same(on: Backend, ops: Vec<Op>) {
     assert!(report.lost.is_empty() && report.refused.is_empty(), "{ops:?}: {report:?}");
     assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{ops:?}");
     assert_eq!(new.metadata.audit(false).await.unwrap().discrepancies, [], "{ops:?}");
+}
+
+async fn a_snapshot_that_came_again_while_a_checkpoint_was_written_keeps_its_place_in_lists(on: Backend) {
+    let rig = Rig::new(on).await;
+    let first = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
+    push_to(&rig.store, "team/agent", &[2], vec![], None).await;
+    let mut walk = Some(Walk::begin(&rig).await);
+    rig.store.delete_snapshot(&repository(), &first).await.unwrap();
+    push_to(&rig.store, "team/agent", &[1], vec![], None).await;
+    push_to(&rig.store, "team/agent", &[3], vec![], None).await;
+    while let Some(under_way) = walk {
+        walk = under_way.page(&rig).await;
+    }
+    let (new, report) = rebuilt(&rig).await;
+    assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
 }
 
 async fn any_history_replays_to_the_same_names(on: Backend) {

@@ -3,15 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod common;
-#[path = "common/rig.rs"]
-mod rig;
 
 use async_trait::async_trait;
+use common::rig::{Backend, Rig};
 use common::{blob_frame, page, pieces, repository, stream};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryStreamExt as _};
-use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMultipartOptions,
@@ -21,7 +19,6 @@ use parking_lot::Mutex;
 use pfr_schema::frame::Header;
 use pfr_schema::{Algorithm, Digest, Kind};
 use pfr_store::{Error, GcOptions, PackState, Store};
-use rig::Rig;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -45,7 +42,7 @@ async fn call(hook: &Mutex<Option<Hook>>) {
 }
 
 struct Hooked {
-    inner: Arc<InMemory>,
+    inner: Arc<dyn ObjectStore>,
     hooks: Hooks,
 }
 
@@ -128,7 +125,7 @@ impl ObjectStore for Hooked {
 /// The store of a rig, with its packs behind hooks.
 fn hooked(rig: &Rig, hooks: Hooks) -> Store {
     let packs = Hooked { inner: Arc::clone(&rig.packs), hooks };
-    Store::new(Arc::new(packs), Arc::clone(&rig.metadata), rig::options(&rig.now))
+    Store::new(Arc::new(packs), Arc::clone(&rig.metadata), rig.options())
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -140,7 +137,7 @@ fn blob(seed: u64, mib: u64) -> Vec<u8> {
 
 #[tokio::test]
 async fn an_upload_of_many_leases_is_taken_in() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let blobs = [page(1), blob(2, 12), page(3)];
     let session = rig.store.open_push(&repository()).await.unwrap();
     // The session is nearly at half of its lease when the upload begins, and collection runs all the time.
@@ -161,7 +158,7 @@ async fn an_upload_of_many_leases_is_taken_in() {
 
 #[tokio::test]
 async fn compaction_of_many_leases_comes_to_its_end() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let hooks = Hooks::default();
     let store = hooked(&rig, hooks.clone());
     // One pack, of which less than half stays.
@@ -220,7 +217,7 @@ fn row_goes(rig: &Rig) -> Hook {
 #[tokio::test]
 async fn bytes_that_land_after_the_row_of_their_pack_is_gone_are_removed_by_who_wrote_them() {
     for lose_answer in [false, true] {
-        let rig = Rig::new().await;
+        let rig = Rig::new(Backend::Memory).await;
         let hooks = Hooks { lose_answer, ..Hooks::default() };
         *hooks.complete.lock() = Some(row_goes(&rig));
         let store = hooked(&rig, hooks);
@@ -233,7 +230,7 @@ async fn bytes_that_land_after_the_row_of_their_pack_is_gone_are_removed_by_who_
 
 #[tokio::test]
 async fn a_lost_answer_costs_no_bytes_that_a_row_names() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let store = hooked(&rig, Hooks { lose_answer: true, ..Hooks::default() });
     let session = store.open_push(&repository()).await.unwrap();
     store.ingest(&session.id, pieces(&stream([blob_frame(&page(1))]), 100)).await.unwrap_err();
