@@ -101,11 +101,13 @@ CREATE TABLE parents (
   PRIMARY KEY (manifest, position)
 );
 
+-- followed: it was put where an upstream has it, and nobody moved it here since.
 CREATE TABLE tags (
   repository bigint NOT NULL REFERENCES repositories (id),
   name       text COLLATE "C" NOT NULL,
   manifest   bigint NOT NULL REFERENCES manifests (id),
   updated_at bigint NOT NULL,
+  followed   boolean NOT NULL DEFAULT false,
   PRIMARY KEY (repository, name)
 );
 CREATE INDEX tags_manifest ON tags (manifest);

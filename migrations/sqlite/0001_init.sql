@@ -97,11 +97,13 @@ CREATE TABLE parents (
   PRIMARY KEY (manifest, position)
 ) WITHOUT ROWID;
 
+-- followed: it was put where an upstream has it, and nobody moved it here since.
 CREATE TABLE tags (
   repository INTEGER NOT NULL REFERENCES repositories (id),
   name       TEXT    NOT NULL,
   manifest   INTEGER NOT NULL REFERENCES manifests (id),
   updated_at INTEGER NOT NULL,
+  followed   INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (repository, name)
 ) WITHOUT ROWID;
 CREATE INDEX tags_manifest ON tags (manifest);

@@ -170,6 +170,12 @@ impl Metadata for PostgresMetadata {
             .await
     }
 
+    async fn mark_followed(&self, repository: RepositoryName, tag: Tag, at: Digest) -> Result<()> {
+        self.database
+            .write((repository, tag, at), |tx, (repository, tag, at)| Box::pin(names::mark_followed(tx, repository, tag, at)))
+            .await
+    }
+
     async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()> {
         self.database
             .write((repository, tag, expected), |tx, (repository, tag, expected)| {

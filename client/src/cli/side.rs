@@ -202,6 +202,6 @@ fn repository_info(row: RepositoryRow) -> RepositoryInfo {
 }
 
 fn tag_info(row: TagRow) -> TagInfo {
-    let TagRow { name, digest, updated_at } = row;
+    let TagRow { name, digest, updated_at, .. } = row;
     TagInfo { name, digest, updated_at }
 }

@@ -31,16 +31,19 @@ impl Upstream {
     /// Looks after a tag at the upstream, if that was not done lately. What is here is good enough if that fails, whatever the reason.
     pub(super) async fn tag(self: &Arc<Self>, remote: &Remote, repository: &RepositoryName, tag: &Tag, via: &str) -> Done {
         let key = (repository.clone(), tag.clone());
-        let here = match self.store.tag(repository, tag).await {
-            Ok(row) => Some(row.digest),
+        let row = match self.store.tag(repository, tag).await {
+            Ok(row) => Some(row),
             Err(error) if matches!(error.code(), ErrorCode::TagUnknown | ErrorCode::RepositoryUnknown) => None,
             Err(error) => return Err(error.into()),
         };
+        let here = row.as_ref().map(|row| row.digest);
         let before = locked(&self.tags).get(&key).copied();
         if here.is_some() && before.is_some_and(|seen| seen.at.elapsed() < self.ttl) {
             return Ok(());
         }
-        let mut seen = Seen { at: Instant::now(), agreed: before.and_then(|b| b.agreed), apart: before.and_then(|b| b.apart) };
+        // What was put here for the upstream is where both had it, also by another replica or before a restart.
+        let agreed = before.and_then(|b| b.agreed).or(here.filter(|_| row.is_some_and(|row| row.followed)));
+        let mut seen = Seen { at: Instant::now(), agreed, apart: before.and_then(|b| b.apart) };
         match self.follow(remote, repository, tag, here, &mut seen, via).await {
             Err(failure) if here.is_some() => {
                 let reason = failure.cause.as_ref().unwrap_or(&failure.detail);
@@ -85,7 +88,10 @@ impl Upstream {
         self.snapshot(remote, repository, there, via).await?;
         let expected = here.map_or(TagState::Absent, TagState::At);
         match self.store.put_tag(repository, tag.clone(), there, Some(expected)).await {
-            Ok(()) => seen.agreed = Some(there),
+            Ok(()) => {
+                seen.agreed = Some(there);
+                self.store.metadata().mark_followed(repository.clone(), tag.clone(), there).await?;
+            }
             // Someone was faster; what is there now is theirs.
             Err(error) if error.code() == ErrorCode::TagMoved => {}
             Err(error) => return Err(error.into()),

@@ -74,6 +74,10 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Points tags at a snapshot of the repository; all or nothing.
     async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()>;
 
+    /// Notes that a tag that points at `at` was put there because an upstream has it there; the next move forgets it. Nothing happens if it points
+    /// elsewhere by now.
+    async fn mark_followed(&self, repository: RepositoryName, tag: Tag, at: Digest) -> Result<()>;
+
     /// Deletes a tag.
     async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()>;
 

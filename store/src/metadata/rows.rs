@@ -147,6 +147,8 @@ pub struct TagRow {
     pub digest: Digest,
     /// Milliseconds since 1970.
     pub updated_at: u64,
+    /// Whether it was put where an upstream has it, and nobody moved it here since.
+    pub followed: bool,
 }
 
 /// A repository.

@@ -20,22 +20,22 @@ pub(super) fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> St
 
 pub(super) async fn tag(tx: &mut Tx, repository: &RepositoryName, tag: &Tag) -> Outcome<TagRow> {
     let id = visible(tx, repository).await?;
-    let row: Option<(Vec<u8>, i64)> = sqlx::query_as(
-        "SELECT o.digest, t.updated_at FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+    let row: Option<(Vec<u8>, i64, bool)> = sqlx::query_as(
+        "SELECT o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
          WHERE t.repository = $1 AND t.name = $2",
     )
     .bind(id)
     .bind(tag.as_str())
     .fetch_optional(tx.on())
     .await?;
-    let (key, updated_at) = row.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
-    Ok(TagRow { name: tag.clone(), digest: Digest::from_key(&key)?, updated_at: uint(updated_at) })
+    let (key, updated_at, followed) = row.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
+    Ok(TagRow { name: tag.clone(), digest: Digest::from_key(&key)?, updated_at: uint(updated_at), followed })
 }
 
 pub(super) async fn tags(tx: &mut Tx, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<TagRow>> {
     let id = visible(tx, repository).await?;
-    let rows: Vec<(String, Vec<u8>, i64)> = sqlx::query_as(
-        "SELECT t.name, o.digest, t.updated_at FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+    let rows: Vec<(String, Vec<u8>, i64, bool)> = sqlx::query_as(
+        "SELECT t.name, o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
          WHERE t.repository = $1 AND t.name > $2 ORDER BY t.name LIMIT $3",
     )
     .bind(id)
@@ -45,7 +45,9 @@ pub(super) async fn tags(tx: &mut Tx, repository: &RepositoryName, after: Option
     .await?;
     let rows = rows
         .into_iter()
-        .map(|(name, key, updated_at)| Ok(TagRow { name: name.parse()?, digest: Digest::from_key(&key)?, updated_at: uint(updated_at) }))
+        .map(|(name, key, updated_at, followed)| {
+            Ok(TagRow { name: name.parse()?, digest: Digest::from_key(&key)?, updated_at: uint(updated_at), followed })
+        })
         .collect::<Outcome<Vec<_>>>()?;
     Ok(paged(rows, limit, |row| row.name.to_string()))
 }

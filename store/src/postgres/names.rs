@@ -321,7 +321,7 @@ async fn put_tags_at(
 /// Writes a tag's row: a new one, or the one that is locked.
 pub(super) async fn point_tag(tx: &mut Tx, repository: i64, tag: &Tag, manifest: i64, exists: bool, at: i64) -> Outcome<()> {
     let statement = if exists {
-        "UPDATE tags SET manifest = $3, updated_at = $4 WHERE repository = $1 AND name = $2"
+        "UPDATE tags SET manifest = $3, updated_at = $4, followed = false WHERE repository = $1 AND name = $2"
     } else {
         "INSERT INTO tags (repository, name, manifest, updated_at) VALUES ($1, $2, $3, $4) ON CONFLICT (repository, name) DO NOTHING"
     };
@@ -337,6 +337,14 @@ pub(super) async fn put_tags(tx: &mut Tx, repository: &RepositoryName, snapshot:
     // Again, now that nobody can delete it.
     let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
     put_tags_at(tx, (id, repository), (manifest, object, *snapshot), moves, before).await
+}
+
+pub(super) async fn mark_followed(tx: &mut Tx, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let mark = "UPDATE tags SET followed = true WHERE repository = $1 AND name = $2
+                AND manifest = (SELECT m.id FROM manifests m JOIN objects o ON o.id = m.object WHERE m.repository = $1 AND o.domain = $3 AND o.digest = $4)";
+    tx.execute(sqlx::query(mark).bind(id).bind(tag.as_str().to_owned()).bind(DOMAIN).bind(at.to_key())).await?;
+    Ok(())
 }
 
 pub(super) async fn delete_tag(tx: &mut Tx, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Outcome<()> {

@@ -169,6 +169,10 @@ impl Metadata for SqliteMetadata {
         self.database.write(move |tx| names::put_tags(tx, &repository, &snapshot, &moves, now)).await
     }
 
+    async fn mark_followed(&self, repository: RepositoryName, tag: Tag, at: Digest) -> Result<()> {
+        self.database.write(move |tx| names::mark_followed(tx, &repository, &tag, &at)).await
+    }
+
     async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()> {
         let now = self.clock.now();
         self.database.write(move |tx| names::delete_tag(tx, &repository, &tag, expected, now)).await

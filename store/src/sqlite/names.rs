@@ -248,7 +248,7 @@ pub(super) fn point_tag(
     }
     tx.prepare_cached(
         "INSERT INTO tags (repository, name, manifest, updated_at) VALUES (?1, ?2, ?3, ?4)
-         ON CONFLICT (repository, name) DO UPDATE SET manifest = excluded.manifest, updated_at = excluded.updated_at",
+         ON CONFLICT (repository, name) DO UPDATE SET manifest = excluded.manifest, updated_at = excluded.updated_at, followed = 0",
     )
     .and_then(|mut s| s.execute(params![repository, tag.tag.as_str(), manifest, int(now)]))
     .map_err(sql)?;
@@ -263,30 +263,42 @@ pub(super) fn tag(tx: &Connection, repository: &RepositoryName, tag: &Tag) -> Re
     let id = visible(tx, repository)?;
     let unknown = || Error::TagUnknown { repository: repository.clone(), tag: tag.clone() };
     let (_, _, digest) = tag_target(tx, id, tag)?.ok_or_else(unknown)?;
-    let updated_at = tx
-        .prepare_cached("SELECT updated_at FROM tags WHERE repository = ?1 AND name = ?2")
-        .and_then(|mut s| s.query_row(params![id, tag.as_str()], |r| r.get(0)))
+    let (updated_at, followed) = tx
+        .prepare_cached("SELECT updated_at, followed FROM tags WHERE repository = ?1 AND name = ?2")
+        .and_then(|mut s| s.query_row(params![id, tag.as_str()], |r| Ok((r.get(0)?, r.get(1)?))))
         .map_err(sql)?;
-    Ok(TagRow { name: tag.clone(), digest, updated_at: uint(updated_at) })
+    Ok(TagRow { name: tag.clone(), digest, updated_at: uint(updated_at), followed })
+}
+
+pub(super) fn mark_followed(tx: &Connection, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Result<()> {
+    let id = visible(tx, repository)?;
+    if tag_target(tx, id, tag)?.is_some_and(|(_, _, digest)| digest == *at) {
+        tx.prepare_cached("UPDATE tags SET followed = 1 WHERE repository = ?1 AND name = ?2")
+            .and_then(|mut s| s.execute(params![id, tag.as_str()]))
+            .map_err(sql)?;
+    }
+    Ok(())
 }
 
 pub(super) fn tags(tx: &Connection, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<Page<TagRow>> {
     let id = visible(tx, repository)?;
     let mut select = tx
         .prepare_cached(
-            "SELECT t.name, o.digest, t.updated_at FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+            "SELECT t.name, o.digest, t.updated_at, t.followed FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
              WHERE t.repository = ?1 AND t.name > ?2 ORDER BY t.name LIMIT ?3",
         )
         .map_err(sql)?;
     let rows = select
         .query_map(params![id, cursor(after, "")?, one_more(limit)], |r| {
-            Ok((r.get::<_, String>(0)?, r.get::<_, Vec<u8>>(1)?, r.get::<_, i64>(2)?))
+            Ok((r.get::<_, String>(0)?, r.get::<_, Vec<u8>>(1)?, r.get::<_, i64>(2)?, r.get::<_, bool>(3)?))
         })
         .and_then(Iterator::collect::<rusqlite::Result<Vec<_>>>)
         .map_err(sql)?;
     let rows = rows
         .into_iter()
-        .map(|(name, key, updated_at)| Ok(TagRow { name: name.parse()?, digest: Digest::from_key(&key)?, updated_at: uint(updated_at) }))
+        .map(|(name, key, updated_at, followed)| {
+            Ok(TagRow { name: name.parse()?, digest: Digest::from_key(&key)?, updated_at: uint(updated_at), followed })
+        })
         .collect::<Result<Vec<_>>>()?;
     Ok(paged(rows, limit, |row| row.name.to_string()))
 }

@@ -1,10 +1,10 @@
 //! What random histories do not look at: the order of eviction, pins and their reasons, and how many runs are remembered.
 
 use crate::backends;
-use crate::common::repository;
+use crate::common::{repository, tag};
 use crate::model::{LEASE, Universe, frames_of};
 use pfr_schema::Digest;
-use pfr_store::{Clock, Commit, GC_RUNS, GcRun, GcTrigger, Metadata, PackSizes, Pin, PushId};
+use pfr_store::{Clock, Commit, GC_RUNS, GcRun, GcTrigger, Metadata, PackSizes, Pin, PushId, TagMove};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -131,5 +131,31 @@ async fn the_newest_runs_are_remembered_and_no_more() {
         let expected: Vec<u64> = (3..GC_RUNS as u64 + 3).rev().collect();
         assert_eq!(found.iter().map(|run| run.started_at).collect::<Vec<_>>(), expected, "{name}");
         assert_eq!(found[0].finished_at, Some(7), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_tag_put_for_an_upstream_is_known_until_it_is_moved() {
+    let (dir, (_, clock)) = (tempfile::tempdir().unwrap(), stopped());
+    for (name, metadata) in backends(clock, dir.path()).await {
+        let (universe, metadata) = (Universe::new(), &*metadata);
+        upload(metadata, &universe).await;
+        let [a, b] = [0, 1].map(|i| universe.manifest(i));
+        for (session, manifest) in [("1", a), ("2", b)] {
+            commit(metadata, session, manifest).await;
+        }
+        let put = |to| metadata.put_tags(repository(), to, vec![TagMove { tag: tag("t"), expected: None }]);
+        let followed = async || metadata.tag(repository(), tag("t")).await.unwrap().followed;
+        let mark = |at| metadata.mark_followed(repository(), tag("t"), at);
+        put(a).await.unwrap();
+        assert!(!followed().await, "{name}");
+        mark(b).await.unwrap();
+        assert!(!followed().await, "{name}: it points elsewhere");
+        mark(a).await.unwrap();
+        assert!(followed().await && metadata.tags(repository(), None, 10).await.unwrap().rows[0].followed, "{name}");
+        put(a).await.unwrap();
+        assert!(followed().await, "{name}: it was not moved");
+        put(b).await.unwrap();
+        assert!(!followed().await, "{name}");
     }
 }

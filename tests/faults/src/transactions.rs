@@ -102,6 +102,7 @@ transactions! {
     tag(repository: RepositoryName, tag: Tag) -> TagRow;
     tags(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<TagRow>;
     put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ();
+    mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> ();
     delete_tag(repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> ();
     snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow;
     snapshots(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<SnapshotRow>;

@@ -39,12 +39,17 @@ fn two_readers_at_once_fetch_a_snapshot_once_and_later_ones_nothing() {
 fn a_tag_follows_the_upstream_but_not_if_it_was_moved_here() {
     let (origin, dir) = (Registry::start(), TempDir::new().unwrap());
     let pf = Pf::new(&origin.url());
-    let edge = edge(&dir, &origin.url(), &["--upstream-ttl-seconds", "0"]);
+    let mut edge = edge(&dir, &origin.url(), &["--upstream-ttl-seconds", "0"]);
     let near = Pf::new(&edge.url());
     push(&pf, "a:t", &[1, 2], &[]);
     near.run(&["pull", "a:t"]).ok();
     let second = push(&pf, "a:t", &[1, 3], &[]);
     assert_eq!(near.json(&["inspect", "a:t"])["summary"]["digest"], second);
+    // Also after a restart: that the tag was put for the upstream is in the database.
+    edge.restart();
+    let near = Pf::new(&edge.url());
+    let third = push(&pf, "a:t", &[1, 5], &[]);
+    assert_eq!(near.json(&["inspect", "a:t"])["summary"]["digest"], third);
     let own = push(&near, "a:t", &[9], &[]);
     push(&pf, "a:t", &[1, 4], &[]);
     assert_eq!(near.json(&["inspect", "a:t"])["summary"]["digest"], own);
