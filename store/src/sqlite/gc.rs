@@ -269,7 +269,11 @@ pub(super) fn retire_packs(tx: &Connection, now: u64, limit: usize) -> Result<Re
 }
 
 pub(super) fn drained_packs(tx: &Connection, before: u64, limit: usize) -> Result<Vec<PackRow>> {
-    pack_rows(tx, "WHERE state = 'draining' AND draining_since <= ?1 ORDER BY draining_since, id LIMIT ?2", params![int(before), at_most(limit)])
+    pack_rows(
+        tx,
+        "WHERE state = 'draining' AND draining_since <= ?1 ORDER BY draining_since, id LIMIT ?2",
+        params![int(before), at_most(limit)],
+    )
 }
 
 pub(super) fn forget_packs(tx: &Connection, packs: &[PackId]) -> Result<()> {
