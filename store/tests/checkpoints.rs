@@ -3,9 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod common;
-#[path = "common/rig.rs"]
-mod rig;
 
+use common::rig::{Backend, Rig};
 use common::{push, repository, snapshot, tag};
 use futures::future::join_all;
 use object_store::ObjectStoreExt as _;
@@ -13,14 +12,13 @@ use object_store::memory::InMemory;
 use pfr_schema::journal::{Journal, Key, PREFIX};
 use pfr_schema::{Digest, Limits};
 use pfr_store::{GcOptions, Options, Store, TagMove, TagRow};
-use rig::{Rig, options};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A store that writes and reads objects of at most so many bytes.
 fn with_small_objects(rig: &Rig, bytes: u64) -> Store {
-    let options = options(&rig.now);
+    let options = rig.options();
     let limits = Limits { journal_bytes: bytes, ..options.limits.clone() };
     Store::new(rig.packs.clone(), Arc::clone(&rig.metadata), Options { limits, ..options })
 }
@@ -37,7 +35,7 @@ async fn tags(store: &Store) -> Vec<TagRow> {
 
 /// What a new database beside the same packs says.
 async fn rebuilt(rig: &Rig, packs: Arc<InMemory>) -> (Vec<TagRow>, pfr_schema::api::RebuildReport) {
-    let new = Rig::over(packs, Arc::clone(&rig.now)).await;
+    let new = rig.over_memory(packs).await;
     let report = new.store.rebuild(&mut |_| ()).await.unwrap();
     (tags(&new.store).await, report)
 }
@@ -59,7 +57,7 @@ async fn changes(store: &Store, base: Digest, count: usize) {
 
 #[tokio::test]
 async fn a_checkpoint_of_many_names_has_many_parts_and_all_of_them_count() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;
     store.fork(&repository(), base, "fork", 200).await.unwrap();
@@ -80,7 +78,7 @@ async fn a_checkpoint_of_many_names_has_many_parts_and_all_of_them_count() {
     assert_eq!(recorded, keys(&rig).await.into_iter().collect());
     // Whichever part is not there, the changes are what counts as long as they are.
     for (number, part) in parts.iter().enumerate() {
-        let packs = Arc::new(rig.packs.fork());
+        let packs = rig.fork().await;
         packs.delete(&part.as_str().into()).await.unwrap();
         let (names, report) = rebuilt(&rig, packs).await;
         assert_eq!(names, before, "without part {number}: {report:?}");
@@ -90,20 +88,20 @@ async fn a_checkpoint_of_many_names_has_many_parts_and_all_of_them_count() {
     let trimmed = store.trim_journal(usize::MAX).await.unwrap();
     assert!(trimmed > 300, "{trimmed}");
     assert_eq!(keys(&rig).await, parts);
-    let (names, report) = rebuilt(&rig, Arc::new(rig.packs.fork())).await;
+    let (names, report) = rebuilt(&rig, rig.fork().await).await;
     assert_eq!(names, before, "{report:?}");
     assert_eq!((report.journal, report.refused.len()), (parts.len() as u64, 0), "{report:?}");
     // Now it is all there is: without one of its parts no name comes back, and the report says so.
-    let packs = Arc::new(rig.packs.fork());
+    let packs = rig.fork().await;
     packs.delete(&parts[1].as_str().into()).await.unwrap();
-    let new = Rig::over(packs, Arc::clone(&rig.now)).await;
+    let new = rig.over_memory(packs).await;
     let report = new.store.rebuild(&mut |_| ()).await.unwrap();
     assert!(report.tags == 0 && report.refused.len() == 1, "{report:?}");
 }
 
 #[tokio::test]
 async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;
     changes(&store, base, 150).await;
@@ -112,7 +110,7 @@ async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there()
     let first = parts(&rig).await;
     store.fork(&repository(), base, "fork", 100).await.unwrap();
     changes(&store, base, 150).await;
-    let killed = Arc::new(rig.packs.fork());
+    let killed = rig.fork().await;
     let before = tags(&store).await;
     assert!(store.checkpoint_journal().await.unwrap());
     let second: Vec<String> = parts(&rig).await.into_iter().filter(|key| !first.contains(key)).collect();
@@ -121,7 +119,7 @@ async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there()
     for key in &second[..second.len() - 1] {
         killed.put(&key.as_str().into(), rig.bytes(&key.as_str().into()).await.into()).await.unwrap();
     }
-    let new = Rig::over(killed, Arc::clone(&rig.now)).await;
+    let new = rig.over_memory(killed).await;
     let report = new.store.rebuild(&mut |_| ()).await.unwrap();
     assert!(report.refused.is_empty(), "{report:?}");
     assert_eq!(tags(&new.store).await, before);
@@ -132,17 +130,17 @@ async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there()
     assert!(new.store.checkpoint_journal().await.unwrap());
     new.store.trim_journal(usize::MAX).await.unwrap();
     assert_eq!(keys(&new).await.len(), 1);
-    assert_eq!(rebuilt(&new, Arc::clone(&new.packs)).await.0, before);
+    assert_eq!(rebuilt(&new, new.fork().await).await.0, before);
 }
 
 #[tokio::test]
 async fn names_that_change_while_checkpoints_are_written_are_all_back() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let first = base(&rig.store).await;
     rig.store.fork(&repository(), first, "fork", 100).await.unwrap();
     for round in 0..4_u64 {
-        let writers = (0..3_u64).map(|writer| {
-            let store = rig.replica();
+        let replicas = [rig.another().await, rig.another().await, rig.another().await];
+        let writers = (0..).zip(replicas).map(|(writer, store): (u64, Store)| {
             tokio::spawn(async move {
                 for i in 0..60_u64 {
                     let name = format!("w{}", (writer + i) % 5);
@@ -170,7 +168,7 @@ async fn names_that_change_while_checkpoints_are_written_are_all_back() {
         });
         let tasks: Vec<_> = writers.chain(checkpoints).collect();
         join_all(tasks).await.into_iter().for_each(|done| done.unwrap());
-        let (names, report) = rebuilt(&rig, Arc::new(rig.packs.fork())).await;
+        let (names, report) = rebuilt(&rig, rig.fork().await).await;
         assert!(report.refused.is_empty() && report.lost.is_empty(), "{report:?}");
         assert_eq!(names, tags(&rig.store).await, "round {round}");
     }
@@ -179,7 +177,7 @@ async fn names_that_change_while_checkpoints_are_written_are_all_back() {
 
 #[tokio::test]
 async fn a_checkpoint_is_written_when_a_quarter_of_its_names_has_changed() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let base = base(&rig.store).await;
     for prefix in ["a", "b", "c"] {
         rig.store.fork(&repository(), base, prefix, 1000).await.unwrap();
@@ -197,7 +195,7 @@ async fn a_checkpoint_is_written_when_a_quarter_of_its_names_has_changed() {
 
 #[tokio::test]
 async fn what_is_superfluous_goes_in_steps_bytes_before_rows() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let base = base(&rig.store).await;
     changes(&rig.store, base, 150).await;
     let first = keys(&rig).await;
@@ -218,12 +216,12 @@ async fn what_is_superfluous_goes_in_steps_bytes_before_rows() {
     let report = rig.store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap();
     assert_eq!(report.journal_deleted, first.len() as u64 - 10, "{report:?}");
     assert_eq!(keys(&rig).await.len(), 2);
-    assert_eq!(rebuilt(&rig, Arc::clone(&rig.packs)).await.0, before);
+    assert_eq!(rebuilt(&rig, rig.fork().await).await.0, before);
 }
 
 #[tokio::test]
 async fn a_torn_part_is_reported_and_scrub_writes_another_checkpoint() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;
     store.fork(&repository(), base, "fork", 100).await.unwrap();
@@ -236,7 +234,7 @@ async fn a_torn_part_is_reported_and_scrub_writes_another_checkpoint() {
     let scrub = store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
     assert!(scrub.bad_packs.len() == 1 && scrub.bad_packs[0].starts_with(&torn), "{scrub:?}");
     assert!(!keys(&rig).await.contains(&torn));
-    let (names, report) = rebuilt(&rig, Arc::clone(&rig.packs)).await;
+    let (names, report) = rebuilt(&rig, rig.fork().await).await;
     assert!(report.refused.is_empty(), "{report:?}");
     assert_eq!(names, tags(&store).await);
 }

@@ -11,6 +11,8 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::ObjectStoreExt as _;
 use pfr_schema::{Digest, Kind};
 use pfr_store::{Error, GcOptions, GcTrigger, Options, PackState, Pin, Store, document_frame};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const LEASE: u64 = 60;

@@ -3,22 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod common;
-#[path = "common/rig.rs"]
-mod rig;
 
+use common::rig::{Backend, Rig};
 use common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
 use object_store::path::Path;
 use pfr_schema::api::RebuildReport;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Kind, Limits};
 use pfr_store::{GcOptions, Store, document_frame};
-use rig::Rig;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// New metadata from the packs and the journal of a rig. Two databases over the same packs would collect each other's: it has its own.
 async fn rebuilt(rig: &Rig) -> (Rig, RebuildReport) {
-    let new = Rig::over(Arc::new(rig.packs.fork()), Arc::clone(&rig.now)).await;
+    let new = rig.over_memory(rig.fork().await).await;
     let report = new.store.rebuild(&mut |_| ()).await.unwrap();
     (new, report)
 }
@@ -65,7 +62,7 @@ async fn survives(rig: &Rig, snapshot: &Snapshot) {
 
 #[tokio::test]
 async fn containers_that_were_plain_blobs_first_are_containers_after_a_rebuild() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2, 3], vec![]));
+    let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     attach(&rig.store, &snapshot).await;
     push(&rig.store, &snapshot, "t").await.unwrap();
     for document in snapshot.documents() {
@@ -77,7 +74,7 @@ async fn containers_that_were_plain_blobs_first_are_containers_after_a_rebuild()
 
 #[tokio::test]
 async fn containers_that_come_as_plain_blobs_in_the_same_stream_too() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2, 3], vec![]));
+    let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     let session = rig.store.open_push(&repository()).await.unwrap();
     let plain = snapshot.documents().into_iter().map(|d| blob_frame(&d.bytes));
     let pages = snapshot.pages.iter().map(|p| blob_frame(p));
@@ -92,7 +89,7 @@ async fn containers_that_come_as_plain_blobs_in_the_same_stream_too() {
 
 #[tokio::test]
 async fn containers_that_came_again_as_plain_blobs_stay_containers_through_two_rebuilds() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2, 3], vec![]));
+    let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     // Dead space, and newer: a rebuild comes across it first.
     attach(&rig.store, &snapshot).await;
@@ -105,7 +102,7 @@ async fn containers_that_came_again_as_plain_blobs_stay_containers_through_two_r
 
 #[tokio::test]
 async fn a_good_plain_copy_goes_before_a_bad_container() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2, 3], vec![]));
+    let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     let location = rig.metadata.locate(vec![snapshot.tree.digest]).await.unwrap()[0].clone().unwrap();
     let pack = rig.pack_paths().await[0].clone();
@@ -118,7 +115,7 @@ async fn a_good_plain_copy_goes_before_a_bad_container() {
 
 #[tokio::test]
 async fn a_container_healed_by_a_plain_blob_says_again_what_it_is_after_a_scrub() {
-    let (rig, snapshot) = (Rig::new().await, snapshot(&[1, 2, 3], vec![]));
+    let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     let location = rig.metadata.locate(vec![snapshot.tree.digest]).await.unwrap()[0].clone().unwrap();
     let pack = rig.pack_paths().await[0].clone();
@@ -137,7 +134,7 @@ async fn a_container_healed_by_a_plain_blob_says_again_what_it_is_after_a_scrub(
 #[tokio::test]
 async fn a_bad_header_costs_no_name() {
     for frame in 0..9 {
-        let (rig, first, second) = (Rig::new().await, snapshot(&[1, 2], vec![]), snapshot(&[7], vec![]));
+        let (rig, first, second) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2], vec![]), snapshot(&[7], vec![]));
         push(&rig.store, &first, "t").await.unwrap();
         push(&rig.store, &second, "u").await.unwrap();
         let row = rig.metadata.packs(None, 10).await.unwrap()[0].clone();
@@ -172,7 +169,7 @@ async fn a_bad_header_costs_no_name() {
 
 #[tokio::test]
 async fn what_a_container_that_cannot_be_read_held_is_named_and_kept_for_a_day() {
-    let (rig, first) = (Rig::new().await, snapshot(&[1, 2], vec![]));
+    let (rig, first) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2], vec![]));
     push(&rig.store, &first, "t").await.unwrap();
     let location = rig.metadata.locate(vec![first.tree.digest]).await.unwrap()[0].clone().unwrap();
     let pack = rig.pack_paths().await[0].clone();
@@ -197,7 +194,7 @@ async fn what_a_container_that_cannot_be_read_held_is_named_and_kept_for_a_day()
 
 #[tokio::test]
 async fn what_a_probe_left_is_no_pack_and_no_matter() {
-    let rig = Rig::new().await;
+    let rig = Rig::new(Backend::Memory).await;
     push(&rig.store, &snapshot(&[1], vec![]), "t").await.unwrap();
     rig.put(&Path::from("probe/0190-left"), page(1)).await;
     let (_, report) = rebuilt(&rig).await;

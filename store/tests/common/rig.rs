@@ -175,10 +175,31 @@ impl Rig {
     /// New metadata beside a copy of the packs.
     pub async fn beside_copy(&self) -> Self {
         let place = Place::new(self.backend);
-        for path in self.list(None).await {
-            place.packs.put(&path, self.bytes(&path).await.into()).await.unwrap();
-        }
+        self.copy_to(&*place.packs).await;
         Self::over(self.backend, Arc::new(place), Arc::clone(&self.now), self.options.clone()).await
+    }
+
+    /// New metadata beside other packs in memory.
+    pub async fn over_memory(&self, packs: Arc<InMemory>) -> Self {
+        let place = Place { packs, dir: None };
+        Self::over(Backend::Memory, Arc::new(place), Arc::clone(&self.now), self.options.clone()).await
+    }
+
+    /// A copy of everything where packs are.
+    pub async fn fork(&self) -> Arc<InMemory> {
+        let copy = Arc::new(InMemory::new());
+        self.copy_to(&*copy).await;
+        copy
+    }
+
+    async fn copy_to(&self, packs: &dyn ObjectStore) {
+        for path in self.list(None).await {
+            packs.put(&path, self.bytes(&path).await.into()).await.unwrap();
+        }
+    }
+
+    pub fn options(&self) -> Options {
+        self.options.clone()
     }
 
     async fn metadata_of_another(&self) -> Arc<dyn Metadata> {

@@ -407,11 +407,16 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         Op::Journal(limit) => {
             let changes = metadata.unjournaled(*limit).await.unwrap();
             if let (Some(first), Some(last)) = (changes.first(), changes.last()) {
-                let row =
-                    JournalRow { key: format!("journal/{step}"), first: first.seq, last: last.seq, checkpoint: step.is_multiple_of(2) };
+                let row = JournalRow {
+                    key: format!("journal/{step}"),
+                    first: first.seq,
+                    last: last.seq,
+                    checkpoint: step.is_multiple_of(2),
+                    records: changes.len() as u64,
+                };
                 // Twice is no error.
-                metadata.journaled(row.clone()).await.unwrap();
-                metadata.journaled(row).await.unwrap();
+                metadata.journaled(vec![row.clone()]).await.unwrap();
+                metadata.journaled(vec![row]).await.unwrap();
             }
             Ok(())
         }

@@ -41,7 +41,17 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
     }
     writeln!(text, "{} bytes, {:?}", metadata.disk_bytes().await.unwrap(), metadata.is_empty().await.unwrap()).unwrap();
     writeln!(text, "{:?} {:?}", metadata.evictable(3).await.unwrap(), metadata.repositories(None, 10).await.unwrap()).unwrap();
-    writeln!(text, "{:?} {:?}", metadata.unjournaled(1000).await.unwrap(), metadata.names().await.unwrap()).unwrap();
+    writeln!(text, "{:?}", metadata.unjournaled(1000).await.unwrap()).unwrap();
+    let (last, mut cursor) = metadata.begin_names().await.unwrap();
+    writeln!(text, "names up to {last}").unwrap();
+    loop {
+        let (records, next) = metadata.names(cursor, 2).await.unwrap();
+        writeln!(text, "{records:?}").unwrap();
+        match next {
+            Some(next) => cursor = next,
+            None => break,
+        }
+    }
     writeln!(text, "{:?}", metadata.journal().await.unwrap()).unwrap();
     pages(&mut text, metadata).await;
     text
