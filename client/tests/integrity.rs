@@ -36,7 +36,9 @@ async fn three() -> (tempfile::TempDir, Vec<PathBuf>) {
         store.put_tag(&repository(), tag(name), digest, None).await.unwrap();
     }
     let folders = std::fs::read_dir(dir.path().join("store/packs")).unwrap().map(|entry| entry.unwrap().path());
-    let files = folders.filter(|folder| folder.file_name().unwrap() != "journal").flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let files = folders
+        .filter(|path| path.is_dir() && path.file_name().unwrap() != "journal")
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap());
     let mut packs: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
     packs.sort_by_key(|path| path.file_name().unwrap().to_owned());
     assert!(packs.len() >= 3, "{packs:?}");

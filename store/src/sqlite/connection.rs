@@ -158,15 +158,19 @@ fn is_read_only(connection: &Connection) -> bool {
 }
 
 fn run_writer(connection: Connection, path: Option<&Path>, queue: &mpsc::Receiver<Job>, rows_written: &AtomicU64) {
-    let (mut current, mut written_before) = (connection, 0);
+    let (mut current, mut written_before) = (Some(connection), 0);
     while let Ok(first) = queue.recv() {
-        if is_read_only(&current)
-            && let Ok(again) = connect(path)
-        {
-            written_before += current.total_changes();
-            current = again;
+        if current.as_ref().is_none_or(is_read_only) {
+            // The old one goes first: a process's connections share what SQLite knows of the log, and that stays read-only as long as one is open.
+            written_before += current.take().map_or(0, |old| old.total_changes());
         }
-        let connection = &current;
+        let connection = match current.take().map_or_else(|| connect(path), Ok) {
+            Ok(connection) => &*current.insert(connection),
+            Err(error) => {
+                first(None)(Some(&error.to_string()));
+                continue;
+            }
+        };
         let mut replies = Vec::new();
         let begun = connection.execute_batch("BEGIN IMMEDIATE");
         let failure = match begun {

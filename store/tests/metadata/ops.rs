@@ -222,12 +222,11 @@ async fn given_up(metadata: &dyn Metadata, key: String, forgotten: bool) -> Pack
     pack
 }
 
-/// Who is allowed to hears that the pack is lost, whatever else he would hear.
-fn lost<T: std::fmt::Debug>(allowed: Result<(), ErrorCode>, found: pfr_store::Result<T>) -> Outcome {
-    match (&allowed, &found) {
-        (Ok(()), Err(Error::PackLost(_))) => Ok(()),
-        (Err(code), Err(error)) if error.code() == *code => Ok(()),
-        _ => Err((format!("{allowed:?}, then a lost pack"), format!("{found:?}"))),
+/// That the pack is lost is what he hears first, whatever else there is to say.
+fn lost<T: std::fmt::Debug>(found: pfr_store::Result<T>) -> Outcome {
+    match &found {
+        Err(Error::PackLost(_)) => Ok(()),
+        _ => Err(("a lost pack".into(), format!("{found:?}"))),
     }
 }
 
@@ -388,11 +387,8 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
             let (frames, sizes) = frames_of(&universe.0[*snapshot], u32::MAX);
             let pack = given_up(metadata, format!("late-{step}"), *forgotten).await;
             let id = session(model, push);
-            // What fails renews nothing.
-            let alive = model.pushes.get(push).is_some_and(|(_, expires)| *expires >= model.now);
-            let expected = if alive { Ok(()) } else { Err(ErrorCode::PushUnknown) };
             let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
-            lost(expected, found)
+            lost(found)
         }
         Op::LateCompaction { forgotten } => {
             let pack = given_up(metadata, format!("late-{step}"), *forgotten).await;
@@ -402,7 +398,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                 moved.extend(contents.iter().map(|packed| Moved { object: packed.object, from: from.id, offset: packed.offset }));
             }
             let sizes = PackSizes { bytes: 1000, frame_bytes: 900 };
-            lost(Ok(()), metadata.finish_compaction(pack, sizes, moved, LEASE).await)
+            lost(metadata.finish_compaction(pack, sizes, moved, LEASE).await)
         }
         Op::Journal(limit) => {
             let changes = metadata.unjournaled(*limit).await.unwrap();

@@ -17,9 +17,9 @@ fn twelve_forks_with_one_percent_new_pages_occupy_little_more_than_one() {
     let base: Vec<u64> = (0..400).collect();
     let first = SnapshotDir::write(&pf.path("base"), Shape::SMALL, &base);
     let parent = pf.run(&["push", first.arg(), "team/agent:base"]).ok().last_line().to_owned();
-    // The journal lies beside the packs: names, not blobs.
+    // The journal and the store's marker lie beside the packs.
     let on_disk = |registry: &Registry| {
-        let packs = files(&registry.data().join("packs")).into_iter().filter(|(path, _)| !path.starts_with("journal"));
+        let packs = files(&registry.data().join("packs")).into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "pfpack"));
         packs.map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
     };
     let one = on_disk(&registry);
