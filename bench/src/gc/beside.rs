@@ -74,6 +74,9 @@ pub async fn run(disk: &Path, args: &Args) -> Result<Vec<Phase>> {
     let (dir, ahead) = (tempfile::Builder::new().prefix("pf-bench-gc-").tempdir_in(disk)?, Ahead::default());
     let (metadata, _, shared) = fill(dir.path(), args.beside_live, args.straight_above, &ahead).await?;
     drop(metadata);
+    // The rows were made without a store: it would miss its marker beside the packs.
+    std::fs::create_dir_all(dir.path().join("packs"))?;
+    std::fs::write(dir.path().join("packs/pf-store"), "")?;
     let store = Store::open(dir.path(), Options { clock: ahead.clock(), ..Options::default() }).await?;
     let numbers = Arc::new(AtomicU64::new(0));
     let kinds: Vec<Option<usize>> = std::iter::once(None).chain(args.beside_batches.iter().copied().map(Some)).collect();
