@@ -236,6 +236,9 @@ async fn a_push_takes_back_its_own_pin_and_nobody_elses() {
         assert!(store.pin(&repository, &digest, Pin::ByHand, false).await.unwrap(), "it waits to be pushed");
         assert!(!evictable(digest).await);
     }
+    // A push that is refused at once leaves the pin to the one that waits.
+    host.agent.pushes().add(by_hand, "http://127.0.0.1:99999/team/agent:x").await.unwrap_err();
+    assert!(!evictable(by_hand).await, "another push of it waits");
     store.pin(&repository, &by_hand, Pin::ByHand, true).await.unwrap();
     let _registry = registry(dir.path(), address).await;
     assert_eq!(host.agent.pushes().wait(&first.id).await.unwrap().state, PushState::Done);

@@ -76,11 +76,12 @@ impl Pushes {
     /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
     pub async fn add(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
         let target = Target::parse(reference)?;
+        let id = uuid::Uuid::now_v7().to_string();
         if let Err(error) = self.0.config.remote(&target.registry) {
-            self.0.pin(&target, snapshot, false).await;
+            // It may have been committed with a pin for this push; one that waits keeps it.
+            self.0.unpin(&id, snapshot, reference).await;
             return Err(error);
         }
-        let id = uuid::Uuid::now_v7().to_string();
         let job = PushJob {
             id,
             digest: snapshot,
