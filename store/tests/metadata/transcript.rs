@@ -3,8 +3,8 @@
 use crate::common::repository;
 use crate::model::Universe;
 use pfr_schema::Digest;
-use pfr_store::{Metadata, ObjectId, PackId};
-use std::collections::HashMap;
+use pfr_store::{Metadata, NamesCursor, ObjectId, PackId};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -41,9 +41,7 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
     }
     writeln!(text, "{} bytes, {:?}", metadata.disk_bytes().await.unwrap(), metadata.is_empty().await.unwrap()).unwrap();
     writeln!(text, "{:?} {:?}", metadata.evictable(3).await.unwrap(), metadata.repositories(None, 10).await.unwrap()).unwrap();
-    writeln!(text, "{:?}", metadata.unjournaled(1000).await.unwrap()).unwrap();
-    let (last, mut cursor) = metadata.begin_names().await.unwrap();
-    writeln!(text, "names up to {last}").unwrap();
+    let mut cursor = changes(&mut text, metadata).await;
     loop {
         let (records, next) = metadata.names(cursor, 2).await.unwrap();
         writeln!(text, "{records:?}").unwrap();
@@ -52,9 +50,27 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
             None => break,
         }
     }
-    writeln!(text, "{:?}", metadata.journal().await.unwrap()).unwrap();
     pages(&mut text, metadata).await;
     text
+}
+
+/// Changes and the journal. Only the order of numbers means something: a transaction that is taken back may use some up. Returns where a
+/// walk over all names begins.
+async fn changes(text: &mut String, metadata: &dyn Metadata) -> NamesCursor {
+    let (unjournaled, journal) = (metadata.unjournaled(1000).await.unwrap(), metadata.journal().await.unwrap());
+    let (last, cursor) = metadata.begin_names().await.unwrap();
+    let numbers: BTreeSet<u64> =
+        unjournaled.iter().map(|change| change.seq).chain(journal.iter().flat_map(|row| [row.first, row.last])).collect();
+    assert!(numbers.iter().all(|number| *number <= last), "{numbers:?} were handed out, {last} is said to be the last");
+    let rank = |number: u64| numbers.range(..number).count();
+    assert!(unjournaled.is_sorted_by(|a, b| a.seq < b.seq));
+    for change in &unjournaled {
+        writeln!(text, "{} {:?}", rank(change.seq), change.record).unwrap();
+    }
+    for row in &journal {
+        writeln!(text, "{} {}-{} {} {}", row.key, rank(row.first), rank(row.last), row.checkpoint, row.records).unwrap();
+    }
+    cursor
 }
 
 /// Lists by pages, to their end.
