@@ -31,6 +31,8 @@ pub struct Config {
     pub store: Option<PathBuf>,
     /// Control socket of this host's capture agent.
     pub agent: Option<PathBuf>,
+    /// How often a request is tried again.
+    pub retries: Option<u32>,
     /// Size above which the local store loses what was not used for longest, after a pull.
     #[serde(rename = "max-store-size")]
     pub max_store_size: Option<pfr_client::ByteSize>,

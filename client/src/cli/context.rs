@@ -29,6 +29,7 @@ pub struct Settings {
     token: Option<Secret>,
     store: Option<PathBuf>,
     agent: Option<PathBuf>,
+    retries: Option<u32>,
 }
 
 impl Context {
@@ -42,19 +43,16 @@ impl Context {
             Some(Ok(token)) => Some(Secret(token)),
             Some(Err(_)) => return Err(Failure::usage("PF_TOKEN is not text")),
         };
-        Ok(Self {
-            out: Out::stdout(),
-            json: global.json,
-            quiet: global.quiet,
-            settings: Settings::resolve(global.registry, global.store, file, token, &environment),
-        })
+        let settings = Settings::resolve(global.registry, global.store, global.retries, file, token, &environment);
+        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, settings })
     }
 
     /// The registry that `reference` lives in.
     pub fn remote(&self, reference: Option<&Reference>) -> Result<Remote, Failure> {
         let url = self.settings.registry_of(reference);
         let token = self.settings.token_for(url).map(|s| s.0.clone());
-        Ok(Remote::new(url, RemoteOptions { token, ..RemoteOptions::default() })?)
+        let defaults = RemoteOptions::default();
+        Ok(Remote::new(url, RemoteOptions { token, retries: self.settings.retries.unwrap_or(defaults.retries), ..defaults })?)
     }
 
     /// The local store, made if there is none.
@@ -105,13 +103,21 @@ impl Context {
 }
 
 impl Settings {
-    fn resolve(registry: Option<String>, store: Option<PathBuf>, file: Config, token: Option<Secret>, environment: &Environment) -> Self {
+    fn resolve(
+        registry: Option<String>,
+        store: Option<PathBuf>,
+        retries: Option<u32>,
+        file: Config,
+        token: Option<Secret>,
+        environment: &Environment,
+    ) -> Self {
         let given = registry.filter(|r| !r.is_empty()).or_else(|| file.registry.clone());
         Self {
             registry: base_url(given.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned(),
             token,
             store: store.filter(|s| !s.as_os_str().is_empty()).or_else(|| file.store.clone()).or_else(|| environment.store_dir()),
             agent: file.agent.clone().or_else(|| environment.agent_socket()),
+            retries: retries.or(file.retries),
             file,
         }
     }
@@ -138,7 +144,7 @@ mod tests {
 
     fn settings(flag: Option<&str>, file: &str, token: Option<&str>) -> Settings {
         let environment = Environment { home: Some("/h".into()), ..Environment::default() };
-        Settings::resolve(flag.map(Into::into), None, toml::from_str(file).unwrap(), token.map(|t| Secret(t.into())), &environment)
+        Settings::resolve(flag.map(Into::into), None, None, toml::from_str(file).unwrap(), token.map(|t| Secret(t.into())), &environment)
     }
 
     #[test]

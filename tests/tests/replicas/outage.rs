@@ -32,8 +32,9 @@ fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed
             &(0..300).map(|n| 1000 + n + n * round as u64).collect::<Vec<_>>(),
         );
         let tag = format!("a:new-{round}");
-        let pull = pf.command(&["pull", "a:first", out.to_str().unwrap()]).spawn().unwrap();
-        let push = pf.command(&["push", new.arg(), &tag]).spawn().unwrap();
+        // On a busy machine the server is not back within the seconds that a command waits by itself.
+        let pull = pf.command(&["pull", "a:first", out.to_str().unwrap(), "--retries", "60"]).spawn().unwrap();
+        let push = pf.command(&["push", new.arg(), &tag, "--retries", "60"]).spawn().unwrap();
         wait_for("both to be told that the bucket is away", 120, || (unavailable(&registry) >= before + 2).then_some(()));
         assert!(pf.run(&["ls", "a"]).ok().stdout.contains("first"), "names do not need the bucket");
         s3.restart();
@@ -48,7 +49,7 @@ fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed
     }
     let log = registry.log();
     assert!(log.contains("code=\"unavailable\""), "{log}");
-    assert!(!log.contains("corrupt_store") && !log.contains("internal"), "an outage is no damage: {log}");
+    assert!(!log.contains("code=\"corrupt_store\"") && !log.contains("code=\"internal\""), "an outage is no damage: {log}");
 }
 
 #[test]
