@@ -4,18 +4,14 @@
 
 mod common;
 
-use async_trait::async_trait;
 use common::rig::{Backend, Rig};
 use common::{blob_frame, page, pieces, repository, stream};
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result, UploadPart,
-};
 use parking_lot::Mutex;
+use pfr_rig::storage::{Moment, reset, watched};
 use pfr_schema::frame::Header;
 use pfr_schema::{Algorithm, Digest, Kind};
 use pfr_store::{Error, GcOptions, PackState, Store};
@@ -34,98 +30,25 @@ struct Hooks {
     lose_answer: bool,
 }
 
-async fn call(hook: &Mutex<Option<Hook>>) {
-    let hook = hook.lock().clone();
-    if let Some(hook) = hook {
-        hook().await;
-    }
-}
-
-struct Hooked {
-    inner: Arc<dyn ObjectStore>,
-    hooks: Hooks,
-}
-
-struct HookedUpload {
-    inner: Box<dyn MultipartUpload>,
-    hooks: Hooks,
-}
-
-impl std::fmt::Debug for Hooked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Hooked")
-    }
-}
-
-impl std::fmt::Display for Hooked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("hooked store")
-    }
-}
-
-impl std::fmt::Debug for HookedUpload {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("HookedUpload")
-    }
-}
-
-#[async_trait]
-impl MultipartUpload for HookedUpload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        self.inner.put_part(data)
-    }
-
-    async fn complete(&mut self) -> Result<PutResult> {
-        call(&self.hooks.complete).await;
-        let done = self.inner.complete().await?;
-        if self.hooks.lose_answer {
-            return Err(object_store::Error::Generic { store: "hooked", source: "connection reset (injected)".into() });
+impl Hooks {
+    async fn say(self, moment: Moment) -> object_store::Result<()> {
+        let hook = match moment {
+            Moment::Complete => self.complete.lock().clone(),
+            Moment::Get => self.get.lock().clone(),
+            Moment::Completed if self.lose_answer => return Err(reset()),
+            _ => None,
+        };
+        if let Some(hook) = hook {
+            hook().await;
         }
-        Ok(done)
-    }
-
-    async fn abort(&mut self) -> Result<()> {
-        self.inner.abort().await
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Hooked {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        self.inner.put_opts(location, payload, opts).await
-    }
-
-    async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let inner = self.inner.put_multipart_opts(location, opts).await?;
-        Ok(Box::new(HookedUpload { inner, hooks: self.hooks.clone() }))
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        call(&self.hooks.get).await;
-        self.inner.get_opts(location, options).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
+        Ok(())
     }
 }
 
 /// The store of a rig, with its packs behind hooks.
 fn hooked(rig: &Rig, hooks: Hooks) -> Store {
-    let packs = Hooked { inner: Arc::clone(&rig.packs), hooks };
-    Store::new(Arc::new(packs), Arc::clone(&rig.metadata), rig.options())
+    let packs = watched(Arc::clone(&rig.packs), Arc::new(move |moment| Box::pin(hooks.clone().say(moment))));
+    Store::new(packs, Arc::clone(&rig.metadata), rig.options())
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -1,13 +1,8 @@
 //! Packs on a disk that fails as it is told.
 
-use async_trait::async_trait;
-use futures::stream::BoxStream;
 use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions,
-    PutPayload, PutResult, Result,
-};
+use object_store::{Error, Result};
+use pfr_rig::storage::watched;
 use pfr_store::{Clock, Options, SqliteMetadata, Store};
 use std::sync::{Arc, Mutex};
 
@@ -51,55 +46,15 @@ impl Switch {
 /// A store in memory whose packs fail as the switch says.
 pub async fn store() -> (Store, Switch) {
     let switch = Switch(Arc::new(Mutex::new(Trouble::None)));
-    let packs = Packs { inner: InMemory::new(), switch: switch.clone() };
+    let said = switch.clone();
+    let say = move |_| {
+        let said = said.clone();
+        Box::pin(async move {
+            said.wait().await;
+            said.strike()
+        }) as _
+    };
+    let packs = watched(Arc::new(InMemory::new()), Arc::new(say));
     let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata in memory");
-    (Store::new(Arc::new(packs), Arc::new(metadata), Options::default()), switch)
-}
-
-#[derive(Debug)]
-struct Packs {
-    inner: InMemory,
-    switch: Switch,
-}
-
-impl std::fmt::Display for Packs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("packs in trouble")
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Packs {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.switch.wait().await;
-        self.switch.strike()?;
-        self.inner.put_opts(location, payload, options).await
-    }
-
-    async fn put_multipart_opts(&self, location: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        self.switch.strike()?;
-        self.inner.put_multipart_opts(location, options).await
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.switch.wait().await;
-        self.switch.strike()?;
-        self.inner.get_opts(location, options).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
-    }
+    (Store::new(packs, Arc::new(metadata), Options::default()), switch)
 }

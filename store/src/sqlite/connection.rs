@@ -3,13 +3,17 @@
 //! Each job runs in a savepoint of its own, so one that fails does not take its neighbours along; it is answered only after
 //! the commit is durable.
 
+mod checkpoint;
+
 use crate::error::{Error, Result};
+use checkpoint::Checkpointer;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
 
 /// Readers at a time.
@@ -52,11 +56,17 @@ impl Database {
             .spawn(move || match open_writer(writer_path.as_deref()) {
                 Err(error) => drop(ready.send(Err(error))),
                 Ok(connection) => {
-                    drop(ready.send(Ok(())));
-                    run_writer(connection, writer_path.as_deref(), &queue, &counter);
+                    let checkpointer = writer_path.clone().map(Checkpointer::start).transpose();
+                    match checkpointer {
+                        Err(error) => drop(ready.send(Err(no_thread(&error)))),
+                        Ok(checkpointer) => {
+                            drop(ready.send(Ok(())));
+                            run_writer(connection, writer_path.as_deref(), &queue, checkpointer.as_ref(), &counter);
+                        }
+                    }
                 }
             })
-            .map_err(|e| Error::Unavailable { what: "metadata", reason: e.to_string() })?;
+            .map_err(|e| no_thread(&e))?;
         opened.await.map_err(|_| Error::Internal("the metadata writer ended while opening".into()))??;
         let readers = path.map(|path| Arc::new(Readers { path, idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) }));
         Ok(Self { jobs, readers, rows_written, waiting: Arc::default() })
@@ -126,6 +136,10 @@ impl Database {
     }
 }
 
+fn no_thread(error: &std::io::Error) -> Error {
+    Error::Unavailable { what: "metadata", reason: error.to_string() }
+}
+
 fn commit_error(reason: &str) -> Error {
     if reason.contains("full") {
         Error::Full(reason.to_owned())
@@ -157,7 +171,13 @@ fn is_read_only(connection: &Connection) -> bool {
     connection.is_readonly(rusqlite::MAIN_DB).unwrap_or(false)
 }
 
-fn run_writer(connection: Connection, path: Option<&Path>, queue: &mpsc::Receiver<Job>, rows_written: &AtomicU64) {
+fn run_writer(
+    connection: Connection,
+    path: Option<&Path>,
+    queue: &mpsc::Receiver<Job>,
+    checkpointer: Option<&Checkpointer>,
+    rows_written: &AtomicU64,
+) {
     let (mut current, mut written_before) = (Some(connection), 0);
     while let Ok(first) = queue.recv() {
         if current.as_ref().is_none_or(is_read_only) {
@@ -207,6 +227,9 @@ fn run_writer(connection: Connection, path: Option<&Path>, queue: &mpsc::Receive
         for reply in replies {
             reply(reason.as_deref());
         }
+        if let Some(checkpointer) = checkpointer {
+            checkpointer.committed();
+        }
     }
 }
 
@@ -231,55 +254,84 @@ fn open_writer(path: Option<&Path>) -> Result<Connection> {
     Ok(connection)
 }
 
+/// How long to wait for another process that is at the database.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The writer's connection. SQLite does not wait for who sets up the log of a new database, or cleans away that of one nobody uses any more:
+/// so this does.
 fn connect(path: Option<&Path>) -> Result<Connection> {
-    let fail = |e: rusqlite::Error| Error::metadata(&e);
+    let start = Instant::now();
+    loop {
+        match connect_once(path) {
+            Err(Failed::Sql(error))
+                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy) && start.elapsed() < PATIENCE =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Failed::Sql(error)) => return Err(Error::metadata(&error)),
+            Err(Failed::Other(error)) => return Err(error),
+            Ok(connection) => return Ok(connection),
+        }
+    }
+}
+
+/// Why a database was not opened.
+enum Failed {
+    Sql(rusqlite::Error),
+    Other(Error),
+}
+
+impl From<rusqlite::Error> for Failed {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+fn connect_once(path: Option<&Path>) -> std::result::Result<Connection, Failed> {
     let connection = match path {
         Some(path) => Connection::open(path),
         None => Connection::open_in_memory(),
-    }
-    .map_err(fail)?;
-    connection.busy_timeout(std::time::Duration::from_secs(30)).map_err(fail)?;
+    }?;
+    connection.busy_timeout(PATIENCE)?;
     // Keys are digests: a transaction touches about as many pages as objects, and writes each twice. Half of the usual page is half of that.
-    connection.execute_batch("PRAGMA page_size = 2048").map_err(fail)?;
-    connection
-        .execute_batch(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
-             PRAGMA cache_size = -16000; PRAGMA wal_autocheckpoint = 32000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
-        )
-        .map_err(fail)?;
+    connection.execute_batch("PRAGMA page_size = 2048")?;
+    connection.execute_batch(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
+         PRAGMA cache_size = -16000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
+    )?;
     connection.set_prepared_statement_cache_capacity(64);
+    checkpoint::watch(&connection);
     migrate(&connection)?;
     Ok(connection)
 }
 
 fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    connection.busy_timeout(std::time::Duration::from_secs(30))?;
+    connection.busy_timeout(PATIENCE)?;
     connection.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -8000; PRAGMA mmap_size = 0;")?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
 }
 
-fn migrate(connection: &Connection) -> Result<()> {
-    let fail = |e: rusqlite::Error| Error::metadata(&e);
-    connection.execute_batch("BEGIN IMMEDIATE").map_err(fail)?;
-    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(fail)?;
+fn migrate(connection: &Connection) -> std::result::Result<(), Failed> {
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     let done = usize::try_from(version).unwrap_or(usize::MAX);
     if done > MIGRATIONS.len() {
         drop(connection.execute_batch("ROLLBACK"));
-        return Err(Error::Unavailable {
+        return Err(Failed::Other(Error::Unavailable {
             what: "metadata",
             reason: format!("it has version {version}, this program knows {}: use a newer one", MIGRATIONS.len()),
-        });
+        }));
     }
     if done == MIGRATIONS.len() {
         // Nothing is written: a full disk does not matter.
-        return connection.execute_batch("ROLLBACK").map_err(fail);
+        return Ok(connection.execute_batch("ROLLBACK")?);
     }
     for migration in &MIGRATIONS[done..] {
-        connection.execute_batch(migration).map_err(fail)?;
+        connection.execute_batch(migration)?;
     }
-    connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len())).map_err(fail)
+    Ok(connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len()))?)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Throw-away servers for tests: real processes, on loopback, torn down with who started them.
+//! Throw-away servers for tests: real processes, on loopback, torn down with who started them; and a storage that does what a test says.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,3 +9,4 @@
 
 pub mod postgres;
 pub mod s3;
+pub mod storage;

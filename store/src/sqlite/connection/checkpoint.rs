@@ -1,0 +1,82 @@
+//! Checkpoints beside the writer: a thread of its own carries committed pages from the log into the database file.
+//!
+//! SQLite does it within the commit that makes the log too long. With random keys that is a third of a second, for which everybody who waits
+//! for the writer waits too (docs/decisions/0015). Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of the two can
+//! damage the database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the program.
+
+use rusqlite::hooks::Wal;
+use rusqlite::{Connection, OpenFlags};
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+/// Pages that are worth a checkpoint: 16 MiB. A few in tests, so that they see many.
+const WORTH: c_int = if cfg!(test) { 8 } else { 8 << 10 };
+/// Length of the log, in pages, with which the writer carries the rest itself: the log begins anew only when nothing in it is left to be
+/// carried, and a writer without a pause is always ahead of the other thread.
+const TOO_LONG: c_int = 8 * WORTH;
+
+thread_local!(static PAGES_IN_LOG: Cell<c_int> = const { Cell::new(0) });
+
+/// To be called for a writer's connection in the writer's thread.
+pub(super) fn watch(writer: &Connection) {
+    writer.wal_hook(Some(|wal: &Wal, pages: c_int| {
+        PAGES_IN_LOG.set(pages);
+        if pages >= TOO_LONG
+            && let Err(error) = wal.checkpoint()
+        {
+            // The transaction is committed all the same, and the next one tries again. Busy: the other thread is at it.
+            tracing::debug!(%error, "checkpoint by the writer");
+        }
+        Ok(())
+    }));
+}
+
+#[derive(Debug)]
+pub(super) struct Checkpointer {
+    wake: SyncSender<()>,
+    /// Pages of the log that the last checkpoint found or left carried.
+    carried: Arc<AtomicI32>,
+}
+
+impl Checkpointer {
+    /// Ends when it is dropped, after the checkpoint it is at.
+    pub(super) fn start(path: PathBuf) -> std::io::Result<Self> {
+        // One may wait while one is done.
+        let (wake, woken) = sync_channel(1);
+        let carried = Arc::new(AtomicI32::new(0));
+        let result = Arc::clone(&carried);
+        std::thread::Builder::new().name("metadata-checkpoint".into()).spawn(move || {
+            while let Ok(()) = woken.recv() {
+                match carry(&path) {
+                    Ok(pages) => result.store(pages, Ordering::Relaxed),
+                    Err(error) => tracing::debug!(%error, "checkpoint"),
+                }
+            }
+        })?;
+        Ok(Self { wake, carried })
+    }
+
+    /// To be called after each commit in the writer's thread.
+    pub(super) fn committed(&self) {
+        let (pages, carried) = (PAGES_IN_LOG.get(), self.carried.load(Ordering::Relaxed));
+        // A log shorter than that has begun anew.
+        let left = if pages < carried { pages } else { pages - carried };
+        // Beyond that it is the writer's turn, which the other thread would take from it.
+        if left >= WORTH && pages < TOO_LONG {
+            // An error is that one waits already.
+            let _ = self.wake.try_send(());
+        }
+    }
+}
+
+/// Carries what no reader stands in the way of; how many pages of the log are carried then. Waits for nobody, and nobody waits for it. The
+/// connection is closed again: after an outage of the disk none may be left that was opened while it was read-only.
+fn carry(path: &Path) -> rusqlite::Result<c_int> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.execute_batch("PRAGMA synchronous = FULL")?;
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(2))
+}
