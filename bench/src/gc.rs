@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Objects deleted in one transaction
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 8000)]
     batch: usize,
     /// Live objects above which rows are written straight into the tables
     #[arg(long, default_value_t = 1_000_000)]
@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1_000_000)]
     beside_live: u64,
     /// Batches of the collection that runs beside
-    #[arg(long, value_delimiter = ',', default_value = "2000,250")]
+    #[arg(long, value_delimiter = ',', default_value = "8000,250")]
     beside_batches: Vec<usize>,
     /// Directory on disk to work in [default: the system's temporary directory]
     #[arg(long)]

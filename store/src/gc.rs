@@ -36,7 +36,7 @@ pub struct GcOptions {
     pub dry_run: bool,
     /// How long a pack that nothing points to stays on storage: longer than any read, redirect or clock error. Default 1 hour.
     pub horizon: Duration,
-    /// Objects deleted in one transaction: bounds how long others wait. Default 2,000.
+    /// Objects deleted in one transaction, at most: an implementation does less while others wait. Default 8,000.
     pub batch: usize,
     /// Whether packs less than half alive are copied together. Default true.
     pub compact: bool,
@@ -44,7 +44,7 @@ pub struct GcOptions {
 
 impl Default for GcOptions {
     fn default() -> Self {
-        Self { trigger: GcTrigger::Command, dry_run: false, horizon: Duration::from_secs(3600), batch: 2000, compact: true }
+        Self { trigger: GcTrigger::Command, dry_run: false, horizon: Duration::from_secs(3600), batch: 8000, compact: true }
     }
 }
 

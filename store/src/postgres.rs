@@ -32,6 +32,8 @@ use std::time::Duration;
 
 /// Everything lives in one domain until tokens and domains exist.
 const DOMAIN: i64 = 1;
+/// Objects that one transaction of collection deletes, at most: it holds their locks until it ends.
+const BUDGET: usize = 2000;
 
 /// Connections of one process.
 const MAX_CONNECTIONS: u32 = 16;
@@ -211,7 +213,7 @@ impl Metadata for PostgresMetadata {
     async fn collect(&self, budget: usize) -> Result<Collected> {
         let mut broken: Vec<ObjectId> = Vec::new();
         loop {
-            let job = (budget, broken.clone());
+            let job = (budget.min(BUDGET), broken.clone());
             match self.database.write(job, |tx, (budget, broken)| Box::pin(gc::collect(tx, *budget, broken))).await {
                 // It was rolled back: the same again without that one.
                 Err(Error::Broken { container, .. }) if !broken.contains(&container) => broken.push(container),

@@ -297,7 +297,7 @@ fn connect_once(path: Option<&Path>) -> std::result::Result<Connection, Failed> 
     connection.execute_batch("PRAGMA page_size = 2048")?;
     connection.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
-         PRAGMA cache_size = -16000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
+         PRAGMA cache_size = -64000; PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY;",
     )?;
     connection.set_prepared_statement_cache_capacity(64);
     checkpoint::watch(&connection);
