@@ -4,7 +4,7 @@ use crate::backends;
 use crate::common::{repository, tag};
 use crate::model::{LEASE, Universe, frames_of};
 use pfr_schema::Digest;
-use pfr_store::{Clock, Commit, GC_RUNS, GcRun, GcTrigger, Metadata, PackSizes, Pin, PushId, TagMove};
+use pfr_store::{Clock, Commit, GC_RUNS, GcRun, GcTrigger, Metadata, Moved, PackSizes, Packed, Pin, PushId, TagMove};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -100,6 +100,39 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
         assert!(!evictable().await, "{name}");
         let unknown = metadata.pin_snapshot(repository(), universe.manifest(1), Pin::ByHand, true).await;
         assert_eq!(unknown.unwrap_err().code(), pfr_schema::ErrorCode::SnapshotUnknown, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn compaction_leaves_alone_what_lies_elsewhere_by_now() {
+    let (dir, (_, clock)) = (tempfile::tempdir().unwrap(), stopped());
+    for (name, metadata) in backends(clock, dir.path()).await {
+        let (universe, metadata) = (Universe::new(), &*metadata);
+        // Snapshots 0 and 1 in a pack each: what both hold lies in the first.
+        let mut packs = Vec::new();
+        for snapshot in [0, 1] {
+            let pack = metadata.begin_pack(format!("pack-{snapshot}"), LEASE).await.unwrap();
+            let push = PushId(format!("push-{snapshot}"));
+            metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
+            let (frames, sizes) = frames_of(&universe.0[snapshot], u32::MAX);
+            metadata.finish_pack(push, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await.unwrap();
+            packs.push(pack);
+        }
+        let rows = async || metadata.packs(None, 10).await.unwrap();
+        let before = rows().await;
+        let stays = metadata.pack_contents(packs[1]).await.unwrap();
+        let mut moved: Vec<Moved> = stays.iter().map(|p| Moved { object: p.object, from: packs[0], offset: 8 }).collect();
+        let goes = metadata.pack_contents(packs[0]).await.unwrap()[0].clone();
+        moved.push(Moved { object: goes.object, from: packs[0], offset: 8 });
+        let into = metadata.begin_pack("compacted".into(), LEASE).await.unwrap();
+        let sizes = PackSizes { bytes: goes.frame_len + 100, frame_bytes: goes.frame_len };
+        metadata.finish_compaction(into, sizes, moved, LEASE).await.unwrap();
+        let there = |packed: Vec<Packed>| packed.into_iter().map(|p| (p.object, p.offset)).collect::<Vec<_>>();
+        assert_eq!(there(metadata.pack_contents(packs[1]).await.unwrap()), there(stays), "{name}");
+        assert_eq!(there(metadata.pack_contents(into).await.unwrap()), [(goes.object, 8)], "{name}");
+        let after = rows().await;
+        assert_eq!(after[1].live_bytes, before[1].live_bytes, "{name}");
+        assert_eq!((after[0].live_bytes, after[2].live_bytes), (before[0].live_bytes - goes.frame_len, goes.frame_len), "{name}");
     }
 }
 
