@@ -122,7 +122,7 @@ async fn compaction_leaves_alone_what_lies_elsewhere_by_now() {
         let before = rows().await;
         let stays = metadata.pack_contents(packs[1]).await.unwrap();
         let mut moved: Vec<Moved> = stays.iter().map(|p| Moved { object: p.object, from: packs[0], offset: 8 }).collect();
-        let goes = metadata.pack_contents(packs[0]).await.unwrap()[0].clone();
+        let goes = metadata.pack_contents(packs[0]).await.unwrap()[0];
         moved.push(Moved { object: goes.object, from: packs[0], offset: 8 });
         let into = metadata.begin_pack("compacted".into(), LEASE).await.unwrap();
         let sizes = PackSizes { bytes: goes.frame_len + 100, frame_bytes: goes.frame_len };
