@@ -1,6 +1,7 @@
 //! One registry process against three on the same PostgreSQL and the same storage, in alternation: pushes of overlapping snapshots.
 
 use crate::Result;
+use crate::contender::pf::serve;
 use crate::contender::sibling;
 use crate::machine::{Machine, describe};
 use crate::made::{Made, Part, component_bytes};
@@ -11,9 +12,8 @@ use pfr_schema::frame;
 use pfr_schema::geometry::{Dtype, Geometry};
 use reqwest::Client;
 use serde::Serialize;
-use std::io::{BufRead as _, BufReader};
+use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// TinyLlama's pages.
@@ -89,10 +89,11 @@ pub fn run(args: &Args) -> Result<()> {
         Some(path) => path.clone(),
         None => sibling("pf-registry")?,
     };
+    let shared = ["--database", &args.database, "--storage", &args.storage].map(OsStr::new);
     let mut samples = Vec::new();
     for round in 0..args.rounds {
         for replicas in &args.replicas {
-            let servers: Vec<(Server, String)> = (0..*replicas).map(|_| serve(&program, args)).collect::<Result<_>>()?;
+            let servers: Vec<(Server, String)> = (0..*replicas).map(|_| serve(&program, &shared)).collect::<Result<_>>()?;
             let urls: Vec<String> = servers.iter().map(|(_, url)| url.clone()).collect();
             let sample = runtime.block_on(pushes(&urls, round, args))?;
             eprintln!("round {round}: {replicas} processes, {:.1} pushes/s", sample.pushes as f64 / sample.seconds);
@@ -128,21 +129,6 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
     }
     Ok(())
-}
-
-fn serve(program: &PathBuf, args: &Args) -> Result<(Server, String)> {
-    let mut child = Command::new(program)
-        .args(["serve", "--listen", "127.0.0.1:0", "--log", "warn", "--database", &args.database, "--storage", &args.storage])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .map_err(|e| format!("pf-registry: {e}; build it with `cargo build --release -p pfr-registry`"))?;
-    let stdout = child.stdout.take().ok_or("no stdout")?;
-    let server = Server::new(child);
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line)?;
-    let url = line.trim().rsplit(' ').next().filter(|url| url.starts_with("http://")).ok_or("pf-registry did not start")?;
-    Ok((server, url.to_owned()))
 }
 
 /// All pushers at once, each on one of the processes; what every push sends was made before.

@@ -6,6 +6,7 @@ use crate::meter::{Meter, Said, Step};
 use crate::usage::{Server, peak_memory, run};
 use crate::workload::{Workload, empty_dir, warm_dir};
 use serde::Deserialize;
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -26,25 +27,24 @@ struct Report {
     round_trips: u64,
 }
 
-impl Pf {
-    /// A registry with its data in `data`; its base URL.
-    fn serve(&self, data: &Path) -> Result<(Server, String)> {
-        let mut child = Command::new(&self.registry)
-            .arg("serve")
-            .args(["--listen", "127.0.0.1:0", "--log", "warn", "--data"])
-            .arg(data)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .map_err(|e| format!("pf-registry: {e}; build it with `cargo build --release -p pfr-registry`"))?;
-        let stdout = child.stdout.take().ok_or("no stdout")?;
-        let server = Server::new(child);
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        let url = line.trim().rsplit(' ').next().filter(|url| url.starts_with("http://")).ok_or("pf-registry did not start")?;
-        Ok((server, url.to_owned()))
-    }
+/// Starts the registry `program` with `arguments` on a free port; its base URL.
+pub fn serve(program: &Path, arguments: &[&OsStr]) -> Result<(Server, String)> {
+    let mut child = Command::new(program)
+        .args(["serve", "--listen", "127.0.0.1:0", "--log", "warn"])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .map_err(|e| format!("{}: {e}; build it with `cargo build --release -p pfr-registry`", program.display()))?;
+    let stdout = child.stdout.take().ok_or("no stdout")?;
+    let server = Server::new(child);
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line)?;
+    let url = line.trim().rsplit(' ').next().filter(|url| url.starts_with("http://")).ok_or("pf-registry did not start")?;
+    Ok((server, url.to_owned()))
+}
 
+impl Pf {
     fn client(&self, url: &str, home: &Path, store: &Path) -> Command {
         let mut command = Command::new(&self.pf);
         command.env("HOME", home).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME").env_remove("PF_TOKEN");
@@ -60,10 +60,10 @@ impl Contender for Pf {
 
     fn round(&mut self, workload: &Workload, dir: &Path, meter: &mut Meter<'_>) -> Result<()> {
         let data = dir.join("registry");
-        let (server, url) = self.serve(&data)?;
+        let (server, url) = serve(&self.registry, &["--data".as_ref(), data.as_os_str()])?;
         let servers = [server.pid()];
         let raw = workload.base.bytes();
-        let mut step = |step: Step, store: &str, args: &[&std::ffi::OsStr]| {
+        let mut step = |step: Step, store: &str, args: &[&OsStr]| {
             let mut command = self.client(&url, dir, &dir.join(store));
             command.args(args);
             meter.measure(step, raw, dir, &servers, || {
