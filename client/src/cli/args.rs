@@ -43,7 +43,8 @@ pub struct Global {
     /// Directory of the local store
     #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
     pub store: Option<PathBuf>,
-    /// How often a request is tried again while the registry or its storage cannot be reached; 5 outlasts about 25 seconds [default: 5]
+    /// How often a request is tried again: 5 outlasts about 25 seconds in which the registry says that it is unavailable, and 4 in which it
+    /// does not answer [default: 5]
     #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
     pub retries: Option<u32>,
     /// Write one JSON document to stdout instead of text

@@ -54,7 +54,7 @@ impl Database {
         std::thread::Builder::new()
             .name("metadata-writer".into())
             .spawn(move || match open_writer(writer_path.as_deref()) {
-                Err(error) => drop(ready.send(Err(error))),
+                Err(failed) => drop(ready.send(Err(failed.into()))),
                 Ok(connection) => {
                     let checkpointer = writer_path.clone().map(Checkpointer::start).transpose();
                     match checkpointer {
@@ -186,8 +186,8 @@ fn run_writer(
         }
         let connection = match current.take().map_or_else(|| connect(path), Ok) {
             Ok(connection) => &*current.insert(connection),
-            Err(error) => {
-                first(None)(Some(&error.to_string()));
+            Err(failed) => {
+                first(None)(Some(&Error::from(failed).to_string()));
                 continue;
             }
         };
@@ -237,12 +237,12 @@ fn run_writer(
 /// while its disk was full must start again and serve what it has.
 const RESERVE: usize = 512 << 10;
 
-fn open_writer(path: Option<&Path>) -> Result<Connection> {
+fn open_writer(path: Option<&Path>) -> std::result::Result<Connection, Failed> {
     let Some(path) = path else { return connect(None) };
     let mut reserve = path.as_os_str().to_owned();
     reserve.push("-reserve");
     let connection = match connect(Some(path)) {
-        Err(Error::Full(_) | Error::Unavailable { .. }) if std::fs::remove_file(&reserve).is_ok() => connect(Some(path))?,
+        Err(Failed::Sql(error)) if !is_busy(&error) && std::fs::remove_file(&reserve).is_ok() => connect(Some(path))?,
         other => other?,
     };
     if !Path::new(&reserve).exists()
@@ -259,20 +259,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The writer's connection. SQLite does not wait for who sets up the log of a new database, or cleans away that of one nobody uses any more:
 /// so this does.
-fn connect(path: Option<&Path>) -> Result<Connection> {
+fn connect(path: Option<&Path>) -> std::result::Result<Connection, Failed> {
     let start = Instant::now();
     loop {
-        match connect_once(path) {
-            Err(Failed::Sql(error))
-                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy) && start.elapsed() < PATIENCE =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(Failed::Sql(error)) => return Err(Error::metadata(&error)),
-            Err(Failed::Other(error)) => return Err(error),
-            Ok(connection) => return Ok(connection),
+        match connect_once(path, PATIENCE.saturating_sub(start.elapsed())) {
+            Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            other => return other,
         }
     }
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy)
 }
 
 /// Why a database was not opened.
@@ -281,18 +279,27 @@ enum Failed {
     Other(Error),
 }
 
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Sql(error) => Self::metadata(&error),
+            Failed::Other(error) => error,
+        }
+    }
+}
+
 impl From<rusqlite::Error> for Failed {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sql(error)
     }
 }
 
-fn connect_once(path: Option<&Path>) -> std::result::Result<Connection, Failed> {
+fn connect_once(path: Option<&Path>, patience: Duration) -> std::result::Result<Connection, Failed> {
     let connection = match path {
         Some(path) => Connection::open(path),
         None => Connection::open_in_memory(),
     }?;
-    connection.busy_timeout(PATIENCE)?;
+    connection.busy_timeout(patience)?;
     // Keys are digests: a transaction touches about as many pages as objects, and writes each twice. Half of the usual page is half of that.
     connection.execute_batch("PRAGMA page_size = 2048")?;
     connection.execute_batch(
@@ -302,6 +309,7 @@ fn connect_once(path: Option<&Path>) -> std::result::Result<Connection, Failed> 
     connection.set_prepared_statement_cache_capacity(64);
     checkpoint::watch(&connection);
     migrate(&connection)?;
+    connection.busy_timeout(PATIENCE)?;
     Ok(connection)
 }
 

@@ -87,7 +87,8 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
                 sweep.free.push(object);
                 true
             }
-            Suspect::Pack(pack) => sweep.pack(pack, left)?,
+            // The rest of a large one comes with a later step: blobs are deleted without asking who waits.
+            Suspect::Pack(pack) => sweep.pack(pack, left.min(2 * TOGETHER))?,
         };
         sweep.run(left)?;
         let deleted = sweep.deleted - before;

@@ -1,6 +1,7 @@
 //! An object store around another one, in which a test can have a say: wait, fail, or do something else first.
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use object_store::path::Path;
@@ -75,11 +76,19 @@ impl fmt::Debug for Upload {
 #[async_trait]
 impl MultipartUpload for Upload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let (said, part) = ((self.say)(Moment::Part), self.inner.put_part(data));
-        Box::pin(async move {
-            said.await?;
-            part.await
-        })
+        let mut said = (self.say)(Moment::Part);
+        match (&mut said).now_or_never() {
+            Some(Err(error)) => Box::pin(async move { Err(error) }),
+            Some(Ok(())) => self.inner.put_part(data),
+            // Who waits for long has no say any more in whether it is sent: the upload cannot be kept until then.
+            None => {
+                let part = self.inner.put_part(data);
+                Box::pin(async move {
+                    said.await?;
+                    part.await
+                })
+            }
+        }
     }
 
     async fn complete(&mut self) -> Result<PutResult> {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 /// Pages that are worth a checkpoint: 16 MiB. A few in tests, so that they see many.
 const WORTH: c_int = if cfg!(test) { 8 } else { 8 << 10 };
@@ -28,11 +29,33 @@ pub(super) fn watch(writer: &Connection) {
         if pages >= TOO_LONG
             && let Err(error) = wal.checkpoint()
         {
-            // The transaction is committed all the same, and the next one tries again. Busy: the other thread is at it.
-            tracing::debug!(%error, "checkpoint by the writer");
+            // The transaction is committed all the same, and the next one tries again.
+            failed(&error);
         }
         Ok(())
     }));
+}
+
+/// How often a checkpoint that fails is worth a line.
+const LINE: Duration = Duration::from_secs(60);
+
+/// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite does not carry again what it has carried:
+/// the next checkpoint would succeed and let the log go. Who starts anew reads the whole log (and so does PostgreSQL, by the same means).
+fn failed(error: &rusqlite::Error) {
+    thread_local!(static SAID: Cell<Option<Instant>> = const { Cell::new(None) });
+    match error.sqlite_error() {
+        Some(code) if code.extended_code == rusqlite::ffi::SQLITE_IOERR_FSYNC => {
+            tracing::error!(%error, "the disk did not take what was written to the metadata: ending at once, so that the next start reads it from the log");
+            std::process::abort()
+        }
+        // The other one is at it.
+        Some(code) if code.code == rusqlite::ErrorCode::DatabaseBusy => {}
+        _ if SAID.get().is_some_and(|said| said.elapsed() < LINE) => {}
+        _ => {
+            SAID.set(Some(Instant::now()));
+            tracing::warn!(%error, "the log of the metadata cannot be carried into the database, and grows");
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -51,9 +74,13 @@ impl Checkpointer {
         let result = Arc::clone(&carried);
         std::thread::Builder::new().name("metadata-checkpoint".into()).spawn(move || {
             while let Ok(()) = woken.recv() {
+                // A wake may outlive who sent it, and with it the database.
+                if Arc::strong_count(&result) == 1 {
+                    break;
+                }
                 match carry(&path) {
                     Ok(pages) => result.store(pages, Ordering::Relaxed),
-                    Err(error) => tracing::debug!(%error, "checkpoint"),
+                    Err(error) => failed(&error),
                 }
             }
         })?;
