@@ -97,7 +97,7 @@ pub async fn memory() -> Store {
 
 /// Files below `dir` that packs are in, and what unfinished uploads left of some.
 pub fn packs(dir: &Path) -> Vec<PathBuf> {
-    files(dir).into_keys().filter(|name| name.contains(".pfpack")).map(|name| dir.join(name)).collect()
+    paths(dir).into_iter().filter(|path| path.to_string_lossy().contains(".pfpack")).collect()
 }
 
 /// `pf` with a home and store in `dir`; exit code, stdout, stderr.
@@ -127,21 +127,22 @@ pub async fn is_empty(store: &Store) -> bool {
     }
 }
 
-/// Every file below a directory, by relative path.
-pub fn files(root: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
-    let mut found = std::collections::BTreeMap::new();
-    let mut stack = vec![root.to_owned()];
+/// Every file below a directory. They are not opened: a process that closes a file loses its locks on it, and with them a database that is in use.
+fn paths(root: &Path) -> Vec<PathBuf> {
+    let (mut found, mut stack) = (Vec::new(), vec![root.to_owned()]);
     while let Some(path) = stack.pop() {
         for entry in std::fs::read_dir(&path).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() {
-                stack.push(path);
-            } else {
-                found.insert(path.strip_prefix(root).unwrap().display().to_string(), std::fs::read(&path).unwrap());
-            }
+            if path.is_dir() { stack.push(path) } else { found.push(path) }
         }
     }
     found
+}
+
+/// Every file below a directory, by relative path.
+pub fn files(root: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let named = |path: PathBuf| (path.strip_prefix(root).unwrap().display().to_string(), std::fs::read(&path).unwrap());
+    paths(root).into_iter().map(named).collect()
 }
 
 /// The names in [`files`], for messages.
