@@ -52,6 +52,9 @@ pub struct Args {
     /// Writes everything measured
     #[arg(long)]
     json: Option<PathBuf>,
+    /// What else to record, for example what the processes were limited to
+    #[arg(long)]
+    note: Option<String>,
     /// Date to record
     #[arg(long)]
     date: Option<String>,
@@ -72,6 +75,8 @@ struct Sample {
 struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     date: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'a str>,
     machine: Machine,
     storage: &'a str,
     pushers: usize,
@@ -125,7 +130,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.json {
         let kind = args.storage.split(':').next().unwrap_or_default();
         let (date, pushers, pages, new_pages) = (args.date.as_deref(), args.pushers, args.pages, args.new_pages);
-        let report = Report { date, machine, storage: kind, pushers, pages, new_pages, samples: &samples };
+        let report = Report { date, note: args.note.as_deref(), machine, storage: kind, pushers, pages, new_pages, samples: &samples };
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
     }
     Ok(())

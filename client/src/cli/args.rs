@@ -43,7 +43,7 @@ pub struct Global {
     /// Directory of the local store
     #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
     pub store: Option<PathBuf>,
-    /// How often a request is tried again: 5 outlasts about 25 seconds in which the registry says that it is unavailable, and 4 in which it
+    /// How often a request is tried again: 5 outlasts about 25 seconds in which the registry says that it is unavailable, and 5 in which it
     /// does not answer [default: 5]
     #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
     pub retries: Option<u32>,

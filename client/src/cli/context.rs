@@ -158,6 +158,15 @@ mod tests {
     }
 
     #[test]
+    fn how_often_to_try_again_comes_from_the_flag_and_else_from_the_file() {
+        let of = |flag, file| {
+            let file = toml::from_str(file).unwrap();
+            Settings::resolve(None, None, flag, file, None, &Environment::default()).retries
+        };
+        assert_eq!([of(Some(9), "retries = 3"), of(None, "retries = 3"), of(None, "")], [Some(9), Some(3), None]);
+    }
+
+    #[test]
     fn the_files_token_goes_to_the_files_registry_only() {
         let hush = Secret("hush".into());
         let file = settings(None, "registry = \"http://file/\"\ntoken = \"hush\"", None);

@@ -180,8 +180,8 @@ async fn a_kill_between_commits_and_checkpoints_loses_nothing_that_was_acknowled
             .stdout(std::process::Stdio::piped())
             .spawn()
             .expect("it starts");
-        let mut lines = std::io::BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(std::result::Result::ok);
-        let mut durable = lines.by_ref().filter_map(|line| line.rsplit_once("durable ").and_then(|(_, number)| number.parse::<i64>().ok()));
+        let lines = std::io::BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(std::result::Result::ok);
+        let mut durable = lines.filter_map(|line| line.rsplit_once("durable ").and_then(|(_, number)| number.parse::<i64>().ok()));
         let seen = durable.nth(20 + 7 * round).expect("it writes");
         child.kill().expect("it can be killed");
         // What was said before the kill and not read yet.
