@@ -89,7 +89,10 @@ impl Server {
             .args(["-c", r#""$@" </dev/null >&2 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null"#, "sh"])
             .arg(binary())
             .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0", "-s3.port.iceberg=0"])
-            .args(["-s3.port.lance=0", "-s3.iam=false", "-volume.max=0", "-volume.minFreeSpace=1", "-master.volumeSizeLimitMB=256"])
+            .args(["-s3.port.lance=0", "-s3.iam=false", "-master.volumeSizeLimitMB=256"])
+            // Each bucket takes seven volumes, which are files that grow. By default there are as many as would fit if all were full,
+            // and on a disk with little space left the last tests of a run then find none.
+            .args(["-volume.max=100000", "-volume.minFreeSpace=100MiB"])
             .arg(format!("-dir={}", own.dir.path().join("data").display()))
             .arg(format!("-s3.config={}", own.dir.path().join("s3.json").display()))
             .arg(format!("-master.port={master}"))
@@ -168,8 +171,8 @@ impl Server {
         assert_eq!(deleted, Some(204), "the S3 server does not delete a bucket");
     }
 
-    /// A fresh prefix in the bucket of everybody who asks for one, as `s3://BUCKET/PREFIX`. A bucket takes volumes, of which there are
-    /// only so many; a prefix takes nothing.
+    /// A fresh prefix in the bucket of everybody who asks for one, as `s3://BUCKET/PREFIX`. A bucket takes seven volumes to be made; a
+    /// prefix takes nothing.
     #[must_use]
     pub fn prefix(&self) -> String {
         let made = || status(self.filer, "POST", "/buckets/shared/") == Some(201);
