@@ -95,6 +95,53 @@ async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
     assert_eq!(tag.digest, digest);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_committed_whose_push_cannot_be_remembered() {
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{}", free_address()));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let dir = host.agent.config().pushes_dir();
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, b"in the way").unwrap();
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Background, ..SnapshotRequest::default() };
+    let error = host.agent.snapshot("e", request).await.unwrap_err();
+    assert!(error.to_string().contains("push queue"), "{error}");
+    assert!(host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.is_err());
+    assert!(host.agent.pushes().list().is_empty());
+
+    std::fs::remove_file(&dir).unwrap();
+    std::fs::create_dir(&dir).unwrap();
+    let (digest, _) = snapshot(&host, "e", "team/agent:x").await;
+    assert_eq!(host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap().digest, digest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_snapshot_was_never_committed_is_forgotten() {
+    let url = format!("http://{}", free_address());
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = config(dir.path());
+    settings.registry = Some(url.clone());
+    // As a kill leaves it before the commit.
+    let job = PushJob {
+        id: "01a2000a-1c4b-720d-a562-8840f2a3e175".into(),
+        digest: Digest::sha256(b"nothing"),
+        reference: format!("{url}/team/agent:x"),
+        state: PushState::Waiting,
+        attempts: 0,
+        error: None,
+        bytes_sent: 0,
+    };
+    let file = settings.pushes_dir().join(format!("{}.json", job.id));
+    std::fs::create_dir_all(settings.pushes_dir()).unwrap();
+    std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+    let agent = Agent::open(settings).await.unwrap();
+    assert!(agent.pushes().list().is_empty() && !file.exists());
+}
+
 /// The lock ends with the last task of the agent before.
 async fn reopen(config: Config) -> Agent {
     let opening = async {

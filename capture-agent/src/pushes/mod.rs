@@ -61,29 +61,44 @@ impl Pushes {
             registries: Mutex::default(),
             tasks: Mutex::default(),
         }));
-        for job in open.iter().filter_map(|id| pushes.0.jobs.lock().get(id).cloned()) {
-            if let Ok(target) = Target::parse(&job.reference) {
-                pushes.0.pin(&target, job.digest, true).await;
+        for id in open {
+            let Some(job) = pushes.0.jobs.lock().get(&id).cloned() else { continue };
+            let gone = match Target::parse(&job.reference) {
+                Ok(target) => !pushes.0.pin(&target, job.digest, true).await,
+                Err(_) => false,
+            };
+            if gone {
+                tracing::warn!(push = id, snapshot = %job.digest, "not pushed: the agent ended before it was committed, or it was deleted");
+                pushes.take_back(&job).await;
+            } else {
+                pushes.start(id);
             }
         }
-        open.into_iter().for_each(|id| pushes.start(id));
         Ok(pushes)
     }
 
     /// Adds a push of a snapshot of the local store to `reference` (with host). On disk when it returns.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
+    /// As [`Pushes::promise`].
     pub async fn add(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
+        let job = self.promise(snapshot, reference).await?;
+        // Until the registry has it this is the only copy.
+        self.0.pin(&Target::parse(reference)?, snapshot, true).await;
+        self.begin(&job);
+        Ok(job)
+    }
+
+    /// A push of a snapshot that is about to be committed under the repository of `reference`. On disk when it returns, and not begun: what
+    /// follows is [`Pushes::begin`] or [`Pushes::take_back`]. If the agent ends before, the next one does what the store says.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
+    pub(crate) async fn promise(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
         let target = Target::parse(reference)?;
-        let id = uuid::Uuid::now_v7().to_string();
-        if let Err(error) = self.0.config.remote(&target.registry) {
-            // It may have been committed with a pin for this push; one that waits keeps it.
-            self.0.unpin(&id, snapshot, reference).await;
-            return Err(error);
-        }
+        self.0.config.remote(&target.registry)?;
         let job = PushJob {
-            id,
+            id: uuid::Uuid::now_v7().to_string(),
             digest: snapshot,
             reference: reference.into(),
             state: PushState::Waiting,
@@ -93,16 +108,27 @@ impl Pushes {
         };
         // Who unpins it after another push sees this job, and leaves it pinned.
         self.0.jobs.lock().insert(job.id.clone(), job.clone());
-        // Until the registry has it this is the only copy.
-        self.0.pin(&target, snapshot, true).await;
         if let Err(error) = self.0.files.write(&job).await {
-            self.0.jobs.lock().remove(&job.id);
-            self.0.unpin(&job.id, snapshot, reference).await;
+            self.take_back(&job).await;
             return Err(error);
         }
         self.0.changed.send_replace(());
-        self.start(job.id.clone());
         Ok(job)
+    }
+
+    /// Begins a promised push.
+    pub(crate) fn begin(&self, job: &PushJob) {
+        self.start(job.id.clone());
+    }
+
+    /// Forgets a promised push: there is no such snapshot.
+    pub(crate) async fn take_back(&self, job: &PushJob) {
+        self.0.jobs.lock().remove(&job.id);
+        self.0.changed.send_replace(());
+        if let Err(error) = self.0.files.remove(&job.id).await {
+            tracing::warn!(push = job.id, %error, "a push of nothing is not forgotten");
+        }
+        self.0.unpin(&job.id, job.digest, &job.reference).await;
     }
 
     /// Waits until a push is done or has failed for good.

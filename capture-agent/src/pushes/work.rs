@@ -127,11 +127,16 @@ impl Inner {
         None
     }
 
-    /// Keeps a snapshot in the local store until it is pushed, or no longer; what people pinned is theirs. It lies there under the repository that it is pushed to; if not, nobody evicts it by name.
-    pub(super) async fn pin(&self, target: &Target, snapshot: Digest, pinned: bool) {
+    /// Keeps a snapshot in the local store until it is pushed, or no longer; what people pinned is theirs. It lies there under the
+    /// repository that it is pushed to; false if it does not.
+    pub(super) async fn pin(&self, target: &Target, snapshot: Digest, pinned: bool) -> bool {
         match self.store.pin(&target.repository, &snapshot, Pin::UntilPushed, pinned).await {
-            Ok(_) | Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => {}
-            Err(error) => tracing::warn!(%snapshot, pinned, %error, "a snapshot is not pinned as it should be"),
+            Ok(_) => true,
+            Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => false,
+            Err(error) => {
+                tracing::warn!(%snapshot, pinned, %error, "a snapshot is not pinned as it should be");
+                true
+            }
         }
     }
 

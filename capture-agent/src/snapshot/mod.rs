@@ -19,16 +19,16 @@ mod target;
 
 use crate::Agent;
 use crate::engines::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use build::{Documents, Origin};
 use bytes::Bytes;
 use capture::{Capture, Hold};
 pub(crate) use keep::Keep;
-use pfr_schema::Tag;
-use pfr_schema::agent::{Push, SnapshotReport, SnapshotRequest};
+use pfr_schema::agent::{Push, PushJob, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Oracle, Sequence};
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
 use std::convert::Infallible;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -96,7 +96,7 @@ impl Agent {
         &self,
         engine: &str,
         request: &SnapshotRequest,
-        take: impl AsyncFnOnce(&PushSession, &Engine, &Target) -> Result<Taken>,
+        take: impl AsyncFnOnce(&PushSession, &Engine, &Target) -> Result<SnapshotReport>,
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
         let target = Target::parse(&request.reference, request.push, self.config().registry.as_deref())?;
@@ -109,20 +109,18 @@ impl Agent {
             // Its lease would end by itself.
             drop(self.store().abort(&session.id).await);
         }
-        let (mut report, tag) = taken?;
+        let mut report = taken?;
         report.total_seconds = started.elapsed().as_secs_f64();
-        if let Some(reference) = target.remote(&tag) {
-            let job = self.pushes().add(report.digest, &reference).await?;
-            report.push = match request.push {
-                Push::Wait => Some(self.pushes().wait(&job.id).await.unwrap_or(job)),
-                _ => Some(job),
-            };
+        if let (Push::Wait, Some(job)) = (request.push, &mut report.push)
+            && let Some(ended) = self.pushes().wait(&job.id).await
+        {
+            *job = ended;
         }
         self.make_room();
         Ok(report)
     }
 
-    /// Copies what was captured into the store, describes it and commits.
+    /// Copies what was captured into the store, describes it, commits and has it pushed.
     async fn keep(
         &self,
         session: &PushSession,
@@ -131,7 +129,7 @@ impl Agent {
         target: &Target,
         capture: Capture,
         hold: Hold,
-    ) -> Result<Taken> {
+    ) -> Result<SnapshotReport> {
         let tag = target.tag_for(&capture.sequence.id)?;
         let top = request.oracle.unwrap_or(ORACLE_TOP);
         // The step at the boundary comes while pages are copied, if the engine runs by then.
@@ -149,11 +147,7 @@ impl Agent {
         let origin = Origin { agent: request.agent.clone(), labels: request.labels.clone(), parent, created: self.now() };
         let (digest, documents) = documents.finish(engine, &capture, origin);
         self.store_documents(session, documents).await?;
-        // What will be pushed is the only copy until the registry has it: nothing may evict it in between.
-        match target.remote(&tag) {
-            Some(_) => self.store().commit_pinned(&session.id, digest, Some(tag.clone()), Pin::UntilPushed).await?,
-            None => self.store().commit(&session.id, digest, Some(tag.clone()), None).await?,
-        };
+        let push = self.commit(session, digest, tag.clone(), target.remote(&tag)).await?;
         engine.set_parent(&capture.sequence.id, digest);
         engine.count_snapshot();
         let report = SnapshotReport {
@@ -174,9 +168,33 @@ impl Agent {
             unrecorded: capture.sequence.unrecorded.clone(),
             oracle: oracle.is_some(),
             parent,
-            push: None,
+            push,
         };
-        Ok((report, tag))
+        Ok(report)
+    }
+
+    /// Commits, and begins the push to `reference` where there is one.
+    async fn commit(&self, session: &PushSession, digest: Digest, tag: Tag, reference: Option<String>) -> Result<Option<PushJob>> {
+        let (agent, session) = (self.clone(), session.id.clone());
+        let commit = async move {
+            let Some(reference) = reference else {
+                agent.store().commit(&session, digest, Some(tag), None).await?;
+                return Ok(None);
+            };
+            // Before the commit: a pinned snapshot whose push nobody remembers would stay for ever.
+            let push = agent.pushes().promise(digest, &reference).await?;
+            // Until the registry has it this is the only copy: nothing may evict it in between.
+            match agent.store().commit_pinned(&session, digest, Some(tag), Pin::UntilPushed).await {
+                Ok(_) => agent.pushes().begin(&push),
+                Err(error) => {
+                    agent.pushes().take_back(&push).await;
+                    return Err(error.into());
+                }
+            }
+            Ok(Some(push))
+        };
+        // On a task of its own: who asked may go away in between.
+        tokio::spawn(commit).await.map_err(|panic| Error::Internal(format!("committing: {panic}")))?
     }
 
     /// Stores those documents that are not there, children first.
@@ -195,9 +213,6 @@ impl Agent {
         humantime::format_rfc3339_millis(now).to_string()
     }
 }
-
-/// What a snapshot did, and the tag that it has.
-type Taken = (SnapshotReport, Tag);
 
 /// Scores that are asked for; dropped, nobody waits for them.
 #[derive(Debug)]
