@@ -141,7 +141,11 @@ impl Overrides {
 
     fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(format!("settings file {}", path.display())))?;
-        toml::from_str(&text).map_err(|e| Error::Invalid(format!("settings file {}: {}", path.display(), e.to_string().trim_end())))
+        // Not the parser's own words, which quote the line: it may hold the token.
+        toml::from_str(&text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            Error::Invalid(format!("settings file {}:{}: {}", path.display(), before.matches('\n').count() + 1, error.message()))
+        })
     }
 
     fn token(&self) -> Result<Option<Secret>> {

@@ -4,10 +4,10 @@ use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
-use pfr_schema::Reference;
 use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, PushState, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Sequence, Verb};
 use pfr_schema::tree::GroupKind;
+use pfr_schema::{ErrorCode, Reference};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -104,7 +104,10 @@ impl Agent {
             }
         }
         match job.state {
-            PushState::Failed => Err(Error::PushRefused { snapshot, reason: job.error.clone().unwrap_or_default() }),
+            PushState::Failed => {
+                let (reason, code) = (job.error.clone().unwrap_or_default(), job.code.unwrap_or(ErrorCode::InvalidRequest));
+                Err(Error::PushRefused { snapshot, reason, code })
+            }
             _ => Ok(()),
         }
     }

@@ -246,6 +246,8 @@ pub enum Error {
         snapshot: pfr_schema::Digest,
         /// What the registry said.
         reason: String,
+        /// As which kind of failure.
+        code: ErrorCode,
     },
     /// The agent's runtime has ended.
     #[error("the agent has ended")]
@@ -291,7 +293,7 @@ impl Error {
             Self::Client(error) => error.code(),
             Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => ErrorCode::StorageFull,
             Self::Timeout { .. } => ErrorCode::Timeout,
-            Self::PushRefused { .. } => ErrorCode::InvalidRequest,
+            Self::PushRefused { code, .. } => *code,
             Self::Io { .. } | Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,
         }

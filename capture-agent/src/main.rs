@@ -32,7 +32,7 @@ enum Command {
 const USAGE: u8 = 1;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match pfr_client::variables::parse::<Cli>() {
         Ok(cli) => cli,
         Err(error) => {
             // Nobody is left to tell when standard error is gone.

@@ -76,6 +76,15 @@ fn what_makes_no_sense_is_refused_by_name() {
 }
 
 #[test]
+fn no_error_of_the_file_says_a_token() {
+    for text in ["tokn = \"hush\"", "token = \"hush", "token = [\"hush\"]", "registry = \"r\"\ntoken = 'hush' x"] {
+        let (_dir, path) = file(text);
+        let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err();
+        assert!(!error.to_string().contains("hush"), "{error}");
+    }
+}
+
+#[test]
 fn a_token_is_not_printed_and_a_stranger_does_not_get_it() {
     let (_dir, path) = file("registry = \"http://own\"\ntoken = \"hush\"\n");
     let config = Config::load(Some(&path), Overrides::default(), &home()).unwrap();

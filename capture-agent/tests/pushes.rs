@@ -133,6 +133,7 @@ async fn a_push_whose_snapshot_was_never_committed_is_forgotten() {
         state: PushState::Waiting,
         attempts: 0,
         error: None,
+        code: None,
         bytes_sent: 0,
     };
     let file = settings.pushes_dir().join(format!("{}.json", job.id));
@@ -140,6 +141,58 @@ async fn a_push_whose_snapshot_was_never_committed_is_forgotten() {
     std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
     let agent = Agent::open(settings).await.unwrap();
     assert!(agent.pushes().list().is_empty() && !file.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_failed_after_its_names_were_written_is_pushed_all_the_same() {
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{}", free_address()));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let journal = host.agent.config().store_dir().join("packs/journal");
+    drop(std::fs::remove_dir_all(&journal));
+    std::fs::create_dir_all(journal.parent().unwrap()).unwrap();
+    std::fs::write(&journal, b"in the way").unwrap();
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Background, ..SnapshotRequest::default() };
+    host.agent.snapshot("e", request).await.unwrap_err();
+    let there = host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap();
+    let [job] = &host.agent.pushes().list()[..] else { panic!("one push") };
+    assert_eq!(job.digest, there.digest);
+    assert!(host.agent.store().metadata().evictable(100).await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_pushed_when_the_agent_ended_is_not_kept_for_ever() {
+    let mut host = host_with(eager).await;
+    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Never, ..SnapshotRequest::default() };
+    let digest = host.agent.snapshot("e", request).await.unwrap().digest;
+    // As a kill leaves it after the push was written down as done and before the pin is taken back.
+    let repository = "team/agent".parse().unwrap();
+    assert!(host.agent.store().pin(&repository, &digest, Pin::UntilPushed, true).await.unwrap());
+    let job = PushJob {
+        id: "01a2000a-1c4b-720d-a562-8840f2a3e175".into(),
+        digest,
+        reference: "http://127.0.0.1:1/team/agent:x".into(),
+        state: PushState::Done,
+        attempts: 1,
+        error: None,
+        code: None,
+        bytes_sent: 1,
+    };
+    let file = host.agent.config().pushes_dir().join(format!("{}.json", job.id));
+    std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+    engine.leave();
+    drop(engine);
+    let other = tempfile::tempdir().unwrap();
+    drop(std::mem::replace(&mut host.agent, Agent::open(config(other.path())).await.unwrap()));
+    let again = reopen(config(host.dir.path())).await;
+    assert_eq!(again.pushes().list(), [job]);
+    assert!(again.store().metadata().evictable(100).await.unwrap().iter().any(|snapshot| snapshot.digest == digest));
 }
 
 /// The lock ends with the last task of the agent before.
@@ -258,7 +311,7 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &[1, 2, 3, 4, 5, 6]);
     let drained = drain(&host, 60).await;
-    assert_eq!(codes(&drained), [("e", "s", ErrorCode::InvalidRequest)]);
+    assert_eq!(codes(&drained), [("e", "s", ErrorCode::NotFound)]);
     assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
 }
 

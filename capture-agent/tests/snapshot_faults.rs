@@ -185,6 +185,16 @@ async fn a_ring_smaller_than_a_page_is_told_before_the_engine_is_stopped() {
 }
 
 #[tokio::test]
+async fn more_scores_than_a_restore_would_read_are_refused_before_anything_is_captured() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &tokens(50));
+    let error = host.agent.snapshot("e", SnapshotRequest { oracle: Some(4097), ..request() }).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidRequest);
+    assert_eq!((snapshots(&host).await, engine.journal().len()), (0, 0), "{error}");
+}
+
+#[tokio::test]
 async fn a_store_that_cannot_write_fails_the_capture_only() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));

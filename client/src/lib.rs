@@ -21,6 +21,7 @@ pub mod pull;
 pub mod push;
 pub mod remote;
 pub mod size;
+pub mod variables;
 
 mod meter;
 mod plain;

@@ -1,6 +1,8 @@
 //! The real `pf` in empty surroundings: exit codes, and what goes to which stream.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on ends the test")]
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -46,6 +48,36 @@ fn a_wrong_command_line_exits_1_and_leaves_stdout_alone() {
         assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
         assert!(!stderr.is_empty(), "{args:?}");
     }
+}
+
+#[test]
+fn a_variable_that_is_set_to_nothing_is_not_set() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = pf(home.path(), &["ls", "--local"]);
+    let output = command.envs(["PF_REGISTRY", "PF_STORE", "PF_RETRIES", "PF_TOKEN", "PF_CONFIG"].map(|name| (name, ""))).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(5) && stderr.contains(".local/share/pf"), "{stderr}");
+}
+
+#[test]
+fn a_drain_names_the_engine_that_could_not_be_asked() {
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let problem = r#"{"type":"t","title":"t","status":409,"detail":"rank 1 is missing","code":"engine_busy","retryable":true}"#;
+        let failed = format!(r#"[{{"engine":"vllm","sequence":"","problem":{problem}}}]"#);
+        let body = format!(r#"{{"plan":[],"done":[],"failed":{failed},"bytes":0,"eta_seconds":null,"recompute_tokens":0}}"#);
+        let (mut stream, _) = listener.accept().unwrap();
+        drop(stream.read(&mut [0; 4096]));
+        let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes()).unwrap();
+    });
+    let output = pf(home.path(), &["drain", "team/evacuated", "--agent", socket.to_str().unwrap()]).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(3), "{stdout}{stderr}");
+    assert!(stdout.contains("vllm: rank 1 is missing") && !stdout.contains("nothing"), "{stdout}");
+    assert!(stderr.contains("it is not known what 1 engine may hold"), "{stderr}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::digest::Digest;
 use crate::engine::Verb;
+use crate::error::ErrorCode;
 use crate::snapshot::Exactness;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -157,6 +158,9 @@ pub struct PushJob {
     /// Why the last one failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What kind of failure that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<ErrorCode>,
     /// Bytes of frames sent, when done.
     #[serde(default)]
     pub bytes_sent: u64,

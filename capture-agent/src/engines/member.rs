@@ -88,22 +88,22 @@ impl Member {
     }
 
     /// Makes a call until it is answered, refusals included: what was granted must be given back. Gives up only when the member is
-    /// gone, which gives everything back, or after minutes.
+    /// gone, which gives everything back.
     pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<()> {
-        const TRIES: u32 = 20;
         let mut wait = Duration::from_millis(20);
-        for tried in 1.. {
+        let mut tried = 1_u64;
+        loop {
             match self.call_within::<Value>(timeout, call.clone()).await {
                 Ok(_) => return Ok(()),
-                Err(error) if self.is_gone() || tried == TRIES => return Err(error),
+                Err(error) if self.is_gone() => return Err(error),
                 Err(error) => {
                     tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), tried, %error, "trying again");
                 }
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(5));
+            tried += 1;
         }
-        unreachable!("the loop ends by itself")
     }
 }
 

@@ -11,6 +11,9 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::oneshot;
 
+/// How long a capture waits for an engine that refuses to go on.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The engine stands still. Dropping it lets the engine go on, also in a panic.
 #[derive(Debug)]
 pub struct Pause {
@@ -100,17 +103,20 @@ impl Pause {
         granted(Arc::clone(member), timeout, call, "pin", guard).await.map(Some)
     }
 
-    /// Lets the engine go on; how long it stood still.
+    /// Lets the engine go on; how long it stood still. Waits no longer than a minute beyond the engine's time for a call; it is told again and
+    /// again all the same.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::Refused`] if it would not go on after many tries.
+    /// [`Error::Lost`].
     pub async fn resume(mut self) -> Result<Duration> {
         // Taken off this future: if it is dropped meanwhile the engine is still told to go on.
         let told = self.go_on();
         let since = self.since;
-        match told.await {
-            Ok(told) => told.map(|at| at.duration_since(since)),
-            Err(gone) => Err(Error::Internal(format!("the task that resumes: {gone}"))),
+        let patience = self.view.shared.timeout + PATIENCE;
+        match tokio::time::timeout(patience, told).await {
+            Ok(Ok(told)) => told.map(|at| at.duration_since(since)),
+            Ok(Err(gone)) => Err(Error::Internal(format!("the task that resumes: {gone}"))),
+            Err(_) => Err(self.member.late("resume", patience)),
         }
     }
 

@@ -95,7 +95,7 @@ impl Loader {
     #[must_use]
     pub fn load(&self, request: LoadRequest) -> Load {
         let progress = Arc::new(Progress { state: Mutex::new(State::Pending), gate: Mutex::new(None) });
-        let (agent, room, ending) = (self.agent.clone(), Arc::clone(&self.room), Ending(Arc::clone(&progress)));
+        let (agent, room, ending) = (self.agent.clone(), Arc::clone(&self.room), Ending::of(&progress));
         let task = self.runtime.spawn(async move {
             let _place = room.acquire().await;
             let prepared = Prepared::make(&agent, &request.engine, &request.from).await;
@@ -178,7 +178,7 @@ impl Load {
         *self.progress.gate.lock() = Some(Arc::clone(&gate));
         *state = State::Filling;
         drop(state);
-        let (agent, room, ending) = (self.loader.agent.clone(), Arc::clone(&self.loader.room), Ending(Arc::clone(&self.progress)));
+        let (agent, room, ending) = (self.loader.agent.clone(), Arc::clone(&self.loader.room), Ending::of(&self.progress));
         let task = self.loader.runtime.spawn(async move {
             let _place = room.acquire().await;
             let filled = prepared.fill(&agent, &sequence, &blocks, after, &gate).await;
@@ -203,30 +203,39 @@ impl Drop for Load {
 }
 
 /// Sees to it that a load ends, whatever becomes of its task.
-struct Ending(Arc<Progress>);
+struct Ending(Option<Arc<Progress>>);
 
 impl Ending {
-    fn set(&self, state: State) {
-        if !matches!(state, State::Staged(..)) {
-            self.close();
-        }
-        *self.0.state.lock() = state;
+    fn of(progress: &Arc<Progress>) -> Self {
+        Self(Some(Arc::clone(progress)))
     }
 
-    /// The guard first: who hears of the end may do with the blocks what it likes.
-    fn close(&self) {
-        let gate = self.0.gate.lock().clone();
-        if let Some(gate) = gate {
-            gate.close();
+    /// The end. From here on the state is somebody else's: who sees it staged may hand over blocks at once.
+    fn set(mut self, state: State) {
+        if let Some(progress) = self.0.take() {
+            progress.end(state);
         }
+    }
+}
+
+impl Progress {
+    fn end(&self, state: State) {
+        if !matches!(state, State::Staged(..)) {
+            // The guard first: who hears of the end may do with the blocks what it likes.
+            let gate = self.gate.lock().clone();
+            if let Some(gate) = gate {
+                gate.close();
+            }
+        }
+        *self.state.lock() = state;
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        if matches!(*self.0.state.lock(), State::Pending | State::Filling) {
+        if let Some(progress) = self.0.take() {
             let error = if std::thread::panicking() { Error::Internal("a load panicked".into()) } else { Error::Ended };
-            self.set(State::Failed(Arc::new(error)));
+            progress.end(State::Failed(Arc::new(error)));
         }
     }
 }

@@ -98,6 +98,7 @@ mod tests {
             state: PushState::Waiting,
             attempts: 3,
             error: None,
+            code: None,
             bytes_sent: 0,
         }
     }

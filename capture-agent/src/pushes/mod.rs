@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// Finished jobs that are remembered.
+/// Jobs done that are remembered.
 const REMEMBERED: usize = 100;
 /// Pushes to one registry at a time.
 const PER_REGISTRY: usize = 2;
@@ -51,7 +51,7 @@ impl Pushes {
         for job in jobs.values_mut().filter(|job| job.state == PushState::Running) {
             job.state = PushState::Waiting;
         }
-        let open: Vec<String> = jobs.values().filter(|job| !is_finished(job)).map(|job| job.id.clone()).collect();
+        let found: Vec<PushJob> = jobs.values().cloned().collect();
         let pushes = Self(Arc::new(Inner {
             config: config.clone(),
             store,
@@ -61,17 +61,12 @@ impl Pushes {
             registries: Mutex::default(),
             tasks: Mutex::default(),
         }));
-        for id in open {
-            let Some(job) = pushes.0.jobs.lock().get(&id).cloned() else { continue };
-            let gone = match Target::parse(&job.reference) {
-                Ok(target) => !pushes.0.pin(&target, job.digest, true).await,
-                Err(_) => false,
-            };
-            if gone {
-                tracing::warn!(push = id, snapshot = %job.digest, "not pushed: the agent ended before it was committed, or it was deleted");
-                pushes.take_back(&job).await;
-            } else {
-                pushes.start(id);
+        for job in found {
+            match job.state {
+                // The agent may have ended in between.
+                PushState::Done => pushes.0.unpin(&job.id, job.digest, &job.reference).await,
+                PushState::Failed => {}
+                PushState::Waiting | PushState::Running => pushes.settle(&job).await,
             }
         }
         Ok(pushes)
@@ -90,7 +85,7 @@ impl Pushes {
     }
 
     /// A push of a snapshot that is about to be committed under the repository of `reference`. On disk when it returns, and not begun: what
-    /// follows is [`Pushes::begin`] or [`Pushes::take_back`]. If the agent ends before, the next one does what the store says.
+    /// follows is [`Pushes::begin`], or [`Pushes::settle`] where it is not known whether it was committed, as after a restart.
     ///
     /// # Errors
     /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
@@ -104,6 +99,7 @@ impl Pushes {
             state: PushState::Waiting,
             attempts: 0,
             error: None,
+            code: None,
             bytes_sent: 0,
         };
         // Who unpins it after another push sees this job, and leaves it pinned.
@@ -121,8 +117,19 @@ impl Pushes {
         self.start(job.id.clone());
     }
 
-    /// Forgets a promised push: there is no such snapshot.
-    pub(crate) async fn take_back(&self, job: &PushJob) {
+    /// Begins a promised push if its snapshot is in the store, and forgets it if not.
+    pub(crate) async fn settle(&self, job: &PushJob) {
+        match Target::parse(&job.reference) {
+            Ok(target) if !self.0.pin(&target, job.digest, true).await => {
+                tracing::warn!(push = job.id, snapshot = %job.digest, "not pushed: it was not committed, or was deleted");
+                self.take_back(job).await;
+            }
+            _ => self.begin(job),
+        }
+    }
+
+    /// Forgets a promised push.
+    async fn take_back(&self, job: &PushJob) {
         self.0.jobs.lock().remove(&job.id);
         self.0.changed.send_replace(());
         if let Err(error) = self.0.files.remove(&job.id).await {

@@ -99,6 +99,7 @@ impl Inner {
             Err(error) if again => (PushState::Waiting, Some(error.to_string())),
             Err(error) => (PushState::Failed, Some(error.to_string())),
         };
+        settled.code = outcome.as_ref().err().map(Error::code);
         settled.bytes_sent = outcome.as_ref().map_or(0, |report| report.bytes_sent);
         if let Err(error) = self.files.write(&settled).await {
             // It is pushed again after a restart, which changes nothing.
@@ -140,21 +141,21 @@ impl Inner {
         }
     }
 
-    /// The registry has it, or nobody will push it. What was refused for good stays pinned: it is nowhere else.
+    /// The registry has it, or nobody will push it. What was refused for good stays pinned until another push of it is done: it is nowhere else.
     pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
-        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && job.state != PushState::Done;
+        let waits = |job: &PushJob| job.id != id && job.digest == snapshot && !is_finished(job);
         if !self.jobs.lock().values().any(waits) {
             self.pin(&target, snapshot, false).await;
         }
     }
 
-    /// Forgets the oldest finished jobs.
+    /// Forgets the oldest that are done. What failed is all that tells of a snapshot that is nowhere else.
     async fn forget(&self) {
         let old: Vec<String> = {
             let mut jobs = self.jobs.lock();
-            let finished: Vec<String> = jobs.values().filter(|job| is_finished(job)).map(|job| job.id.clone()).collect();
-            let old = finished[..finished.len().saturating_sub(REMEMBERED)].to_vec();
+            let done: Vec<String> = jobs.values().filter(|job| job.state == PushState::Done).map(|job| job.id.clone()).collect();
+            let old = done[..done.len().saturating_sub(REMEMBERED)].to_vec();
             old.iter().for_each(|id| drop(jobs.remove(id)));
             old
         };

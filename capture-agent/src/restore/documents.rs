@@ -10,7 +10,7 @@ use pfr_schema::{Digest, FormatError, media_type};
 use pfr_store::Store;
 
 /// Scores in an oracle layer.
-const MAX_SCORES: usize = 4096;
+pub(crate) const MAX_SCORES: usize = 4096;
 
 /// What a snapshot says of itself.
 #[derive(Debug)]

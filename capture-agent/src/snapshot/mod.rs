@@ -20,6 +20,7 @@ mod target;
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
+use crate::restore::MAX_SCORES;
 use build::{Documents, Origin};
 use bytes::Bytes;
 use capture::{Capture, Hold};
@@ -42,7 +43,8 @@ impl Agent {
     /// Captures a sequence of an engine.
     ///
     /// # Errors
-    /// Anything of [`crate::Error`]. Nothing is committed then, and the engine goes on.
+    /// Anything of [`crate::Error`]. The engine goes on, and nothing is committed; only if the commit itself was made and not made durable, the
+    /// snapshot may be there, and is pushed.
     pub async fn snapshot(&self, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
         let result = self.take_snapshot(engine, &request).await;
         let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
@@ -99,6 +101,9 @@ impl Agent {
         take: impl AsyncFnOnce(&PushSession, &Engine, &Target) -> Result<SnapshotReport>,
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
+        if request.oracle.is_some_and(|top| top as usize > MAX_SCORES) {
+            return Err(Error::Invalid(format!("at most {MAX_SCORES} scores of a step can be recorded and compared")));
+        }
         let target = Target::parse(&request.reference, request.push, self.config().registry.as_deref())?;
         let engine = self.engines().get(engine)?;
         preflight::memory(&engine).await?;
@@ -187,7 +192,8 @@ impl Agent {
             match agent.store().commit_pinned(&session, digest, Some(tag), Pin::UntilPushed).await {
                 Ok(_) => agent.pushes().begin(&push),
                 Err(error) => {
-                    agent.pushes().take_back(&push).await;
+                    // It may be there all the same: names are written before the journal.
+                    agent.pushes().settle(&push).await;
                     return Err(error.into());
                 }
             }

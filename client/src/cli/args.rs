@@ -360,7 +360,7 @@ pub struct Log {
     #[command(flatten)]
     pub at: Where,
     /// Most snapshots to show
-    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
 }
 

@@ -16,7 +16,6 @@ mod side;
 mod signals;
 
 use args::{Args, Command};
-use clap::Parser as _;
 use context::Context;
 use failure::Failure;
 use std::process::ExitCode;
@@ -33,7 +32,7 @@ pub fn main() -> ExitCode {
         eprintln!("error: bug in pf: {what}{place}\n  hint: please report this with the command you ran; nothing acknowledged is lost");
         std::process::exit(i32::from(BUG));
     }));
-    let args = match Args::try_parse() {
+    let args = match pfr_client::variables::parse::<Args>() {
         Ok(args) => args,
         Err(usage) => {
             let code = if usage.use_stderr() { 1 } else { 0 };

@@ -11,6 +11,8 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const CHECKPOINT: &str = "checkpoint.json";
 pub(crate) const TOKENS: &str = "tokens.bin";
 pub(crate) const ATTACHMENTS: &str = "attachments";
+/// Where attachments lie until they are whole: beside one, a name may be another one's title.
+pub(crate) const UNFINISHED: &str = ".attachments.tmp";
 /// The verbatim manifest, where the other files do not say everything.
 pub(crate) const SNAPSHOT: &str = "snapshot.json";
 const BLOBS: &str = "blobs";

@@ -94,9 +94,7 @@ impl Publication {
         let attachments = root.join(layout::ATTACHMENTS);
         for name in list(&attachments)? {
             let relative = Path::new(layout::ATTACHMENTS).join(&name);
-            // What a pull that was cut has left is no attachment of anybody's.
-            let left_over = name.strip_suffix(".tmp").is_some_and(|n| self.attachments.contains(&Path::new(layout::ATTACHMENTS).join(n)));
-            if !left_over && !self.attachments.contains(&relative) {
+            if !self.attachments.contains(&relative) {
                 return Err(Error::OtherSnapshot { path: attachments.join(name) });
             }
         }

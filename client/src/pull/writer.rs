@@ -36,7 +36,13 @@ impl Writer {
         std::fs::create_dir_all(root).map_err(Error::io("make", root))?;
         let lock = File::open(root).map_err(Error::io("open", root))?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { root: root.to_owned(), lock, named }),
+            Ok(()) => {
+                let unfinished = root.join(layout::UNFINISHED);
+                match std::fs::remove_dir_all(&unfinished) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("clear", &unfinished)(error)),
+                    _ => Ok(Self { root: root.to_owned(), lock, named }),
+                }
+            }
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let reason = "another pull is writing into it; wait for that, or pull into another directory".into();
                 Err(Error::Refused { path: root.to_owned(), reason })
@@ -81,7 +87,7 @@ impl Writer {
     /// Writes a verified frame.
     pub fn write(&self, whole: &Whole) -> Result<()> {
         let digest = whole.header.digest;
-        let mut temporary = Temporary::begin(self.path(&digest))?;
+        let mut temporary = self.begin(self.path(&digest))?;
         if whole.header.codec == Codec::Raw {
             for piece in &whole.payload {
                 temporary.append(piece)?;
@@ -94,7 +100,7 @@ impl Writer {
 
     /// Writes bytes to a file of this directory.
     pub fn write_bytes(&self, name: &Path, bytes: &[u8]) -> Result<()> {
-        let mut temporary = Temporary::begin(self.root.join(name))?;
+        let mut temporary = self.begin(self.root.join(name))?;
         temporary.append(bytes)?;
         temporary.rename()
     }
@@ -103,7 +109,7 @@ impl Writer {
     pub fn copy(&self, digest: &Digest, target: &Path) -> Result<()> {
         let path = self.path(digest);
         let mut from = File::open(&path).map_err(Error::io("open", &path))?;
-        let mut temporary = Temporary::begin(self.root.join(target))?;
+        let mut temporary = self.begin(self.root.join(target))?;
         std::io::copy(&mut from, &mut temporary.file).map_err(Error::io("copy to", &temporary.path))?;
         temporary.rename()
     }
@@ -115,11 +121,31 @@ impl Writer {
 
     /// Writes bytes to a file directly in this directory, durably.
     pub fn publish(&self, name: &Path, bytes: &[u8]) -> Result<()> {
-        let mut temporary = Temporary::begin(self.root.join(name))?;
+        let mut temporary = self.begin(self.root.join(name))?;
         temporary.append(bytes)?;
         temporary.file.sync_all().map_err(Error::io("sync", &temporary.path))?;
         temporary.rename()?;
         self.lock.sync_all().map_err(Error::io("sync", &self.root))
+    }
+
+    fn begin(&self, target: PathBuf) -> Result<Temporary> {
+        let path = match target.strip_prefix(self.root.join(layout::ATTACHMENTS)) {
+            Ok(title) => self.root.join(layout::UNFINISHED).join(title),
+            // No blob and no document of ours is called so.
+            Err(_) => {
+                let mut name = target.clone().into_os_string();
+                name.push(".tmp");
+                name.into()
+            }
+        };
+        Temporary::begin(path, target)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // If it is there it is empty, or the next pull clears it.
+        let _ = std::fs::remove_dir(self.root.join(layout::UNFINISHED));
     }
 }
 
@@ -132,19 +158,17 @@ struct Temporary {
 }
 
 impl Temporary {
-    fn begin(target: PathBuf) -> Result<Self> {
-        // The lock makes the name ours; what a killed pull has left is overwritten.
-        let mut name = target.clone().into_os_string();
-        name.push(".tmp");
-        let path = PathBuf::from(name);
+    /// The writer's lock makes `path` ours; what a killed pull has left there is overwritten.
+    fn begin(path: PathBuf, target: PathBuf) -> Result<Self> {
         let open = || {
             let flags = OFlags::NOFOLLOW.bits() as i32;
             OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(&path)
         };
         let file = match open() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let parent = target.parent().unwrap_or(&target);
-                std::fs::create_dir_all(parent).map_err(Error::io("make", parent))?;
+                for parent in [&path, &target].into_iter().filter_map(|path| path.parent()) {
+                    std::fs::create_dir_all(parent).map_err(Error::io("make", parent))?;
+                }
                 open()
             }
             other => other,
@@ -183,7 +207,7 @@ impl Large {
     pub fn begin(writer: &Writer, header: &Header) -> Result<Self> {
         let digest = header.digest;
         let decoder = Decoder::new(header.codec, header.raw_len).map_err(|source| Error::Received { digest, source })?;
-        Ok(Self { digest, temporary: Temporary::begin(writer.path(&digest))?, decoder })
+        Ok(Self { digest, temporary: writer.begin(writer.path(&digest))?, decoder })
     }
 
     pub fn append(&mut self, piece: &Bytes) -> Result<()> {
@@ -203,5 +227,32 @@ impl Large {
         let digest = self.digest;
         self.decoder.finish().map_err(|source| Error::Received { digest, source })?;
         self.temporary.rename()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_attachment_is_in_the_way_of_another_while_it_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("out");
+        // What a killed pull has left.
+        std::fs::create_dir_all(root.join(layout::UNFINISHED)).unwrap();
+        std::fs::write(root.join(layout::UNFINISHED).join("old"), "half").unwrap();
+        let writer = Writer::open(&root, HashMap::new()).unwrap();
+        let long = "x".repeat(255);
+        let titles = ["x", "x.tmp", "x.tmp.tmp", layout::UNFINISHED, &long];
+        let mut begun: Vec<(Temporary, &str)> =
+            titles.iter().map(|title| (writer.begin(root.join(layout::ATTACHMENTS).join(title)).unwrap(), *title)).collect();
+        begun.iter_mut().for_each(|(temporary, title)| temporary.append(title.as_bytes()).unwrap());
+        begun.into_iter().for_each(|(temporary, _)| temporary.rename().unwrap());
+        drop(writer);
+        for title in titles {
+            assert_eq!(std::fs::read_to_string(root.join(layout::ATTACHMENTS).join(title)).unwrap(), title);
+        }
+        let left: Vec<_> = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [layout::ATTACHMENTS]);
     }
 }

@@ -24,6 +24,8 @@ const PART: u64 = 4 << 20;
 const AHEAD: usize = 2;
 /// Tries of one request that is cut or not answered.
 const TRIES: u32 = 3;
+/// How long a URL is believed to work, at most.
+const EXPIRES: Duration = Duration::from_secs(24 * 60 * 60);
 /// Failures in a row after which the storage is left alone.
 const FAILURES: u32 = 3;
 
@@ -68,8 +70,8 @@ impl Remote {
         if !named.eq(digests) {
             return Err(self.protocol("it located other frames than were asked for".into()));
         }
-        let expires = Instant::now() + Duration::from_secs(locations.expires_seconds);
-        let mut parts = Vec::new();
+        let expires = Instant::now() + Duration::from_secs(locations.expires_seconds).min(EXPIRES);
+        let mut extents = Vec::new();
         for extent in locations.extents {
             let end = extent.offset.checked_add(extent.length).ok_or_else(|| self.protocol("a range without an end".into()))?;
             let url: Url = extent.url.parse().map_err(|_| self.protocol("a location that is no URL".into()))?;
@@ -78,9 +80,13 @@ impl Remote {
                 self.direct.failures.store(FAILURES, Ordering::Relaxed);
                 return Err(self.cut(format!("it sends to a storage over {}", url.scheme())));
             }
-            let starts = (extent.offset..end).step_by(usize::try_from(PART).unwrap_or(usize::MAX));
-            parts.extend(starts.map(|start| Part { url: url.clone(), range: start..end.min(start + PART), expires }));
+            extents.push((url, extent.offset..end));
         }
+        // One after another, as they are fetched: the lengths are only what a registry says.
+        let parts = extents.into_iter().flat_map(move |(url, range)| {
+            let starts = range.clone().step_by(usize::try_from(PART).unwrap_or(usize::MAX));
+            starts.map(move |start| Part { url: url.clone(), range: start..range.end.min(start.saturating_add(PART)), expires })
+        });
         let (remote, count) = (self.clone(), digests.len() as u64);
         let body = stream::iter(parts).map(move |part| remote.clone().part(part)).buffered(AHEAD);
         Ok(body.chain(stream::once(async move { Ok(Bytes::from(end_mark(count))) })).boxed())

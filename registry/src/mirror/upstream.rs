@@ -129,9 +129,8 @@ impl Upstream {
     fn depart(self: &Arc<Self>, remote: Remote, key: Flight) -> Shared<BoxFuture<'static, Done>> {
         let upstream = Arc::clone(self);
         let task = tokio::spawn(async move {
-            let pulled = upstream.pull(&remote, &key.0, key.1).await;
-            locked(&upstream.flights).remove(&key);
-            pulled
+            let landing = Landing { upstream, key };
+            landing.upstream.pull(&remote, &landing.key.0, landing.key.1).await
         });
         async move { task.await.unwrap_or_else(|error| Err(Failure::internal(error.to_string()))) }.boxed().shared()
     }
@@ -156,6 +155,18 @@ impl Upstream {
             Err(error) if unknown(&error) => Ok(()),
             Err(error) => Err(failure(&error)),
         }
+    }
+}
+
+/// Forgets a flight when it ends, however it does: what it came to is not the answer to those who ask later.
+struct Landing {
+    upstream: Arc<Upstream>,
+    key: Flight,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        locked(&self.upstream.flights).remove(&self.key);
     }
 }
 

@@ -38,6 +38,13 @@ fn instead(body: Vec<u8>) -> Fate {
     Fate::Instead(200, "application/vnd.pf.frames.v1", body)
 }
 
+/// They are said to lie where nobody answers.
+fn located(digests: &[Digest], expires_seconds: u64, offset: u64, length: u64) -> Fate {
+    let extent = serde_json::json!({"url": "http://127.0.0.1:1/", "offset": offset, "length": length, "digests": digests});
+    let locations = serde_json::json!({"expires_seconds": expires_seconds, "extents": [extent]});
+    Fate::Instead(200, "application/vnd.pf.frame-locations.v1+json", locations.to_string().into_bytes())
+}
+
 /// Name, answer to a request for these digests, exit code.
 type Lie = (&'static str, fn(&[Digest]) -> Fate, i32);
 
@@ -54,6 +61,9 @@ const LIES: &[Lie] = &[
         4,
     ),
     ("a zip bomb", |d| instead(claim(d[0], Codec::Zstd, 16 << 10, &zstd::bulk::compress(&vec![0; 32 << 20], 1).unwrap())), 4),
+    ("frames at a place of exabytes", |d| located(d, 60, 0, 1 << 62), 4),
+    ("frames at the end of what can be counted", |d| located(d, 60, u64::MAX - 10, 10), 4),
+    ("frames at a place until the end of time", |d| located(d, u64::MAX, 0, 1 << 20), 4),
     ("a blob a thousand times too large", |d| instead(claim(d[0], Codec::Raw, 16 << 20, &vec![0; 16 << 20])), 4),
 ];
 

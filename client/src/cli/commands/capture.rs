@@ -5,6 +5,7 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, number, one_line};
 use crate::cli::progress::{Standing, watch};
+use pfr_schema::ErrorCode;
 use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
 use std::time::Duration;
 
@@ -29,8 +30,11 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
     let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
     let failure = failed.map(|push| {
         let why = push.error.as_deref().unwrap_or("no reason was given");
-        Failure::new(7, format!("{} lies in the agent's store, but was not pushed: {}", report.reference, one_line(why)))
-            .hint("`pf pushes` shows what becomes of it")
+        Failure::new(
+            push.code.map_or(7, ErrorCode::exit_code),
+            format!("{} lies in the agent's store, but was not pushed: {}", report.reference, one_line(why)),
+        )
+        .hint("`pf pushes` shows what becomes of it")
     });
     if context.json {
         context.out.json(&report)?;

@@ -7,7 +7,7 @@ use crate::cli::output::human::{bytes, count, duration, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::progress::{Standing, watch};
-use pfr_schema::agent::{Drain, DrainRequest};
+use pfr_schema::agent::{Drain, DrainFailure, DrainRequest};
 use std::time::Duration;
 
 pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> {
@@ -22,17 +22,31 @@ pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> 
     }
     match drain.failed.first() {
         Some(first) => {
-            let (failed, all) = (drain.failed.len(), drain.plan.len());
-            let failure = Failure::new(first.problem.code.exit_code(), format!("{failed} of {all} sequences are still here only"));
+            let engines = drain.failed.iter().filter(|failure| !is_planned(&drain, failure)).count();
+            let (sequences, all) = (drain.failed.len() - engines, drain.plan.len());
+            let sequences = (sequences > 0).then(|| format!("{sequences} of {all} sequences are still here only"));
+            let engines = (engines > 0).then(|| format!("it is not known what {} may hold", count(engines as u64, "engine")));
+            let said: Vec<String> = sequences.into_iter().chain(engines).collect();
+            let failure = Failure::new(first.problem.code.exit_code(), said.join(", and "));
             Err(failure.hint("run the same command again; what was pushed is not sent twice"))
         }
         None => Ok(()),
     }
 }
 
+/// Whether it is a sequence that failed, and not an engine that could not be asked.
+fn is_planned(drain: &Drain, failure: &DrainFailure) -> bool {
+    drain.plan.iter().any(|item| item.engine == failure.engine && item.sequence == failure.sequence)
+}
+
 fn print(context: &mut Context, drain: &Drain, plan_only: bool) -> Result<(), Failure> {
-    if drain.plan.is_empty() {
-        return context.out.line("there is nothing on this host to drain");
+    for failure in drain.failed.iter().filter(|failure| !is_planned(drain, failure)) {
+        context.out.line(format!("{}: {}", one_line(&failure.engine), one_line(&failure.problem.detail)))?;
+    }
+    match (drain.plan.is_empty(), drain.failed.is_empty()) {
+        (true, true) => return context.out.line("there is nothing on this host to drain"),
+        (true, false) => return Ok(()),
+        (false, _) => {}
     }
     let mut table = Table::new([
         Column::left("ENGINE").style(Style::Bold),
