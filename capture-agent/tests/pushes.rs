@@ -15,9 +15,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// An address that nobody listens on now.
+/// An address that nobody listens on now, and nobody but this process asks for: on 127.0.0.1 another test would get the port.
 fn free_address() -> SocketAddr {
-    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap()
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    std::net::TcpListener::bind((std::net::Ipv4Addr::new(127, 64 | a, b, c), 0)).unwrap().local_addr().unwrap()
 }
 
 async fn registry(dir: &Path, listen: SocketAddr) -> pfr_store::Store {

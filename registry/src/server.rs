@@ -113,6 +113,7 @@ impl Server {
     /// [`Error`] says what cannot be had.
     pub async fn bind(config: Config) -> Result<Self, Error> {
         let opened = crate::storage::open_parts(&config).await?;
+        opened.store.names_are_known().await?;
         Self::bind_opened(opened, config).await
     }
 

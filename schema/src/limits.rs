@@ -17,6 +17,8 @@ pub struct Limits {
     pub tensors: u64,
     /// Layers in one snapshot manifest: 4,096 (world size × groups, and attachments).
     pub layers: u64,
+    /// Bytes of the containers that one manifest lists: 256 MiB. Who looks into a snapshot has them in memory at once.
+    pub listed_bytes: u64,
     /// Bytes of one object of a store's own journal: 64 MiB. A checkpoint has as many objects as it needs.
     pub journal_bytes: u64,
 }
@@ -32,6 +34,7 @@ impl Default for Limits {
             blob_bytes: 64 << 30,
             tensors: 64 << 10,
             layers: 4096,
+            listed_bytes: 256 << 20,
             journal_bytes: 64 << 20,
         }
     }

@@ -186,6 +186,8 @@ impl Manifest {
         for descriptor in std::iter::once(&manifest.config).chain(&manifest.layers) {
             too_many("a blob in bytes", descriptor.size, limits.blob_bytes)?;
         }
+        let listed = manifest.layers.iter().filter(|layer| layer.kind().is_container()).map(|layer| layer.size);
+        too_many("bytes of containers in a manifest", listed.fold(0, u64::saturating_add), limits.listed_bytes)?;
         if manifest.is_snapshot() && manifest.config.media_type != media_type::CONFIG {
             return field("$.config.mediaType", media_type::CONFIG, manifest.config.media_type);
         }

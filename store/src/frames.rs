@@ -107,8 +107,10 @@ async fn read_part(store: &Store, extent: &Extent, part: Range<u64>) -> Result<B
                 Err(error) => return Err(gone(store, &moved, error).await),
             }
         }
-        other => other.map_err(Error::packs)?,
+        Ok(bytes) => bytes,
+        Err(error) => return Err(cut(store, extent, error).await),
     };
+    check_length(extent, &bytes, part.end - part.start)?;
     if part.start == 0 {
         check_headers(extent, &bytes, &store.options.limits)?;
     }
@@ -127,15 +129,36 @@ async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
                     Ok(bytes) => bytes,
                     Err(error) => return Err(gone(store, &part, error).await),
                 };
+                check_length(&part, &bytes, part.range.end - part.range.start)?;
                 check_headers(&part, &bytes, &store.options.limits)?;
                 joined.extend_from_slice(&bytes);
             }
             return Ok(joined.into());
         }
-        Err(error) => return Err(Error::packs(error)),
+        Err(error) => return Err(cut(store, &extent, error).await),
     };
+    check_length(&extent, &bytes, extent.range.end - extent.range.start)?;
     check_headers(&extent, &bytes, &store.options.limits)?;
     Ok(bytes)
+}
+
+/// What a read that failed means: a pack that ends before its frames do is damage, and not a storage that is out of reach.
+async fn cut(store: &Store, extent: &Extent, error: object_store::Error) -> Error {
+    match (store.packs.head(&path(&extent.pack)).await, extent.frames.first()) {
+        (Ok(found), Some((_, digest))) if found.size < extent.range.end => short(*digest, extent),
+        _ => Error::packs(error),
+    }
+}
+
+fn check_length(extent: &Extent, bytes: &Bytes, expected: u64) -> Result<()> {
+    match extent.frames.first() {
+        Some((_, digest)) if (bytes.len() as u64) < expected => Err(short(*digest, extent)),
+        _ => Ok(()),
+    }
+}
+
+fn short(digest: Digest, extent: &Extent) -> Error {
+    Error::Corrupt { digest, reason: format!("pack {} ends before byte {}", extent.pack, extent.range.end) }
 }
 
 /// A pack that metadata names and that is not there (twice) is damage, not absence; unless the storage itself is not there.
@@ -145,7 +168,7 @@ async fn gone(store: &Store, extent: &Extent, error: object_store::Error) -> Err
             Ok(()) => Error::Corrupt { digest: *digest, reason: format!("pack {} is not there", extent.pack) },
             Err(error) => error,
         },
-        (error, _) => Error::packs(error),
+        (error, _) => cut(store, extent, error).await,
     }
 }
 

@@ -5,8 +5,11 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
+use futures::TryStreamExt as _;
+use futures::future::ready;
 use object_store::path::Path;
-use object_store::{ObjectStoreExt as _, PutPayload};
+use object_store::{ObjectMeta, ObjectStore as _, ObjectStoreExt as _, PutPayload};
+use pfr_schema::journal::{Key, PREFIX};
 
 /// Key of the marker.
 pub(crate) const KEY: &str = "pf-store";
@@ -15,15 +18,51 @@ const WORDS: &str =
     "Packs and the journal of a pf store lie beside this. Without this file nothing that is missing here is taken for lost.\n";
 
 impl Store {
-    /// Makes sure of the marker before a store gets its first pack. Asks metadata once a process.
+    /// Makes sure of the database and of the marker before a store gets its first pack. Asks once a process.
     pub(crate) async fn mark(&self) -> Result<()> {
         let mark = || async {
-            if !self.metadata.packs(None, 1).await?.is_empty() {
-                return Ok(());
-            }
-            self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
+            self.names_are_known().await?;
+            self.put_marker().await
         };
         self.marked.get_or_try_init(mark).await.copied()
+    }
+
+    /// Writes the marker, if there is no pack yet.
+    pub(crate) async fn put_marker(&self) -> Result<()> {
+        if !self.metadata.packs(None, 1).await?.is_empty() {
+            return Ok(());
+        }
+        self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
+    }
+
+    /// That the database is not an empty one over a storage with names: numbers of changes would begin anew, and what is acknowledged from then on
+    /// could not be told from what was before. A database that was half rebuilt has no number yet either.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: it is to be rebuilt, or it is another store's.
+    pub async fn names_are_known(&self) -> Result<()> {
+        if self.metadata.journal_state(1).await?.last > 0 {
+            return Ok(());
+        }
+        // A checkpoint of no names at all has the number 0.
+        let has_names = |object: &ObjectMeta| ready(Key::parse(object.location.as_ref()).map_or(true, |key| key.number > 0));
+        match std::pin::pin!(self.packs.list(Some(&Path::from(PREFIX))).try_filter(has_names)).try_next().await {
+            Ok(None) => return Ok(()),
+            // Who may not list cannot rebuild either.
+            Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => return Ok(()),
+            Err(error) => return Err(Error::packs(error)),
+            Ok(Some(_)) => {}
+        }
+        // Another process may have written the first name in between.
+        if self.metadata.journal_state(1).await?.last > 0 {
+            return Ok(());
+        }
+        Err(Error::Unavailable {
+            what: "metadata",
+            reason: "the database knows no names, and there are some in the journal on the storage: it was lost, or is not this store's, or was \
+                     not rebuilt to the end. Move it away and run `pf-registry rebuild`"
+                .into(),
+        })
     }
 
     /// That the storage is there and the store's own. To be asked before something that is not found is believed to be lost.

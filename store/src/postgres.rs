@@ -38,18 +38,23 @@ const BUDGET: usize = 2000;
 /// Connections of one process.
 const MAX_CONNECTIONS: u32 = 16;
 
+/// A host that loses power says nothing more: without a limit who waits for it waits for ever.
+const LIMIT: Duration = Duration::from_secs(5 * 60);
+
 /// How to use a database.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
     /// Connections at a time, at most; who needs one more waits for it.
     pub max_connections: u32,
+    /// How long a transaction may take before its connection is taken for lost. An audit may take longer.
+    pub limit: Duration,
     /// Time instead of the database's own: for tests.
     pub clock: Option<Clock>,
 }
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { max_connections: MAX_CONNECTIONS, clock: None }
+        Self { max_connections: MAX_CONNECTIONS, limit: LIMIT, clock: None }
     }
 }
 
@@ -65,7 +70,7 @@ impl PostgresMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer version.
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Self> {
-        Ok(Self { database: Database::connect(url, options.max_connections, options.clock).await? })
+        Ok(Self { database: Database::connect(url, options).await? })
     }
 }
 
@@ -309,11 +314,7 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn audit(&self, repair: bool) -> Result<Audit> {
-        if repair {
-            self.database.write((), |tx, ()| Box::pin(audit::audit(tx, true))).await
-        } else {
-            self.database.snapshot((), |tx, ()| Box::pin(audit::audit(tx, false))).await
-        }
+        self.database.audit(repair, |tx, repair| Box::pin(audit::audit(tx, *repair))).await
     }
 
     async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>> {

@@ -10,10 +10,12 @@ use common::{Snapshot, blob_frame, page, pieces, property, push, repository, sna
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 use pfr_schema::api::ScrubReport;
-use pfr_schema::{Digest, Kind};
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Kind, media_type};
 use pfr_store::{Error, Packed, ScrubOptions, Store, document_frame};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 on_every_backend_and_memory!(every_single_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was, in_a_pack_of_many_reads_too,);
 on_every_backend!(
@@ -25,6 +27,7 @@ on_every_backend!(
     fsck_finds_and_corrects_counts,
     fsck_never_takes_unknown_children_for_none,
     fsck_finds_what_collection_forgot,
+    what_is_attached_is_its_bytes_whatever_they_are_besides,
     a_scrub_reads_no_faster_than_it_may,
 );
 
@@ -149,6 +152,10 @@ async fn a_pack_that_is_gone_or_cut_costs_what_lay_in_it_until_it_is_pushed_agai
             None => rig.packs.delete(&pack).await.unwrap(),
             Some(len) => rig.put(&pack, rig.bytes(&pack).await[..len].to_vec()).await,
         }
+        // Damage, and not a storage that is out of reach; a tool that looks at everything goes on.
+        let read = rig.store.read(&snapshot.manifest.digest).await;
+        assert!(matches!(read, Err(Error::Corrupt { .. })), "cut to {cut:?}: {read:?}");
+        assert!(rig.store.fsck(false, &mut |_| ()).await.unwrap().wrong > 0, "cut to {cut:?}");
         let report = scrub(&rig.store, false).await;
         let lost = contents.iter().filter(|p| p.offset + p.frame_len > cut.unwrap_or(0) as u64);
         let lost: BTreeSet<Digest> = lost.map(|p| p.digest).collect();
@@ -277,6 +284,51 @@ async fn fsck_never_takes_unknown_children_for_none(on: Backend) {
         assert!(found.wrong > 0 && !found.repaired, "{spoil}: {found:?}");
         assert_eq!(refs(), before, "{spoil}: no count was corrected");
     }
+}
+
+/// A manifest that lists documents of a snapshot as attachments.
+fn attaching(documents: &[&Document], label: &str) -> (Document, Document) {
+    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
+    let layer = |d: &&Document| Descriptor {
+        media_type: media_type::OCTETS.into(),
+        digest: d.digest,
+        size: d.bytes.len() as u64,
+        annotations: Default::default(),
+    };
+    let annotations = BTreeMap::from([("label".to_owned(), label.to_owned())]);
+    let manifest = Manifest::snapshot(&config, documents.iter().map(layer).collect(), annotations).to_document();
+    (config, manifest)
+}
+
+async fn attach(store: &Store, documents: &[&Document], label: &str) -> Vec<usize> {
+    let (config, manifest) = attaching(documents, label);
+    let session = store.open_push(&repository()).await.unwrap();
+    let wanted = documents.iter().map(|d| (d.digest, Kind::Blob)).collect();
+    let missing = store.missing(&session.id, wanted).await.unwrap();
+    let frames = missing.iter().map(|at| blob_frame(&documents[*at].bytes)).chain([&config, &manifest].map(document_frame));
+    store.ingest(&session.id, pieces(&stream(frames), 500)).await.unwrap();
+    store.commit(&session.id, manifest.digest, Some(tag(label)), None).await.unwrap();
+    missing
+}
+
+async fn what_is_attached_is_its_bytes_whatever_they_are_besides(on: Backend) {
+    let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
+    assert_eq!(attach(&rig.store, &[&snapshot.runs[0], &snapshot.tree], "first").await, [0, 1]);
+    // They become containers, and what they reach is not counted in what attached them before.
+    push(&rig.store, &snapshot, "t").await.unwrap();
+    let found = rig.store.fsck(false, &mut |_| ()).await.unwrap();
+    assert_eq!(found.wrong, 0, "{found:?}");
+
+    // With a page below them damaged they are incomplete as containers, and as bytes what they were.
+    let page = Digest::sha256(&snapshot.pages[0]);
+    let location = rig.metadata.locate(vec![page]).await.unwrap()[0].clone().unwrap();
+    let pack = rig.pack_paths().await.into_iter().find(|p| p.as_ref().contains(&location.pack)).unwrap();
+    rig.flip(&pack, (location.offset + location.frame_len) as usize - 10).await;
+    assert_eq!(scrub(&rig.store, false).await.damaged.len(), 1);
+    assert!(attach(&rig.store, &[&snapshot.runs[0], &snapshot.tree], "second").await.is_empty());
+    let session = rig.store.open_push(&repository()).await.unwrap();
+    let as_container = rig.store.missing(&session.id, vec![(snapshot.tree.digest, Kind::Tree)]).await.unwrap();
+    assert_eq!(as_container, [0], "it is asked for as what it cannot be relied on as");
 }
 
 async fn fsck_finds_what_collection_forgot(on: Backend) {

@@ -135,7 +135,7 @@ async fn nor_in_postgresql() {
     let cluster = Arc::new(Cluster::start_with(Durability::Fast));
     let rig = async || {
         let (url, now, cluster) = (cluster.create_database(), Arc::new(AtomicU64::new(1_000_000_000)), Arc::clone(&cluster));
-        let options = PostgresOptions { max_connections: 2, clock: Some(clock(&now)) };
+        let options = PostgresOptions { max_connections: 2, clock: Some(clock(&now)), ..PostgresOptions::default() };
         let metadata = Arc::new(PostgresMetadata::connect(&url, options).await.unwrap());
         Rig::new(metadata, now, Box::new(move |statement| drop(cluster.sql(&url, statement))), "'\\xff'::bytea", None)
     };

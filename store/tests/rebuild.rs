@@ -203,3 +203,38 @@ async fn what_a_probe_left_is_no_pack_and_no_matter() {
     let (_, report) = rebuilt(&rig).await;
     assert!(report.refused.len() == 1 && report.refused[0].contains("no pack"), "{report:?}");
 }
+
+/// That nothing can be pushed, collected or served.
+async fn is_refused(rig: &Rig) {
+    for error in [
+        rig.store.names_are_known().await.unwrap_err(),
+        push(&rig.store, &snapshot(&[7], vec![]), "t").await.unwrap_err(),
+        rig.store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap_err(),
+    ] {
+        assert!(matches!(&error, pfr_store::Error::Unavailable { reason, .. } if reason.contains("pf-registry rebuild")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_was_lost_is_not_begun_anew_over_the_names_on_the_storage() {
+    for on in [Backend::Memory, Backend::SqliteDisk, Backend::PostgresDisk] {
+        let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
+        rig.store.names_are_known().await.unwrap();
+        push(&rig.store, &snapshot, "t").await.unwrap();
+        rig.store.names_are_known().await.unwrap();
+        is_refused(&rig.beside_copy().await).await;
+
+        // Killed in the middle: there are packs, and no names.
+        let lost = rig.beside_copy().await;
+        let store = lost.store.clone();
+        let rebuilding = tokio::spawn(async move { store.rebuild(&mut |report| assert!(report.packs == 0, "killed")).await });
+        assert!(rebuilding.await.unwrap_err().is_panic());
+        assert!(!lost.metadata.packs(None, 10).await.unwrap().is_empty());
+        is_refused(&lost).await;
+
+        let whole = rig.beside_copy().await;
+        whole.store.rebuild(&mut |_| ()).await.unwrap();
+        push(&whole.store, &common::snapshot(&[7], vec![]), "u").await.unwrap();
+        assert_eq!(whole.store.tag(&repository(), &tag("t")).await.unwrap().digest, snapshot.manifest.digest);
+    }
+}

@@ -33,6 +33,13 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
+/// An address of this machine that only this process asks for: a port of 127.0.0.1 that is free for a moment goes to another test.
+#[must_use]
+pub fn own_address() -> std::net::Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    std::net::Ipv4Addr::new(127, 64 | a, b, c)
+}
+
 /// Waits until `condition` yields something; panics after `seconds`.
 pub fn wait_for<T>(what: &str, seconds: u64, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(seconds);
@@ -64,7 +71,11 @@ pub fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
             if path.is_dir() {
                 stack.push(path)
             } else {
-                found.push((path.strip_prefix(dir).unwrap().to_owned(), std::fs::read(&path).unwrap()))
+                // It may be gone since it was listed.
+                match std::fs::read(&path) {
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    read => found.push((path.strip_prefix(dir).unwrap().to_owned(), read.unwrap())),
+                }
             }
         }
     }

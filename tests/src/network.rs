@@ -1,5 +1,6 @@
 //! A network that can be cut and tampered with: a TCP proxy on loopback.
 
+use crate::own_address;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl Proxy {
     /// A proxy that lets everything through.
     #[must_use]
     pub fn to(target: &str, tamper: Tamper) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind((own_address(), 0)).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let state = Arc::new(State {
             target: std::sync::Mutex::new(target.to_owned()),
@@ -102,7 +103,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, state: &State, from_registry: bo
             break;
         }
         let left = state.budget.fetch_sub(n as i64, Ordering::SeqCst);
-        if left < n as i64 {
+        if left <= n as i64 {
             if left > 0 {
                 // Whoever crosses the line cuts, part of the way through a piece.
                 state.cuts.fetch_add(1, Ordering::SeqCst);

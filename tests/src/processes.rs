@@ -1,6 +1,6 @@
 //! The real binaries as child processes.
 
-use crate::{binary, wait_for};
+use crate::{binary, own_address, wait_for};
 use serde_json::Value;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ impl Registry {
     #[must_use]
     pub fn over(data: &Path, options: &[&str]) -> Self {
         let launch = Launch { data: true, options: options.iter().map(|o| (*o).to_owned()).collect(), environment: Vec::new() };
-        Self::spawn(data, "127.0.0.1:0", launch)
+        Self::spawn(data, &format!("{}:0", own_address()), launch)
     }
 
     /// Likewise, on an address that others were told before.
@@ -55,7 +55,7 @@ impl Registry {
     pub fn start_with(data: bool, options: &[&str], environment: &[(String, String)]) -> Self {
         let dir = TempDir::new().unwrap();
         let launch = Launch { data, options: options.iter().map(|o| (*o).to_owned()).collect(), environment: environment.to_vec() };
-        let mut registry = Self::spawn(&dir.path().join("data"), "127.0.0.1:0", launch);
+        let mut registry = Self::spawn(&dir.path().join("data"), &format!("{}:0", own_address()), launch);
         registry._dir = Some(dir);
         registry
     }

@@ -1,6 +1,6 @@
 //! What a snapshot's manifest, configuration and checkpoints must say alike.
 
-use super::{Checkpoint, Key};
+use super::Key;
 use crate::error::FormatError;
 use crate::snapshot::{Descriptor, RANK, SnapshotConfig};
 use std::collections::HashSet;
@@ -24,7 +24,7 @@ pub fn rank(layer: &Descriptor) -> Result<u32, FormatError> {
 ///
 /// # Errors
 /// [`FormatError::Field`] naming the two that disagree.
-pub fn coherent(config: &SnapshotConfig, checkpoints: &[(u32, &Checkpoint)]) -> Result<(), FormatError> {
+pub fn coherent(config: &SnapshotConfig, checkpoints: &[(u32, &Key)]) -> Result<(), FormatError> {
     let field = |path: &str, expected: String, found: String| Err(FormatError::field(DOCUMENT, path, expected, found));
     if let (Some(boundary), Some(prefix)) = (config.boundary, &config.prefix)
         && boundary != prefix.tokens
@@ -32,20 +32,20 @@ pub fn coherent(config: &SnapshotConfig, checkpoints: &[(u32, &Checkpoint)]) -> 
         return field("config.boundary", format!("{}, as config.prefix.tokens", prefix.tokens), boundary.to_string());
     }
     let mut ranks = HashSet::new();
-    let first = checkpoints.first().map(|(_, checkpoint)| &checkpoint.key);
-    for (rank, checkpoint) in checkpoints {
+    let first = checkpoints.first().map(|(_, key)| *key);
+    for (rank, key) in checkpoints {
         if !ranks.insert(rank) {
             return field("layers", "one checkpoint for each rank".into(), format!("a second one for rank {rank}"));
         }
         if let Some(boundary) = config.boundary
-            && boundary != checkpoint.key.tokens
+            && boundary != key.tokens
         {
-            return field("checkpoint.key.tokens", format!("{boundary}, as config.boundary"), checkpoint.key.tokens.to_string());
+            return field("checkpoint.key.tokens", format!("{boundary}, as config.boundary"), key.tokens.to_string());
         }
         let others = [("config.prefix", config.prefix.as_ref()), ("the key of the first checkpoint", first)];
         for (name, other) in others {
-            if let Some(other) = other.filter(|other| **other != checkpoint.key) {
-                return field("checkpoint.key", format!("{}, as {name}", words(other)), words(&checkpoint.key));
+            if let Some(other) = other.filter(|other| other != key) {
+                return field("checkpoint.key", format!("{}, as {name}", words(other)), words(key));
             }
         }
     }

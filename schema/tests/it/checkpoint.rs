@@ -185,9 +185,8 @@ fn key(tokens: u64) -> Key {
 
 #[test]
 fn a_snapshot_is_about_one_boundary_of_one_prefix() {
-    let of = |tokens| Checkpoint { key: key(tokens), ..checkpoint() };
     let config = |boundary, prefix: Option<u64>| SnapshotConfig { boundary, prefix: prefix.map(key), ..SnapshotConfig::default() };
-    let (here, there) = (of(64), of(65));
+    let (here, there) = (key(64), key(65));
     for (config, checkpoints) in [
         (config(None, None), vec![]),
         (config(None, None), vec![(0, &here), (1, &here)]),

@@ -92,6 +92,7 @@ pub fn small_limits() -> Limits {
         blob_bytes: 10_000,
         tensors: 2,
         layers: 3,
+        listed_bytes: 1500,
         journal_bytes: 2000,
     }
 }

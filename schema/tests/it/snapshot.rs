@@ -119,6 +119,15 @@ fn limits_of_manifests_and_configurations_are_enforced() {
         "layers in a manifest is too large: 4, the limit is 3",
         TooLarge,
     );
+    let mut large = manifest();
+    large.layers.iter_mut().for_each(|layer| layer.size = 800);
+    // A tree and a checkpoint; the attachment is not read by who looks into a snapshot.
+    assert_refused(
+        "containers",
+        Manifest::parse(&large.to_document().bytes, &limits),
+        "bytes of containers in a manifest is too large: 1600, the limit is 1500",
+        TooLarge,
+    );
     let spaces = vec![b' '; MAX_BYTES as usize + 1];
     for result in [Manifest::parse(&spaces, &Limits::default()).map(drop), SnapshotConfig::parse(&spaces, &Limits::default()).map(drop)] {
         assert_eq!(result.unwrap_err().code(), TooLarge);

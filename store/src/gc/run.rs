@@ -28,6 +28,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(super) async fn start(store: &'a Store, options: &'a GcOptions, progress: &'a mut (dyn FnMut(&GcReport) + Send)) -> Result<Self> {
+        store.names_are_known().await?;
         let report = GcReport {
             id: uuid::Uuid::now_v7().to_string(),
             trigger: word(options.trigger).into(),

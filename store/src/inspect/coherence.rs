@@ -5,6 +5,8 @@ use crate::error::{Error, Result};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::{Kind, checkpoint, media_type};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 impl Store {
     /// The configuration of a snapshot whose parts agree on one boundary of one prefix; none for another manifest. Costs a read of
@@ -14,14 +16,18 @@ impl Store {
             return Ok(None);
         }
         let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
-        let mut checkpoints = Vec::new();
+        // Of each only the key is kept, and one that is listed again is not read again: documents are up to 64 MiB, and a manifest lists thousands.
+        let (mut checkpoints, mut keys) = (Vec::new(), HashMap::new());
         for layer in manifest.layers_of(media_type::CHECKPOINT) {
-            match self.container(&layer.digest, Kind::Checkpoint).await? {
-                Container::Checkpoint(parsed) => checkpoints.push((checkpoint::rank(layer)?, parsed)),
-                _ => return Err(Error::Internal("a checkpoint parsed as something else".into())),
+            checkpoints.push((checkpoint::rank(layer)?, layer.digest));
+            if let Entry::Vacant(unknown) = keys.entry(layer.digest) {
+                match self.container(&layer.digest, Kind::Checkpoint).await? {
+                    Container::Checkpoint(parsed) => drop(unknown.insert(parsed.key)),
+                    _ => return Err(Error::Internal("a checkpoint parsed as something else".into())),
+                }
             }
         }
-        let checkpoints: Vec<_> = checkpoints.iter().map(|(rank, parsed)| (*rank, parsed)).collect();
+        let checkpoints: Vec<_> = checkpoints.iter().filter_map(|(rank, digest)| Some((*rank, keys.get(digest)?))).collect();
         checkpoint::coherent(&config, &checkpoints)?;
         Ok(Some(config))
     }

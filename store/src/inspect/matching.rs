@@ -8,7 +8,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use pfr_schema::checkpoint::Key;
 use pfr_schema::container::Container;
-use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Digest, Kind, RepositoryName, api, media_type, prefix};
 use std::cmp::Reverse;
@@ -24,7 +24,8 @@ const TOKEN_LISTS: usize = 32;
 /// A snapshot that says which prefix it is of.
 struct Candidate {
     digest: Digest,
-    manifest: Manifest,
+    /// Its list of tokens.
+    tokens: Option<Digest>,
     fingerprint: Option<Digest>,
     key: Key,
 }
@@ -91,7 +92,8 @@ impl Store {
         }
         let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
         let SnapshotConfig { fingerprint, prefix, .. } = config;
-        Ok(prefix.map(|key| Candidate { digest: *digest, manifest, fingerprint, key }))
+        let tokens = manifest.layers_of(media_type::TOKENS).next().map(|layer| layer.digest);
+        Ok(prefix.map(|key| Candidate { digest: *digest, tokens, fingerprint, key }))
     }
 
     async fn judge(&self, candidate: &Candidate, request: &api::MatchRequest, proofs: &Proofs) -> Result<Verdict> {
@@ -114,8 +116,9 @@ impl Store {
         if proofs.prefix(request, key.tokens) != Some(key.prefix) {
             return Ok(Verdict::Tokens);
         }
+        let manifest = self.manifest(&candidate.digest).await?;
         let mut checkpoints = 0;
-        for layer in candidate.manifest.layers_of(media_type::CHECKPOINT) {
+        for layer in manifest.layers_of(media_type::CHECKPOINT) {
             checkpoints += 1;
             if let Container::Checkpoint(checkpoint) = self.container(&layer.digest, Kind::Checkpoint).await?
                 && checkpoint.key != *key
@@ -126,7 +129,7 @@ impl Store {
             }
         }
         if checkpoints == 0
-            && let Some(tree) = self.trees(&candidate.manifest).await?.into_iter().find(|tree| tree.group.kind == GroupKind::Recurrent)
+            && let Some(tree) = self.trees(&manifest).await?.into_iter().find(|tree| tree.group.kind == GroupKind::Recurrent)
         {
             let reason = format!("no checkpoint at the boundary {}: group {:?} is recurrent", key.tokens, tree.group.name);
             return Ok(Verdict::State(reason));
@@ -142,21 +145,21 @@ impl Store {
         lists: &mut HashMap<Digest, u64>,
     ) -> Result<(u64, String)> {
         let boundary = candidate.key.tokens;
-        let Some(layer) = candidate.manifest.layers_of(media_type::TOKENS).next() else {
+        let Some(list) = candidate.tokens else {
             return Ok((0, format!("the tokens before {boundary} have another prefix key; the snapshot does not list them")));
         };
-        if !lists.contains_key(&layer.digest) {
+        if !lists.contains_key(&list) {
             if lists.len() == TOKEN_LISTS {
                 return Ok((0, format!("the tokens before {boundary} have another prefix key; too many lists to compare them all")));
             }
-            let common = match self.read(&layer.digest).await {
+            let common = match self.read(&list).await {
                 Ok(bytes) => alike(&bytes, &request.tokens),
                 Err(Error::BlobUnknown { .. } | Error::Format(_)) => 0,
                 Err(error) => return Err(error),
             };
-            lists.insert(layer.digest, common);
+            lists.insert(list, common);
         }
-        let common = lists.get(&layer.digest).map_or(0, |common| boundary.min(*common));
+        let common = lists.get(&list).map_or(0, |common| boundary.min(*common));
         let reason = if common == boundary {
             format!("all {boundary} tokens agree, and the prefix key does not")
         } else if common == request.tokens.len() as u64 {

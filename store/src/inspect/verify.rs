@@ -146,7 +146,8 @@ impl Store {
     /// Everything a manifest reaches, in the order of storage: reads of packs are then sequential.
     async fn reach(&self, manifest: &Digest) -> Result<Vec<ObjectRow>> {
         let root = self.row(manifest, Kind::Manifest).await?;
-        let mut seen: HashSet<ObjectId> = HashSet::from([root.id]);
+        let id = root.id;
+        let mut seen: HashSet<ObjectId> = HashSet::from([id]);
         let (mut level, mut all) = (vec![root], Vec::new());
         while !level.is_empty() {
             let ids: Vec<ObjectId> = level.iter().flat_map(|row| row.children.iter().copied()).filter(|id| seen.insert(*id)).collect();
@@ -154,6 +155,10 @@ impl Store {
             let expected = ids.len();
             level = self.rows(ids).await?;
             if level.len() != expected {
+                // Somebody may have deleted the snapshot since, and collection what it held.
+                if self.row(manifest, Kind::Manifest).await?.id != id {
+                    return Err(Error::BlobUnknown { digest: *manifest, kind: Kind::Manifest });
+                }
                 return Err(Error::Corrupt {
                     digest: *manifest,
                     reason: format!("{} of the objects it reaches are not there", expected - level.len()),

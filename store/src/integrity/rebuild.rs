@@ -37,7 +37,7 @@ impl Store {
             return Err(Error::Invalid("the database is not empty: move it away first, then rebuild into a new one".into()));
         }
         // The storage may be a copy that was made without it.
-        self.mark().await?;
+        self.put_marker().await?;
         let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new(), beheaded: BTreeMap::new() };
         // Newest first: a blob that was healed or moved is taken from where it lies now.
         for key in rebuild.packs().await?.into_iter().rev() {

@@ -39,7 +39,7 @@ struct Place {
 impl Object {
     /// What a container that lists it reaches through it.
     fn reach(&self) -> u64 {
-        self.known.size + self.known.logical_bytes
+        self.known.size.saturating_add(self.known.logical_bytes)
     }
 }
 
@@ -170,7 +170,7 @@ impl Planner {
             let Some(object) = self.objects.get_mut(&child) else { continue };
             logical_bytes = logical_bytes.saturating_add(object.reach());
             if object.known.refs + object.added == 0 {
-                new_bytes = new_bytes.saturating_add(object.known.size + object.known.new_bytes);
+                new_bytes = new_bytes.saturating_add(object.known.size.saturating_add(object.known.new_bytes));
             }
             if !held {
                 object.added += 1;
@@ -208,7 +208,10 @@ impl Planner {
         let mut seen = HashSet::with_capacity(children.len());
         let (mut present, mut missing) = (Vec::with_capacity(children.len()), Vec::new());
         for child in children {
-            let object = self.objects.get(&child.digest).filter(|o| o.known.kind.satisfies(child.kind) && o.known.health == Health::Whole);
+            let object = self
+                .objects
+                .get(&child.digest)
+                .filter(|o| o.known.kind.satisfies(child.kind) && o.known.health as u8 <= Health::enough_for(child.kind) as u8);
             match object {
                 Some(object) => {
                     check_shape(container, child, &object.known)?;

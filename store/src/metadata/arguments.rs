@@ -7,6 +7,11 @@ pub(crate) fn at_most(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
+/// A sum of bytes as a database keeps it.
+pub(crate) fn countable(bytes: u64) -> u64 {
+    bytes.min(i64::MAX.unsigned_abs())
+}
+
 /// One row more than a page holds: whether there is one says whether another page follows.
 pub(crate) fn one_more(limit: usize) -> i64 {
     at_most(limit).saturating_add(1)
@@ -29,12 +34,18 @@ pub(crate) fn cursor<'a>(after: Option<&'a str>, first: &'a str) -> Result<&'a s
     }
 }
 
+/// Bytes of an artifact type: two names of 127 and a slash (RFC 6838).
+const ARTIFACT_TYPE: usize = 255;
+
 /// Whether what a commit brings along can be kept.
 ///
 /// # Errors
 /// [`Error::Invalid`].
 pub(crate) fn check_artifact_type(artifact_type: Option<&str>) -> Result<()> {
     match artifact_type {
+        Some(text) if text.len() > ARTIFACT_TYPE => {
+            Err(Error::Invalid(format!("an artifact type of {} bytes, the limit is {ARTIFACT_TYPE}", text.len())))
+        }
         Some(text) if !can_be_kept(text) => Err(Error::Invalid(format!("{text:?} is no artifact type: it holds a NUL"))),
         _ => Ok(()),
     }

@@ -344,6 +344,13 @@ pub enum Health {
     Damaged = 2,
 }
 
+impl Health {
+    /// The worst that something wanted as `kind` may have: what is wanted as a blob is its bytes, and not what they reach as a container.
+    pub(crate) fn enough_for(kind: Kind) -> Self {
+        if kind.is_container() { Self::Whole } else { Self::Incomplete }
+    }
+}
+
 /// A frame that scrub or a reader found bad.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {

@@ -3,6 +3,7 @@
 //! A transaction is run again, whole, after a deadlock, a serialisation failure or a lost connection. If the connection was lost
 //! during COMMIT, the database is asked what became of the transaction before anything else is done: it happens once.
 
+use super::PostgresOptions;
 use super::error::{Fail, Outcome};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
 use sqlx::query::Query;
-use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, Transaction};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr as _};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,8 +25,13 @@ const TRIES: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// First and longest pause between tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
-/// A connection that was idle for longer is asked whether it is alive.
+/// A connection that was idle for longer is asked whether it is alive, and has so long to answer.
 const STALE: Duration = Duration::from_secs(1);
+const ALIVE: Duration = Duration::from_secs(2);
+/// How long the words around a transaction may take.
+const WORD: Duration = Duration::from_secs(30);
+/// How long an audit may take, which goes through all tables in one transaction.
+const AUDIT: Duration = Duration::from_secs(24 * 3600);
 
 /// Migrations in order.
 const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "init", include_str!("../../../migrations/postgres/0001_init.sql"))];
@@ -44,6 +50,7 @@ const SETTINGS: [(&str, &str); 6] = [
 #[derive(Debug)]
 pub(super) struct Database {
     pool: PgPool,
+    limit: Duration,
     clock: Option<Clock>,
     rows_written: AtomicU64,
 }
@@ -59,11 +66,22 @@ enum Mode {
     Write,
 }
 
+impl Mode {
+    fn begin(self) -> Option<&'static str> {
+        match self {
+            Self::Statements => None,
+            Self::Snapshot => Some("BEGIN ISOLATION LEVEL REPEATABLE READ"),
+            Self::Write => Some("BEGIN ISOLATION LEVEL READ COMMITTED"),
+        }
+    }
+}
+
 /// A job over borrowed arguments, so that it can be run again.
 pub(super) type Job<A, T> = for<'a> fn(&'a mut Tx, &'a A) -> BoxFuture<'a, Outcome<T>>;
 
 impl Database {
-    pub(super) async fn connect(url: &str, max_connections: u32, clock: Option<Clock>) -> Result<Self> {
+    pub(super) async fn connect(url: &str, settings: PostgresOptions) -> Result<Self> {
+        let PostgresOptions { max_connections, limit, clock } = settings;
         let unusable = |e: sqlx::Error| Error::Unavailable { what: "metadata", reason: format!("PostgreSQL: {e}") };
         let options: PgConnectOptions = url.parse().map_err(unusable)?;
         let options = options.application_name("pf-registry").options(SETTINGS);
@@ -74,10 +92,10 @@ impl Database {
             .test_before_acquire(false)
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
-                    if meta.idle_for > STALE {
-                        connection.ping().await?;
+                    if meta.idle_for <= STALE {
+                        return Ok(true);
                     }
-                    Ok(true)
+                    Ok(tokio::time::timeout(ALIVE, connection.ping()).await.is_ok_and(|answer| answer.is_ok()))
                 })
             })
             .after_connect(|connection, _| {
@@ -90,7 +108,7 @@ impl Database {
                 })
             })
             .connect_lazy_with(options);
-        Ok(Self { pool, clock, rows_written: AtomicU64::new(0) })
+        Ok(Self { pool, limit, clock, rows_written: AtomicU64::new(0) })
     }
 
     pub(super) fn rows_written(&self) -> u64 {
@@ -99,24 +117,29 @@ impl Database {
 
     /// Runs a job whose statements need not see the same state.
     pub(super) async fn statements<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
-        self.run(Mode::Statements, &arguments, job).await
+        self.run(Mode::Statements, self.limit, &arguments, job).await
     }
 
     /// Runs a job that sees one state of the tables and writes nothing.
     pub(super) async fn snapshot<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
-        self.run(Mode::Snapshot, &arguments, job).await
+        self.run(Mode::Snapshot, self.limit, &arguments, job).await
     }
 
     /// Runs a job in a transaction; returns when it is durable.
     pub(super) async fn write<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
-        self.run(Mode::Write, &arguments, job).await
+        self.run(Mode::Write, self.limit, &arguments, job).await
     }
 
-    async fn run<A: Sync, T: Send>(&self, mode: Mode, arguments: &A, job: Job<A, T>) -> Result<T> {
+    /// Runs a job over all tables that sees one state; `writes` says whether it corrects them.
+    pub(super) async fn audit<T: Send>(&self, writes: bool, job: Job<bool, T>) -> Result<T> {
+        self.run(if writes { Mode::Write } else { Mode::Snapshot }, AUDIT, &writes, job).await
+    }
+
+    async fn run<A: Sync, T: Send>(&self, mode: Mode, limit: Duration, arguments: &A, job: Job<A, T>) -> Result<T> {
         let started = Instant::now();
         let mut tries = 0;
         loop {
-            let fail = match self.once(mode, arguments, job, started).await {
+            let fail = match self.once(mode, limit, arguments, job, started).await {
                 Ok(value) => return Ok(value),
                 Err(fail) => fail,
             };
@@ -130,41 +153,45 @@ impl Database {
         }
     }
 
-    async fn once<A: Sync, T: Send>(&self, mode: Mode, arguments: &A, job: Job<A, T>, started: Instant) -> Outcome<T> {
-        let held = match mode {
-            Mode::Statements => Held::Plain(self.pool.acquire().await?),
-            Mode::Snapshot => Held::Open(self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?),
-            Mode::Write => Held::Open(self.pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?),
-        };
-        let now = self.clock.as_ref().map(|clock| super::int(clock.now()));
-        let mut tx = Tx { held, now, rows: 0 };
-        let result = job(&mut tx, arguments).await;
-        match (tx.held, result) {
-            (Held::Plain(_), result) => {
-                self.rows_written.fetch_add(tx.rows, Ordering::Relaxed);
-                result
-            }
-            (Held::Open(mut open), Ok(value)) => {
-                let id: Option<String> = match tx.rows {
-                    0 => None,
-                    _ => sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text").fetch_one(&mut *open).await?,
-                };
-                if let Err(error) = open.commit().await {
-                    let fail = Fail::Sql(error);
-                    match id {
-                        Some(id) if fail.lost_connection() && self.was_committed(&id, started).await? => {}
-                        _ => return Err(fail),
-                    }
+    async fn once<A: Sync, T: Send>(&self, mode: Mode, limit: Duration, arguments: &A, job: Job<A, T>, started: Instant) -> Outcome<T> {
+        let mut tx = Tx { connection: Leased::new(self.pool.acquire().await?), word: WORD.min(self.limit), now: None, rows: 0 };
+        tx.now = self.clock.as_ref().map(|clock| super::int(clock.now()));
+        if let Some(begin) = mode.begin() {
+            tx.say(begin).await?;
+        }
+        match answered(limit, job(&mut tx, arguments)).await {
+            Ok(value) => {
+                if mode.begin().is_some() {
+                    self.commit(&mut tx, started).await?;
                 }
+                tx.connection.done();
                 self.rows_written.fetch_add(tx.rows, Ordering::Relaxed);
                 Ok(value)
             }
-            (Held::Open(open), Err(fail)) => {
+            Err(fail) => {
                 // Rolled back now and not when the connection is used next: its locks keep others waiting. If the connection
                 // is lost, so is the transaction.
-                drop(open.rollback().await);
+                if !fail.lost_connection() && (mode.begin().is_none() || tx.say("ROLLBACK").await.is_ok()) {
+                    tx.connection.done();
+                }
                 Err(fail)
             }
+        }
+    }
+
+    async fn commit(&self, tx: &mut Tx, started: Instant) -> Outcome<()> {
+        let id: Option<String> = match tx.rows {
+            0 => None,
+            _ => {
+                let word = tx.word;
+                let id = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text").fetch_one(tx.on());
+                answered(word, async { Ok(id.await?) }).await?
+            }
+        };
+        match (tx.say("COMMIT").await, id) {
+            (Ok(()), _) => Ok(()),
+            (Err(fail), Some(id)) if fail.lost_connection() && self.was_committed(&id, started).await? => Ok(()),
+            (Err(fail), _) => Err(fail),
         }
     }
 }
@@ -173,9 +200,14 @@ impl Database {
     /// What became of a transaction whose COMMIT was not answered.
     async fn was_committed(&self, id: &str, started: Instant) -> Outcome<bool> {
         for tries in 1.. {
-            let status =
-                sqlx::query_scalar::<_, Option<String>>("SELECT pg_xact_status($1::text::xid8)").bind(id).fetch_one(&self.pool).await;
-            match status.map_err(Fail::from) {
+            let status = async {
+                let mut leased = Leased::new(self.pool.acquire().await?);
+                let ask = sqlx::query_scalar::<_, Option<String>>("SELECT pg_xact_status($1::text::xid8)").bind(id);
+                let status = ask.fetch_one(&mut *leased.connection).await?;
+                leased.done();
+                Ok(status)
+            };
+            match answered(WORD.min(self.limit), status).await {
                 Ok(Some(status)) if status == "committed" => return Ok(true),
                 Ok(Some(status)) if status == "aborted" => return Ok(false),
                 Err(fail) if !fail.is_worth_another_try() => return Err(fail.into_error().into()),
@@ -220,14 +252,43 @@ async fn migrate(options: &PgConnectOptions) -> Result<()> {
     result
 }
 
-enum Held {
-    Plain(PoolConnection<Postgres>),
-    Open(Transaction<'static, Postgres>),
+/// What comes within `limit`; else the connection is taken for lost.
+async fn answered<T>(limit: Duration, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let words = format!("no answer within {} seconds", limit.as_secs());
+        Err(Fail::Sql(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, words))))
+    })
+}
+
+/// A connection of the pool. It goes back only if nothing of a job is under way on it: else it is closed, and with it the transaction ends.
+struct Leased {
+    connection: PoolConnection<Postgres>,
+    done: bool,
+}
+
+impl Leased {
+    fn new(connection: PoolConnection<Postgres>) -> Self {
+        Self { connection, done: false }
+    }
+
+    fn done(&mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        if !self.done {
+            self.connection.close_on_drop();
+        }
+    }
 }
 
 /// What a job works with.
 pub(super) struct Tx {
-    held: Held,
+    connection: Leased,
+    /// How long a word about the transaction may take.
+    word: Duration,
     now: Option<i64>,
     rows: u64,
 }
@@ -245,10 +306,14 @@ impl Tx {
 
     /// To run statements on that return rows.
     pub(super) fn on(&mut self) -> &mut PgConnection {
-        match &mut self.held {
-            Held::Plain(connection) => connection,
-            Held::Open(transaction) => transaction,
-        }
+        &mut self.connection.connection
+    }
+
+    /// A word to the database about the transaction.
+    async fn say(&mut self, word: &'static str) -> Outcome<()> {
+        let limit = self.word;
+        let said = sqlx::raw_sql(word).execute(self.on());
+        answered(limit, async { Ok(said.await.map(drop)?) }).await
     }
 
     /// Runs a statement that writes; returns how many rows.

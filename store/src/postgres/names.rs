@@ -153,7 +153,7 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
             row
         }
         None => {
-            let logical = size + reach;
+            let logical = i64::saturating_add(size, reach);
             // Only the first holder of a manifest brought what it brought.
             let new = if refs == 0 { size + new } else { 0 };
             let record = Record::Snapshot {
@@ -430,16 +430,18 @@ async fn used(tx: &mut Tx, manifest: i64) -> Outcome<()> {
 pub(super) async fn pin_snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
-    pin_row(tx, manifest, reason, pinned).await
+    let left = pin_row(tx, manifest, reason, pinned).await?;
+    // It may have been deleted since the look.
+    Ok(left.ok_or_else(|| Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() })?)
 }
 
-async fn pin_row(tx: &mut Tx, manifest: i64, reason: Pin, pinned: bool) -> Outcome<bool> {
+/// Whether anything pins it then; none if it is not there.
+async fn pin_row(tx: &mut Tx, manifest: i64, reason: Pin, pinned: bool) -> Outcome<Option<bool>> {
     let update = match pinned {
         true => "UPDATE manifests SET pinned = pinned | $1 WHERE id = $2 RETURNING pinned <> 0",
         false => "UPDATE manifests SET pinned = pinned & ~$1 WHERE id = $2 RETURNING pinned <> 0",
     };
     let left: Option<bool> = sqlx::query_scalar(update).bind(reason as i16).bind(manifest).fetch_optional(tx.on()).await?;
     tx.wrote(1);
-    // Deleted since the look: nothing pins what is not there.
-    Ok(left.unwrap_or(false))
+    Ok(left)
 }

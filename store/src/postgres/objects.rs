@@ -29,7 +29,7 @@ pub(super) async fn missing(tx: &mut Tx, push: &PushId, wanted: &[(Digest, Kind)
     // Only what needs a second look is answered: usually little.
     let rows: Vec<(i64, Option<ObjectId>, Option<i16>)> = sqlx::query_as(
         r#"SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::smallint[]) WITH ORDINALITY AS u(digest, kind, n)
-           LEFT JOIN objects o ON o.domain = $3 AND o.digest = u.digest AND o.health = 0
+           LEFT JOIN objects o ON o.domain = $3 AND o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))
            WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR o.keep_until < $4"#,
     )
     .bind(digests)

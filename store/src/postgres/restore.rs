@@ -80,7 +80,7 @@ impl Restore<'_> {
         .await?;
         let Some((object, size, reach)) = stored else { return Ok(false) };
         let id = self.repository(repository).await?;
-        insert_snapshot(self.tx, id, object, record, size + reach).await?;
+        insert_snapshot(self.tx, id, object, record, i64::saturating_add(size, reach)).await?;
         Ok(true)
     }
 

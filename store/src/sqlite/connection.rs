@@ -141,7 +141,7 @@ fn no_thread(error: &std::io::Error) -> Error {
 }
 
 fn commit_error(reason: &str) -> Error {
-    if reason.contains("full") {
+    if reason.contains("disk is full") {
         Error::Full(reason.to_owned())
     } else {
         Error::Unavailable { what: "metadata", reason: reason.to_owned() }

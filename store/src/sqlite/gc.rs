@@ -56,6 +56,8 @@ struct Sweep<'a> {
     now: u64,
     /// Objects without references, to be deleted if no lease covers them.
     free: Vec<ObjectId>,
+    /// Those of them that will be found again without an entry of their own: that of their pack stays.
+    found_again: HashSet<ObjectId>,
     /// Frame bytes that packs lose. In id order, as everywhere.
     lost: BTreeMap<PackId, u64>,
     deleted: u64,
@@ -73,7 +75,8 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
     broken.iter().try_for_each(|object| park.execute(params![int(now + PARKED_MS), object]).map(|_| ()).map_err(sql))?;
     let sessions = tx.prepare_cached("DELETE FROM pushes WHERE expires < ?1").and_then(|mut s| s.execute([int(now)])).map_err(sql)?;
     let mut done = Collected { sessions: sessions as u64, parked: broken.len() as u64, ..Collected::default() };
-    let mut sweep = Sweep { tx, now, free: Vec::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, others_wait };
+    let mut sweep =
+        Sweep { tx, now, free: Vec::new(), found_again: HashSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, others_wait };
     let mut forget = tx.prepare_cached("DELETE FROM suspects WHERE id = ?1").map_err(sql)?;
     for entry in due(tx, now, budget)? {
         let left = budget.saturating_sub(sweep.deleted as usize);
@@ -114,6 +117,9 @@ impl Sweep<'_> {
     fn pack(&mut self, pack: PackId, left: usize) -> Result<bool> {
         let found = unclaimed(self.tx, pack, self.now, left)?;
         let finished = found.len() < left;
+        if !finished {
+            self.found_again.extend(&found);
+        }
         self.free.extend(found);
         if finished {
             let leased: Option<i64> = self
@@ -144,7 +150,7 @@ impl Sweep<'_> {
                 // A container may bring a thousand others along.
                 if self.deleted < end && !(self.deleted > 0 && (self.others_wait)()) {
                     self.object(object)?
-                } else {
+                } else if !self.found_again.contains(&object) {
                     self.suspect(object, int(self.now))?
                 }
             }
@@ -381,4 +387,52 @@ pub(super) fn gc_runs(tx: &Connection, after: Option<&str>, limit: usize) -> Res
         })
         .map_err(sql)?;
     Ok(super::names::paged(rows, limit, |run| run.id.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connection::Database;
+    use super::*;
+
+    /// Containers without children in one pack, and the pack in the queue.
+    fn fill(tx: &Connection, containers: i64) -> Result<()> {
+        let pack = "INSERT INTO packs (id, key, state, bytes, frame_bytes, live_bytes, keep_until) VALUES (1, 'p', 'live', ?1, ?1, ?1, 0)";
+        tx.execute(pack, [containers]).map_err(sql)?;
+        let object = "INSERT INTO objects (id, domain, digest, size, kind, keep_until, pack, offset, frame_len, codec)
+                      VALUES (?1, 1, ?2, 1, 1, 0, 1, ?1, 1, 0)";
+        for id in 1..=containers {
+            tx.execute(object, params![id, Digest::sha256(&id.to_le_bytes()).to_key()]).map_err(sql)?;
+            let container = "INSERT INTO containers (object, children, logical_bytes, new_bytes) VALUES (?1, ?2, 0, 0)";
+            tx.execute(container, params![id, children::pack(Vec::new())]).map_err(sql)?;
+        }
+        tx.execute("INSERT INTO suspects (due, pack) VALUES (0, 1)", []).map(drop).map_err(sql)
+    }
+
+    #[tokio::test]
+    async fn giving_way_in_a_large_pack_does_not_fill_the_queue() {
+        const CONTAINERS: i64 = 3 * TOGETHER as i64;
+        let database = Database::open(None).await.expect("in memory");
+        database.write(|tx| fill(tx, CONTAINERS)).await.expect("rows");
+        let (mut steps, mut longest) = (0, 0);
+        loop {
+            let (done, queue) = database
+                .write(|tx| {
+                    let done = collect(tx, 8000, 1, &[], &|| true)?;
+                    let queue: i64 = tx.query_row("SELECT count(*) FROM suspects", [], |row| row.get(0)).map_err(sql)?;
+                    Ok((done, queue))
+                })
+                .await
+                .expect("a step");
+            steps += 1;
+            longest = longest.max(queue);
+            if !done.more {
+                break;
+            }
+        }
+        assert!(steps > 1000, "it gave way {steps} times");
+        assert!(longest <= 2 * TOGETHER as i64, "{longest} entries for {CONTAINERS} objects");
+        let left: i64 =
+            database.read(|tx| tx.query_row("SELECT count(*) FROM objects", [], |row| row.get(0)).map_err(sql)).await.expect("a count");
+        assert_eq!(left, 0);
+    }
 }

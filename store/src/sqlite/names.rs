@@ -108,7 +108,7 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
             row
         }
         None => {
-            let logical = size + reach;
+            let logical = i64::saturating_add(size, reach);
             // Only the first holder of a manifest brought what it brought.
             let new = if refs == 0 { size + new } else { 0 };
             let record = Record::Snapshot {

@@ -219,11 +219,13 @@ pub(super) type Missing = (Vec<usize>, Vec<(usize, ObjectId)>);
 
 pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -> Result<Missing> {
     let mut select =
-        tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2 AND health = 0").map_err(sql)?;
+        tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2 AND health <= ?3").map_err(sql)?;
     let (mut missing, mut to_raise) = (Vec::new(), Vec::new());
     for (position, (digest, wanted_kind)) in wanted.iter().enumerate() {
         let row = select
-            .query_row(params![DOMAIN, digest.to_key()], |r| Ok((r.get::<_, ObjectId>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?)))
+            .query_row(params![DOMAIN, digest.to_key(), Health::enough_for(*wanted_kind) as i64], |r| {
+                Ok((r.get::<_, ObjectId>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?))
+            })
             .optional()
             .map_err(sql)?;
         match row {

@@ -95,7 +95,7 @@ impl Restore<'_> {
             .map_err(sql)?;
         let Some((object, size, reach)) = stored else { return Ok(false) };
         let id = self.repository(repository)?;
-        insert_snapshot(self.tx, id, object, record, size + reach)?;
+        insert_snapshot(self.tx, id, object, record, i64::saturating_add(size, reach))?;
         Ok(true)
     }
 

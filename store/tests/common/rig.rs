@@ -127,7 +127,7 @@ impl Tables {
             Self::Memory => Arc::new(SqliteMetadata::open_in_memory(clock).await.unwrap()),
             Self::File(dir) => Arc::new(SqliteMetadata::open(&dir.path().join("metadata.sqlite"), clock).await.unwrap()),
             Self::Database(url) => {
-                let options = PostgresOptions { max_connections: 6, clock: Some(clock) };
+                let options = PostgresOptions { max_connections: 6, clock: Some(clock), ..PostgresOptions::default() };
                 Arc::new(PostgresMetadata::connect(url, options).await.unwrap())
             }
         }

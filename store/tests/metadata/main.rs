@@ -32,7 +32,10 @@ async fn backends(clock: Clock, dir: &std::path::Path) -> Vec<(&'static str, Arc
 async fn postgres(clock: Clock) -> PostgresMetadata {
     thread_local!(static URL: std::cell::OnceCell<String> = const { std::cell::OnceCell::new() });
     let url = URL.with(|url| url.get_or_init(pfr_rig::postgres::database).clone());
-    let metadata = PostgresMetadata::connect(&url, PostgresOptions { max_connections: 4, clock: Some(clock) }).await.unwrap();
+    let metadata =
+        PostgresMetadata::connect(&url, PostgresOptions { max_connections: 4, clock: Some(clock), ..PostgresOptions::default() })
+            .await
+            .unwrap();
     pfr_rig::postgres::empty(&url, "_sqlx_migrations");
     metadata
 }
@@ -125,8 +128,10 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
             pin: None,
         };
         // Texts that one of the databases cannot keep.
-        let refused = metadata.commit(push.clone(), commit(Some("a\0b"))).await.unwrap_err();
-        assert_eq!(refused.code(), ErrorCode::InvalidRequest, "{name}: {refused}");
+        for artifact_type in ["a\0b", &"a".repeat(256)] {
+            let refused = metadata.commit(push.clone(), commit(Some(artifact_type))).await.unwrap_err();
+            assert_eq!(refused.code(), ErrorCode::InvalidRequest, "{name}: {refused}");
+        }
         metadata.commit(push, commit(Some("a/b"))).await.unwrap();
         let nul = || Some("\0".to_owned());
         let refused = [

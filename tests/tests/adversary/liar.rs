@@ -70,7 +70,7 @@ impl Liar {
     /// Serves until the process ends.
     pub fn before(registry: &str, rule: impl FnMut(&Seen) -> Fate + Send + 'static) -> Self {
         drop(rustls::crypto::ring::default_provider().install_default());
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = std::net::TcpListener::bind((pfr_tests::own_address(), 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();

@@ -45,7 +45,8 @@ fn whoever_pulls_a_tag_that_moves_gets_one_snapshot_whole() {
     });
     let (known, seen) = (known.into_inner().unwrap(), seen.into_inner().unwrap());
     println!("{} reads of {} snapshots", seen.len(), known.len());
-    assert!(seen.len() >= 4, "{} reads", seen.len());
+    // One of each, however long the disk takes.
+    assert!(seen.len() >= 2, "{} reads", seen.len());
     for (digest, manifest) in &seen {
         assert_eq!(known.get(digest), Some(manifest), "{digest} is nothing that was written");
     }

@@ -88,7 +88,7 @@ fn an_engine_is_captured_while_it_generates_and_does_not_notice() {
 
     let mut here = a.engine("here", model, &["--placement", "5"]);
     let sequence = here.open(&model.prompt(50));
-    here.begin(&sequence, 200, 5);
+    here.begin(&sequence, 200, 25);
     let mut seen = here.steps(&sequence, 20);
     let report = a.snapshot("here", "team/agent:live", &["--sequence", &sequence]);
     seen.extend(here.steps(&sequence, 180));

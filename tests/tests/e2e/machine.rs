@@ -31,7 +31,7 @@ fn packs_on_a_disk_that_turns_read_only_are_still_read_and_a_push_waits_until_it
     pf.run(&["push", first.arg(), "a:first"]).ok();
     let before = pf.visible();
     disk.remount("ro");
-    let push = pf.command(&["push", second.arg(), "a:second"]).spawn().unwrap();
+    let push = pf.command(&["push", second.arg(), "a:second", "--retries", "60"]).spawn().unwrap();
     wait_for("the push to be told", 60, || (errors(&registry, "unavailable") > 0).then_some(()));
     assert_eq!(pf.visible(), before);
     pf.run(&["verify", "a:first"]).ok();
@@ -75,9 +75,9 @@ fn a_registry_that_starts_on_a_read_only_disk_serves_reads_and_takes_pushes_once
     pf.run(&["verify", "a:first"]).ok();
     pf.run(&["pull", "a:first", pf.path("out").to_str().unwrap()]).ok();
     let second = small(&pf, "second", 1000);
-    let push = pf.command(&["push", second.arg(), "a:second"]).spawn().unwrap();
+    let push = pf.command(&["push", second.arg(), "a:second", "--retries", "60"]).spawn().unwrap();
     wait_for("the push to be told", 60, || (errors(&registry, "unavailable") > 0).then_some(()));
-    assert!(registry.log().contains("readonly database"), "{}", registry.log());
+    wait_for("the log to say why", 60, || registry.log().contains("readonly database").then_some(()));
     disk.remount("rw");
     let output = push.wait_with_output().unwrap();
     assert!(output.status.success(), "without a restart: {}", String::from_utf8_lossy(&output.stderr));

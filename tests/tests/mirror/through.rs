@@ -61,7 +61,7 @@ fn a_tag_follows_the_upstream_but_not_if_it_was_moved_here() {
 #[test]
 fn registries_that_are_each_others_upstream_do_not_hang() {
     let (one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = std::net::TcpListener::bind((pfr_tests::own_address(), 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let first = edge(&one, &format!("http://{address}"), &[]);
     drop(listener);
@@ -76,7 +76,7 @@ fn registries_that_are_each_others_upstream_do_not_hang() {
 
 /// Two registries over directories, each the upstream of the other.
 fn mutual(one: &TempDir, two: &TempDir, ttl: [&str; 2]) -> (Registry, Registry) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = std::net::TcpListener::bind((pfr_tests::own_address(), 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let first = edge(one, &format!("http://{address}"), &["--upstream-ttl-seconds", ttl[0]]);
     drop(listener);

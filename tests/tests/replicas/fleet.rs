@@ -26,7 +26,8 @@ fn overlapping_pushes_through_three_registries_one_of_them_killed_are_whole_thro
             .map(|i| SnapshotDir::write(&hosts[i].path("dir"), Shape::SMALL, &(start(i)..start(i) + 400).collect::<Vec<_>>()))
             .collect();
         let tag = |i: usize| format!("team/agent:r{round}-h{i}");
-        let pushes: Vec<_> = (0..HOSTS).map(|i| hosts[i].command(&["push", dirs[i].arg(), &tag(i)]).spawn().unwrap()).collect();
+        let pushes: Vec<_> =
+            (0..HOSTS).map(|i| hosts[i].command(&["push", dirs[i].arg(), &tag(i), "--retries", "30"]).spawn().unwrap()).collect();
         let victim = random.random_range(0..3);
         wait_for("the victim to receive", 60, || receiving(&registries[victim]).then_some(()));
         std::thread::sleep(Duration::from_millis(random.random_range(0..80)));

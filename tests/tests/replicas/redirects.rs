@@ -60,7 +60,7 @@ fn a_client_that_cannot_reach_the_bucket_gets_everything_from_the_registry() {
 #[test]
 fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
     let backend = Backend::new(Database::Sqlite, Packs::Bucket);
-    let registry = backend.registry(&["--redirect-downloads", "--redirect-seconds", "2"]);
+    let registry = backend.registry(&["--redirect-downloads", "--redirect-seconds", "10"]);
     let (_pf, dir) = pushed(&registry);
     let digests: Vec<String> = (0..60).map(|n| pfr_schema::Digest::sha256(&Shape::TINYLLAMA.page(n)).to_string()).collect();
     let body = serde_json::json!({ "digests": digests }).to_string();
@@ -73,7 +73,7 @@ fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
     let (head, answer) = ask("application/vnd.pf.frame-locations.v1+json");
     assert!(head.contains("content-type: application/vnd.pf.frame-locations.v1+json"), "{head}");
     let locations: Value = serde_json::from_slice(&answer).unwrap();
-    assert_eq!(locations["expires_seconds"], 2);
+    assert_eq!(locations["expires_seconds"], 10);
     let extents = locations["extents"].as_array().unwrap();
     let named: Vec<&str> = extents.iter().flat_map(|e| e["digests"].as_array().unwrap()).map(|d| d.as_str().unwrap()).collect();
     assert_eq!(named, digests, "in the asked order");
@@ -86,7 +86,7 @@ fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
     assert_eq!(frames.len() as u64, length);
     let page = std::fs::read(dir.page_file(0)).unwrap();
     assert!(frames.windows(page.len()).next_back().is_some() && frames[60..].starts_with(&page), "the frame holds the page as it is");
-    wait_for("the URL to expire", 30, || get().0.starts_with("HTTP/1.1 403").then_some(()));
+    wait_for("the URL to expire", 60, || get().0.starts_with("HTTP/1.1 403").then_some(()));
     assert!(!registry.log().contains("X-Amz-Signature"), "signed URLs are in the log");
 }
 

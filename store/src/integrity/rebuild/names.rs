@@ -71,8 +71,9 @@ impl Rebuild<'_> {
         }
         let rest = std::mem::take(&mut replay.changes);
         self.changes(&mut replay, rest).await?;
-        // Also if nothing was restored: numbers go on where they were.
-        self.restore(&mut replay, Vec::new()).await?;
+        // Numbers go on where they were. Last: a database without a number is one that was not rebuilt to the end, and is not used.
+        let last = replay.last;
+        self.restore(&mut replay, Vec::new(), last).await?;
         for (repository, manifest) in &replay.lost {
             self.report.lost.push(format!(
                 "{repository}@{manifest}: its manifest, or something that it reaches, is not in any pack, or cannot be read there"
@@ -112,7 +113,7 @@ impl Rebuild<'_> {
             let mut records = journal.records.into_iter().map(|numbered| numbered.change).peekable();
             while records.peek().is_some() {
                 let batch = records.by_ref().take(BATCH).collect();
-                self.restore(replay, batch).await?;
+                self.restore(replay, batch, 0).await?;
             }
         }
         Ok(())
@@ -120,16 +121,16 @@ impl Rebuild<'_> {
 
     async fn changes(&mut self, replay: &mut Replay, changes: BTreeMap<u64, Vec<Record>>) -> Result<()> {
         let records: Vec<Record> = changes.into_values().flatten().collect();
-        if records.is_empty() { Ok(()) } else { self.restore(replay, records).await }
+        if records.is_empty() { Ok(()) } else { self.restore(replay, records, 0).await }
     }
 
-    async fn restore(&mut self, replay: &mut Replay, records: Vec<Record>) -> Result<()> {
+    async fn restore(&mut self, replay: &mut Replay, records: Vec<Record>, last: u64) -> Result<()> {
         for record in &records {
             if let Record::Delete { repository, manifest } = record {
                 replay.lost.remove(&(repository.clone(), *manifest));
             }
         }
-        for record in self.store.metadata.restore_names(records, replay.last).await? {
+        for record in self.store.metadata.restore_names(records, last).await? {
             if let Record::Snapshot { repository, manifest, .. } = record {
                 replay.lost.insert((repository, manifest));
             }

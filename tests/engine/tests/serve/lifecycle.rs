@@ -14,8 +14,10 @@ fn a_paused_engine_makes_no_step_until_it_is_told_to() {
     let mut engine = Process::attached("hybrid", &agent.socket, &[]);
     let mut member = agent.accept();
     let (first, second) = (engine.open(&prompt(20)), engine.open(&prompt(10)));
-    engine.start_generating(&first, 60);
-    engine.start_generating(&second, 60);
+    for sequence in [&first, &second] {
+        // Not so fast that it is done before it is told to pause.
+        engine.send(&json!({"generate": {"sequence": sequence, "count": 60, "delay_ms": 20}}));
+    }
     engine.steps(6);
     member.tell(ToEngine::Pause {});
     member.tell(ToEngine::Pause {});
