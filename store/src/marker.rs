@@ -45,7 +45,7 @@ impl Store {
             return Ok(());
         }
         // A checkpoint of no names at all has the number 0.
-        let has_names = |object: &ObjectMeta| ready(Key::parse(object.location.as_ref()).map_or(true, |key| key.number > 0));
+        let has_names = |object: &ObjectMeta| ready(Key::parse(object.location.as_ref()).is_ok_and(|key| key.number > 0));
         match std::pin::pin!(self.packs.list(Some(&Path::from(PREFIX))).try_filter(has_names)).try_next().await {
             Ok(None) => return Ok(()),
             // Who may not list cannot rebuild either.

@@ -298,11 +298,11 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>> {
-        self.database.write(damage, |tx, damage| Box::pin(integrity::quarantine(tx, damage))).await
+        self.database.write_long(damage, |tx, damage| Box::pin(integrity::quarantine(tx, damage))).await
     }
 
     async fn lift_quarantine(&self, good: Vec<(Digest, String)>) -> Result<u64> {
-        self.database.write(good, |tx, good| Box::pin(integrity::lift_quarantine(tx, good))).await
+        self.database.write_long(good, |tx, good| Box::pin(integrity::lift_quarantine(tx, good))).await
     }
 
     async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>> {
@@ -310,7 +310,7 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn reassess(&self) -> Result<u64> {
-        self.database.write((), |tx, ()| Box::pin(integrity::reassess(tx))).await
+        self.database.write_long((), |tx, ()| Box::pin(integrity::reassess(tx))).await
     }
 
     async fn audit(&self, repair: bool) -> Result<Audit> {

@@ -88,14 +88,14 @@ impl Member {
     }
 
     /// Makes a call until it is answered, refusals included: what was granted must be given back. Gives up only when the member is
-    /// gone, which gives everything back.
+    /// gone, which gives everything back, or says that there is no such thing to give back: it may have done it and answered too late.
     pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<()> {
         let mut wait = Duration::from_millis(20);
         let mut tried = 1_u64;
         loop {
             match self.call_within::<Value>(timeout, call.clone()).await {
                 Ok(_) => return Ok(()),
-                Err(error) if self.is_gone() => return Err(error),
+                Err(error) if self.is_gone() || is_given_back(&call, &error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), tried, %error, "trying again");
                 }
@@ -105,6 +105,11 @@ impl Member {
             tried += 1;
         }
     }
+}
+
+fn is_given_back(call: &ToEngine, error: &Error) -> bool {
+    let unknown = |code| matches!(code, ErrorCode::InvalidRequest | ErrorCode::SequenceUnknown);
+    !matches!(call, ToEngine::Resume {}) && matches!(error, Error::Refused { failure, .. } if unknown(failure.code))
 }
 
 pub(super) fn name_of(call: &ToEngine) -> &'static str {

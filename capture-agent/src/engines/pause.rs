@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::oneshot;
 
-/// How long a capture waits for an engine that refuses to go on.
+/// How long a capture waits for an engine that refuses to go on, and the next one for that.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The engine stands still. Dropping it lets the engine go on, also in a panic.
@@ -28,7 +28,9 @@ pub struct Pause {
 impl Pause {
     pub(super) async fn begin(view: Arc<View>) -> Result<Self> {
         let member = Arc::clone(view.must_serve(Verb::Pause, "pause")?);
-        let still = Arc::clone(&view.shared.still).lock_owned().await;
+        let still = tokio::time::timeout(view.shared.timeout + PATIENCE, Arc::clone(&view.shared.still).lock_owned()).await;
+        let with = || "a capture after which it has not gone on".to_owned();
+        let still = still.map_err(|_| Error::Busy { engine: view.shared.name.clone(), with: with() })?;
         // Made before the call: whatever becomes of it, the engine is told to go on.
         let mut pause = Self { view, member, since: Instant::now(), still: Some(still), runtime: Handle::current() };
         pause.member.call_within::<serde_json::Value>(pause.view.shared.timeout, ToEngine::Pause {}).await?;

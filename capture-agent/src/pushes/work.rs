@@ -6,6 +6,7 @@ use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::agent::{PushJob, PushState};
 use pfr_schema::{Digest, ErrorCode};
 use pfr_store::Pin;
+use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -150,12 +151,15 @@ impl Inner {
         }
     }
 
-    /// Forgets the oldest that are done. What failed is all that tells of a snapshot that is nowhere else.
+    /// Forgets the oldest that are done, and what failed and was done later. What else failed is all that tells of a snapshot that is nowhere else.
     async fn forget(&self) {
         let old: Vec<String> = {
             let mut jobs = self.jobs.lock();
             let done: Vec<String> = jobs.values().filter(|job| job.state == PushState::Done).map(|job| job.id.clone()).collect();
-            let old = done[..done.len().saturating_sub(REMEMBERED)].to_vec();
+            let elsewhere: HashSet<Digest> = jobs.values().filter(|job| job.state == PushState::Done).map(|job| job.digest).collect();
+            let made_good = |job: &&PushJob| job.state == PushState::Failed && elsewhere.contains(&job.digest);
+            let mut old: Vec<String> = jobs.values().filter(made_good).map(|job| job.id.clone()).collect();
+            old.extend_from_slice(&done[..done.len().saturating_sub(REMEMBERED)]);
             old.iter().for_each(|id| drop(jobs.remove(id)));
             old
         };

@@ -28,10 +28,11 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 /// A connection that was idle for longer is asked whether it is alive, and has so long to answer.
 const STALE: Duration = Duration::from_secs(1);
 const ALIVE: Duration = Duration::from_secs(2);
-/// How long the words around a transaction may take.
-const WORD: Duration = Duration::from_secs(30);
-/// How long an audit may take, which goes through all tables in one transaction.
-const AUDIT: Duration = Duration::from_secs(24 * 3600);
+/// How long a word about a transaction may take, and its end, which is as slow as the disks of the database and of its copies.
+const WORD: Duration = Duration::from_secs(5);
+const COMMIT: Duration = Duration::from_secs(30);
+/// How long a job over all tables may take.
+const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Migrations in order.
 const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "init", include_str!("../../../migrations/postgres/0001_init.sql"))];
@@ -130,16 +131,21 @@ impl Database {
         self.run(Mode::Write, self.limit, &arguments, job).await
     }
 
+    /// The same for a job that goes through all containers.
+    pub(super) async fn write_long<A: Sync, T: Send>(&self, arguments: A, job: Job<A, T>) -> Result<T> {
+        self.run(Mode::Write, LONG, &arguments, job).await
+    }
+
     /// Runs a job over all tables that sees one state; `writes` says whether it corrects them.
     pub(super) async fn audit<T: Send>(&self, writes: bool, job: Job<bool, T>) -> Result<T> {
-        self.run(if writes { Mode::Write } else { Mode::Snapshot }, AUDIT, &writes, job).await
+        self.run(if writes { Mode::Write } else { Mode::Snapshot }, LONG, &writes, job).await
     }
 
     async fn run<A: Sync, T: Send>(&self, mode: Mode, limit: Duration, arguments: &A, job: Job<A, T>) -> Result<T> {
         let started = Instant::now();
         let mut tries = 0;
         loop {
-            let fail = match self.once(mode, limit, arguments, job, started).await {
+            let fail = match self.once(mode, limit, arguments, job).await {
                 Ok(value) => return Ok(value),
                 Err(fail) => fail,
             };
@@ -153,25 +159,27 @@ impl Database {
         }
     }
 
-    async fn once<A: Sync, T: Send>(&self, mode: Mode, limit: Duration, arguments: &A, job: Job<A, T>, started: Instant) -> Outcome<T> {
-        let mut tx = Tx { connection: Leased::new(self.pool.acquire().await?), word: WORD.min(self.limit), now: None, rows: 0 };
+    async fn once<A: Sync, T: Send>(&self, mode: Mode, limit: Duration, arguments: &A, job: Job<A, T>) -> Outcome<T> {
+        let mut tx = Tx { connection: Leased::new(self.pool.acquire().await?), now: None, rows: 0 };
         tx.now = self.clock.as_ref().map(|clock| super::int(clock.now()));
         if let Some(begin) = mode.begin() {
-            tx.say(begin).await?;
+            tx.say(begin, self.limit.min(WORD)).await?;
         }
         match answered(limit, job(&mut tx, arguments)).await {
             Ok(value) => {
+                let rows = tx.rows;
                 if mode.begin().is_some() {
-                    self.commit(&mut tx, started).await?;
+                    self.commit(tx).await?;
+                } else {
+                    tx.connection.done();
                 }
-                tx.connection.done();
-                self.rows_written.fetch_add(tx.rows, Ordering::Relaxed);
+                self.rows_written.fetch_add(rows, Ordering::Relaxed);
                 Ok(value)
             }
             Err(fail) => {
                 // Rolled back now and not when the connection is used next: its locks keep others waiting. If the connection
                 // is lost, so is the transaction.
-                if !fail.lost_connection() && (mode.begin().is_none() || tx.say("ROLLBACK").await.is_ok()) {
+                if !fail.lost_connection() && (mode.begin().is_none() || tx.say("ROLLBACK", self.limit.min(WORD)).await.is_ok()) {
                     tx.connection.done();
                 }
                 Err(fail)
@@ -179,26 +187,31 @@ impl Database {
         }
     }
 
-    async fn commit(&self, tx: &mut Tx, started: Instant) -> Outcome<()> {
+    async fn commit(&self, mut tx: Tx) -> Outcome<()> {
         let id: Option<String> = match tx.rows {
             0 => None,
             _ => {
-                let word = tx.word;
                 let id = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text").fetch_one(tx.on());
-                answered(word, async { Ok(id.await?) }).await?
+                answered(self.limit.min(WORD), async { Ok(id.await?) }).await?
             }
         };
-        match (tx.say("COMMIT").await, id) {
-            (Ok(()), _) => Ok(()),
-            (Err(fail), Some(id)) if fail.lost_connection() && self.was_committed(&id, started).await? => Ok(()),
-            (Err(fail), _) => Err(fail),
+        let Err(fail) = tx.say("COMMIT", self.limit.min(COMMIT)).await else {
+            tx.connection.done();
+            return Ok(());
+        };
+        // Before anybody is asked what became of it: its place in the pool may be the last one.
+        drop(tx);
+        match id {
+            Some(id) if fail.lost_connection() && self.was_committed(&id).await? => Ok(()),
+            _ => Err(fail),
         }
     }
 }
 
 impl Database {
     /// What became of a transaction whose COMMIT was not answered.
-    async fn was_committed(&self, id: &str, started: Instant) -> Outcome<bool> {
+    async fn was_committed(&self, id: &str) -> Outcome<bool> {
+        let started = Instant::now();
         for tries in 1.. {
             let status = async {
                 let mut leased = Leased::new(self.pool.acquire().await?);
@@ -207,11 +220,12 @@ impl Database {
                 leased.done();
                 Ok(status)
             };
-            match answered(WORD.min(self.limit), status).await {
+            match answered(self.limit.min(ACQUIRE + WORD), status).await {
                 Ok(Some(status)) if status == "committed" => return Ok(true),
                 Ok(Some(status)) if status == "aborted" => return Ok(false),
-                Err(fail) if !fail.is_worth_another_try() => return Err(fail.into_error().into()),
                 // Still on its way, or the database is.
+                Err(Fail::Sql(sqlx::Error::PoolTimedOut)) => {}
+                Err(fail) if !fail.is_worth_another_try() => return Err(fail.into_error().into()),
                 Ok(_) | Err(_) => {}
             }
             let pause = pause(tries);
@@ -278,8 +292,13 @@ impl Leased {
 
 impl Drop for Leased {
     fn drop(&mut self) {
-        if !self.done {
-            self.connection.close_on_drop();
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if self.done => {
+                // It is asked whether it is alive before others get it, and would have all the time in the world for an answer.
+                let back = self.connection.return_to_pool();
+                drop(runtime.spawn(tokio::time::timeout(ALIVE, back)));
+            }
+            _ => self.connection.close_on_drop(),
         }
     }
 }
@@ -287,8 +306,6 @@ impl Drop for Leased {
 /// What a job works with.
 pub(super) struct Tx {
     connection: Leased,
-    /// How long a word about the transaction may take.
-    word: Duration,
     now: Option<i64>,
     rows: u64,
 }
@@ -310,8 +327,7 @@ impl Tx {
     }
 
     /// A word to the database about the transaction.
-    async fn say(&mut self, word: &'static str) -> Outcome<()> {
-        let limit = self.word;
+    async fn say(&mut self, word: &'static str, limit: Duration) -> Outcome<()> {
         let said = sqlx::raw_sql(word).execute(self.on());
         answered(limit, async { Ok(said.await.map(drop)?) }).await
     }

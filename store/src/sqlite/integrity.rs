@@ -22,7 +22,7 @@ type Marks = HashMap<ObjectId, BTreeSet<usize>>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Among {
     All,
-    /// Those that are marked already: all that reach something that was quarantined before.
+    /// Those that are marked already: all that reached, as it was quarantined, something that was quarantined before.
     Unwell,
 }
 

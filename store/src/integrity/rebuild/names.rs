@@ -71,9 +71,6 @@ impl Rebuild<'_> {
         }
         let rest = std::mem::take(&mut replay.changes);
         self.changes(&mut replay, rest).await?;
-        // Numbers go on where they were. Last: a database without a number is one that was not rebuilt to the end, and is not used.
-        let last = replay.last;
-        self.restore(&mut replay, Vec::new(), last).await?;
         for (repository, manifest) in &replay.lost {
             self.report.lost.push(format!(
                 "{repository}@{manifest}: its manifest, or something that it reaches, is not in any pack, or cannot be read there"
@@ -82,6 +79,9 @@ impl Rebuild<'_> {
         for rows in replay.rows.chunks(BATCH) {
             self.store.metadata.journaled(rows.to_vec()).await?;
         }
+        // Numbers go on where they were. Last: a database without a number is one that was not rebuilt to the end, and is not used.
+        let last = replay.last;
+        self.restore(&mut replay, Vec::new(), last).await?;
         self.count().await
     }
 
