@@ -141,11 +141,7 @@ impl Overrides {
 
     fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(format!("settings file {}", path.display())))?;
-        // Not the parser's own words, which quote the line: it may hold the token.
-        toml::from_str(&text).map_err(|error| {
-            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            Error::Invalid(format!("settings file {}:{}: {}", path.display(), before.matches('\n').count() + 1, error.message()))
-        })
+        pfr_client::settings::read(&text).map_err(|reason| Error::Invalid(format!("settings file {}, {reason}", path.display())))
     }
 
     fn token(&self) -> Result<Option<Secret>> {

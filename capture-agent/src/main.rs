@@ -32,7 +32,7 @@ enum Command {
 const USAGE: u8 = 1;
 
 fn main() -> ExitCode {
-    let cli = match pfr_client::variables::parse::<Cli>() {
+    let cli = match pfr_client::settings::parse::<Cli>() {
         Ok(cli) => cli,
         Err(error) => {
             // Nobody is left to tell when standard error is gone.

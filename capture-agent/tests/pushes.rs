@@ -34,6 +34,28 @@ fn eager(config: &mut Config) {
     config.push_retry_max = Duration::from_millis(100);
 }
 
+/// A host with a sequence to capture, whose registry does not answer.
+async fn out_of_reach() -> (Host, Synthetic) {
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{}", free_address()));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    (host, engine)
+}
+
+/// Leaves a push on disk, as an agent that was killed does; and where.
+fn leave_job(config: &Config, digest: Digest, state: PushState) -> (PushJob, std::path::PathBuf) {
+    let (id, reference) = ("01a2000a-1c4b-720d-a562-8840f2a3e175".to_owned(), "http://127.0.0.1:1/team/agent:x".to_owned());
+    let job = PushJob { id, digest, reference, state, attempts: 1, error: None, code: None, bytes_sent: 0 };
+    let file = config.pushes_dir().join(format!("{}.json", job.id));
+    std::fs::create_dir_all(config.pushes_dir()).unwrap();
+    std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+    (job, file)
+}
+
 async fn snapshot(host: &Host, engine: &str, reference: &str) -> (Digest, PushJob) {
     let request = SnapshotRequest { reference: reference.into(), push: Push::Background, ..SnapshotRequest::default() };
     let report = host.agent.snapshot(engine, request).await.unwrap();
@@ -98,13 +120,7 @@ async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_committed_whose_push_cannot_be_remembered() {
-    let host = host_with(|config| {
-        eager(config);
-        config.registry = Some(format!("http://{}", free_address()));
-    })
-    .await;
-    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
-    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (host, _engine) = out_of_reach().await;
     let dir = host.agent.config().pushes_dir();
     std::fs::remove_dir_all(&dir).unwrap();
     std::fs::write(&dir, b"in the way").unwrap();
@@ -122,37 +138,17 @@ async fn nothing_is_committed_whose_push_cannot_be_remembered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_whose_snapshot_was_never_committed_is_forgotten() {
-    let url = format!("http://{}", free_address());
     let dir = tempfile::tempdir().unwrap();
-    let mut settings = config(dir.path());
-    settings.registry = Some(url.clone());
+    let settings = config(dir.path());
     // As a kill leaves it before the commit.
-    let job = PushJob {
-        id: "01a2000a-1c4b-720d-a562-8840f2a3e175".into(),
-        digest: Digest::sha256(b"nothing"),
-        reference: format!("{url}/team/agent:x"),
-        state: PushState::Waiting,
-        attempts: 0,
-        error: None,
-        code: None,
-        bytes_sent: 0,
-    };
-    let file = settings.pushes_dir().join(format!("{}.json", job.id));
-    std::fs::create_dir_all(settings.pushes_dir()).unwrap();
-    std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+    let (_, file) = leave_job(&settings, Digest::sha256(b"nothing"), PushState::Waiting);
     let agent = Agent::open(settings).await.unwrap();
     assert!(agent.pushes().list().is_empty() && !file.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_failed_after_its_names_were_written_is_pushed_all_the_same() {
-    let host = host_with(|config| {
-        eager(config);
-        config.registry = Some(format!("http://{}", free_address()));
-    })
-    .await;
-    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
-    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (host, _engine) = out_of_reach().await;
     let journal = host.agent.config().store_dir().join("packs/journal");
     drop(std::fs::remove_dir_all(&journal));
     std::fs::create_dir_all(journal.parent().unwrap()).unwrap();
@@ -175,18 +171,7 @@ async fn what_was_pushed_when_the_agent_ended_is_not_kept_for_ever() {
     // As a kill leaves it after the push was written down as done and before the pin is taken back.
     let repository = "team/agent".parse().unwrap();
     assert!(host.agent.store().pin(&repository, &digest, Pin::UntilPushed, true).await.unwrap());
-    let job = PushJob {
-        id: "01a2000a-1c4b-720d-a562-8840f2a3e175".into(),
-        digest,
-        reference: "http://127.0.0.1:1/team/agent:x".into(),
-        state: PushState::Done,
-        attempts: 1,
-        error: None,
-        code: None,
-        bytes_sent: 1,
-    };
-    let file = host.agent.config().pushes_dir().join(format!("{}.json", job.id));
-    std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+    let (job, _) = leave_job(host.agent.config(), digest, PushState::Done);
     engine.leave();
     drop(engine);
     let other = tempfile::tempdir().unwrap();

@@ -20,8 +20,8 @@ pub mod progress;
 pub mod pull;
 pub mod push;
 pub mod remote;
+pub mod settings;
 pub mod size;
-pub mod variables;
 
 mod meter;
 mod plain;

@@ -170,13 +170,11 @@ pub enum SettingsError {
         source: std::io::Error,
     },
     /// The file does not parse.
-    #[error("settings file {path}, line {line}: {reason}")]
+    #[error("settings file {path}, {reason}")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// The line, from 1. Its text is not repeated: it may be a misspelt `database` with its password.
-        line: usize,
-        /// The parser's words.
+        /// The line, and what is wrong with it. Its text is not repeated: it may be a misspelt `database` with its password.
         reason: String,
     },
     /// No data directory.
@@ -269,9 +267,6 @@ impl Config {
 impl Overrides {
     fn read(path: &Path) -> Result<Self, SettingsError> {
         let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.into(), source })?;
-        toml::from_str(&text).map_err(|error| {
-            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            SettingsError::Parse { path: path.into(), line: before.matches('\n').count() + 1, reason: error.message().to_owned() }
-        })
+        pfr_client::settings::read(&text).map_err(|reason| SettingsError::Parse { path: path.into(), reason })
     }
 }

@@ -20,7 +20,7 @@ const USAGE: u8 = 1;
 fn main() -> ExitCode {
     // Buckets and databases are reached with TLS; nobody else has chosen a provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let cli = match pfr_client::variables::parse::<Cli>() {
+    let cli = match pfr_client::settings::parse::<Cli>() {
         Ok(cli) => cli,
         Err(error) => {
             // Nobody is left to tell when standard error is gone.

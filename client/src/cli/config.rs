@@ -44,22 +44,18 @@ impl Config {
         let default = environment.config_file();
         let Some(path) = explicit.or(default.as_deref()) else { return Ok(Self::default()) };
         match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).map_err(|e| Failure::usage(format!("{}{e}", path.display()))),
+            Ok(text) => Self::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", path.display()))),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => Ok(Self::default()),
             Err(e) => Err(Failure::usage(format!("{}: cannot read the configuration: {e}", path.display()))),
         }
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // Not the parser's own words, which quote the line: it may hold the token.
-        let config: Self = toml::from_str(text).map_err(|error| {
-            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            format!(":{}: {}", before.matches('\n').count() + 1, error.message())
-        })?;
+        let config: Self = pfr_client::settings::read(text)?;
         match &config.store {
             // No shell is there to expand a ~, and a relative path would be another one in every directory.
             Some(store) if !store.is_absolute() => {
-                Err(format!(": store: expected an absolute path, found {:?}", store.display().to_string()))
+                Err(format!("store: expected an absolute path, found {:?}", store.display().to_string()))
             }
             _ => Ok(config),
         }
@@ -124,7 +120,7 @@ mod tests {
     #[test]
     fn refuses_what_it_does_not_know() {
         let error = Config::parse("\nregstry = \"x\"").unwrap_err();
-        assert!(error.starts_with(":2: ") && error.contains("regstry") && error.contains("registry"), "{error}");
+        assert!(error.starts_with("line 2: ") && error.contains("regstry") && error.contains("registry"), "{error}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub fn main() -> ExitCode {
         eprintln!("error: bug in pf: {what}{place}\n  hint: please report this with the command you ran; nothing acknowledged is lost");
         std::process::exit(i32::from(BUG));
     }));
-    let args = match pfr_client::variables::parse::<Args>() {
+    let args = match pfr_client::settings::parse::<Args>() {
         Ok(args) => args,
         Err(usage) => {
             let code = if usage.use_stderr() { 1 } else { 0 };

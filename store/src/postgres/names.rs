@@ -155,7 +155,7 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
         None => {
             let logical = i64::saturating_add(size, reach);
             // Only the first holder of a manifest brought what it brought.
-            let new = if refs == 0 { size + new } else { 0 };
+            let new = if refs == 0 { i64::saturating_add(size, new) } else { 0 };
             let record = Record::Snapshot {
                 repository: name.clone(),
                 manifest: digest,

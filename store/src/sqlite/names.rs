@@ -110,7 +110,7 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
         None => {
             let logical = i64::saturating_add(size, reach);
             // Only the first holder of a manifest brought what it brought.
-            let new = if refs == 0 { size + new } else { 0 };
+            let new = if refs == 0 { i64::saturating_add(size, new) } else { 0 };
             let record = Record::Snapshot {
                 repository: repository.clone(),
                 manifest: commit.manifest,

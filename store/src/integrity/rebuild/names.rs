@@ -80,8 +80,7 @@ impl Rebuild<'_> {
             self.store.metadata.journaled(rows.to_vec()).await?;
         }
         // Numbers go on where they were. Last: a database without a number is one that was not rebuilt to the end, and is not used.
-        let last = replay.last;
-        self.restore(&mut replay, Vec::new(), last).await?;
+        self.store.metadata.restore_names(Vec::new(), replay.last).await?;
         self.count().await
     }
 
@@ -113,7 +112,7 @@ impl Rebuild<'_> {
             let mut records = journal.records.into_iter().map(|numbered| numbered.change).peekable();
             while records.peek().is_some() {
                 let batch = records.by_ref().take(BATCH).collect();
-                self.restore(replay, batch, 0).await?;
+                self.restore(replay, batch).await?;
             }
         }
         Ok(())
@@ -121,16 +120,16 @@ impl Rebuild<'_> {
 
     async fn changes(&mut self, replay: &mut Replay, changes: BTreeMap<u64, Vec<Record>>) -> Result<()> {
         let records: Vec<Record> = changes.into_values().flatten().collect();
-        if records.is_empty() { Ok(()) } else { self.restore(replay, records, 0).await }
+        if records.is_empty() { Ok(()) } else { self.restore(replay, records).await }
     }
 
-    async fn restore(&mut self, replay: &mut Replay, records: Vec<Record>, last: u64) -> Result<()> {
+    async fn restore(&mut self, replay: &mut Replay, records: Vec<Record>) -> Result<()> {
         for record in &records {
             if let Record::Delete { repository, manifest } = record {
                 replay.lost.remove(&(repository.clone(), *manifest));
             }
         }
-        for record in self.store.metadata.restore_names(records, last).await? {
+        for record in self.store.metadata.restore_names(records, 0).await? {
             if let Record::Snapshot { repository, manifest, .. } = record {
                 replay.lost.insert((repository, manifest));
             }

@@ -1,4 +1,17 @@
-//! Variables of the environment that are set to nothing.
+//! What the settings of all our programs have in common: variables that are set to nothing, and files that may hold a token.
+
+use serde::de::DeserializeOwned;
+
+/// Reads a file of settings. The error says the line and what is wrong with it, and not as the parser does, who quotes the line: it may hold a token.
+///
+/// # Errors
+/// `line LINE: REASON`.
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+    })
+}
 
 /// Parses the arguments of this process, for whom a variable that is set to nothing is one that is not set: `PF_STORE= pf ls`, or a line
 /// `PF_AGENT_LOG=` in a service's file of variables.
