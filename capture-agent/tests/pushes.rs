@@ -158,6 +158,7 @@ async fn a_commit_that_failed_after_its_names_were_written_is_pushed_all_the_sam
     let there = host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap();
     let [job] = &host.agent.pushes().list()[..] else { panic!("one push") };
     assert_eq!(job.digest, there.digest);
+    tries(&host.agent, &job.id, 1).await;
     assert!(host.agent.store().metadata().evictable(100).await.unwrap().is_empty());
 }
 
