@@ -1,0 +1,44 @@
+//! What the agent's tests share: a synthetic engine with any layout, and an agent in a folder of its own.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod client;
+pub mod engine;
+pub mod layout;
+pub mod memory;
+
+use pfr_agent::{Agent, Config};
+use std::time::Duration;
+
+/// An agent in a folder of its own.
+pub struct Host {
+    pub agent: Agent,
+    pub dir: tempfile::TempDir,
+}
+
+/// An agent with a ring of 8 MiB and patience for 10 s.
+pub async fn host() -> Host {
+    host_with(|_| {}).await
+}
+
+pub async fn host_with(change: impl FnOnce(&mut Config)) -> Host {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    change(&mut config);
+    let agent = Agent::open(config).await.unwrap();
+    Host { agent, dir }
+}
+
+pub fn config(dir: &std::path::Path) -> Config {
+    Config { ring_bytes: 8 << 20, engine_timeout: Duration::from_secs(10), ..Config::new(dir) }
+}
+
+/// Waits until something holds.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waited = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waited).await.unwrap_or_else(|_| panic!("waited in vain until {what}"));
+}

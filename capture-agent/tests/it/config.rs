@@ -1,0 +1,94 @@
+//! Settings: the template parses, stronger sources win, secrets stay secret.
+
+use pfr_agent::Config;
+use pfr_agent::config::{Environment, LogFormat, Overrides};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+fn home() -> Environment {
+    Environment { home: Some("/h".into()), ..Environment::default() }
+}
+
+fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pf-agent.toml");
+    std::fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn the_template_parses_and_shows_the_defaults() {
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("pf-agent.toml");
+    let config = Config::load(Some(&template), Overrides::default(), &home()).unwrap();
+    let defaults = Config::new("/var/lib/pf-agent");
+    let socket = PathBuf::from("/run/pf-agent/agent.sock");
+    let engine_socket = PathBuf::from("/run/pf-agent/engines.sock");
+    assert_eq!(config, Config { socket, engine_socket, registry: Some("http://127.0.0.1:5077".into()), ..defaults });
+    // Keys that are shown as comments are keys.
+    let text = std::fs::read_to_string(&template).unwrap();
+    let is_key = |line: &&str| line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'));
+    let uncommented = |line: &str| line.strip_prefix("# ").filter(is_key).unwrap_or(line).to_owned() + "\n";
+    let shown: String = text.lines().map(uncommented).collect();
+    let (_dir, path) = file(&shown);
+    let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err().to_string();
+    assert!(error.contains("/etc/pf-agent/token"), "{error}");
+}
+
+#[test]
+fn flags_win_over_the_file_and_that_over_the_defaults() {
+    let (_dir, path) = file("ring-bytes = 5\nengine-timeout = 7\nlog-format = \"json\"\nregistry = \"http://file/\"\n");
+    let flags = Overrides { ring_bytes: Some(9), ..Overrides::default() };
+    let config = Config::load(Some(&path), flags, &home()).unwrap();
+    assert_eq!((config.ring_bytes, config.engine_timeout, config.log_format), (9, Duration::from_secs(7), LogFormat::Json));
+    assert_eq!(config.registry.as_deref(), Some("http://file"));
+    assert_eq!(config.shutdown_grace, Duration::from_secs(30));
+}
+
+#[test]
+fn places_follow_the_environment() {
+    let config = Config::load(None, Overrides::default(), &home()).unwrap();
+    assert_eq!(config.data, Path::new("/h/.local/share/pf/agent"));
+    assert_eq!(config.socket, Path::new("/h/.local/share/pf/agent/agent.sock"));
+    let xdg = Environment { data_home: Some("/d".into()), runtime: Some("/r".into()), ..home() };
+    let config = Config::load(None, Overrides::default(), &xdg).unwrap();
+    assert_eq!((config.data.as_path(), config.store_dir()), (Path::new("/d/pf/agent"), PathBuf::from("/d/pf/agent/store")));
+    assert_eq!((config.socket.as_path(), config.engine_socket.as_path()), (Path::new("/r/pf/agent.sock"), Path::new("/r/pf/engines.sock")));
+    assert!(Config::load(None, Overrides::default(), &Environment::default()).unwrap_err().to_string().contains("--data"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    for (text, word) in [
+        ("ring-byte = 5", "ring-byte"),
+        ("ring-bytes = 0", "ring-bytes"),
+        ("engine-timeout = 0", "engine-timeout"),
+        ("metrics-listen = \"0.0.0.0:1\"", "loopback"),
+        ("registry = \"ftp://x\"", "ftp://x"),
+        ("socket = \"/a\"\nengine-socket = \"/a\"", "engine-socket"),
+        ("token = \"a\"\ntoken-file = \"b\"", "token-file"),
+        ("token = \"\"", "empty"),
+    ] {
+        let (_dir, path) = file(text);
+        let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err();
+        assert!(error.to_string().contains(word), "{text}: {error}");
+    }
+}
+
+#[test]
+fn no_error_of_the_file_says_a_token() {
+    for text in ["tokn = \"hush\"", "token = \"hush", "token = [\"hush\"]", "registry = \"r\"\ntoken = 'hush' x"] {
+        let (_dir, path) = file(text);
+        let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err();
+        assert!(!error.to_string().contains("hush"), "{error}");
+    }
+}
+
+#[test]
+fn a_token_is_not_printed_and_a_stranger_does_not_get_it() {
+    let (_dir, path) = file("registry = \"http://own\"\ntoken = \"hush\"\n");
+    let config = Config::load(Some(&path), Overrides::default(), &home()).unwrap();
+    assert!(!format!("{config:?}").contains("hush"));
+    assert!(config.token.is_some());
+    let error = Config { registry: Some("http://own".into()), ..config }.remote("http://user:pw@own").unwrap_err();
+    assert!(!error.to_string().contains("hush"));
+}

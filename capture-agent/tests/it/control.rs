@@ -1,0 +1,119 @@
+//! The control interface over a real Unix socket.
+
+use crate::common::engine::Synthetic;
+use crate::common::layout::Spec;
+use crate::common::{Host, host};
+use pfr_agent::control::Control;
+use pfr_schema::ErrorCode;
+use pfr_schema::agent::{Drain, EngineInfo, EngineState, Engines, Pushes, RestoreReport, SnapshotReport};
+use pfr_schema::api::Problem;
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt as _;
+
+struct Client {
+    http: reqwest::Client,
+}
+
+impl Client {
+    async fn of(host: &Host) -> Self {
+        let control = Control::bind(host.agent.clone()).unwrap();
+        tokio::spawn(control.run(std::future::pending()));
+        let socket = host.agent.config().socket.clone();
+        assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Self { http: reqwest::Client::builder().unix_socket(socket).build().unwrap() }
+    }
+
+    async fn get(&self, path: &str) -> reqwest::Response {
+        self.http.get(format!("http://agent{path}")).send().await.unwrap()
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> reqwest::Response {
+        self.http.post(format!("http://agent{path}")).body(body.to_string()).send().await.unwrap()
+    }
+}
+
+async fn problem(response: reqwest::Response) -> Problem {
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    let (status, id) = (response.status().as_u16(), response.headers()["x-request-id"].to_str().unwrap().to_owned());
+    let problem: Problem = response.json().await.unwrap();
+    assert_eq!((problem.status, problem.request_id.as_ref()), (status, Some(&id)));
+    problem
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_captured_and_restored_by_request() {
+    let host = host().await;
+    let client = Client::of(&host).await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    let tokens: Vec<u32> = (0..30).collect();
+    engine.add("s", &tokens);
+
+    let engines: Engines = client.get("/v1/engines").await.json().await.unwrap();
+    assert_eq!(engines.engines.len(), 1);
+    let info: EngineInfo = client.get("/v1/engines/e").await.json().await.unwrap();
+    assert_eq!((info.engine.as_str(), info.state), ("e", EngineState::Ready {}));
+
+    let body = json!({"reference": "team/agent:now", "push": "never"});
+    let report: SnapshotReport = client.post("/v1/engines/e/snapshots", &body).await.json().await.unwrap();
+    assert_eq!(report.boundary, 29);
+    let body = json!({"reference": "team/agent:now", "local": true});
+    let restored: RestoreReport = client.post("/v1/engines/e/restores", &body).await.json().await.unwrap();
+    assert_eq!((restored.digest, restored.oracle), (report.digest, true));
+    assert_eq!(engine.content("s"), engine.content(&restored.sequence.unwrap()));
+
+    let body = json!({"repository": "http://127.0.0.1:9/away", "plan_only": true});
+    let drain: Drain = client.post("/v1/drain", &body).await.json().await.unwrap();
+    assert_eq!((drain.plan.len(), drain.recompute_tokens, drain.bytes), (2, 58, 2 * report.bytes_resident));
+    assert!(drain.eta_seconds.unwrap() > 0.0 && drain.done.is_empty());
+    let pushes: Pushes = client.get("/v1/pushes").await.json().await.unwrap();
+    assert_eq!(pushes.pushes, []);
+
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(client.get(path).await.status(), 200);
+    }
+    let metrics = client.get("/metrics").await.text().await.unwrap();
+    assert!(metrics.contains("pf_agent_restores_total{outcome=\"ok\"}"), "{metrics}");
+    assert!(metrics.contains("pf_agent_requests_total{route=\"/v1/engines/{engine}/snapshots\",status=\"200\"}"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_makes_no_sense_is_a_problem() {
+    let host = host().await;
+    let client = Client::of(&host).await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &[1, 2, 3]);
+    for (path, body, code) in [
+        ("/v1/engines/e/snapshots", json!({"reference": "a:b", "exakt": true}), ErrorCode::InvalidRequest),
+        ("/v1/engines/e/snapshots", json!({"reference": "A B", "push": "never"}), ErrorCode::InvalidName),
+        ("/v1/engines/e/snapshots", json!({"reference": "a:b", "push": "never", "sequence": "t"}), ErrorCode::SequenceUnknown),
+        ("/v1/engines/f/snapshots", json!({"reference": "a:b", "push": "never"}), ErrorCode::EngineUnknown),
+        ("/v1/engines/e/restores", json!({"reference": "a:b", "local": true, "force": true}), ErrorCode::InvalidRequest),
+        ("/v1/engines/e/restores", json!({"reference": "a:b", "local": true}), ErrorCode::RepositoryUnknown),
+        ("/v1/engines/e/restores", json!({"reference": "http://127.0.0.1:9/a:b"}), ErrorCode::Unavailable),
+        ("/v1/engines/f/restores", json!({"reference": "a:b", "local": true}), ErrorCode::EngineUnknown),
+        ("/v1/drain", json!({"repository": "a:b"}), ErrorCode::InvalidRequest),
+        ("/v1/drain", json!([]), ErrorCode::InvalidRequest),
+        ("/v1/engines", json!({}), ErrorCode::InvalidRequest),
+        ("/v2/engines", json!({}), ErrorCode::NotFound),
+        ("/v1/drain", json!({"repository": "x".repeat(2 << 20)}), ErrorCode::TooLarge),
+    ] {
+        let response = client.post(path, &body).await;
+        let status = response.status().as_u16();
+        let problem = problem(response).await;
+        assert_eq!(problem.code, code, "{path}: {}", problem.detail);
+        assert_eq!(status, if path == "/v1/engines" { 405 } else { code.status() });
+    }
+    assert_eq!(problem(client.get("/v1/engines/f").await).await.code, ErrorCode::EngineUnknown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_agents_do_not_share_a_folder_or_a_socket() {
+    let host = host().await;
+    let config = host.agent.config().clone();
+    let error = pfr_agent::Agent::open(config).await.unwrap_err();
+    assert!(error.to_string().contains("another agent"), "{error}");
+    let _client = Client::of(&host).await;
+    let error = Control::bind(host.agent.clone()).unwrap_err();
+    assert!(error.to_string().contains("another agent listens"), "{error}");
+}

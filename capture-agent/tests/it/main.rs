@@ -1,0 +1,18 @@
+//! The capture agent, against engines made of test memory.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod common;
+mod config;
+mod control;
+mod engines_register;
+mod engines_wire;
+mod gpu;
+mod kernels;
+mod library;
+mod loads;
+mod memory;
+mod pushes;
+mod restore;
+mod snapshot;
+mod snapshot_faults;

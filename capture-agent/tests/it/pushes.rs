@@ -1,0 +1,344 @@
+//! Pushes in the background and drains, against a real registry.
+
+use crate::common::engine::Synthetic;
+use crate::common::layout::Spec;
+use crate::common::{Host, config, host_with};
+use pfr_agent::{Agent, Config};
+use pfr_registry::Server;
+use pfr_schema::agent::{Drain, DrainRequest, Push, PushJob, PushState, SnapshotRequest};
+use pfr_schema::{Digest, ErrorCode};
+use pfr_store::Pin;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+/// An address that nobody listens on now, and nobody but this process asks for: on 127.0.0.1 another test would get the port.
+fn free_address() -> SocketAddr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    std::net::TcpListener::bind((std::net::Ipv4Addr::new(127, 64 | a, b, c), 0)).unwrap().local_addr().unwrap()
+}
+
+async fn registry(dir: &Path, listen: SocketAddr) -> pfr_store::Store {
+    let config = pfr_registry::Config { data: dir.to_owned(), listen, ..pfr_registry::Config::default() };
+    let server = Server::bind(config).await.unwrap();
+    let store = server.store().clone();
+    tokio::spawn(server.run(std::future::pending()));
+    store
+}
+
+fn eager(config: &mut Config) {
+    config.push_retry = Duration::from_millis(20);
+    config.push_retry_max = Duration::from_millis(100);
+}
+
+/// A host with a sequence to capture, whose registry does not answer.
+async fn out_of_reach() -> (Host, Synthetic) {
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{}", free_address()));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    (host, engine)
+}
+
+/// Leaves a push on disk, as an agent that was killed does; and where.
+fn leave_job(config: &Config, digest: Digest, state: PushState) -> (PushJob, std::path::PathBuf) {
+    let (id, reference) = ("01a2000a-1c4b-720d-a562-8840f2a3e175".to_owned(), "http://127.0.0.1:1/team/agent:x".to_owned());
+    let job = PushJob { id, digest, reference, state, attempts: 1, error: None, code: None, bytes_sent: 0 };
+    let file = config.pushes_dir().join(format!("{}.json", job.id));
+    std::fs::create_dir_all(config.pushes_dir()).unwrap();
+    std::fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
+    (job, file)
+}
+
+async fn snapshot(host: &Host, engine: &str, reference: &str) -> (Digest, PushJob) {
+    let request = SnapshotRequest { reference: reference.into(), push: Push::Background, ..SnapshotRequest::default() };
+    let report = host.agent.snapshot(engine, request).await.unwrap();
+    (report.digest, report.push.unwrap())
+}
+
+async fn tries(agent: &Agent, id: &str, at_least: u32) -> PushJob {
+    crate::common::until("it was tried", || agent.pushes().list().iter().any(|job| job.id == id && job.attempts >= at_least)).await;
+    agent.pushes().list().into_iter().find(|job| job.id == id).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_is_on_disk_before_it_is_promised() {
+    // Who connects is never answered, so the first try does not end, and nothing else writes the job.
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let host = host_with(|config| config.registry = Some(url)).await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3]);
+    let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
+    let files = std::fs::read_dir(host.agent.config().pushes_dir()).unwrap();
+    let texts: Vec<String> = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    assert!(matches!(&texts[..], [one] if one.contains(&job.id) && one.contains(&digest.to_string())), "{texts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let url = format!("http://{address}");
+    let mut host = host_with(|config| {
+        eager(config);
+        config.registry = Some(url.clone());
+    })
+    .await;
+    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
+    let tried = tries(&host.agent, &job.id, 2).await;
+    assert_eq!(tried.reference, format!("{url}/team/agent:x"));
+    assert!(tried.error.unwrap().contains("does not answer"));
+    assert_ne!(tried.state, PushState::Failed);
+
+    // The agent restarts; the queue is where it was.
+    engine.leave();
+    drop(engine);
+    let mut settings = config(host.dir.path());
+    eager(&mut settings);
+    settings.registry = Some(url.clone());
+    drop(std::mem::replace(&mut host.agent, Agent::open(config(dir.path())).await.unwrap()));
+    let again = reopen(settings).await;
+    let [found] = &again.pushes().list()[..] else { panic!("one push") };
+    assert_eq!((&found.id, found.digest), (&job.id, digest));
+
+    let remote = tempfile::tempdir().unwrap();
+    let store = registry(remote.path(), address).await;
+    let done = again.pushes().wait(&job.id).await.unwrap();
+    assert_eq!((done.state, done.error), (PushState::Done, None));
+    assert!(done.bytes_sent > 0);
+    let tag = store.tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap();
+    assert_eq!(tag.digest, digest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_committed_whose_push_cannot_be_remembered() {
+    let (host, _engine) = out_of_reach().await;
+    let dir = host.agent.config().pushes_dir();
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, b"in the way").unwrap();
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Background, ..SnapshotRequest::default() };
+    let error = host.agent.snapshot("e", request).await.unwrap_err();
+    assert!(error.to_string().contains("push queue"), "{error}");
+    assert!(host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.is_err());
+    assert!(host.agent.pushes().list().is_empty());
+
+    std::fs::remove_file(&dir).unwrap();
+    std::fs::create_dir(&dir).unwrap();
+    let (digest, _) = snapshot(&host, "e", "team/agent:x").await;
+    assert_eq!(host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap().digest, digest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_snapshot_was_never_committed_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = config(dir.path());
+    // As a kill leaves it before the commit.
+    let (_, file) = leave_job(&settings, Digest::sha256(b"nothing"), PushState::Waiting);
+    let agent = Agent::open(settings).await.unwrap();
+    assert!(agent.pushes().list().is_empty() && !file.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_failed_after_its_names_were_written_is_pushed_all_the_same() {
+    let (host, _engine) = out_of_reach().await;
+    let journal = host.agent.config().store_dir().join("packs/journal");
+    drop(std::fs::remove_dir_all(&journal));
+    std::fs::create_dir_all(journal.parent().unwrap()).unwrap();
+    std::fs::write(&journal, b"in the way").unwrap();
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Background, ..SnapshotRequest::default() };
+    host.agent.snapshot("e", request).await.unwrap_err();
+    let there = host.agent.store().tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap();
+    let [job] = &host.agent.pushes().list()[..] else { panic!("one push") };
+    assert_eq!(job.digest, there.digest);
+    tries(&host.agent, &job.id, 1).await;
+    assert!(host.agent.store().metadata().evictable(100).await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_pushed_when_the_agent_ended_is_not_kept_for_ever() {
+    let mut host = host_with(eager).await;
+    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let request = SnapshotRequest { reference: "team/agent:x".into(), push: Push::Never, ..SnapshotRequest::default() };
+    let digest = host.agent.snapshot("e", request).await.unwrap().digest;
+    // As a kill leaves it after the push was written down as done and before the pin is taken back.
+    let repository = "team/agent".parse().unwrap();
+    assert!(host.agent.store().pin(&repository, &digest, Pin::UntilPushed, true).await.unwrap());
+    let (job, _) = leave_job(host.agent.config(), digest, PushState::Done);
+    engine.leave();
+    drop(engine);
+    let other = tempfile::tempdir().unwrap();
+    drop(std::mem::replace(&mut host.agent, Agent::open(config(other.path())).await.unwrap()));
+    let again = reopen(config(host.dir.path())).await;
+    assert_eq!(again.pushes().list(), [job]);
+    assert!(again.store().metadata().evictable(100).await.unwrap().iter().any(|snapshot| snapshot.digest == digest));
+}
+
+/// The lock ends with the last task of the agent before.
+async fn reopen(config: Config) -> Agent {
+    let opening = async {
+        loop {
+            match Agent::open(config.clone()).await {
+                Ok(agent) => return agent,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), opening).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_is_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let _store = registry(dir.path(), address).await;
+    let host = host_with(eager).await;
+    let nothing = Digest::sha256(b"nothing");
+    let job = host.agent.pushes().add(nothing, &format!("http://{address}/team/agent:x")).await.unwrap();
+    let failed = host.agent.pushes().wait(&job.id).await.unwrap();
+    assert_eq!((failed.state, failed.attempts), (PushState::Failed, 1));
+    assert!(failed.error.is_some());
+    for reference in ["team/agent:x", "http://h/team/agent:x~1", "http://h/Team:x"] {
+        let code = host.agent.pushes().add(nothing, reference).await.unwrap_err().code();
+        assert!(matches!(code, ErrorCode::InvalidRequest | ErrorCode::InvalidName), "{reference}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{address}"));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (_, first) = snapshot(&host, "e", "team/agent:x").await;
+    tries(&host.agent, &first.id, 1).await;
+    engine.step("s", 3);
+    let (last, second) = snapshot(&host, "e", "team/agent:x").await;
+    let store = registry(dir.path(), address).await;
+    assert_eq!(host.agent.pushes().wait(&second.id).await.unwrap().state, PushState::Done);
+    assert_eq!(host.agent.pushes().wait(&first.id).await.unwrap().state, PushState::Done);
+    assert_eq!(store.tag(&"team/agent".parse().unwrap(), &"x".parse().unwrap()).await.unwrap().digest, last);
+}
+
+async fn drain(host: &Host, wait_seconds: u64) -> Drain {
+    let request = DrainRequest { repository: "team/evacuated".into(), plan_only: false, wait_seconds: Some(wait_seconds) };
+    host.agent.drain(request).await.unwrap()
+}
+
+fn codes(drain: &Drain) -> Vec<(&str, &str, ErrorCode)> {
+    drain.failed.iter().map(|f| (f.engine.as_str(), f.sequence.as_str(), f.problem.code)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{address}"));
+    })
+    .await;
+    let (one, two) = (Synthetic::start(&host.agent, Spec::flat("one")), Synthetic::start(&host.agent, Spec::hybrid("two")));
+    one.add("s", &[1, 2, 3, 4, 5, 6]);
+    two.add("t", &[7, 8, 9]);
+    let plan = DrainRequest { repository: "team/evacuated".into(), plan_only: true, wait_seconds: None };
+    let plan = host.agent.drain(plan).await.unwrap();
+    let items: Vec<(&str, &str, u64)> = plan.plan.iter().map(|i| (i.engine.as_str(), i.reference.as_str(), i.boundary)).collect();
+    assert_eq!(items, [("one", "team/evacuated/one:s", 5), ("two", "team/evacuated/two:t", 2)]);
+    assert_eq!((plan.recompute_tokens, plan.eta_seconds, plan.done.len(), plan.failed.len()), (7, None, 0, 0));
+    assert!(plan.bytes > 0 && host.agent.pushes().list().is_empty());
+
+    // Nobody answers: both are captured, and reported as not pushed.
+    let late = drain(&host, 0).await;
+    assert_eq!(codes(&late), [("one", "s", ErrorCode::Timeout), ("two", "t", ErrorCode::Timeout)]);
+    assert!(late.done.is_empty() && late.failed[0].problem.detail.contains("lies in this host's store"), "{late:?}");
+    let jobs = host.agent.pushes().list();
+    assert_eq!(jobs.len(), 2);
+    assert!(!one.is_paused() && !two.is_paused());
+
+    // The pushes went on: they are done when a registry is there.
+    let store = registry(dir.path(), address).await;
+    for job in jobs {
+        assert_eq!(host.agent.pushes().wait(&job.id).await.unwrap().state, PushState::Done);
+    }
+    one.step("s", 2);
+    let done = drain(&host, 60).await;
+    assert_eq!(codes(&done), []);
+    assert!(done.eta_seconds.is_some());
+    for (report, name) in done.done.iter().zip(["one", "two"]) {
+        assert_eq!(report.push.as_ref().map(|job| job.state), Some(PushState::Done));
+        let (repository, tag) = (format!("team/evacuated/{name}").parse().unwrap(), report.sequence.parse().unwrap());
+        assert_eq!(store.tag(&repository, &tag).await.unwrap().digest, report.digest);
+    }
+    assert_eq!(done.done.iter().map(|report| report.boundary).collect::<Vec<_>>(), [7, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_tells_of_pushes_that_were_refused() {
+    // A server that knows no such page.
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(url);
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let drained = drain(&host, 60).await;
+    assert_eq!(codes(&drained), [("e", "s", ErrorCode::NotFound)]);
+    assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_takes_back_its_own_pin_and_nobody_elses() {
+    let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
+    let host = host_with(|config| {
+        eager(config);
+        config.registry = Some(format!("http://{address}"));
+    })
+    .await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (store, repository) = (host.agent.store().clone(), "team/agent".parse().unwrap());
+    let evictable = async |digest| store.metadata().evictable(100).await.unwrap().iter().any(|s| s.digest == digest);
+    let (by_hand, first) = snapshot(&host, "e", "team/agent:x").await;
+    engine.step("s", 3);
+    let (other, second) = snapshot(&host, "e", "team/agent:y").await;
+    // Nobody answers yet: both are the only copy, whatever people say of them.
+    for digest in [by_hand, other] {
+        assert!(store.pin(&repository, &digest, Pin::ByHand, true).await.unwrap());
+        assert!(store.pin(&repository, &digest, Pin::ByHand, false).await.unwrap(), "it waits to be pushed");
+        assert!(!evictable(digest).await);
+    }
+    // A push that is refused at once leaves the pin to the one that waits.
+    host.agent.pushes().add(by_hand, "http://127.0.0.1:99999/team/agent:x").await.unwrap_err();
+    assert!(!evictable(by_hand).await, "another push of it waits");
+    store.pin(&repository, &by_hand, Pin::ByHand, true).await.unwrap();
+    let _registry = registry(dir.path(), address).await;
+    assert_eq!(host.agent.pushes().wait(&first.id).await.unwrap().state, PushState::Done);
+    assert_eq!(host.agent.pushes().wait(&second.id).await.unwrap().state, PushState::Done);
+    // The pin goes after the push is said to be done.
+    let freed = async {
+        while !evictable(other).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), freed).await.unwrap();
+    // And that of the first by the time a third has come and gone.
+    engine.step("s", 3);
+    let (_, third) = snapshot(&host, "e", "team/agent:z").await;
+    host.agent.pushes().wait(&third.id).await.unwrap();
+    assert!(!evictable(by_hand).await, "a person pinned it");
+    assert!(!store.pin(&repository, &by_hand, Pin::ByHand, false).await.unwrap());
+    assert!(evictable(by_hand).await);
+}

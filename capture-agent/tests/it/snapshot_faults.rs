@@ -1,0 +1,263 @@
+//! Whatever goes wrong in a capture: the engine goes on, nothing is committed, and the next capture works.
+
+use bytes::Bytes;
+use crate::common::engine::Synthetic;
+use crate::common::layout::Spec;
+use crate::common::memory::{Event, Fault};
+use crate::common::{Host, host, host_with, until};
+use pfr_agent::Error;
+use pfr_agent::engines::Link;
+use pfr_agent::memory::{Deliver, MemoryError, Page, PageMemory};
+use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
+use pfr_schema::engine::{Failure, Part, Sequence, Table, ToEngine, Verb};
+use pfr_schema::{Algorithm, Digest, ErrorCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|i| i * 7 + 3).collect()
+}
+
+fn request() -> SnapshotRequest {
+    SnapshotRequest { reference: "team/agent:now".into(), push: Push::Never, ..SnapshotRequest::default() }
+}
+
+async fn snapshots(host: &Host) -> usize {
+    match host.agent.store().snapshots(&"team/agent".parse().unwrap(), None, 10).await {
+        Ok(page) => page.rows.len(),
+        Err(pfr_store::Error::RepositoryUnknown(_)) => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A capture fails with `code`; the engine goes on, and once healed it is captured.
+async fn fails(host: &Host, engine: &Synthetic, faults: &[Fault], code: ErrorCode) {
+    let before = snapshots(host).await;
+    faults.iter().for_each(|fault| engine.set(*fault));
+    let error = host.agent.snapshot(&engine.spec.name, request()).await.unwrap_err();
+    assert_eq!(error.code(), code, "{faults:?}: {error}");
+    assert_eq!(snapshots(host).await, before, "{faults:?}: a snapshot appeared");
+    engine.heal();
+    until("the engine goes on", || !engine.is_paused()).await;
+    until("pins are given back", || engine.pins() == 0).await;
+    until("the ring is free", || host.agent.engines().ring().used() == 0).await;
+    let report = host.agent.snapshot(&engine.spec.name, request()).await.unwrap_or_else(|error| panic!("after {faults:?}: {error}"));
+    assert!(report.boundary > 0);
+    until("the engine goes on", || !engine.is_paused() && engine.pins() == 0).await;
+}
+
+#[tokio::test]
+async fn whatever_fails_the_engine_goes_on_and_nothing_appears() {
+    use ErrorCode as Code;
+    let cases: &[(&[Fault], Code)] = &[
+        (&[Fault::PanicInSetAside], Code::Internal),
+        (&[Fault::PanicInHash], Code::Internal),
+        (&[Fault::PanicInRead], Code::Internal),
+        (&[Fault::HashFails], Code::EngineLost),
+        (&[Fault::ReadFails], Code::EngineLost),
+        (&[Fault::Torn], Code::TornCopy),
+        (&[Fault::TornAside], Code::TornCopy),
+        (&[Fault::NoRoom], Code::NoRoom),
+        (&[Fault::Refuses("pause")], Code::EngineRefused),
+        (&[Fault::Refuses("table")], Code::EngineRefused),
+        (&[Fault::Refuses("pin")], Code::EngineRefused),
+        (&[Fault::Leaves("table")], Code::EngineLost),
+        (&[Fault::BlockTooMany], Code::EngineRefused),
+        (&[Fault::BlockTooFew], Code::EngineRefused),
+        (&[Fault::BlockOutOfRange], Code::EngineRefused),
+        (&[Fault::NullBlock], Code::EngineRefused),
+    ];
+    for without_pins in [false, true] {
+        for (faults, code) in cases {
+            if without_pins && faults.contains(&Fault::Refuses("pin")) {
+                continue;
+            }
+            // An agent of its own: what one has stored, another would not read.
+            let host = host().await;
+            let spec = Spec::hybrid("e");
+            let engine = Synthetic::start(&host.agent, if without_pins { spec.without(Verb::Pin) } else { spec });
+            engine.add("s", &tokens(50));
+            fails(&host, &engine, faults, *code).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_the_store_has_already_is_hashed_again_all_the_same() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    host.agent.snapshot("e", request()).await.unwrap();
+    // Nothing of it would be copied now; its value is computed of what is read.
+    fails(&host, &engine, &[Fault::TornAside], ErrorCode::TornCopy).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_answer_in_time_is_told_to_go_on() {
+    for call in ["pause", "table", "pin"] {
+        let host = host_with(|config| config.engine_timeout = Duration::from_millis(50)).await;
+        let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+        engine.add("s", &tokens(50));
+        fails(&host, &engine, &[Fault::Silent(call)], ErrorCode::EngineLost).await;
+        let resumed = engine.journal().iter().filter(|event| **event == Event::Call("resume")).count();
+        assert!(resumed >= 2, "{call}: {:?}", engine.journal());
+    }
+}
+
+#[tokio::test]
+async fn scores_that_do_not_come_do_not_fail_a_snapshot() {
+    for fault in [Fault::Silent("oracle"), Fault::Refuses("oracle"), Fault::Leaves("oracle")] {
+        let host = host_with(|config| config.engine_timeout = Duration::from_millis(50)).await;
+        let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+        engine.add("s", &tokens(50));
+        engine.set(fault);
+        assert!(!host.agent.snapshot("e", request()).await.unwrap().oracle, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_resume_that_is_refused_is_tried_again() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    engine.set(Fault::Refuses("resume"));
+    let running = tokio::spawn({
+        let agent = host.agent.clone();
+        async move { agent.snapshot("e", request()).await }
+    });
+    until("it was refused twice", || engine.journal().iter().filter(|event| **event == Event::Call("resume")).count() > 2).await;
+    assert!(engine.is_paused());
+    engine.heal();
+    running.await.unwrap().unwrap();
+    assert!(!engine.is_paused());
+}
+
+#[tokio::test]
+async fn a_capture_that_is_given_up_lets_the_engine_go_on() {
+    for call in ["pause", "table", "pin", "oracle"] {
+        let host = host().await;
+        let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+        engine.add("s", &tokens(50));
+        engine.set(Fault::Silent(call));
+        let agent = host.agent.clone();
+        let running = tokio::spawn(async move { agent.snapshot("e", request()).await });
+        until(call, || engine.journal().contains(&Event::Call(call))).await;
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+        engine.heal();
+        until("the engine goes on", || !engine.is_paused() && engine.pins() == 0).await;
+        assert_eq!(snapshots(&host).await, 0, "{call}");
+        assert!(host.agent.snapshot("e", request()).await.is_ok(), "{call}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_leaves_in_the_middle_fails_the_capture_and_is_forgotten() {
+    let host = host().await;
+    let mut engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    engine.set(Fault::Silent("pin"));
+    let agent = host.agent.clone();
+    let running = tokio::spawn(async move { agent.snapshot("e", request()).await });
+    until("pin", || engine.journal().contains(&Event::Call("pin"))).await;
+    assert!(matches!(&host.agent.engines().list()[0].state, EngineState::Busy { with } if with == "a snapshot"));
+    assert!(matches!(host.agent.snapshot("e", request()).await, Err(Error::Busy { .. })));
+    engine.leave();
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert!(host.agent.engines().list().is_empty());
+    assert!(matches!(host.agent.snapshot("e", request()).await, Err(Error::EngineUnknown { .. })));
+    assert_eq!(snapshots(&host).await, 0);
+}
+
+#[tokio::test]
+async fn a_ring_smaller_than_a_page_is_told_before_the_engine_is_stopped() {
+    let host = host_with(|config| config.ring_bytes = 700).await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    let error = host.agent.snapshot("e", request()).await.unwrap_err();
+    assert!(matches!(error, Error::Memory(MemoryError::NoRoom { what: "ring", needed: 768, free: 700 })), "{error}");
+    assert_eq!(engine.journal(), []);
+}
+
+#[tokio::test]
+async fn more_scores_than_a_restore_would_read_are_refused_before_anything_is_captured() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &tokens(50));
+    let error = host.agent.snapshot("e", SnapshotRequest { oracle: Some(4097), ..request() }).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidRequest);
+    assert_eq!((snapshots(&host).await, engine.journal().len()), (0, 0), "{error}");
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_write_fails_the_capture_only() {
+    let host = host().await;
+    let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
+    engine.add("s", &tokens(50));
+    let packs = host.agent.config().store_dir().join("packs");
+    let aside = packs.with_extension("aside");
+    std::fs::rename(&packs, &aside).unwrap();
+    std::fs::write(&packs, b"not a folder").unwrap();
+    let error = host.agent.snapshot("e", request()).await.unwrap_err();
+    assert!(matches!(error, Error::Store(_)), "{error}");
+    until("the engine goes on", || !engine.is_paused() && engine.pins() == 0).await;
+    assert_eq!(snapshots(&host).await, 0);
+    std::fs::remove_file(&packs).unwrap();
+    std::fs::rename(&aside, &packs).unwrap();
+    host.agent.snapshot("e", request()).await.unwrap();
+}
+
+/// Memory of 16 TiB that nobody has.
+#[derive(Debug)]
+struct Huge;
+
+const HUGE_PAGE: u64 = 256 << 20;
+const HUGE_PAGES: u32 = 1 << 16;
+
+impl PageMemory for Huge {
+    fn size(&self) -> u64 {
+        HUGE_PAGE * u64::from(HUGE_PAGES)
+    }
+    fn preflight(&self, _aside: u64, _largest: u64) -> Result<(), MemoryError> {
+        Ok(())
+    }
+    fn hash(&self, _algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
+        Ok(pages.iter().map(|page| Digest::sha256(&page.spans[0].offset.to_le_bytes())).collect())
+    }
+    fn read(&self, _pages: &[Page], _deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
+        panic!("there is no room for a page of it")
+    }
+    fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError> {
+        panic!("all {} pages are full", pages.len())
+    }
+    fn write(&self, _pages: &[(Page, Bytes)], _after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
+        panic!("nothing is restored")
+    }
+}
+
+#[async_trait::async_trait]
+impl Link for Huge {
+    async fn call(&self, call: ToEngine) -> Result<Value, Failure> {
+        if !matches!(call, ToEngine::Table(_)) {
+            return Ok(json!({"pin": 1}));
+        }
+        let blocks = [("main".to_owned(), (0..HUGE_PAGES).collect())].into();
+        let (tokens, boundary) = (vec![1; HUGE_PAGES as usize], u64::from(HUGE_PAGES));
+        Ok(json!(Table { sequences: vec![Sequence { id: "s".into(), tokens, boundary, blocks, ..Sequence::default() }] }))
+    }
+}
+
+#[tokio::test]
+async fn more_bytes_than_the_disk_has_room_for_are_not_begun() {
+    let host = host_with(|config| config.ring_bytes = HUGE_PAGE).await;
+    let mut register = Spec::with("huge", vec![crate::common::layout::Group::opaque("main")]).register(0);
+    register.memories[0].bytes = Huge.size();
+    let group = &mut register.groups[0];
+    (group.block_tokens, group.blocks, group.null_block) = (1, HUGE_PAGES, None);
+    group.components[0].parts = vec![Part { memory: "kv".into(), offset: 0, block_stride: HUGE_PAGE, bytes: HUGE_PAGE }];
+    let _attached = host.agent.engines().attach(register, vec![Arc::new(Huge)], Arc::new(Huge)).unwrap();
+    let error = host.agent.snapshot("huge", request()).await.unwrap_err();
+    assert!(matches!(error, Error::NoRoom { what: "disk", .. }), "{error}");
+}

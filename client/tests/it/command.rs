@@ -1,0 +1,118 @@
+//! The real `pf` in empty surroundings: exit codes, and what goes to which stream.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// `pf` with no configuration but what the test gives it.
+fn pf(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pf"));
+    command.env_clear().env("HOME", home).args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(home: &Path, args: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = pf(home, args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+#[test]
+fn help_and_version_go_to_stdout_and_succeed() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["--help"][..], &["--version"], &["push", "--help"], &["help", "stats"]] {
+        let (code, stdout, stderr) = run(home.path(), args);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
+        assert!(!stdout.is_empty() && !stdout.contains('\x1b'), "{args:?}: {stdout}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_exits_1_and_leaves_stdout_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let cases: [&[&str]; 9] = [
+        &[],
+        &["nonsense"],
+        &["push", "./x"],
+        &["inspect", "Upper/Case"],
+        &["push", "./x", "a:b~1"],
+        &["push", "./x", "a:b", "--if-tag-is", "maybe"],
+        &["rm", "a"],
+        &["fork", "a:b", "-n", "0"],
+        &["verify"],
+    ];
+    for args in cases {
+        let (code, stdout, stderr) = run(home.path(), args);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
+        assert!(!stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_set_to_nothing_is_not_set() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = pf(home.path(), &["ls", "--local"]);
+    let output = command.envs(["PF_REGISTRY", "PF_STORE", "PF_RETRIES", "PF_TOKEN", "PF_CONFIG"].map(|name| (name, ""))).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(5) && stderr.contains(".local/share/pf"), "{stderr}");
+}
+
+#[test]
+fn a_drain_names_the_engine_that_could_not_be_asked() {
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let problem = r#"{"type":"t","title":"t","status":409,"detail":"rank 1 is missing","code":"engine_busy","retryable":true}"#;
+        let failed = format!(r#"[{{"engine":"vllm","sequence":"","problem":{problem}}}]"#);
+        let body = format!(r#"{{"plan":[],"done":[],"failed":{failed},"bytes":0,"eta_seconds":null,"recompute_tokens":0}}"#);
+        let (mut stream, _) = listener.accept().unwrap();
+        drop(stream.read(&mut [0; 4096]));
+        let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes()).unwrap();
+    });
+    let output = pf(home.path(), &["drain", "team/evacuated", "--agent", socket.to_str().unwrap()]).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(3), "{stdout}{stderr}");
+    assert!(stdout.contains("vllm: rank 1 is missing") && !stdout.contains("nothing"), "{stdout}");
+    assert!(stderr.contains("it is not known what 1 engine may hold"), "{stderr}");
+}
+
+#[test]
+fn looking_at_a_local_store_does_not_make_one() {
+    let home = tempfile::tempdir().unwrap();
+    let (code, _, stderr) = run(home.path(), &["ls", "--local"]);
+    assert_eq!(code, 5, "{stderr}");
+    assert!(stderr.contains("hint: ") && stderr.contains(".local/share/pf"), "{stderr}");
+    assert_eq!(home.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn a_setting_that_does_not_exist_is_refused_with_its_place() {
+    let home = tempfile::tempdir().unwrap();
+    let config = home.path().join("config.toml");
+    std::fs::write(&config, "registry = \"http://r\"\ntokn = \"hush\"\n").unwrap();
+    let output = pf(home.path(), &["ls"]).env("PF_CONFIG", &config).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.contains("config.toml") && stderr.contains("tokn"), "{stderr}");
+}
+
+#[test]
+fn a_source_that_is_not_there_is_said_to_be_so() {
+    let home = tempfile::tempdir().unwrap();
+    let (code, _, stderr) = run(home.path(), &["push", "team/agent:x", "team/agent:y", "--registry", "http://127.0.0.1:1"]);
+    assert_eq!(code, 5, "{stderr}");
+    assert!(stderr.contains("team/agent:x is not a directory"), "{stderr}");
+}
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_failure() {
+    let home = tempfile::tempdir().unwrap();
+    // More than a pipe holds, so that writing does meet the closed end.
+    let mut child = pf(home.path(), &["completions", "zsh"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}

@@ -1,0 +1,142 @@
+//! `pf gc` and `pf pin`, over real stores and a real registry.
+
+use crate::common::sample::directory;
+use crate::common::{Registry, pf, pull_store, push_dir, repository, tag, target};
+use pfr_client::{Progress, Source, push};
+use pfr_schema::api::GcReport;
+use pfr_schema::geometry::{Dtype, Geometry};
+use pfr_store::{Options, Store};
+use std::path::Path;
+use std::time::Duration;
+
+const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 };
+
+fn report(dir: &Path, args: &[&str]) -> GcReport {
+    let (code, stdout, stderr) = pf(dir, &[args, &["--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// A registry with three snapshots, and a local store that has pulled them, leases over.
+async fn pulled() -> (Registry, tempfile::TempDir, u64) {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let mut size = 0;
+    for (i, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let numbers: Vec<u64> = (i as u64 * 100..i as u64 * 100 + 40).collect();
+        let source = directory(GEOMETRY, &numbers);
+        push_dir(&registry.remote(), source.path(), name).await.unwrap();
+        // The lease of the pull: long enough for it, over soon after.
+        let store = Store::open(&dir.path().join("store"), Options { lease: Duration::from_secs(3), ..Options::default() }).await.unwrap();
+        let digest = pull_store(&registry.remote(), name, &store).await.unwrap().digest;
+        store.put_tag(&repository(), tag(name), digest, None).await.unwrap();
+        size = store.metadata().disk_bytes().await.unwrap();
+    }
+    (registry, dir, size)
+}
+
+/// Collects until no lease keeps the store above `bytes`.
+fn until_below(dir: &Path, args: &[&str], bytes: u64) -> u64 {
+    let start = std::time::Instant::now();
+    let mut evicted = 0;
+    loop {
+        evicted += report(dir, args).evicted;
+        let stats: serde_json::Value = serde_json::from_str(&pf(dir, &["stats", "--local", "--json"]).1).unwrap();
+        if stats["disk"].as_u64().unwrap() <= bytes {
+            return evicted;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "it stays at {stats}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_outgrew_its_size_loses_what_was_not_used_and_keeps_what_is_pinned() {
+    let (registry, dir, size) = pulled().await;
+    let (code, stdout, _) = pf(dir.path(), &["pin", "team/agent:a"]);
+    assert!(code == 0 && stdout.contains("pinned"), "{stdout}");
+    let limit = (size * 2 / 3 + size / 6).to_string();
+    let args = ["gc", "--max-size", limit.as_str()];
+    assert_eq!(report(dir.path(), &[&args[..], &["--dry-run"]].concat()).evicted, 1);
+    assert_eq!(until_below(dir.path(), &args, size * 5 / 6), 1, "waiting for leases evicts nothing more");
+    let there = |name: &str| pf(dir.path(), &["inspect", "--local", &format!("team/agent:{name}")]).0 == 0;
+    assert_eq!([there("a"), there("b"), there("c")], [true, false, true]);
+    let (code, stdout, _) = pf(dir.path(), &["gc", "--max-size", "1kB"]);
+    assert!(code == 0 && stdout.contains("pinned") && stdout.contains("evicted"), "{stdout}");
+    assert_eq!([there("a"), there("c")], [true, false]);
+    assert_eq!(pf(dir.path(), &["pin", "team/agent:a", "--remove"]).0, 0);
+    until_below(dir.path(), &["gc", "--max-size", "0"], 0);
+    assert!(!there("a"));
+    // What was evicted is pulled again.
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    let digest = pull_store(&registry.remote(), "b", &store).await.unwrap().digest;
+    store.verify(&digest, &mut |_| ()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_makes_room_if_the_configuration_limits_the_store() {
+    let (registry, dir, size) = pulled().await;
+    let config = dir.path().join(".config/pf");
+    std::fs::create_dir_all(&config).unwrap();
+    let url = registry.remote().url().to_string();
+    std::fs::write(config.join("config.toml"), format!("registry = {url:?}\nmax-store-size = \"{}B\"\n", size * 5 / 6)).unwrap();
+    let (code, _, stderr) = pf(dir.path(), &["pull", "team/agent:a"]);
+    assert_eq!(code, 0, "{stderr}");
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    let left = store.snapshots(&repository(), None, 10).await.unwrap().rows;
+    // The pull used `a` again, so `b` is what was not used for longest. The last pull is tagged `here`, too.
+    let tags: Vec<String> = left.iter().flat_map(|row| row.tags.iter().map(ToString::to_string)).collect();
+    assert_eq!(tags, ["c", "here", "a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_pushed_or_pulled_again_is_used_again() {
+    let (registry, dir, size) = pulled().await;
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    let digests = async || {
+        let mut found = Vec::new();
+        for name in ["a", "b", "c"] {
+            found.push(store.tag(&repository(), &tag(name)).await.unwrap().digest);
+        }
+        found
+    };
+    let order = async || store.metadata().evictable(10).await.unwrap().into_iter().map(|snapshot| snapshot.digest).collect::<Vec<_>>();
+    let [a, b, c] = digests().await[..] else { panic!("three snapshots") };
+    assert_eq!(order().await, [a, b, c]);
+    let source = Source::Store { store: store.clone(), snapshot: a };
+    push(&source, &registry.remote(), target("again"), &Progress::new()).await.unwrap();
+    assert_eq!(order().await, [b, c, a], "a was pushed again");
+    pull_store(&registry.remote(), "b", &store).await.unwrap();
+    assert_eq!(order().await, [c, a, b], "b was pulled again");
+    let limit = (size * 2 / 3 + size / 6).to_string();
+    assert_eq!(report(dir.path(), &["gc", "--max-size", &limit]).evicted, 1);
+    assert_eq!(order().await, [a, b], "c was not used for longest");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_collects_when_asked() {
+    let registry =
+        Registry::start_with(|config| (config.lease_seconds, config.gc_interval_seconds, config.gc_horizon_seconds) = (1, 0, 0)).await;
+    let (dir, source) = (tempfile::tempdir().unwrap(), directory(GEOMETRY, &(0..40).collect::<Vec<_>>()));
+    let digest = push_dir(&registry.remote(), source.path(), "a").await.unwrap().digest;
+    registry.remote().delete_snapshot(&repository(), &digest).await.unwrap();
+    let url = registry.remote().url().to_string();
+    let start = std::time::Instant::now();
+    let mut freed = 0;
+    while freed == 0 {
+        let done = report(dir.path(), &["gc", "--remote", "--registry", &url]);
+        assert_eq!(done.trigger, "request");
+        freed += done.released + done.unclaimed;
+        assert!(start.elapsed() < Duration::from_secs(60), "{done:?}");
+    }
+    let (code, stdout, stderr) = pf(dir.path(), &["gc", "--remote", "--dry-run", "--registry", &url]);
+    assert!(code == 0 && stdout.contains("nothing was changed") && stdout.contains("0 objects"), "{stdout}{stderr}");
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [&["gc", "--max-size", "much"][..], &["gc", "--remote", "--max-size", "1GiB"], &["pin"], &["pin", "http://r:1/a:b"]] {
+        let (code, stdout, stderr) = pf(dir.path(), args);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
+    }
+    assert_eq!(pf(dir.path(), &["gc"]).0, 5);
+}

@@ -1,0 +1,15 @@
+//! The client library and the `pf` program, against a registry in the same process.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod agent;
+mod command;
+mod common;
+mod gc;
+mod integrity;
+mod pull;
+mod push;
+mod refusals;
+mod scrub;
+mod slow_push;
+mod trouble;

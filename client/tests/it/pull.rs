@@ -1,0 +1,307 @@
+//! Pull: from a real registry into stores and directories.
+
+use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
+use crate::common::{Registry, files, memory, pull_dir, pull_store, push_dir, repository, same_files, selector, tag, target};
+use pfr_client::{Destination, Progress, Source, pull, push};
+use pfr_schema::api::MatchRequest;
+use pfr_schema::checkpoint::Checkpoint;
+use pfr_schema::run::Run;
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig, TITLE};
+use pfr_schema::tree::{Document, Group, GroupKind, PageTree, RunRef, SCHEMA};
+use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type};
+use pfr_store::{Store, document_frame};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+#[tokio::test]
+async fn a_snapshot_is_pulled_into_a_store_once() {
+    let (registry, local) = (Registry::start().await, memory().await);
+    let (remote, source) = (registry.remote(), everything());
+    let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
+    let progress = Progress::new();
+    let destination = Destination::Store { store: local.clone(), repository: repository(), tag: Some(tag("here")) };
+    let first = pull(&remote, &repository(), &selector("t"), &destination, &progress).await.unwrap();
+    assert_eq!((first.digest, first.pages, first.bytes_raw, first.blobs_total), (pushed.digest, 200, pushed.bytes_raw, pushed.blobs_total));
+    assert_eq!(local.resolve(&repository(), &selector("here")).await.unwrap(), pushed.digest);
+    local.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+    assert_eq!(progress.bytes_done() + progress.bytes_deduplicated(), progress.bytes_total());
+
+    let second = pull_store(&remote, "t", &local).await.unwrap();
+    assert_eq!((second.round_trips, second.blobs_received, second.bytes_received), (1, 0, 0));
+    assert_eq!(second.bytes_deduplicated, second.bytes_raw);
+    let by_digest = pull_store(&remote, &pushed.digest.to_string(), &local).await.unwrap();
+    assert_eq!(by_digest.digest, pushed.digest);
+}
+
+#[tokio::test]
+async fn a_registry_says_why_tokens_match_nothing() {
+    let (registry, source) = (Registry::start().await, directory(SMALL, &[1]));
+    let remote = registry.remote();
+    let request = MatchRequest { tokens: vec![1, 2], fingerprint: Digest::sha256(b"d"), salt: String::new(), adapter: None };
+    let error = remote.match_prefix(&repository(), &request).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::RepositoryUnknown);
+    let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
+    let response = remote.match_prefix(&repository(), &request).await.unwrap();
+    assert_eq!((response.digest, response.boundary, response.rejected[0].digest), (None, 0, pushed.digest));
+}
+
+#[tokio::test]
+async fn a_fork_costs_what_differs() {
+    let (registry, local) = (Registry::start().await, memory().await);
+    let mut pages: Vec<u64> = (0..2000).collect();
+    let (remote, source) = (registry.remote(), directory(LARGE, &pages));
+    push_dir(&remote, source.path(), "a").await.unwrap();
+    let first = pull_store(&remote, "a", &local).await.unwrap();
+    pages.iter_mut().rev().take(20).for_each(|n| *n += 10_000);
+    write(source.path(), "page_manifest.json", LARGE, &pages);
+    push_dir(&remote, source.path(), "b").await.unwrap();
+    let second = pull_store(&remote, "b", &local).await.unwrap();
+    assert!(second.round_trips <= 5, "{} round trips", second.round_trips);
+    let new = 40 * 16_384;
+    assert!(second.bytes_received <= new * 102 / 100 + (128 << 10), "{} bytes for {new} new", second.bytes_received);
+    assert!(first.bytes_received > 50 * second.bytes_received);
+    local.verify(&second.digest, &mut |_| {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_directory_takes_what_the_local_store_has() {
+    let (registry, local) = (Registry::start().await, memory().await);
+    let (remote, source) = (registry.remote(), everything());
+    push_dir(&remote, source.path(), "t").await.unwrap();
+    pull_store(&remote, "t", &local).await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    let destination = Destination::Directory { path: copy.path().join("new/dir"), store: Some(local) };
+    let progress = Progress::new();
+    let pulled = pull(&remote, &repository(), &selector("t"), &destination, &progress).await.unwrap();
+    assert_eq!((pulled.round_trips, pulled.blobs_received), (1, 0));
+    assert_eq!(progress.bytes_deduplicated(), progress.bytes_total());
+    same_files(source.path(), &copy.path().join("new/dir"));
+}
+
+#[tokio::test]
+async fn a_directory_keeps_the_files_that_are_right_and_replaces_those_that_are_not() {
+    let registry = Registry::start().await;
+    let (remote, source) = (registry.remote(), directory(SMALL, &(0..100).collect::<Vec<_>>()));
+    push_dir(&remote, source.path(), "t").await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    pull_dir(&remote, "t", copy.path()).await.unwrap();
+    let path = |n| blob_path(copy.path(), &Digest::sha256(&page(n, 128)));
+    std::fs::remove_file(path(1)).unwrap();
+    std::fs::write(path(2), page(3, 128)).unwrap();
+    std::fs::write(path(3), "short").unwrap();
+    // What a killed pull leaves.
+    std::fs::write(path(1).with_extension("tmp"), "half").unwrap();
+    let pulled = pull_dir(&remote, "t", copy.path()).await.unwrap();
+    assert_eq!(pulled.blobs_received as usize, 3 + 4, "three pages, and config, run, tree and manifest to know them by");
+    same_files(source.path(), copy.path());
+}
+
+#[tokio::test]
+async fn a_directory_of_another_snapshot_is_left_as_it_is() {
+    let registry = Registry::start().await;
+    let (remote, source) = (registry.remote(), everything());
+    push_dir(&remote, source.path(), "t").await.unwrap();
+    let stranger = |name: &'static str, content: &'static str| (name, content);
+    for (name, content) in [
+        stranger("page_manifest.json", "{}"),
+        stranger("page_manifest.main.0.json", "{}"),
+        stranger("config.json", "{}"),
+        stranger("checkpoint.json", "{}"),
+        stranger("snapshot.json", "{}"),
+        stranger("attachments/other", ""),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        let error = pull_dir(&remote, "t", dir.path()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::InvalidRequest, "{name}: {error}");
+        assert!(error.to_string().contains(name), "{name}: {error}");
+        assert_eq!(files(dir.path()).len(), 1, "{name}: something was written");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("unrelated.txt"), "stays").unwrap();
+    pull_dir(&remote, "t", dir.path()).await.unwrap();
+}
+
+#[tokio::test]
+async fn several_page_manifests_come_back_as_they_were() {
+    let registry = Registry::start().await;
+    let (remote, source) = (registry.remote(), tempfile::tempdir().unwrap());
+    for (name, pages) in [("page_manifest.main.0.json", 1..80), ("page_manifest.main.1.json", 40..90), ("page_manifest.s%2fw.0.json", 7..9)]
+    {
+        write(source.path(), name, SMALL, &pages.collect::<Vec<_>>());
+    }
+    let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
+    let trees = remote.snapshot(&repository(), &selector("t")).await.unwrap().trees;
+    let shards: Vec<_> = trees.iter().map(|t| (t.group.name.as_str(), t.rank, t.world)).collect();
+    assert_eq!(shards, [("main", 0, 2), ("main", 1, 2), ("s/w", 0, 1)]);
+    let copy = tempfile::tempdir().unwrap();
+    pull_dir(&remote, "t", copy.path()).await.unwrap();
+    same_files(source.path(), copy.path());
+    assert_eq!(push_dir(&remote, copy.path(), "t").await.unwrap().digest, pushed.digest);
+}
+
+/// Stores a snapshot whose layers are `layers`, with what they reach in `documents` and `blobs`, and tags it `t`.
+async fn store_snapshot(store: &Store, layers: Vec<Descriptor>, documents: Vec<Document>, blobs: &[Vec<u8>]) -> Digest {
+    let config = Document::new(Kind::Blob, SnapshotConfig { agent: Some("x".into()), ..SnapshotConfig::default() }.to_bytes());
+    let labels = BTreeMap::from([("team".to_owned(), "red".to_owned())]);
+    let manifest = Manifest::snapshot(&config, layers, labels).to_document();
+    let digest = manifest.digest;
+    let blobs = blobs.iter().map(|b| Document::new(Kind::Blob, b.clone())).chain([config]);
+    let frames: Vec<_> = blobs.chain(documents).chain([manifest]).map(|d| document_frame(&d)).collect();
+    let end = pfr_schema::frame::end_mark(frames.len() as u64).into();
+    let session = store.open_push(&repository()).await.unwrap();
+    let stream = futures::stream::iter(frames.into_iter().chain([end]).map(Ok::<_, std::io::Error>));
+    store.ingest(&session.id, stream).await.unwrap();
+    store.commit(&session.id, digest, Some(tag("t")), None).await.unwrap();
+    digest
+}
+
+fn opaque_tree(group: &str, pages: &[Vec<u8>]) -> (Document, Document) {
+    let run = Run::new(1, 128, pages.iter().map(|p| Digest::sha256(p)).collect()).unwrap();
+    let run = Document::new(Kind::Run, run.to_bytes());
+    let tree = PageTree {
+        schema: SCHEMA.into(),
+        layout: "opaque/engine-x".into(),
+        page_size_tokens: 4,
+        page_bytes: 128,
+        geometry: None,
+        components: vec!["latent".into()],
+        group: Group { name: group.into(), kind: GroupKind::Mla },
+        rank: 0,
+        world: 1,
+        runs: vec![RunRef { digest: run.digest, pages: pages.len() as u32 }],
+        ix: (0..pages.len() as u32).collect(),
+        sequences: vec![],
+        flat_digest: None,
+    };
+    (tree.to_document(), run)
+}
+
+#[tokio::test]
+async fn what_files_cannot_say_is_said_by_the_manifest_itself() {
+    let registry = Registry::start().await;
+    let remote = registry.remote();
+    let pages: Vec<Vec<u8>> = (0..10).map(|n| page(n, 128)).collect();
+    let (opaque, run) = opaque_tree("latent", &pages);
+    let flat = crate::common::sample::flat(SMALL, &[1, 2]);
+    let group = Group { name: "win".into(), kind: GroupKind::SlidingWindow };
+    let (windowed, runs) = PageTree::from_flat(&flat, group, 1, 4).unwrap();
+    let windowed = windowed.to_document();
+    let nameless = page(50, 300);
+    let titled = |title: &str, bytes: &[u8]| Descriptor {
+        media_type: "application/x-thing".into(),
+        digest: Digest::sha256(bytes),
+        size: bytes.len() as u64,
+        annotations: BTreeMap::from([(TITLE.to_owned(), title.to_owned())]),
+    };
+    let layers = vec![
+        titled("z.bin", &pages[9]),
+        Descriptor::of(media_type::TREE, &windowed),
+        Descriptor { annotations: BTreeMap::new(), ..titled("", &nameless) },
+        Descriptor::of(media_type::TREE, &opaque),
+        titled("a.bin", &pages[8]),
+        titled("a.bin", &pages[7]),
+    ];
+    let documents = [vec![run, opaque, windowed], runs].concat();
+    let documents = {
+        let mut d = documents;
+        d.sort_by_key(|d| d.kind);
+        d
+    };
+    let blobs = [pages.clone(), vec![nameless]].concat();
+    let digest = store_snapshot(&registry.store, layers, documents, &blobs).await;
+
+    let copy = tempfile::tempdir().unwrap();
+    let pulled = pull_dir(&remote, "t", copy.path()).await.unwrap();
+    assert_eq!((pulled.digest, pulled.pages), (digest, 12));
+    let names = files(copy.path());
+    for name in ["snapshot.json", "page_manifest.win.1.json", "attachments/z.bin", "attachments/a.bin", "config.json"] {
+        assert!(names.contains_key(name), "{name} is not in {:?}", names.keys());
+    }
+    let other = Registry::start().await;
+    let pushed = push_dir(&other.remote(), copy.path(), "t").await.unwrap();
+    assert_eq!(pushed.digest, digest);
+    other.store.verify(&digest, &mut |_| {}).await.unwrap();
+    assert_eq!(pull_dir(&remote, "t", copy.path()).await.unwrap().blobs_received, 6, "the documents only");
+
+    for (name, message) in [("attachments/z.bin", "remove snapshot.json"), ("page_manifest.win.1.json", "remove snapshot.json")] {
+        let path = copy.path().join(name);
+        let good = std::fs::read(&path).unwrap();
+        std::fs::write(&path, "changed").unwrap();
+        let error = push_dir(&other.remote(), copy.path(), "t").await.unwrap_err();
+        assert!(error.to_string().contains(message) && error.to_string().contains(name), "{name}: {error}");
+        std::fs::write(&path, good).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn titles_that_leave_the_directory_are_refused_before_anything_is_written() {
+    for title in ["../up", "/etc/x", "a/b", "", ".", "..", "a\\b", "new\nline"] {
+        let registry = Registry::start().await;
+        let bytes = page(1, 100);
+        let layer = Descriptor {
+            media_type: media_type::OCTETS.into(),
+            digest: Digest::sha256(&bytes),
+            size: 100,
+            annotations: BTreeMap::from([(TITLE.to_owned(), title.to_owned())]),
+        };
+        store_snapshot(&registry.store, vec![layer], vec![], &[bytes]).await;
+        let parent = tempfile::tempdir().unwrap();
+        let error = pull_dir(&registry.remote(), "t", &parent.path().join("dir")).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::InvalidDocument, "{title:?}: {error}");
+        assert!(files(parent.path()).is_empty(), "{title:?}");
+        // A store has no file names to be hurt by.
+        pull_store(&registry.remote(), "t", &memory().await).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_named() {
+    let registry = Registry::start().await;
+    let (remote, source) = (registry.remote(), directory(SMALL, &[1]));
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(pull_dir(&remote, "t", dir.path()).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
+    push_dir(&remote, source.path(), "t").await.unwrap();
+    let cases = [("u", ErrorCode::TagUnknown), ("t~1", ErrorCode::SnapshotUnknown)];
+    for (what, code) in cases {
+        let error = pull_dir(&remote, what, dir.path()).await.unwrap_err();
+        assert_eq!((error.code(), error.code().exit_code()), (code, 5), "{what}: {error}");
+    }
+    let stranger = Digest::sha256(b"nothing").to_string();
+    assert_eq!(pull_dir(&remote, &stranger, dir.path()).await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
+}
+
+#[tokio::test]
+async fn two_pulls_into_one_directory_do_not_mix() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = Registry::start().await;
+    let source = directory(SMALL, &[1]);
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let held = std::fs::File::open(dir.path()).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let error = pull_dir(&registry.remote(), "t", dir.path()).await.unwrap_err();
+    assert!(error.to_string().contains("another pull"), "{error}");
+    drop(held);
+    pull_dir(&registry.remote(), "t", dir.path()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_checkpoint_without_pages_has_a_directory_too() {
+    let registry = Registry::start().await;
+    let made = tempfile::tempdir().unwrap();
+    crate::common::sample::write_checkpoint(made.path());
+    let bytes = std::fs::read(made.path().join("checkpoint.json")).unwrap();
+    let parsed = Checkpoint::parse(&bytes, &Limits::default()).unwrap();
+    let payloads: Vec<Vec<u8>> = parsed.tensors.iter().map(|t| std::fs::read(blob_path(made.path(), &t.payload_hash)).unwrap()).collect();
+    let checkpoint = Document::new(Kind::Checkpoint, bytes);
+    let layer = Descriptor::of(media_type::CHECKPOINT, &checkpoint);
+    let digest = store_snapshot(&registry.store, vec![layer], vec![checkpoint], &payloads).await;
+    let copy = tempfile::tempdir().unwrap();
+    pull_dir(&registry.remote(), "t", copy.path()).await.unwrap();
+    assert!(Path::exists(&copy.path().join("snapshot.json")));
+    let target = pfr_client::PushTarget { repository: "other".parse().unwrap(), ..target("t") };
+    let pushed = push(&Source::Directory(copy.path().into()), &registry.remote(), target, &Progress::new()).await.unwrap();
+    assert_eq!((pushed.digest, pushed.blobs_sent, pushed.created), (digest, 0, true));
+}

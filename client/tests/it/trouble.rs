@@ -1,0 +1,342 @@
+//! Lost answers, refusals, cuts and lies: what a push or pull makes of them.
+
+use crate::common::front::{Fate, Front, Seen, first};
+use crate::common::sample::{LARGE, SMALL, directory, everything, page};
+use crate::common::{Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, tag, target};
+use pfr_client::{Progress, Source, push};
+use pfr_schema::api::{ForkRequest, TagRequest, TagState};
+use pfr_schema::codec::Codec;
+use pfr_schema::frame::{self, Header};
+use pfr_schema::{Digest, ErrorCode, Kind};
+
+fn upload(seen: &Seen) -> bool {
+    seen.method == "PUT" && seen.path.ends_with("/frames")
+}
+
+fn download(seen: &Seen) -> bool {
+    seen.method == "POST" && seen.path.ends_with("/frames")
+}
+
+fn commit(seen: &Seen) -> bool {
+    seen.path.ends_with("/commit")
+}
+
+fn any(_: &Seen) -> bool {
+    true
+}
+
+#[tokio::test]
+async fn every_single_request_may_be_refused_for_a_while_or_lose_its_answer() {
+    let source = directory(SMALL, &(0..300).collect::<Vec<_>>());
+    for (fate, name) in [(refused as fn() -> Fate, "refused"), (|| Fate::LoseAnswer, "lost")] {
+        for nth in 0..6_usize {
+            let registry = Registry::start().await;
+            let mut count = 0;
+            let front = Front::start(&registry.url, move |_| {
+                count += 1;
+                if count == nth + 1 { fate() } else { Fate::Pass }
+            })
+            .await;
+            let pushed = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_or_else(|e| panic!("push, {name} {nth}: {e}"));
+            registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+            let store = memory().await;
+            let mut count = 0;
+            let front = Front::start(&registry.url, move |_| {
+                count += 1;
+                if count == nth + 1 { fate() } else { Fate::Pass }
+            })
+            .await;
+            pull_store(&remote(&front.url), "t", &store).await.unwrap_or_else(|e| panic!("pull, {name} {nth}: {e}"));
+            store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+        }
+    }
+}
+
+fn refused() -> Fate {
+    Fate::Refuse(ErrorCode::Overloaded)
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_has_happened_even_under_compare_and_swap() {
+    let registry = Registry::start().await;
+    let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer)).await;
+    let source = directory(SMALL, &[1, 2]);
+    let target = pfr_client::PushTarget { if_tag_is: Some(TagState::Absent), ..target("t") };
+    let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target, &Progress::new()).await.unwrap();
+    assert_eq!(registry.remote().tag(&repository(), &tag("t")).await.unwrap().digest, pushed.digest);
+}
+
+#[tokio::test]
+async fn names_whose_answers_are_lost_are_as_wished() {
+    let registry = Registry::start().await;
+    let source = directory(SMALL, &[1, 2]);
+    let digest = push_dir(&registry.remote(), source.path(), "t").await.unwrap().digest;
+    let front = |matches| Front::start(&registry.url, first(1, matches, || Fate::LoseAnswer));
+    let fork = ForkRequest { snapshot: "t".into(), count: 3, prefix: "f".into() };
+    let remote_of = |front: &Front| remote(&front.url);
+    let forked = remote_of(&front(any).await).fork(&repository(), &fork).await.unwrap();
+    assert_eq!(forked.tags.len(), 3);
+    let again = registry.remote().fork(&repository(), &fork).await.unwrap_err();
+    assert_eq!(again.code(), ErrorCode::TagMoved, "asked for anew it is a conflict");
+    let request = TagRequest { snapshot: "t".into(), if_tag_is: Some(TagState::Absent) };
+    remote_of(&front(any).await).put_tag(&repository(), &tag("n"), &request).await.unwrap();
+    remote_of(&front(any).await).delete_tag(&repository(), &tag("n"), Some(TagState::At(digest))).await.unwrap();
+    assert_eq!(registry.remote().delete_tag(&repository(), &tag("n"), None).await.unwrap_err().code(), ErrorCode::TagUnknown);
+    remote_of(&front(any).await).delete_snapshot(&repository(), &digest).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_session_that_the_registry_forgot_is_opened_again() {
+    let registry = Registry::start_with(|c| c.max_frames_bytes = 200_000).await;
+    let source = directory(LARGE, &(0..40).collect::<Vec<_>>());
+    let mut uploads = 0;
+    let front = Front::start(&registry.url, move |seen| {
+        uploads += usize::from(upload(seen));
+        if uploads == 4 && upload(seen) { Fate::Refuse(ErrorCode::PushUnknown) } else { Fate::Pass }
+    })
+    .await;
+    push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
+    let opened = front.seen().iter().filter(|s| s.path.ends_with("/pushes")).count();
+    assert_eq!(opened, 2);
+    let sent: usize = front.seen().iter().filter(|s| upload(s)).map(|s| s.bytes).sum();
+    assert!(sent < 2 * 80 * 16_384, "{sent} bytes: what had arrived was sent again");
+    let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::PushUnknown))).await;
+    let other = directory(LARGE, &[1000]);
+    assert_eq!(push_dir(&remote(&front.url), other.path(), "t").await.unwrap_err().code(), ErrorCode::PushUnknown, "not for ever");
+}
+
+#[tokio::test]
+async fn a_failed_push_is_aborted_and_tells_the_first_cause() {
+    let registry = Registry::start().await;
+    let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::Denied))).await;
+    let source = directory(SMALL, &[1]);
+    let error = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_err();
+    assert_eq!((error.code(), error.code().exit_code()), (ErrorCode::Denied, 6));
+    assert!(front.seen().last().is_some_and(|s| s.method == "DELETE"), "{:?}", front.seen());
+}
+
+#[tokio::test]
+async fn a_cut_pull_goes_on_with_the_rest() {
+    let registry = Registry::start().await;
+    let source = directory(LARGE, &(0..200).collect::<Vec<_>>());
+    let pushed = push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let halves = || first(3, |seen| download(seen) && seen.bytes > 10_000, || Fate::Cut(2_000_000));
+    let store = memory().await;
+    let front = Front::start(&registry.url, halves()).await;
+    pull_store(&remote(&front.url), "t", &store).await.unwrap();
+    store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
+    let asked: Vec<usize> = front.seen().iter().filter(|s| download(s)).map(|s| s.bytes).filter(|b| *b > 1_000).collect();
+    assert!(asked.len() == 4 && asked.windows(2).all(|w| w[1] < w[0]), "bytes of digests asked for: {asked:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let front = Front::start(&registry.url, halves()).await;
+    let pulled = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap();
+    same_files(source.path(), dir.path());
+    assert!(pulled.bytes_received < 400 * 16_384 * 3 / 2, "{}", pulled.bytes_received);
+}
+
+#[tokio::test]
+async fn a_pull_that_brings_nothing_gives_up_and_can_be_run_again() {
+    let registry = Registry::start().await;
+    let source = directory(LARGE, &(0..100).collect::<Vec<_>>());
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    // The first answer of pages is cut in its middle, the ones after it at once.
+    let mut pages = 0;
+    let front = Front::start(&registry.url, move |seen| {
+        pages += usize::from(download(seen) && seen.bytes > 5_000);
+        match pages {
+            0 => Fate::Pass,
+            1 => Fate::Cut(1_500_000),
+            _ => Fate::Cut(10),
+        }
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let error = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
+    assert_eq!(error.code().exit_code(), 7, "{error}");
+    let left = files(dir.path());
+    assert!(!left.contains_key("page_manifest.json") && left.len() > 50 && !left.keys().any(|n| n.ends_with(".tmp")), "{:?}", left.keys());
+    let refused = push_dir(&registry.remote(), dir.path(), "u").await.unwrap_err();
+    assert!(refused.to_string().contains("run it again"), "{refused}");
+    let again = pull_dir(&registry.remote(), "t", dir.path()).await.unwrap();
+    assert!(again.bytes_received < 200 * 16_384 - 1_000_000, "{}", again.bytes_received);
+    same_files(source.path(), dir.path());
+}
+
+/// Frames of one stream, taken apart.
+fn parse(stream: &[u8]) -> Vec<(Header, Vec<u8>)> {
+    let mut parser = frame::Parser::new(Default::default());
+    parser.push(stream.to_vec().into());
+    let (mut frames, mut current) = (Vec::new(), None);
+    while let Some(event) = parser.next().unwrap() {
+        match event {
+            frame::Event::Begin(header) => current = Some((header, Vec::new())),
+            frame::Event::Payload(bytes) => current.as_mut().unwrap().1.extend_from_slice(&bytes),
+            frame::Event::Finish { .. } => frames.extend(current.take()),
+            frame::Event::End => {}
+        }
+    }
+    frames
+}
+
+fn stream(frames: &[(Header, Vec<u8>)]) -> Vec<u8> {
+    let mut out: Vec<u8> = frames.iter().flat_map(|(header, payload)| frame::encode(header, payload)).collect();
+    out.extend(frame::end_mark(frames.len() as u64));
+    out
+}
+
+fn other_bytes(body: Vec<u8>) -> Vec<u8> {
+    let mut frames = parse(&body);
+    let (header, payload) = frames.last_mut().unwrap();
+    header.codec = Codec::Raw;
+    (header.raw_len, header.stored_len) = (payload.len() as u64, payload.len() as u64);
+    payload[0] ^= 1;
+    stream(&frames)
+}
+
+fn flipped_bit(mut body: Vec<u8>) -> Vec<u8> {
+    let at = body.len() - 40;
+    body[at] ^= 4;
+    body
+}
+
+fn swapped(body: Vec<u8>) -> Vec<u8> {
+    let mut frames = parse(&body);
+    frames.reverse();
+    stream(&frames)
+}
+
+fn unasked(body: Vec<u8>) -> Vec<u8> {
+    let mut frames = parse(&body);
+    let bytes = page(424_242, 1000);
+    let header = Header { codec: Codec::Raw, kind: Kind::Blob, digest: Digest::sha256(&bytes), raw_len: 1000, stored_len: 1000 };
+    frames.push((header, bytes));
+    stream(&frames)
+}
+
+fn fewer(body: Vec<u8>) -> Vec<u8> {
+    let mut frames = parse(&body);
+    frames.pop();
+    stream(&frames)
+}
+
+fn larger(body: Vec<u8>) -> Vec<u8> {
+    let mut frames = parse(&body);
+    let bytes = vec![0; 50_000];
+    let (header, payload) = frames.last_mut().unwrap();
+    *payload = zstd::bulk::compress(&bytes, 1).unwrap();
+    (header.codec, header.raw_len, header.stored_len) = (Codec::Zstd, 50_000, payload.len() as u64);
+    stream(&frames)
+}
+
+type Lie = fn(Vec<u8>) -> Vec<u8>;
+
+fn nonsense(_: Vec<u8>) -> Vec<u8> {
+    b"this is not a stream of frames, it is a sentence that goes on for longer than any header".to_vec()
+}
+
+#[tokio::test]
+async fn a_lying_registry_publishes_nothing_here() {
+    let registry = Registry::start().await;
+    let source = directory(SMALL, &(0..100).collect::<Vec<_>>());
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let lies: [(&str, Lie); 7] = [
+        ("other bytes", other_bytes),
+        ("a flipped bit", flipped_bit),
+        ("another order", swapped),
+        ("a frame nobody asked for", unasked),
+        ("a frame too few", fewer),
+        ("another length", larger),
+        ("nonsense", nonsense),
+    ];
+    // The first answers are the manifest, what it lists, its runs; the fourth is pages.
+    for nth in [0_usize, 1, 3] {
+        for (name, lie) in lies {
+            if name == "another order" && nth == 0 {
+                continue;
+            }
+            let rule = move |count: &mut usize, seen: &Seen| {
+                *count += usize::from(download(seen));
+                if download(seen) && *count > nth { Fate::Lie(lie) } else { Fate::Pass }
+            };
+            let (mut a, mut b) = (0, 0);
+            let (one, two) =
+                (Front::start(&registry.url, move |s| rule(&mut a, s)).await, Front::start(&registry.url, move |s| rule(&mut b, s)).await);
+            let (store, dir) = (memory().await, tempfile::tempdir().unwrap());
+            let into_store = pull_store(&remote(&one.url), "t", &store).await.unwrap_err();
+            let into_dir = pull_dir(&remote(&two.url), "t", dir.path()).await.unwrap_err();
+            for error in [&into_store, &into_dir] {
+                assert_eq!(error.code().exit_code(), 4, "{name} in answer {nth}: {error} ({})", error.code());
+            }
+            assert!(is_empty(&store).await, "{name} in answer {nth}");
+            let left = files(dir.path());
+            assert!(!left.keys().any(|n| n.ends_with(".json") || n.ends_with(".tmp")), "{name} in answer {nth}: {:?}", left.keys());
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_about_another_snapshot_is_refused() {
+    let registry = Registry::start().await;
+    let source = directory(SMALL, &[1]);
+    let digest = push_dir(&registry.remote(), source.path(), "t").await.unwrap().digest;
+    let lie = |body: Vec<u8>| {
+        let text = String::from_utf8(body).unwrap();
+        let real = text.split("\"digest\":\"").nth(1).unwrap()[..71].to_owned();
+        text.replacen(&real, &Digest::sha256(b"other").to_string(), 1).into_bytes()
+    };
+    let rule = move |seen: &Seen| if seen.path.contains("/snapshots/") { Fate::Lie(lie) } else { Fate::Pass };
+    let front = Front::start(&registry.url, rule).await;
+    let error = pull_store(&remote(&front.url), &digest.to_string(), &memory().await).await.unwrap_err();
+    assert!(error.to_string().contains("was asked for"), "{error}");
+}
+
+#[tokio::test]
+async fn something_else_than_a_registry_is_told_apart() {
+    let registry = Registry::start().await;
+    let front = Front::start(&registry.url, |_| Fate::Lie(|_| b"<html>".to_vec())).await;
+    let error = pull_dir(&remote(&front.url), "t", tempfile::tempdir().unwrap().path()).await.unwrap_err();
+    assert!(error.to_string().contains("is it a pf registry"), "{error}");
+    let source = everything();
+    let error = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_err();
+    assert!(error.to_string().contains("does not parse"), "{error}");
+}
+
+#[tokio::test]
+async fn a_registry_that_says_nothing_is_given_up() {
+    // The kernel takes the connection; nobody ever reads from it.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let idle_timeout = std::time::Duration::from_millis(200);
+    let options = pfr_client::RemoteOptions { retries: 0, idle_timeout, ..pfr_client::RemoteOptions::default() };
+    let silent = pfr_client::Remote::new(&url, options).unwrap();
+    let error = silent.stats(None).await.unwrap_err();
+    assert!(error.to_string().contains("no byte moved"), "{error}");
+    let frames = || futures::StreamExt::boxed(futures::stream::pending());
+    let error = silent.put_frames(&repository(), "x", frames).await.unwrap_err();
+    assert!(error.to_string().contains("no byte moved"), "{error}");
+    drop(listener);
+}
+
+#[tokio::test]
+async fn a_large_blob_in_crumbs_arrives_whole_or_not_at_all() {
+    let registry = Registry::start().await;
+    let source = directory(SMALL, &[1]);
+    std::fs::create_dir(source.path().join("attachments")).unwrap();
+    std::fs::write(source.path().join("attachments/large"), page(5, 12 << 20)).unwrap();
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let front = Front::start(&registry.url, first(100, download, || Fate::Lie(flipped_bit))).await;
+    let dir = tempfile::tempdir().unwrap();
+    pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
+    let late = |mut body: Vec<u8>| {
+        body.get_mut(6 << 20).into_iter().for_each(|byte| *byte ^= 1);
+        body
+    };
+    let rule = move |seen: &Seen| if download(seen) { Fate::Lie(late) } else { Fate::Pass };
+    let front = Front::start(&registry.url, rule).await;
+    let error = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
+    assert_eq!(error.code().exit_code(), 4, "{error}");
+    assert!(!files(dir.path()).keys().any(|name| name.contains("large")), "{:?}", files(dir.path()).keys());
+    pull_dir(&registry.remote(), "t", dir.path()).await.unwrap();
+    same_files(source.path(), dir.path());
+}

@@ -1,0 +1,205 @@
+//! Clients that send too much, too slowly, or all at once: they are refused or cut, and what they held is free again.
+
+use crate::common::snapshot::{Snapshot, page, snapshot, stream};
+use crate::common::{REPO, Registry, held_request, ok, problem, refused};
+use futures::StreamExt as _;
+use pfr_schema::api::{self, FramesStored};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use reqwest::{Body, Method, Response, StatusCode};
+use serde_json::json;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+/// A body that is sent piece by piece, as the test says.
+fn slow_body() -> (mpsc::UnboundedSender<Vec<u8>>, Body) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let pieces = futures::stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|piece: Vec<u8>| (Ok::<_, std::io::Error>(piece), receiver))
+    });
+    (sender, Body::wrap_stream(pieces.boxed()))
+}
+
+const HELD_BODY: &[u8] = br#"{"groups":[]}"#;
+
+/// Repeats a request until its answer is as wanted.
+async fn until<F: Future<Output = Response>>(ask: impl Fn() -> F, wanted: StatusCode) -> Response {
+    let repeat = async {
+        loop {
+            let response = ask().await;
+            if response.status() == wanted {
+                return response;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), repeat).await.unwrap_or_else(|_| panic!("no {wanted} within 30 s"))
+}
+
+#[tokio::test]
+async fn an_upload_that_stalls_is_cut_and_what_came_whole_is_kept() {
+    let registry = Registry::start_with(|config| config.body_idle_seconds = 1).await;
+    let sample = snapshot(0..2, vec![]);
+    let push = registry.open_push(REPO).await;
+    let (sender, body) = slow_body();
+    let request = registry.request(Method::PUT, &format!("{push}/frames")).header("content-type", media_type::FRAMES).body(body);
+    let upload = tokio::spawn(async { request.send().await.expect("an answer") });
+    let whole = sample.stream();
+    sender.send(whole[..whole.len() / 2].to_vec()).expect("the upload listens");
+    // The sender stays open and says nothing more.
+    let problem = problem(upload.await.expect("the upload ends")).await;
+    assert_eq!((problem.code, problem.retryable), (ErrorCode::Timeout, true));
+    drop(sender);
+    let stored: FramesStored = ok(registry.put_frames(&push, whole).await).await;
+    assert!(stored.new < sample.blobs.len() as u64, "frames that had come whole were thrown away: {stored:?}");
+}
+
+#[tokio::test]
+async fn a_json_body_that_stalls_or_trickles_is_cut() {
+    let registry = Registry::start_with(|config| config.body_idle_seconds = 1).await;
+    let push = registry.open_push(REPO).await;
+    let (sender, body) = slow_body();
+    let request = registry.request(Method::POST, &format!("{push}/missing")).header("content-type", "application/json").body(body);
+    let trickle = tokio::spawn(async move {
+        // One byte at a time, for as long as anybody listens.
+        while sender.send(b" ".to_vec()).is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    refused(request.send().await.expect("an answer"), ErrorCode::Timeout).await;
+    trickle.await.expect("the body was dropped");
+}
+
+#[tokio::test]
+async fn headers_that_do_not_come_close_the_connection() {
+    let registry = Registry::start_with(|config| config.header_seconds = 1).await;
+    let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ").await.expect("written");
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await.expect("the connection is closed");
+    assert!(read.is_ok_and(|_| !answer.starts_with(b"HTTP/1.1 200")));
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_is_cut() {
+    let registry = Registry::start_with(|config| config.body_idle_seconds = 1).await;
+    // More than the kernel's buffers of a loopback connection hold.
+    let large = Document::new(Kind::Blob, page(1).into_iter().cycle().take(48 << 20).collect());
+    let push = registry.open_push(REPO).await;
+    let _: FramesStored = ok(registry.put_frames(&push, stream(std::slice::from_ref(&large))).await).await;
+    registry.push(REPO, &snapshot(0..1, vec![]), Some("latest")).await;
+
+    let body = json!({"digests": [large.digest]}).to_string();
+    let head = format!(
+        "POST /v1/repositories/{REPO}/frames HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
+    stream.write_all(head.as_bytes()).await.expect("written");
+    until_metric(&registry, r#"pf_http_requests_total{route="/v1/repositories/{repo}/frames",method="POST",status="cut"} 1"#).await;
+}
+
+/// Scrapes until a line is there.
+async fn until_metric(registry: &Registry, line: &str) {
+    let repeat = async {
+        while !registry.get("/metrics").await.text().await.expect("text").lines().any(|l| l == line) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), repeat).await.unwrap_or_else(|_| panic!("no {line:?} within 30 s"));
+}
+
+#[tokio::test]
+async fn a_json_body_over_the_limit_is_refused_whether_or_not_it_tells_its_length() {
+    let registry = Registry::start_with(|config| config.max_json_bytes = 1 << 20).await;
+    let push = registry.open_push(REPO).await;
+    let large = vec![b' '; 8 << 20];
+    let request = || registry.request(Method::POST, &format!("{push}/missing")).header("content-type", "application/json");
+    refused(request().body(large.clone()).send().await.expect("an answer"), ErrorCode::TooLarge).await;
+    let pieces: Vec<_> = large.chunks(64 << 10).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
+    let streamed = request().body(Body::wrap_stream(futures::stream::iter(pieces))).send().await.expect("an answer");
+    refused(streamed, ErrorCode::TooLarge).await;
+    let untouched: api::MissingResponse = ok(registry.post(&format!("{push}/missing"), &json!({"groups": []})).await).await;
+    assert_eq!(untouched.missing, []);
+}
+
+#[tokio::test]
+async fn more_digests_than_one_request_may_carry_are_refused() {
+    let registry = Registry::start_with(|config| config.max_digests = 2).await;
+    registry.push(REPO, &snapshot(0..1, vec![]), None).await;
+    let digests: Vec<Digest> = (0..3_u8).map(|i| Digest::sha256(&[i])).collect();
+    let push = registry.open_push(REPO).await;
+    let groups = json!({"groups": [{"kind": "blob", "digests": &digests[..2]}, {"kind": "run", "digests": &digests[2..]}]});
+    refused(registry.post(&format!("{push}/missing"), &groups).await, ErrorCode::TooLarge).await;
+    refused(registry.post(&format!("/v1/repositories/{REPO}/frames"), &json!({"digests": digests})).await, ErrorCode::TooLarge).await;
+}
+
+#[tokio::test]
+async fn as_many_digests_as_a_session_allows_fit_into_one_request() {
+    let registry = Registry::start().await;
+    let push: api::Push = ok(registry.post(&format!("/v1/repositories/{REPO}/pushes"), &json!({})).await).await;
+    let digests: Vec<String> = (0..push.max_digests).map(|i| format!("sha512:{i:0128x}")).collect();
+    let path = format!("/v1/repositories/{REPO}/pushes/{}/missing", push.id);
+    let body = json!({"groups": [{"kind": "blob", "digests": digests}]});
+    let answer: api::MissingResponse = ok(registry.post(&path, &body).await).await;
+    assert_eq!(answer.missing, [(0, push.max_digests)]);
+}
+
+#[tokio::test]
+async fn beyond_the_limit_requests_are_refused_at_once_and_health_is_not() {
+    let registry = Registry::start_with(|config| config.max_requests = 1).await;
+    let push = registry.open_push(REPO).await;
+    let mut held = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await;
+    let response = registry.get("/v1/repositories").await;
+    assert_eq!(response.headers()["retry-after"], "1");
+    refused(response, ErrorCode::Overloaded).await;
+    for path in ["/livez", "/readyz", "/metrics"] {
+        assert_eq!(registry.get(path).await.status(), StatusCode::OK, "{path}");
+    }
+    held.write_all(HELD_BODY).await.expect("written");
+    let mut answer = [0; 15];
+    held.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 200 OK", "the request that was there first is served");
+    until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_frees_its_place() {
+    let registry = Registry::start_with(|config| config.max_requests = 1).await;
+    let push = registry.open_push(REPO).await;
+    let held = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await;
+    refused(registry.get("/v1/repositories").await, ErrorCode::Overloaded).await;
+    drop(held);
+    until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
+}
+
+#[tokio::test]
+async fn a_refused_upload_reads_its_answer_and_not_a_broken_pipe() {
+    let registry = Registry::start().await;
+    let blobs: Vec<Document> = (0..64_u64).map(|i| Document::new(Kind::Blob, page(i).repeat(256))).collect();
+    let whole = stream(&blobs);
+    assert!(whole.len() > 8 << 20);
+    for _ in 0..4 {
+        let path = format!("/v1/repositories/{REPO}/pushes/{}", uuid::Uuid::now_v7());
+        refused(registry.put_frames(&path, whole.clone()).await, ErrorCode::PushUnknown).await;
+    }
+}
+
+#[tokio::test]
+async fn many_pushes_at_once_all_arrive() {
+    let registry = Registry::start().await;
+    let samples: Vec<Snapshot> = (0..12).map(|i| snapshot(i * 5..i * 5 + 10, vec![])).collect();
+    let pushes = samples.iter().enumerate().map(|(i, sample)| {
+        let registry = &registry;
+        async move { registry.push(REPO, sample, Some(&format!("tag-{i}"))).await }
+    });
+    for committed in futures::future::join_all(pushes).await {
+        assert!(committed.created);
+    }
+    for sample in &samples {
+        let path = format!("/v1/repositories/{REPO}/snapshots/{}/verify", sample.manifest);
+        let _: api::Verified = ok(registry.post(&path, &json!({})).await).await;
+    }
+}

@@ -1,0 +1,18 @@
+//! The registry, over HTTP and as a program.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod common;
+mod conditions;
+mod config;
+mod gc;
+mod integrity;
+mod limits;
+mod logs;
+mod matching;
+mod metrics;
+mod openapi;
+mod problems;
+mod protocol;
+mod round_trip;
+mod shutdown;

@@ -1,0 +1,21 @@
+//! The store, against every kind of metadata and of storage.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+#[macro_use]
+mod common;
+mod checkpoints;
+mod clock;
+mod faults;
+mod gc;
+mod ingest;
+mod integrity;
+mod journal;
+mod leases;
+mod lifecycle;
+mod metadata;
+mod parked;
+mod postgres;
+mod quarantine;
+mod rebuild;
+mod vanished;

@@ -1,0 +1,439 @@
+//! Random transactions, applied to an implementation and to the model.
+
+use crate::common::{repository, tag};
+use super::model::{Blob, LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
+use super::transcript;
+use pfr_schema::api::TagState;
+use pfr_schema::{Digest, ErrorCode, Kind};
+use pfr_store::{Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, Pin, PushId, TagMove};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    OpenPush(usize),
+    /// Upload the frames of a snapshot that the mask picks.
+    Upload {
+        push: usize,
+        snapshot: usize,
+        mask: u32,
+    },
+    Missing {
+        push: usize,
+        snapshot: usize,
+    },
+    Commit {
+        push: usize,
+        snapshot: usize,
+        tag: Option<usize>,
+        expected: Option<usize>,
+    },
+    /// The answer was lost: the same commit of the same session again.
+    CommitAgain(usize),
+    PutTags {
+        snapshot: usize,
+        tags: Vec<usize>,
+        expected: Option<usize>,
+    },
+    DeleteTag {
+        tag: usize,
+        expected: Option<usize>,
+    },
+    DeleteSnapshot(usize),
+    Abort(usize),
+    Wait(u64),
+    /// Collect to the end, so many objects a transaction.
+    Collect(usize),
+    Compact,
+    /// Drain and forget what has drained for so many seconds.
+    Drain(u64),
+    Quarantine {
+        snapshot: usize,
+        blob: usize,
+    },
+    /// As plain blobs: what an attachment is that has the bytes of a container.
+    UploadPlain {
+        push: usize,
+        snapshot: usize,
+        mask: u32,
+    },
+    /// What was quarantined is found good where it lies.
+    Lift {
+        snapshot: usize,
+        blob: usize,
+    },
+    Reassess,
+    Renew(usize),
+    Touch(usize),
+    Pin(usize, bool),
+    /// Upload into a pack that collection gave up, or whose row is gone too.
+    Late {
+        push: usize,
+        snapshot: usize,
+        forgotten: bool,
+    },
+    /// The same with what compaction moves.
+    LateCompaction {
+        forgotten: bool,
+    },
+    /// Record what is not in the journal yet, at most so many changes.
+    Journal(usize),
+    ForgetJournal(usize),
+    GcRun {
+        id: u8,
+        finished: bool,
+    },
+}
+
+pub fn op() -> impl Strategy<Value = Op> {
+    let (push, push_again) = (0..3_usize, 0..3_usize);
+    let snap = 0..SNAPSHOTS;
+    let expected = proptest::option::of(0..SNAPSHOTS + 1);
+    prop_oneof![
+        2 => push.clone().prop_map(Op::OpenPush),
+        6 => (push.clone(), snap.clone(), prop_oneof![Just(u32::MAX), any::<u32>()]).prop_map(|(push, snapshot, mask)| Op::Upload { push, snapshot, mask }),
+        2 => (push.clone(), snap.clone()).prop_map(|(push, snapshot)| Op::Missing { push, snapshot }),
+        5 => (push.clone(), snap.clone(), proptest::option::of(0..TAGS), expected.clone())
+            .prop_map(|(push, snapshot, tag, expected)| Op::Commit { push, snapshot, tag, expected: expected.filter(|_| tag.is_some()) }),
+        1 => any::<usize>().prop_map(Op::CommitAgain),
+        2 => (snap.clone(), proptest::collection::vec(0..TAGS, 1..3), expected.clone())
+            .prop_map(|(snapshot, tags, expected)| Op::PutTags { snapshot, tags, expected }),
+        2 => (0..TAGS, expected).prop_map(|(tag, expected)| Op::DeleteTag { tag, expected }),
+        2 => snap.clone().prop_map(Op::DeleteSnapshot),
+        1 => push.clone().prop_map(Op::Abort),
+        1 => push.clone().prop_map(Op::Renew),
+        1 => snap.clone().prop_map(Op::Touch),
+        1 => (snap.clone(), any::<bool>()).prop_map(|(snapshot, pinned)| Op::Pin(snapshot, pinned)),
+        1 => (push, snap.clone(), any::<bool>()).prop_map(|(push, snapshot, forgotten)| Op::Late { push, snapshot, forgotten }),
+        1 => any::<bool>().prop_map(|forgotten| Op::LateCompaction { forgotten }),
+        1 => (1..5_usize).prop_map(Op::Journal),
+        1 => any::<usize>().prop_map(Op::ForgetJournal),
+        1 => (0..6_u8, any::<bool>()).prop_map(|(id, finished)| Op::GcRun { id, finished }),
+        2 => (1..90_u64).prop_map(Op::Wait),
+        3 => (1..20_usize).prop_map(Op::Collect),
+        1 => Just(Op::Compact),
+        1 => (0..60_u64).prop_map(Op::Drain),
+        1 => (snap.clone(), 0..12_usize).prop_map(|(snapshot, blob)| Op::Quarantine { snapshot, blob }),
+        1 => (push_again, snap.clone(), any::<u32>()).prop_map(|(push, snapshot, mask)| Op::UploadPlain { push, snapshot, mask }),
+        1 => (snap, 0..12_usize).prop_map(|(snapshot, blob)| Op::Lift { snapshot, blob }),
+        1 => Just(Op::Reassess),
+    ]
+}
+
+/// Runs the operations, compares after each; at the end lets every lease end and expects what is reachable and nothing else. Returns what
+/// the implementation said about everything now and then.
+pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) -> Vec<String> {
+    let mut said = Vec::new();
+    let universe = Universe::new();
+    let mut model = Model { now: clock.load(Ordering::SeqCst), ..Model::default() };
+    for (step, op) in ops.iter().enumerate() {
+        let found = apply(metadata, op, &universe, &mut model, clock, step).await;
+        if let Err((expected, found)) = found {
+            panic!("step {step}, {op:?}: expected {expected}, found {found}");
+        }
+        model.check(metadata, &universe).await;
+        if step % 4 == 3 || step + 1 == ops.len() {
+            said.push(transcript::of(metadata, &universe).await);
+        }
+    }
+    // Leases that were extended are looked at again at their own end, not before.
+    for _ in 0..3 {
+        model.now = clock.fetch_add(2 * LEASE_MS, Ordering::SeqCst) + 2 * LEASE_MS;
+        collect(metadata, &universe, &mut model, 7).await;
+    }
+    let left: BTreeSet<Digest> = model.objects.keys().copied().collect();
+    assert_eq!(left, model.reachable(), "collection left garbage");
+    drain(metadata, Duration::ZERO).await;
+    model.check(metadata, &universe).await;
+    assert!(metadata.suspects(1000).await.unwrap().is_empty(), "the queue is worked off");
+    for pack in metadata.packs(None, 10_000).await.unwrap() {
+        assert!(pack.state == PackState::Live && pack.live_bytes > 0, "{pack:?} should be gone");
+    }
+    said.push(transcript::of(metadata, &universe).await);
+    said
+}
+
+type Outcome = Result<(), (String, String)>;
+
+fn compare<T: std::fmt::Debug>(expected: Result<(), ErrorCode>, found: pfr_store::Result<T>) -> Outcome {
+    match (&expected, &found) {
+        (Ok(()), Ok(_)) => Ok(()),
+        (Err(code), Err(error)) if error.code() == *code => Ok(()),
+        _ => Err((format!("{expected:?}"), format!("{found:?}"))),
+    }
+}
+
+fn same<T: std::fmt::Debug + PartialEq>(expected: &T, found: &T) -> Outcome {
+    if expected == found { Ok(()) } else { Err((format!("{expected:?}"), format!("{found:?}"))) }
+}
+
+async fn collect(metadata: &dyn Metadata, universe: &Universe, model: &mut Model, budget: usize) {
+    let mut deleted = 0;
+    loop {
+        let done = metadata.collect(budget).await.unwrap();
+        // The children of the last container come on top.
+        assert!(done.released + done.unclaimed <= budget as u64 + 16, "a step stays near its budget: {done:?}");
+        deleted += done.released + done.unclaimed;
+        if !done.more {
+            break;
+        }
+    }
+    let digests = universe.digests();
+    let rows = metadata.find(digests.clone()).await.unwrap();
+    let gone = digests.iter().zip(rows).filter(|(d, row)| row.is_none() && model.objects.contains_key(d)).map(|(d, _)| *d).collect();
+    model.collected(&gone);
+    assert_eq!(deleted, gone.len() as u64, "what collection says it deleted");
+}
+
+async fn drain(metadata: &dyn Metadata, horizon: Duration) {
+    metadata.retire_packs(1000).await.unwrap();
+    let drained = metadata.drained_packs(horizon, 1000).await.unwrap();
+    assert!(drained.iter().all(|p| p.state == PackState::Draining && p.live_bytes == 0));
+    metadata.forget_packs(drained.iter().map(|p| p.id).collect()).await.unwrap();
+}
+
+/// Copies what is alive in sparse packs into a new one, as the store does.
+async fn compact(metadata: &dyn Metadata, key: String) {
+    let sparse = metadata.claim_sparse_packs(10, Duration::from_secs(5)).await.unwrap();
+    assert!(metadata.claim_sparse_packs(10, Duration::from_secs(5)).await.unwrap().is_empty(), "what is claimed is not claimed again");
+    let (mut moved, mut offset) = (Vec::new(), 8);
+    for pack in &sparse {
+        assert!(pack.live_bytes * 2 < pack.frame_bytes);
+        for object in metadata.pack_contents(pack.id).await.unwrap() {
+            moved.push(Moved { object: object.object, from: pack.id, offset });
+            offset += object.frame_len;
+        }
+    }
+    if !moved.is_empty() {
+        let pack = metadata.begin_pack(key, LEASE).await.unwrap();
+        metadata.finish_compaction(pack, PackSizes { bytes: offset + 100, frame_bytes: offset - 8 }, moved, LEASE).await.unwrap();
+    }
+}
+
+/// A pack that collection gave up before it was finished; if `forgotten`, its row is gone too.
+async fn given_up(metadata: &dyn Metadata, key: String, forgotten: bool) -> PackId {
+    let pack = metadata.begin_pack(key, Duration::ZERO).await.unwrap();
+    assert!(metadata.retire_packs(1000).await.unwrap().abandoned > 0);
+    if forgotten {
+        metadata.forget_packs(vec![pack]).await.unwrap();
+    }
+    pack
+}
+
+/// That the pack is lost is what he hears first, whatever else there is to say.
+fn lost<T: std::fmt::Debug>(found: pfr_store::Result<T>) -> Outcome {
+    match &found {
+        Err(Error::PackLost(_)) => Ok(()),
+        _ => Err(("a lost pack".into(), format!("{found:?}"))),
+    }
+}
+
+pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model: &mut Model, clock: &AtomicU64, step: usize) -> Outcome {
+    let session = |model: &Model, push: &usize| model.pushes.get(push).map_or(PushId("none".into()), |(id, _)| id.clone());
+    match op {
+        Op::OpenPush(push) => {
+            let id = PushId(format!("push-{step}"));
+            model.pushes.insert(*push, (id.clone(), model.now + LEASE_MS));
+            compare(Ok(()), metadata.open_push(id, repository(), LEASE).await)
+        }
+        Op::Upload { push, snapshot, mask } => {
+            let (frames, sizes) = frames_of(&universe.0[*snapshot], *mask);
+            let pack = metadata.begin_pack(format!("pack-{step}"), LEASE).await.unwrap();
+            let id = session(model, push);
+            let expected = model.upload(*push, &universe.0[*snapshot], &frames);
+            let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            same(&expected, &found.map(|stored| stored.new).map_err(|e| e.code()))
+        }
+        Op::UploadPlain { push, snapshot, mask } => {
+            let plain: Vec<Blob> =
+                universe.0[*snapshot].iter().map(|b| Blob { kind: Kind::Blob, container: None, digest: b.digest, len: b.len }).collect();
+            let (frames, sizes) = frames_of(&plain, *mask);
+            let pack = metadata.begin_pack(format!("pack-{step}"), LEASE).await.unwrap();
+            let id = session(model, push);
+            let expected = model.upload(*push, &plain, &frames);
+            let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            same(&expected, &found.map(|stored| stored.new).map_err(|e| e.code()))
+        }
+        Op::Missing { push, snapshot } => {
+            let blobs = &universe.0[*snapshot];
+            let wanted = blobs.iter().map(|b| (b.digest, b.kind)).collect();
+            let found = metadata.missing(session(model, push), wanted, LEASE).await;
+            let expected = model.alive(*push, false).map(|_| model.missing(blobs));
+            same(&expected, &found.map_err(|e| e.code()))
+        }
+        Op::Commit { push, snapshot, tag: tag_number, expected } => {
+            let move_tag = tag_number.map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) });
+            let manifest = universe.manifest(*snapshot);
+            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag, pin: None };
+            let found = metadata.commit(session(model, push), commit.clone()).await;
+            compare(model.commit(*push, &commit, *tag_number), found)
+        }
+        Op::CommitAgain(which) => {
+            if model.committed.is_empty() {
+                return Ok(());
+            }
+            let which = which % model.committed.len();
+            let (id, _, commit) = model.committed[which].clone();
+            let tags = metadata.tags(repository(), None, 100).await.ok().map(|page| page.rows);
+            compare(model.commit_again(which), metadata.commit(id.clone(), commit.clone()).await)?;
+            assert_eq!(metadata.tags(repository(), None, 100).await.ok().map(|page| page.rows), tags, "a repeated commit moves nothing");
+            // Another commit of the same session is not the same.
+            let other = Commit { tag: Some(TagMove { tag: tag("other"), expected: None }), ..commit };
+            compare(Err(ErrorCode::PushUnknown), metadata.commit(id, other).await)
+        }
+        Op::PutTags { snapshot, tags, expected } => {
+            let manifest = universe.manifest(*snapshot);
+            let moves = tags.iter().map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) }).collect();
+            let found = metadata.put_tags(repository(), manifest, moves).await;
+            let outcome = model.visible().and_then(|()| {
+                model.snapshots.get(&manifest).ok_or(ErrorCode::SnapshotUnknown)?;
+                let mut after = model.tags.clone();
+                for t in tags {
+                    let state = after.get(t).map_or(TagState::Absent, |d| TagState::At(*d));
+                    if universe.state(*expected).is_some_and(|e| e != state) {
+                        return Err(ErrorCode::TagMoved);
+                    }
+                    after.insert(*t, manifest);
+                }
+                model.tags = after;
+                Ok(())
+            });
+            compare(outcome, found)
+        }
+        Op::DeleteTag { tag: t, expected } => {
+            let found = metadata.delete_tag(repository(), tag(&format!("t{t}")), universe.state(*expected)).await;
+            let outcome = model.visible().and_then(|()| {
+                if universe.state(*expected).is_some_and(|e| e != model.tag_state(*t)) {
+                    return Err(ErrorCode::TagMoved);
+                }
+                model.tags.remove(t).map(|_| ()).ok_or(ErrorCode::TagUnknown)
+            });
+            compare(outcome, found)
+        }
+        Op::DeleteSnapshot(snapshot) => {
+            let manifest = universe.manifest(*snapshot);
+            let found = metadata.delete_snapshot(repository(), manifest).await;
+            let outcome = model.visible().and_then(|()| {
+                if !model.snapshots.remove(&manifest) {
+                    return Err(ErrorCode::SnapshotUnknown);
+                }
+                model.tags.retain(|_, d| *d != manifest);
+                Ok(())
+            });
+            compare(outcome, found)
+        }
+        Op::Abort(push) => {
+            let id = model.pushes.remove(push).map_or(PushId("none".into()), |(id, _)| id);
+            compare(Ok(()), metadata.close_push(id).await)
+        }
+        Op::Wait(seconds) => {
+            model.now = clock.fetch_add(seconds * 1000, Ordering::SeqCst) + seconds * 1000;
+            Ok(())
+        }
+        Op::Collect(budget) => {
+            collect(metadata, universe, model, *budget).await;
+            Ok(())
+        }
+        Op::Compact => {
+            compact(metadata, format!("compact-{step}")).await;
+            Ok(())
+        }
+        Op::Drain(seconds) => {
+            drain(metadata, Duration::from_secs(*seconds)).await;
+            Ok(())
+        }
+        Op::Quarantine { snapshot, blob } => {
+            let blobs = &universe.0[*snapshot];
+            let digest = blobs[blob % blobs.len()].digest;
+            let Some(location) = metadata.locate(vec![digest]).await.unwrap().remove(0) else { return Ok(()) };
+            let damage = |pack: String| vec![Damage { digest, pack, reason: "found bad".into() }];
+            same(&Vec::<Digest>::new(), &metadata.quarantine(damage("another pack".into())).await.unwrap())?;
+            let before = model.objects[&digest].health == pfr_store::Health::Damaged;
+            let expected = if before { vec![] } else { vec![digest] };
+            same(&expected, &metadata.quarantine(damage(location.pack)).await.unwrap())?;
+            model.quarantine(&digest);
+            let listed = metadata.damaged(None, 1000).await.unwrap().rows;
+            let damaged: BTreeSet<Digest> =
+                model.objects.iter().filter(|(_, o)| o.health == pfr_store::Health::Damaged).map(|(d, _)| *d).collect();
+            same(&damaged, &listed.iter().map(|row| row.digest).collect())
+        }
+        Op::Lift { snapshot, blob } => {
+            let blobs = &universe.0[*snapshot];
+            let digest = blobs[blob % blobs.len()].digest;
+            let Some(location) = metadata.locate(vec![digest]).await.unwrap().remove(0) else { return Ok(()) };
+            same(&0, &metadata.lift_quarantine(vec![(digest, "another pack".into())]).await.unwrap())?;
+            let expected = u64::from(model.objects[&digest].health == pfr_store::Health::Damaged);
+            same(&expected, &metadata.lift_quarantine(vec![(digest, location.pack)]).await.unwrap())?;
+            model.lift(&digest);
+            Ok(())
+        }
+        Op::Reassess => same(&model.reassess(), &metadata.reassess().await.unwrap()),
+        Op::Renew(push) => {
+            let id = session(model, push);
+            let expected = model.alive(*push, false).map(|_| repository());
+            same(&expected, &metadata.renew_push(id, LEASE).await.map_err(|e| e.code()))
+        }
+        Op::Touch(snapshot) => {
+            let manifest = universe.manifest(*snapshot);
+            compare(model.has_snapshot(&manifest), metadata.touch_snapshot(repository(), manifest).await)
+        }
+        Op::Pin(snapshot, pinned) => {
+            let manifest = universe.manifest(*snapshot);
+            compare(model.has_snapshot(&manifest), metadata.pin_snapshot(repository(), manifest, Pin::ByHand, *pinned).await)
+        }
+        Op::Late { push, snapshot, forgotten } => {
+            let (frames, sizes) = frames_of(&universe.0[*snapshot], u32::MAX);
+            let pack = given_up(metadata, format!("late-{step}"), *forgotten).await;
+            let id = session(model, push);
+            let found = metadata.finish_pack(id, pack, sizes, frames.into_iter().map(|(_, f)| f).collect(), LEASE).await;
+            lost(found)
+        }
+        Op::LateCompaction { forgotten } => {
+            let pack = given_up(metadata, format!("late-{step}"), *forgotten).await;
+            let mut moved = Vec::new();
+            for from in metadata.packs(None, 1000).await.unwrap() {
+                let contents = metadata.pack_contents(from.id).await.unwrap();
+                moved.extend(contents.iter().map(|packed| Moved { object: packed.object, from: from.id, offset: packed.offset }));
+            }
+            let sizes = PackSizes { bytes: 1000, frame_bytes: 900 };
+            lost(metadata.finish_compaction(pack, sizes, moved, LEASE).await)
+        }
+        Op::Journal(limit) => {
+            let changes = metadata.unjournaled(*limit).await.unwrap();
+            if let (Some(first), Some(last)) = (changes.first(), changes.last()) {
+                let row = JournalRow {
+                    key: format!("journal/{step}"),
+                    first: first.seq,
+                    last: last.seq,
+                    checkpoint: step.is_multiple_of(2),
+                    records: changes.len() as u64,
+                };
+                // Twice is no error.
+                metadata.journaled(vec![row.clone()]).await.unwrap();
+                metadata.journaled(vec![row]).await.unwrap();
+            }
+            Ok(())
+        }
+        Op::ForgetJournal(which) => {
+            let rows = metadata.journal().await.unwrap();
+            if !rows.is_empty() {
+                let keys = vec![rows[which % rows.len()].key.clone(), "journal/never was".into()];
+                metadata.forget_journal(keys).await.unwrap();
+            }
+            Ok(())
+        }
+        Op::GcRun { id, finished } => {
+            let trigger = [GcTrigger::Schedule, GcTrigger::Command, GcTrigger::Request][usize::from(*id) % 3];
+            let run = GcRun {
+                id: format!("run-{id}"),
+                trigger,
+                started_at: model.now,
+                finished_at: finished.then_some(model.now),
+                report: format!("{{\"step\":{step}}}"),
+            };
+            compare(Ok(()), metadata.record_gc_run(run).await)
+        }
+    }
+}

@@ -1,8 +1,0 @@
-//! The serving engine as a process, against an agent that speaks the protocol and does nothing else.
-#![allow(clippy::unwrap_used)]
-
-mod agent;
-mod calls;
-mod lifecycle;
-mod process;
-mod restore;

@@ -1,0 +1,32 @@
+//! A registry that lies, a network that cuts at the worst byte, a directory that is a trap: nothing wrong is ever published.
+
+mod cuts;
+mod lies;
+mod readers;
+mod titles;
+mod traps;
+
+use pfr_tests::{Pf, files};
+use std::path::Path;
+
+/// That two directories hold the same files, said without printing them.
+fn same_files(found: &Path, expected: &Path, what: &str) {
+    let (found, expected) = (files(found), files(expected));
+    assert!(!expected.is_empty(), "{what}: there is nothing to compare with");
+    let names = |files: &[(std::path::PathBuf, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&found), names(&expected), "{what}");
+    for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+        assert!(found == expected, "{what}: {} differs", name.display());
+    }
+}
+
+/// What a failed pull must leave behind: nothing that anybody could take for a snapshot.
+fn nothing_published(host: &Pf, out: &Path, what: &str) {
+    for name in ["page_manifest.json", "snapshot.json", "config.json"] {
+        assert!(!out.join(name).exists(), "{what}: {name} was published");
+    }
+    let local = host.run(&["ls", "--local", "--json"]);
+    if local.code == 0 {
+        assert_eq!(local.json()["repositories"], serde_json::json!([]), "{what}: the local store shows something");
+    }
+}

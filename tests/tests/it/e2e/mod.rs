@@ -1,0 +1,12 @@
+//! End to end, through the real binaries. One binary with a module for each theme: it links once.
+
+mod concurrency;
+mod crash;
+mod dedup;
+mod machine;
+mod memory;
+mod network;
+mod processfork;
+mod refusals;
+mod storage_full;
+mod wire;

@@ -1,0 +1,10 @@
+//! The real programs as processes: end to end, under attack, in fleets.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, reason = "a test that cannot go on should stop and say where")]
+
+mod adversary;
+mod capture;
+mod e2e;
+mod liar;
+mod mirror;
+mod replicas;

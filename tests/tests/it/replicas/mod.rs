@@ -1,0 +1,8 @@
+//! Registries over every pair of metadata and storage, several of them over one, and what happens when the storage goes away.
+
+mod backend;
+mod fleet;
+mod matrix;
+mod outage;
+mod redirects;
+mod secrets;
