@@ -16,6 +16,7 @@ pub mod engines;
 pub mod error;
 pub mod library;
 pub mod memory;
+pub mod program;
 pub mod pushes;
 pub mod restore;
 pub mod snapshot;

@@ -4,7 +4,9 @@ use crate::config::LogFormat;
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::OnceLock;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub(crate) const REQUESTS: &str = "pf_agent_requests_total";
 pub(crate) const PUSHES: &str = "pf_agent_pushes_total";
@@ -24,14 +26,14 @@ const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 /// # Errors
 /// The reason, if the filter does not parse or a log was started before.
 pub fn start_log(format: LogFormat, filter: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(filter).map_err(|e| e.to_string())?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter: Targets = filter.parse().map_err(|e: tracing_subscriber::filter::ParseError| e.to_string())?;
+    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => {
             use std::io::IsTerminal as _;
-            builder.with_ansi(std::io::stderr().is_terminal()).try_init()
+            builder.with_ansi(std::io::stderr().is_terminal()).finish().with(filter).try_init()
         }
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).finish().with(filter).try_init(),
     }
     .map_err(|e| e.to_string())?;
     std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panic")));

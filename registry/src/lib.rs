@@ -14,6 +14,7 @@
 
 mod app;
 mod background;
+pub mod commands;
 pub mod config;
 mod handlers;
 mod http;

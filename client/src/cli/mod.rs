@@ -72,8 +72,10 @@ async fn run(args: Args) -> Result<(), Failure> {
 
 /// A log on stderr, only if `RUST_LOG` asks for one.
 fn start_log() {
-    use tracing_subscriber::EnvFilter;
-    if let Ok(filter) = EnvFilter::try_from_default_env() {
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::util::SubscriberInitExt as _;
+    if let Some(filter) = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok()) {
+        tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr).finish().with(filter).init();
     }
 }

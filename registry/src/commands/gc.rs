@@ -2,7 +2,7 @@
 
 use super::Settings;
 use clap::Args;
-use pfr_registry::{server, storage};
+use crate::{server, storage};
 use pfr_schema::api::GcReport;
 use pfr_store::{GcOptions, GcTrigger};
 use std::io::Write as _;

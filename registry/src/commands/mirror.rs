@@ -3,8 +3,8 @@
 use super::Settings;
 use clap::Args;
 use pfr_client::{Remote, RemoteOptions};
-use pfr_registry::mirror::{End, Error, Options, Report, mirror};
-use pfr_registry::{server, storage};
+use crate::mirror::{End, Error, Options, Report, mirror};
+use crate::{server, storage};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,4 +1,6 @@
-//! The commands of `pf-registry`, one file each.
+//! The program `pf-registry`: its commands, one file each.
+//!
+//! They live in the library so that the futures of the registry are compiled once, and not again for the binary.
 
 mod fsck;
 mod gc;
@@ -8,10 +10,44 @@ mod scrub;
 mod serve;
 mod tool;
 
-use clap::{Args, Subcommand};
-use pfr_registry::config::{Config, Overrides};
-use pfr_registry::{server, telemetry};
+use clap::{Args, Parser, Subcommand};
+use crate::config::{Config, Overrides};
+use crate::{server, telemetry};
+use std::io::Write as _;
 use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A durable, content-addressed registry for live model state.
+#[derive(Parser)]
+#[command(name = "pf-registry", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Exit code of bad input, as everywhere in `pf`.
+const USAGE: u8 = 1;
+
+/// Runs the command that the arguments of this process name, and returns its exit code.
+pub fn main() -> ExitCode {
+    // Buckets and databases are reached with TLS; nothing else in this process has chosen a provider yet.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let cli = match pfr_client::settings::parse::<Cli>() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A closed standard error leaves no place to report that it is closed.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    match cli.command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "pf-registry: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
 
 /// A command.
 #[derive(Subcommand)]
@@ -44,7 +80,7 @@ impl Settings {
     /// Reads the settings and starts the log.
     fn load(self) -> Result<Config, server::Error> {
         let config = Config::load(self.config.as_deref(), *self.overrides)?;
-        telemetry::start_log(config.log_format, &config.log).map_err(pfr_registry::config::SettingsError::Filter)?;
+        telemetry::start_log(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
         Ok(config)
     }
 }

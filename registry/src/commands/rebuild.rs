@@ -3,7 +3,7 @@
 use super::Settings;
 use super::tool::{lines, on_store, print};
 use clap::Args;
-use pfr_registry::server;
+use crate::server;
 use pfr_schema::api::RebuildReport;
 
 /// Arguments of `rebuild`.

@@ -4,7 +4,7 @@ use super::Settings;
 use super::tool::{lines, on_store, print};
 use clap::Args;
 use pfr_client::{Remote, RemoteOptions};
-use pfr_registry::{mirror, server};
+use crate::{mirror, server};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_store::{ScrubOptions, Store};

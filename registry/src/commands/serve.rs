@@ -1,8 +1,8 @@
 //! `pf-registry serve`.
 
 use futures::FutureExt as _;
-use pfr_registry::config::Config;
-use pfr_registry::{Server, server};
+use crate::config::Config;
+use crate::{Server, server};
 use std::io::Write as _;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What the tools for a store share: they open it, work, and say what they found.
 
-use pfr_registry::{Config, server, storage};
+use crate::{Config, server, storage};
 use pfr_store::Store;
 use serde::Serialize;
 use std::io::Write as _;

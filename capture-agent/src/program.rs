@@ -1,0 +1,67 @@
+//! The program `pf-agent`: parses settings, starts the log, serves until a signal.
+
+use clap::{Parser, Subcommand};
+use crate::config::{Environment, Overrides, Secret};
+use crate::{Config, Error, daemon, telemetry};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The capture agent: engines on this host, captured into a local store and restored from it.
+#[derive(Parser)]
+#[command(name = "pf-agent", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serves engines and control. Prints `listening on SOCKET (control) and SOCKET (engines)` when ready; logs go to standard error.
+    Serve {
+        /// Settings file (TOML); flags and environment variables win over it.
+        #[arg(long, env = "PF_AGENT_CONFIG", value_name = "FILE")]
+        config: Option<PathBuf>,
+        #[command(flatten)]
+        overrides: Box<Overrides>,
+    },
+}
+
+/// Exit code of bad input, as everywhere in `pf`.
+const USAGE: u8 = 1;
+
+/// Runs the program with the arguments of this process, and returns its exit code.
+pub fn main() -> ExitCode {
+    let cli = match pfr_client::settings::parse::<Cli>() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A closed standard error leaves no place to report that it is closed.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let Command::Serve { config, mut overrides } = cli.command;
+    overrides.token = std::env::var("PF_AGENT_TOKEN").ok().filter(|token| !token.is_empty()).map(Secret::new);
+    match Config::load(config.as_deref(), *overrides, &Environment::of_process()).and_then(serve) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "pf-agent: {error}");
+            ExitCode::from(error.code().exit_code())
+        }
+    }
+}
+
+fn serve(config: Config) -> Result<(), Error> {
+    telemetry::start_log(config.log_format, &config.log).map_err(|e| Error::Invalid(format!("log: {e}")))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(Error::io("start threads"))?;
+    let served = runtime.block_on(daemon::serve(config, |config| {
+        let mut stdout = std::io::stdout().lock();
+        let (control, engines) = (config.socket.display(), config.engine_socket.display());
+        // A closed standard output is no reason not to serve.
+        let _ = writeln!(stdout, "listening on {control} (control) and {engines} (engines)").and_then(|()| stdout.flush());
+    }));
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    served
+}
