@@ -1,8 +1,8 @@
 //! The program `pf-agent`: parses settings, starts the log, serves until a signal.
 
-use clap::{Parser, Subcommand};
 use crate::config::{Environment, Overrides, Secret};
 use crate::{Config, Error, daemon, telemetry};
+use clap::{Parser, Subcommand};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;

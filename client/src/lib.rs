@@ -12,7 +12,11 @@
 //! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it; [`Directory`] is the interchange
 //! form on disk; [`AgentClient`] asks the capture agent of this host; [`Progress`] is what a progress bar looks at.
 
+// The command's modules name this crate as its users do.
+extern crate self as pfr_client;
+
 pub mod agent;
+pub mod cli;
 pub mod directory;
 pub mod error;
 pub mod import;

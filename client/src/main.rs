@@ -1,7 +1,5 @@
-//! The `pf` command. Everything is in [`cli`]; the library half of this crate is `pfr_client`.
-
-mod cli;
+//! The `pf` command.
 
 fn main() -> std::process::ExitCode {
-    cli::main()
+    pfr_client::cli::main()
 }

@@ -1,10 +1,10 @@
 //! Whatever goes wrong in a capture: the engine goes on, nothing is committed, and the next capture works.
 
-use bytes::Bytes;
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
 use crate::common::memory::{Event, Fault};
 use crate::common::{Host, host, host_with, until};
+use bytes::Bytes;
 use pfr_agent::Error;
 use pfr_agent::engines::Link;
 use pfr_agent::memory::{Deliver, MemoryError, Page, PageMemory};

@@ -1,7 +1,9 @@
 //! Push: from directories and stores into a real registry.
 
 use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, put_blob, write};
-use crate::common::{Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
+use crate::common::{
+    Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target,
+};
 use pfr_client::{Error, Progress, Source, push};
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode};

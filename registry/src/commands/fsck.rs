@@ -2,8 +2,8 @@
 
 use super::Settings;
 use super::tool::{lines, on_store, print};
-use clap::Args;
 use crate::server;
+use clap::Args;
 use pfr_schema::api::FsckReport;
 
 /// Arguments of `fsck`.

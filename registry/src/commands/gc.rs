@@ -1,8 +1,8 @@
 //! `pf-registry gc`.
 
 use super::Settings;
-use clap::Args;
 use crate::{server, storage};
+use clap::Args;
 use pfr_schema::api::GcReport;
 use pfr_store::{GcOptions, GcTrigger};
 use std::io::Write as _;

@@ -1,10 +1,10 @@
 //! `pf-registry mirror`.
 
 use super::Settings;
-use clap::Args;
-use pfr_client::{Remote, RemoteOptions};
 use crate::mirror::{End, Error, Options, Report, mirror};
 use crate::{server, storage};
+use clap::Args;
+use pfr_client::{Remote, RemoteOptions};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -10,9 +10,9 @@ mod scrub;
 mod serve;
 mod tool;
 
-use clap::{Args, Parser, Subcommand};
 use crate::config::{Config, Overrides};
 use crate::{server, telemetry};
+use clap::{Args, Parser, Subcommand};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -2,9 +2,9 @@
 
 use super::Settings;
 use super::tool::{lines, on_store, print};
+use crate::{mirror, server};
 use clap::Args;
 use pfr_client::{Remote, RemoteOptions};
-use crate::{mirror, server};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_store::{ScrubOptions, Store};

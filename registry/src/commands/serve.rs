@@ -1,8 +1,8 @@
 //! `pf-registry serve`.
 
-use futures::FutureExt as _;
 use crate::config::Config;
 use crate::{Server, server};
+use futures::FutureExt as _;
 use std::io::Write as _;
 use std::time::Duration;
 

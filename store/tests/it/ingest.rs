@@ -1,7 +1,7 @@
 //! What a stream of frames may cost the store: no input stops it for ever, none makes a pack's memory or transaction grow without bound.
 
-use bytes::Bytes;
 use crate::common::{GEOMETRY, blob_frame, page, pieces, repository, store, stream};
+use bytes::Bytes;
 use futures::StreamExt as _;
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
 use pfr_schema::run::Run;

@@ -1,8 +1,8 @@
 //! What random histories do not look at: the order of eviction, pins and their reasons, and how many runs are remembered.
 
 use super::backends;
-use crate::common::{repository, tag};
 use super::model::{LEASE, Universe, frames_of};
+use crate::common::{repository, tag};
 use pfr_schema::Digest;
 use pfr_store::{Clock, Commit, GC_RUNS, GcRun, GcTrigger, Metadata, Moved, PackSizes, Packed, Pin, PushId, TagMove};
 use std::sync::Arc;

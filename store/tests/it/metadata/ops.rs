@@ -1,8 +1,8 @@
 //! Random transactions, applied to an implementation and to the model.
 
-use crate::common::{repository, tag};
 use super::model::{Blob, LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
 use super::transcript;
+use crate::common::{repository, tag};
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, Kind};
 use pfr_store::{Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, Pin, PushId, TagMove};

@@ -1,7 +1,7 @@
 //! Everything that can be asked of metadata, as text without row ids: two implementations that were told the same must say the same.
 
-use crate::common::repository;
 use super::model::Universe;
+use crate::common::repository;
 use pfr_schema::Digest;
 use pfr_store::{Metadata, NamesCursor, ObjectId, PackId};
 use std::collections::{BTreeSet, HashMap};

@@ -1,7 +1,7 @@
 //! Packs while they are written: their lease is renewed with that of their session, and who lost one learns it.
 
-use crate::common::repository;
 use super::model::{LEASE, LEASE_MS, Universe, frames_of};
+use crate::common::repository;
 use pfr_store::{Clock, Error, NewFrame, PackSizes, PushId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ async fn a_pack_and_its_session_live_as_long_as_they_are_renewed() {
         move || now.load(Ordering::SeqCst)
     });
     let wait = |time: u64| now.fetch_add(time, Ordering::SeqCst);
-    for (name, metadata) in crate::backends(clock, dir.path()).await {
+    for (name, metadata) in super::backends(clock, dir.path()).await {
         let (sizes, frames) = upload();
         let push = PushId("push".into());
         metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();

@@ -1,7 +1,7 @@
 //! Cuts and kills at chosen bytes: of a push, of its last answer, of a pull.
 
-use crate::liar::{Fate, Liar, Seen};
 use super::{nothing_published, same_files};
+use crate::liar::{Fate, Liar, Seen};
 use pfr_tests::{Pf, Proxy, Registry, Shape, SnapshotDir, Tamper, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! Whatever a registry answers, a client publishes the truth or nothing.
 
-use crate::liar::{Fate, Liar, Seen};
 use super::{nothing_published, same_files};
+use crate::liar::{Fate, Liar, Seen};
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{self, Header};
 use pfr_schema::{Digest, Kind};

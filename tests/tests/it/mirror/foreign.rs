@@ -1,7 +1,7 @@
 //! Ends whose answers are wrong: what they say must not end a mirror, fill it, or make it delete.
 
-use crate::liar::{Fate, Liar, Seen};
 use super::{mirror, push};
+use crate::liar::{Fate, Liar, Seen};
 use pfr_tests::{Pf, Registry};
 use serde_json::{Value, json};
 
