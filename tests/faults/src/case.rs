@@ -9,7 +9,7 @@ use crate::gate::{self, Gate, Progress, Task};
 use crate::names::{Change, Oracle, Outcome};
 use crate::operations::{self, Ended, Excuses, Manner, Operation};
 use crate::snapshots::Snapshot;
-use crate::world::{HOUR, Plant, Setup, World};
+use crate::world::{Database, HOUR, Plant, Setup, World};
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, RepositoryName, Tag};
 use pfr_store::GcOptions;
@@ -90,13 +90,14 @@ impl std::fmt::Display for Failure {
 ///
 /// # Errors
 /// [`Failure`] if something acknowledged is lost or corrupt, something leaked, or an answer has no explanation.
-pub async fn play(seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
+pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
     let mut random = StdRng::seed_from_u64(seed);
     let setup = Setup {
         replicas: random.random_range(1..=3),
         pack_bytes: [1 << 10, 4 << 10, 64 << 10][random.random_range(0..3)],
         tears: random.random_bool(0.5),
         plant,
+        database,
     };
     let mut log = vec![format!("{setup:?}")];
     let world = World::new(seed, setup).await;
@@ -122,9 +123,9 @@ pub async fn play(seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts,
 }
 
 /// Finds the shortest beginning of a failing history that fails too.
-pub async fn shrink(failure: Failure, plant: Option<Plant>) -> Failure {
+pub async fn shrink(database: Database, failure: Failure, plant: Option<Plant>) -> Failure {
     for waves in 1..=failure.waves {
-        if let Err(shorter) = play(failure.seed, waves, plant).await {
+        if let Err(shorter) = play(database, failure.seed, waves, plant).await {
             return shorter;
         }
     }

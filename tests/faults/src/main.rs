@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use pfr_faults::case::{self, Counts};
-use pfr_faults::world::Plant;
+use pfr_faults::world::{Database, Plant};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -25,6 +25,9 @@ struct Cli {
     /// Waves of a history, of up to five operations each.
     #[arg(long, default_value_t = 40)]
     waves: u64,
+    /// What keeps the metadata.
+    #[arg(long, value_enum, default_value_t)]
+    database: Database,
     /// A bug to put in: the run must then fail.
     #[arg(long)]
     plant: Option<Plant>,
@@ -40,15 +43,15 @@ fn main() -> ExitCode {
     let (begun, mut total, mut cases) = (Instant::now(), Counts::default(), 0);
     let end = |out: &mut dyn std::io::Write, total: &Counts, cases: u64, failed: bool| {
         let numbers = serde_json::json!({
-            "first_seed": cli.seed, "cases": cases, "seconds": begun.elapsed().as_secs(), "failed": failed, "counts": total,
+            "database": format!("{:?}", cli.database), "first_seed": cli.seed, "cases": cases, "seconds": begun.elapsed().as_secs(), "failed": failed, "counts": total,
         });
         let _ = writeln!(out, "{numbers}");
     };
     while cases < cli.cases && total.rounds < cli.rounds && begun.elapsed() < Duration::from_secs(cli.seconds) {
-        match runtime.block_on(case::play(cli.seed.wrapping_add(cases), cli.waves, cli.plant)) {
+        match runtime.block_on(case::play(cli.database, cli.seed.wrapping_add(cases), cli.waves, cli.plant)) {
             Ok(counts) => total.add(&counts),
             Err(failure) => {
-                let shortest = runtime.block_on(case::shrink(failure, cli.plant));
+                let shortest = runtime.block_on(case::shrink(cli.database, failure, cli.plant));
                 let _ = writeln!(out, "{shortest}");
                 end(&mut out, &total, cases + 1, true);
                 return ExitCode::FAILURE;

@@ -4,8 +4,9 @@ use crate::disk::Disk;
 use crate::failing::Failing;
 use crate::transactions::Transactions;
 use crate::weather::Weather;
-use pfr_store::{Clock, Metadata, Options, Result, SqliteMetadata, Store};
-use std::path::PathBuf;
+use pfr_store::{Clock, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata, Store};
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,6 +28,16 @@ pub enum Plant {
     NoHorizon,
 }
 
+/// What keeps the metadata of a history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Database {
+    /// One file, embedded.
+    #[default]
+    Sqlite,
+    /// A throw-away PostgreSQL server.
+    Postgres,
+}
+
 /// How a history goes.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -38,6 +49,8 @@ pub struct Setup {
     pub tears: bool,
     /// A bug to be caught.
     pub plant: Option<Plant>,
+    /// What keeps the metadata.
+    pub database: Database,
 }
 
 /// A registry process, as far as there is one.
@@ -70,6 +83,33 @@ fn folder() -> std::io::Result<TempDir> {
     if memory.is_dir() { tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()) } else { tempfile::tempdir() }
 }
 
+/// The PostgreSQL database of this thread: one at a time is in use, and a new one for each history would take longer than the history.
+fn postgres_url() -> String {
+    thread_local!(static URL: OnceCell<String> = const { OnceCell::new() });
+    URL.with(|url| url.get_or_init(pfr_rig::postgres::database).clone())
+}
+
+async fn open(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
+    Ok(match database {
+        Database::Sqlite => Arc::new(SqliteMetadata::open(file, clock).await?),
+        Database::Postgres => {
+            let options = PostgresOptions { max_connections: 3, clock: Some(clock), ..PostgresOptions::default() };
+            Arc::new(PostgresMetadata::connect(&postgres_url(), options).await?)
+        }
+    })
+}
+
+/// A database without rows. `file` must not exist.
+async fn fresh(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
+    let metadata = open(database, file, clock).await?;
+    if database == Database::Postgres {
+        // Sessions of replicas that were killed may still end their transactions: they would hold the tables.
+        pfr_rig::postgres::cut_connections(&postgres_url());
+        pfr_rig::postgres::empty(&postgres_url(), "_sqlx_migrations");
+    }
+    Ok(metadata)
+}
+
 fn ticking(clock: &Arc<AtomicU64>, ahead: u64) -> Clock {
     let clock = Arc::clone(clock);
     Clock::new(move || clock.fetch_add(1, Ordering::SeqCst) + ahead)
@@ -84,8 +124,7 @@ impl World {
         let dir = folder().map_err(|e| pfr_store::Error::Unavailable { what: "directory", reason: e.to_string() })?;
         let clock = Arc::new(AtomicU64::new(1_800_000_000_000));
         let disk = Disk::new(seed, setup.plant == Some(Plant::NoFsync));
-        let path = dir.path().join("0.sqlite");
-        let metadata: Arc<dyn Metadata> = Arc::new(SqliteMetadata::open(&path, ticking(&clock, 0)).await?);
+        let metadata = fresh(setup.database, &dir.path().join("0.sqlite"), ticking(&clock, 0)).await?;
         let options = options(&setup, &clock);
         let observer = Store::new(Arc::new(disk.clone()), metadata, options);
         let replicas =
@@ -102,7 +141,7 @@ impl World {
     }
 
     async fn metadata(&self, ahead: u64) -> Result<Arc<dyn Metadata>> {
-        Ok(Arc::new(SqliteMetadata::open(&self.database(), ticking(&self.clock, ahead)).await?))
+        open(self.setup.database, &self.database(), ticking(&self.clock, ahead)).await
     }
 
     /// Starts a replica, if it does not run.
@@ -132,7 +171,7 @@ impl World {
     pub async fn lose_database(&mut self) -> Result<()> {
         self.replicas.iter_mut().for_each(|replica| replica.store = None);
         self.databases += 1;
-        let metadata = self.metadata(0).await?;
+        let metadata = fresh(self.setup.database, &self.database(), ticking(&self.clock, 0)).await?;
         self.observer = Store::new(Arc::new(self.disk.clone()), metadata, options(&self.setup, &self.clock));
         Ok(())
     }

@@ -1,13 +1,13 @@
 //! Random histories, and planted bugs that they must catch.
 
 use pfr_faults::case::{self, Counts, Failure};
-use pfr_faults::world::Plant;
+use pfr_faults::world::{Database, Plant};
 use std::time::{Duration, Instant};
 
 const WAVES: u64 = 40;
 
 fn play(seed: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(seed, WAVES, plant))
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(Database::Sqlite, seed, WAVES, plant))
 }
 
 /// `PF_SEED` names the first seed; without it every run plays others.
