@@ -14,11 +14,12 @@ mod disk;
 mod reserve;
 
 pub(crate) use disk::Disk;
+use disk::Space;
 
 use crate::error::{Error, Result};
 use reserve::Reserve;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Free bytes that a deletion works with: its pages in the log, the object of the journal, a wal-index.
@@ -46,18 +47,28 @@ pub enum Freeing {
 pub(crate) struct Room {
     disk: Disk,
     reserve: Reserve,
+    /// The database and its log: a transaction writes no more than there are pages, and a checkpoint no more than the log has.
+    files: [PathBuf; 2],
 }
 
 impl Room {
     /// The room beside a database file. Without a `floor` it depends on the size of the file system.
     pub(crate) fn beside(database: &Path, floor: Option<u64>) -> Self {
         let dir = database.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        Self { disk: Disk::new(dir, floor), reserve: Reserve::beside(database) }
+        let mut log = database.as_os_str().to_owned();
+        log.push("-wal");
+        Self { disk: Disk::new(dir, floor), reserve: Reserve::beside(database), files: [database.to_owned(), log.into()] }
     }
 
-    /// Bytes of the reserve when it is complete.
-    pub(crate) fn reserve_bytes(&self) -> u64 {
-        self.disk.space().map_or(reserve::MIN, |space| reserve::size(space.total))
+    /// Bytes that the reserve may come to on this disk.
+    pub(crate) fn largest(&self) -> u64 {
+        self.disk.space().map_or(reserve::MIN, |space| reserve::largest(space.total))
+    }
+
+    /// Bytes of the reserve when it is complete: twice what the database has, within what the disk allows.
+    fn whole(&self, space: &Space) -> u64 {
+        let bytes = |file| std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+        reserve::size(space.total, self.files.iter().map(bytes).sum())
     }
 
     /// Bytes of the reserve now.
@@ -71,13 +82,13 @@ impl Room {
     /// [`Error::Full`].
     pub(crate) fn admit(&self) -> Result<()> {
         self.refill();
-        let missing = self.reserve_bytes().saturating_sub(self.kept());
+        let missing = self.disk.space().map_or(0, |space| self.whole(&space).saturating_sub(self.kept()));
         self.disk.admit(missing)
     }
 
     /// Whether there is so little space that the log of the database must be short.
     pub(crate) fn is_low(&self) -> bool {
-        self.disk.space().is_some_and(|space| space.available < self.disk.floor(&space).max(COLLECTION.min(reserve::size(space.total))))
+        self.disk.space().is_some_and(|space| space.available < self.disk.floor(&space).max(COLLECTION.min(reserve::largest(space.total))))
     }
 
     /// Whether an I/O error of the database comes from a full disk.
@@ -98,7 +109,7 @@ impl Room {
     /// Grows the reserve as far as the disk allows, unless something frees space right now.
     pub(crate) fn refill(&self) {
         if let Some(space) = self.disk.space() {
-            self.reserve.grow(reserve::size(space.total), space.available);
+            self.reserve.grow(self.whole(&space), space.available);
         }
     }
 
@@ -132,7 +143,7 @@ impl MadeRoom {
     pub(crate) fn again(&self, work: Freeing) -> Result<()> {
         let Some(room) = &self.room else { return Ok(()) };
         let Some(space) = room.disk.space() else { return Ok(()) };
-        let whole = reserve::size(space.total);
+        let whole = room.whole(&space);
         let (wanted, keep) = match work {
             Freeing::Deletion => (DELETION.min(whole / 4), whole / 4),
             Freeing::Collection => (COLLECTION.min(whole), 0),
@@ -177,15 +188,27 @@ mod tests {
     fn the_reserve_is_cut_for_deletions_to_a_quarter_and_for_collections_to_nothing() {
         let dir = tempfile::tempdir().expect("a directory");
         let room = Room::beside(&dir.path().join("metadata.sqlite"), None);
-        let whole = room.reserve_bytes();
         room.refill();
-        assert_eq!(room.reserve.len(), whole);
+        let whole = room.kept();
+        assert_eq!(whole, reserve::MIN);
         assert!(room.reserve.cut(whole, whole / 4) && !room.reserve.cut(1, whole / 4));
         assert_eq!(room.reserve.len(), whole / 4, "a deletion leaves a quarter");
         assert!(room.give(whole) && !room.give(1));
         assert_eq!(room.reserve.len(), 0, "a collection leaves nothing");
         room.refill();
         assert_eq!(room.reserve.len(), whole);
+    }
+
+    #[test]
+    fn the_reserve_grows_with_the_database_and_its_log() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let database = dir.path().join("metadata.sqlite");
+        let room = Room::beside(&database, None);
+        for (file, bytes) in [("metadata.sqlite", 2 << 20), ("metadata.sqlite-wal", 1 << 20)] {
+            std::fs::File::create(dir.path().join(file)).and_then(|file| file.set_len(bytes)).expect("a file");
+        }
+        room.admit().expect("there is space");
+        assert_eq!(room.kept(), room.largest().min(6 << 20));
     }
 
     #[test]

@@ -6,16 +6,25 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a reserve: a sixteenth of the file system within these. The largest is what may wait for a WAL checkpoint, so that
-/// one is always possible.
-pub(super) const MIN: u64 = 512 << 10;
+/// Bytes of a reserve beside a small database.
+pub(super) const MIN: u64 = 1 << 20;
+/// Most bytes of a reserve: what may wait for a WAL checkpoint, so that one is always possible.
 pub(super) const MAX: u64 = 16 << 20;
+/// What a reserve has on the smallest disks.
+const LEAST: u64 = 512 << 10;
+/// Part of the file system that it takes at most.
+const PART: u64 = 16;
 /// What is worth allocating.
 const PIECE: u64 = 64 << 10;
 
-/// Bytes of a complete reserve on a file system of `total` bytes.
-pub(super) fn size(total: u64) -> u64 {
-    (total / 16).clamp(MIN, MAX) / PIECE * PIECE
+/// The largest reserve on a file system of `total` bytes.
+pub(super) fn largest(total: u64) -> u64 {
+    (total / PART).clamp(LEAST, MAX) / PIECE * PIECE
+}
+
+/// The complete reserve of a database that takes `used` bytes.
+pub(super) fn size(total: u64, used: u64) -> u64 {
+    used.saturating_mul(2).max(MIN).min(largest(total)).div_ceil(PIECE) * PIECE
 }
 
 /// The file.
@@ -132,10 +141,12 @@ mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
     #[test]
-    fn a_reserve_is_a_sixteenth_of_a_small_disk_and_16_mib_of_a_large_one() {
-        assert_eq!(size(1 << 40), MAX);
-        assert_eq!(size(64 << 20), 4 << 20);
-        assert_eq!(size(1 << 20), MIN);
+    fn a_reserve_is_twice_the_database_within_16_mib_and_a_sixteenth_of_the_disk() {
+        assert_eq!(size(1 << 40, 0), MIN);
+        assert_eq!(size(1 << 40, 3 << 20), 6 << 20);
+        assert_eq!(size(1 << 40, 1 << 30), MAX);
+        assert_eq!(size(64 << 20, 1 << 30), 4 << 20);
+        assert_eq!(size(1 << 20, 1 << 30), LEAST);
     }
 
     #[test]

@@ -26,6 +26,9 @@ const BATCH: usize = 64;
 /// How often a database that is held alone is tried to be shared.
 const SHARE_AFTER: Duration = Duration::from_secs(1);
 
+/// What SQLite also says when the disk is full.
+const AS_IF_FULL: [&str; 2] = ["disk I/O error", "unable to open database file"];
+
 /// Answers a job, given why the commit failed if it did.
 type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
 /// A transaction waiting for the writer; without a connection it is only answered.
@@ -90,10 +93,14 @@ impl Database {
         self.readers.as_ref().map(|readers| &readers.files.room)
     }
 
-    /// An error by its cause: on a full disk SQLite also says "disk I/O error" and "unable to open database file".
+    /// An error by its cause.
     fn name(&self, error: Error) -> Error {
         match error {
-            Error::Unavailable { what: "metadata", reason } if self.room().is_some_and(|room| room.is_spent()) => Error::Full(reason),
+            Error::Unavailable { what: "metadata", reason }
+                if AS_IF_FULL.iter().any(|words| reason.contains(words)) && self.room().is_some_and(|room| room.is_spent()) =>
+            {
+                Error::Full(reason)
+            }
             other => other,
         }
     }

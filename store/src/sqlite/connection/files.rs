@@ -114,7 +114,7 @@ impl Files {
         let start = Instant::now();
         loop {
             let connected = self.connection(OpenFlags::default()).map_err(Failed::from).and_then(|connection| {
-                set_up(connection, PATIENCE.saturating_sub(start.elapsed()), checkpoint::worth(self.room.reserve_bytes()))
+                set_up(connection, PATIENCE.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()))
             });
             match connected {
                 Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),

@@ -152,9 +152,16 @@ impl Trial {
             while self.push(pages).await {}
         }
         let Some((tag, _)) = self.told.first_key_value() else { panic!("nothing had space") };
-        let (tags, forks) = (format!("{}/tags/more", self.base()), format!("{}/forks", self.base()));
-        let moved = self.client.put(tags).json(&json!({"snapshot": tag})).send().await.unwrap();
-        assert_eq!(moved.status(), StatusCode::INSUFFICIENT_STORAGE, "a tag: {}", moved.text().await.unwrap());
+        let mut names = 0..1000;
+        // Each takes a few KiB, so that they stop as well.
+        while let Some(name) = names.next() {
+            let tags = format!("{}/tags/more-{name}", self.base());
+            if answer(self.client.put(tags).json(&json!({"snapshot": tag})).send().await.unwrap()).await.unwrap().is_err() {
+                break;
+            }
+        }
+        assert!(!names.is_empty(), "tags are never refused");
+        let forks = format!("{}/forks", self.base());
         let forked = self.client.post(forks).json(&json!({"snapshot": tag, "count": 3, "prefix": "f"})).send().await.unwrap();
         assert_eq!(forked.status(), StatusCode::INSUFFICIENT_STORAGE, "a fork: {}", forked.text().await.unwrap());
     }
@@ -331,6 +338,7 @@ fn a_registry_starts_without_a_free_byte_and_without_its_reserve() {
     let ballast = disk.path().join("ballast");
     let file = std::fs::File::create(&ballast).unwrap();
     while (&file).write_all(&[1; 4096]).is_ok() {}
+    drop(file);
     registry.restart();
     pf.run(&["verify", "a:b"]).ok();
     let output = pf.run(&["push", dir.arg(), "a:c"]);
