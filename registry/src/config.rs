@@ -87,6 +87,9 @@ settings! {
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
     /// Bytes after which a pack is closed [default: 67108864].
     pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "BYTES";
+    /// Bytes that stay free on the disks of packs and metadata [default: 0]: pushes are refused below that, deletions and collections are
+    /// not. 0 is 64 MiB, or a twentieth of a smaller disk.
+    min_free_bytes: u64 = 0, "PF_REGISTRY_MIN_FREE_BYTES", "BYTES";
     /// Seconds between collections of garbage, about [default: 300]; 0 for never. Each replica may run them.
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
     /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
@@ -260,7 +263,12 @@ impl Config {
     /// The store's part.
     #[must_use]
     pub fn store_options(&self) -> pfr_store::Options {
-        pfr_store::Options { lease: Duration::from_secs(self.lease_seconds), pack_bytes: self.pack_bytes, ..Default::default() }
+        pfr_store::Options {
+            lease: Duration::from_secs(self.lease_seconds),
+            pack_bytes: self.pack_bytes,
+            min_free: (self.min_free_bytes > 0).then_some(self.min_free_bytes),
+            ..Default::default()
+        }
     }
 }
 

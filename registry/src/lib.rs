@@ -18,6 +18,7 @@ pub mod commands;
 pub mod config;
 mod handlers;
 mod http;
+mod lock;
 pub mod mirror;
 mod problem;
 mod redirect;
@@ -27,4 +28,5 @@ pub mod storage;
 pub mod telemetry;
 
 pub use config::Config;
+pub use lock::DataLock;
 pub use server::Server;

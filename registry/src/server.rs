@@ -7,6 +7,7 @@ use crate::app::App;
 use crate::background::Collector;
 use crate::config::{Config, SettingsError};
 use crate::http::stream::Timed;
+use crate::lock::DataLock;
 use crate::mirror::Upstream;
 use crate::storage::Opened;
 use crate::telemetry::metrics as names;
@@ -43,6 +44,18 @@ pub enum Error {
     /// Its store cannot be opened.
     #[error("cannot open the store: {0}")]
     Store(#[from] pfr_store::Error),
+    /// Another process has the data directory.
+    #[error(
+        "the data directory {} is in use{}: stop the registry that serves it, or give another --data",
+        data.display(),
+        holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
+    )]
+    Locked {
+        /// The directory.
+        data: std::path::PathBuf,
+        /// The process, if it could be noted.
+        holder: Option<u32>,
+    },
     /// Its upstream, or a mirror's end, cannot be used.
     #[error(transparent)]
     Mirror(#[from] crate::mirror::Error),
@@ -84,7 +97,7 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Settings(_) | Self::Listen { .. } => 1,
+            Self::Settings(_) | Self::Listen { .. } | Self::Locked { .. } => 1,
             Self::Store(error) | Self::Work(error) => error.code().exit_code(),
             Self::Mirror(error) => error.code().exit_code(),
             Self::Found(_) => 4,
@@ -104,17 +117,19 @@ pub struct Server {
     collector: Collector,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
     config: Config,
+    _lock: Option<DataLock>,
 }
 
 impl Server {
-    /// Opens the store and listens. Nothing is served before [`Self::run`].
+    /// Opens the store and listens, and keeps other registries from the data directory. Nothing is served before [`Self::run`].
     ///
     /// # Errors
     /// [`Error`] says what cannot be had.
     pub async fn bind(config: Config) -> Result<Self, Error> {
+        let lock = DataLock::take(&config)?;
         let opened = crate::storage::open_parts(&config).await?;
         opened.store.names_are_known().await?;
-        Self::bind_opened(opened, config).await
+        Self::bind_opened(opened, config, lock).await
     }
 
     /// The same over a store that is open already.
@@ -122,10 +137,10 @@ impl Server {
     /// # Errors
     /// [`Error`] says what cannot be had.
     pub async fn bind_over(store: Store, config: Config) -> Result<Self, Error> {
-        Self::bind_opened(Opened { store, redirects: None }, config).await
+        Self::bind_opened(Opened { store, redirects: None }, config, None).await
     }
 
-    async fn bind_opened(Opened { store, redirects }: Opened, config: Config) -> Result<Self, Error> {
+    async fn bind_opened(Opened { store, redirects }: Opened, config: Config, lock: Option<DataLock>) -> Result<Self, Error> {
         let metrics = telemetry::metrics::recorder().map_err(Error::Metrics)?;
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
@@ -133,7 +148,7 @@ impl Server {
         let upstream = Upstream::of(&config, &store).map_err(crate::mirror::Error::from)?;
         let app = App::new(store.clone(), redirects, metrics.clone(), routes::openapi(), &config);
         let collector = app.collector.clone();
-        Ok(Self { collector, listener, address, service: routes::service(app, upstream), store, metrics, config })
+        Ok(Self { collector, listener, address, service: routes::service(app, upstream), store, metrics, config, _lock: lock })
     }
 
     /// Where it listens.

@@ -64,13 +64,21 @@ async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata
         return Ok(Arc::new(PostgresMetadata::connect(config.database.secret(), postgres).await?));
     }
     pfr_store::storage::make_dir(&config.data)?;
-    Ok(Arc::new(SqliteMetadata::open(&config.data.join("metadata.sqlite"), options.clock.clone()).await?))
+    let file = config.data.join("metadata.sqlite");
+    Ok(Arc::new(SqliteMetadata::open_above(&file, options.clock.clone(), options.min_free).await?))
 }
 
 /// Tells the operator what the storage was seen to do. A storage that cannot be written or read is of no use; the rest is good to
 /// know, and nothing rests on it.
 async fn probe(storage: &Storage) -> Result<()> {
-    let seen = storage.probe().await?;
+    let seen = match storage.probe().await {
+        // A start needs no space, or nothing could be freed any more.
+        Err(Error::Full(reason)) => {
+            tracing::warn!(storage = storage.url(), reason, "storage is full: pushes are refused until space is freed");
+            return Ok(());
+        }
+        other => other?,
+    };
     macro_rules! line {
         ($level:ident, $words:literal) => {
             tracing::$level!(

@@ -170,13 +170,17 @@ impl Error {
     pub(crate) fn packs(error: object_store::Error) -> Self {
         let mut cause: Option<&dyn std::error::Error> = Some(&error);
         while let Some(e) = cause {
-            if e.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::StorageFull) {
+            if e.downcast_ref::<std::io::Error>().is_some_and(is_full) {
                 return Self::Full(error.to_string());
             }
             cause = e.source();
         }
         Self::Unavailable { what: "packs", reason: error.to_string() }
     }
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
 fn count(n: usize, noun: &str) -> String {

@@ -28,6 +28,7 @@ mod pack_writer;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod ranges;
+mod room;
 mod sqlite;
 #[cfg(feature = "cloud")]
 pub mod storage;
@@ -44,6 +45,7 @@ pub use metadata::*;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use ranges::PackRange;
+pub use room::{Freeing, MadeRoom};
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};
 pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};

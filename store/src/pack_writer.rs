@@ -29,6 +29,8 @@ pub(crate) struct PackWriter {
     store: Store,
     /// The session that it is written for; none for compaction.
     push: Option<PushId>,
+    /// Whether it adds to what is stored, and does not only move it.
+    grows: bool,
     id: PackId,
     key: String,
     upload: Box<dyn MultipartUpload>,
@@ -59,6 +61,7 @@ impl PackWriter {
         let mut writer = Self {
             store: store.clone(),
             push: push.cloned(),
+            grows: push.is_some(),
             id,
             key,
             upload,
@@ -110,9 +113,16 @@ impl PackWriter {
     /// Hands the pending bytes to the object store; one part is in flight while the next fills.
     async fn write_part(&mut self) -> Result<()> {
         self.wait().await?;
+        // Compaction frees more than it takes, and has looked whether it fits.
+        let disk = self.store.packs_disk.as_ref().filter(|_| self.grows);
+        let coming = disk.map(|disk| disk.take(self.pending_bytes as u64)).transpose()?;
         self.pending_bytes = 0;
         let part: UploadPart = self.upload.put_part(PutPayload::from_iter(std::mem::take(&mut self.pending)));
-        self.writing = Some(tokio::spawn(part));
+        self.writing = Some(tokio::spawn(async move {
+            let written = part.await;
+            drop(coming);
+            written
+        }));
         Ok(())
     }
 
@@ -148,6 +158,9 @@ impl PackWriter {
         let sizes = self.complete().await?;
         let frames = std::mem::take(&mut self.frames);
         let stored = self.store.metadata.finish_pack(push, self.id, sizes, frames, self.store.options.lease).await;
+        if let Err(Error::Full(_)) = stored {
+            self.discard().await;
+        }
         self.remove_if_lost(stored).await
     }
 
@@ -178,6 +191,15 @@ impl PackWriter {
             self.write_part().await?;
         }
         self.wait().await
+    }
+
+    /// Deletes the bytes of a pack for whose rows there was no space. Best effort: collection finds it by its row when its lease ends.
+    async fn discard(&mut self) {
+        // Only a later transaction that finds it unfinished proves that the failed one did not take place.
+        match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
+            Ok(()) => drop(self.store.packs.delete(&path(&self.key)).await),
+            Err(error) => tracing::debug!(%error, pack = self.id, "a pack without space for its rows stays until its lease ends"),
+        }
     }
 
     /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the pack's row.

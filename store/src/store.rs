@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{Commit, Metadata, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::room::{Disk, Freeing};
 use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt as _};
@@ -30,6 +31,9 @@ pub struct Options {
     pub ingests: usize,
     /// Streams of frames given out at once; others wait. Bounds memory to about 12 MiB each. Default 6.
     pub outputs: usize,
+    /// Bytes that stay free on the disks of packs and metadata: nothing new is stored below that, and deletions and collections go on.
+    /// Default 64 MiB, on small disks a twentieth of them.
+    pub min_free: Option<u64>,
     /// Limits on foreign bytes.
     pub limits: Limits,
     /// Source of time.
@@ -43,6 +47,7 @@ impl Default for Options {
             pack_bytes: 64 << 20,
             ingests: 6,
             outputs: 6,
+            min_free: None,
             limits: Limits::default(),
             clock: Clock::system(),
         }
@@ -77,6 +82,8 @@ pub struct Store {
     pub(crate) packs: Arc<dyn ObjectStore>,
     /// The directory of the packs, if they are files: the object store neither syncs deletions nor shows unfinished uploads.
     pub(crate) packs_dir: Option<Arc<Path>>,
+    /// The disk of that directory.
+    pub(crate) packs_disk: Option<Arc<Disk>>,
     pub(crate) metadata: Arc<dyn Metadata>,
     pub(crate) options: Arc<Options>,
     pub(crate) ingests: Arc<Semaphore>,
@@ -99,7 +106,7 @@ impl Store {
         let fail = |e: &dyn std::fmt::Display| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
         crate::durable::create_dir_all(&packs_dir).map_err(|e| fail(&e))?;
         let packs = LocalFileSystem::new_with_prefix(&packs_dir).map_err(|e| fail(&e))?.with_fsync(true);
-        let metadata = SqliteMetadata::open(&dir.join("metadata.sqlite"), options.clock.clone()).await?;
+        let metadata = SqliteMetadata::open_above(&dir.join("metadata.sqlite"), options.clock.clone(), options.min_free).await?;
         Ok(Self::new(Arc::new(packs), Arc::new(metadata), options).with_packs_dir(&packs_dir))
     }
 
@@ -118,6 +125,7 @@ impl Store {
         Self {
             packs,
             packs_dir: None,
+            packs_disk: None,
             metadata,
             ingests: Arc::new(Semaphore::new(options.ingests.max(1))),
             outputs: Arc::new(Semaphore::new(options.outputs.max(1))),
@@ -128,10 +136,12 @@ impl Store {
         }
     }
 
-    /// Says that the packs are files below `dir`: then collection makes deletions durable and removes what interrupted uploads left there.
+    /// Says that the packs are files below `dir`: then collection makes deletions durable and removes what interrupted uploads left there, and
+    /// nothing new is stored while their disk is nearly full.
     #[must_use]
     pub fn with_packs_dir(mut self, dir: &Path) -> Self {
         self.packs_dir = Some(Arc::from(dir));
+        self.packs_disk = Some(Arc::new(Disk::new(dir, self.options.min_free)));
         self
     }
 
@@ -377,6 +387,7 @@ impl Store {
     /// # Errors
     /// [`Error::TagUnknown`], [`Error::TagMoved`].
     pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Result<()> {
+        let _room = self.metadata.make_room(Freeing::Deletion).await?;
         self.metadata.delete_tag(repository.clone(), tag.clone(), expected).await?;
         self.flush_journal().await
     }
@@ -386,6 +397,7 @@ impl Store {
     /// # Errors
     /// [`Error::SnapshotUnknown`].
     pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
+        let _room = self.metadata.make_room(Freeing::Deletion).await?;
         self.metadata.delete_snapshot(repository.clone(), *digest).await?;
         self.flush_journal().await
     }

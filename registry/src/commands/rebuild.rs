@@ -2,7 +2,7 @@
 
 use super::Settings;
 use super::tool::{lines, on_store, print};
-use crate::server;
+use crate::{DataLock, server};
 use clap::Args;
 use pfr_schema::api::RebuildReport;
 
@@ -18,6 +18,7 @@ pub(crate) struct Rebuild {
 
 pub(super) fn run(args: Rebuild) -> Result<(), server::Error> {
     let config = args.settings.load()?;
+    let _lock = DataLock::take(&config)?;
     let report = on_store(&config, async |store| store.rebuild(&mut |_| ()).await.map_err(server::Error::Work))?;
     print(&report, args.json, words);
     if report.lost.is_empty() && report.refused.is_empty() {

@@ -9,7 +9,8 @@ impl Run<'_> {
     /// Takes suspects until none is due.
     pub(super) async fn collect(&mut self) {
         loop {
-            let step = self.store.metadata.collect(self.options.batch.max(1)).await;
+            let batch = self.batch();
+            let step = self.store.metadata.collect(batch).await;
             let Some(step) = self.note(step) else { return };
             self.report.released += step.released;
             self.report.unclaimed += step.unclaimed;

@@ -4,6 +4,7 @@ use super::GcOptions;
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{GcRun, GcTrigger};
+use crate::room::{Freeing, MadeRoom};
 use pfr_schema::api::GcReport;
 use std::time::{Duration, Instant};
 
@@ -24,11 +25,17 @@ pub(super) struct Run<'a> {
     error: Option<Error>,
     /// When its row was written, if it was.
     recorded: Option<Instant>,
+    /// Space for what it writes.
+    room: MadeRoom,
 }
 
 impl<'a> Run<'a> {
     pub(super) async fn start(store: &'a Store, options: &'a GcOptions, progress: &'a mut (dyn FnMut(&GcReport) + Send)) -> Result<Self> {
         store.names_are_known().await?;
+        let room = match options.dry_run {
+            true => MadeRoom::default(),
+            false => store.metadata.make_room(Freeing::Collection).await?,
+        };
         let report = GcReport {
             id: uuid::Uuid::now_v7().to_string(),
             trigger: word(options.trigger).into(),
@@ -36,7 +43,7 @@ impl<'a> Run<'a> {
             started_at: store.options.clock.now(),
             ..GcReport::default()
         };
-        let mut run = Self { store, options, report, progress, error: None, recorded: None };
+        let mut run = Self { store, options, report, progress, error: None, recorded: None, room };
         // A schedule that finds nothing leaves no trace, or its rows would outgrow everything else. A dry run writes nothing at all.
         if options.trigger != GcTrigger::Schedule && !options.dry_run {
             run.record().await?;
@@ -48,6 +55,11 @@ impl<'a> Run<'a> {
     /// All steps, once.
     pub(super) async fn steps(&mut self) {
         self.collect().await;
+        if self.is_tight() {
+            // What follows writes: a checkpoint of the journal, packs of compaction.
+            self.retire().await;
+            self.drain().await;
+        }
         self.journal_upkeep().await;
         self.retire().await;
         if self.options.compact {
@@ -74,6 +86,18 @@ impl<'a> Run<'a> {
         self.note(unfinished);
         let deleted = self.store.trim_journal(JOURNAL).await;
         self.report.journal_deleted += self.note(deleted).unwrap_or(0);
+    }
+
+    /// Whether the disk is nearly full: then space is freed before anything else is written.
+    pub(super) fn is_tight(&self) -> bool {
+        self.room.is_tight()
+    }
+
+    /// Objects to collect in the next transaction.
+    pub(super) fn batch(&mut self) -> usize {
+        let again = self.room.again(Freeing::Collection);
+        self.note(again);
+        self.room.batch(self.options.batch.max(1))
     }
 
     /// Tells how far it is, and writes the row once there is something to say, then every few seconds.

@@ -3,6 +3,7 @@
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{ObjectId, ObjectRow};
+use crate::room::{Freeing, MadeRoom};
 use bytes::Bytes;
 use pfr_schema::Digest;
 use pfr_schema::api::FsckReport;
@@ -42,6 +43,7 @@ impl Store {
         let trusted = fsck.report.wrong == 0;
         fsck.name_unreadable().await?;
         let mut report = fsck.report;
+        let _room = if repair { self.metadata.make_room(Freeing::Collection).await? } else { MadeRoom::default() };
         let audit = self.metadata.audit(repair && trusted).await?;
         let words = audit.discrepancies.into_iter().map(|d| format!("{}: expected {}, found {}", d.what, d.expected, d.found));
         report.discrepancies.extend(words);

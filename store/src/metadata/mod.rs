@@ -11,6 +11,7 @@ mod rows;
 
 pub use rows::*;
 
+use crate::room::{Freeing, MadeRoom};
 use crate::Result;
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
@@ -21,6 +22,12 @@ use std::time::Duration;
 /// The transactions of the store.
 #[async_trait]
 pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
+    /// Sees to it that there is space for work that frees space, where the metadata lie on a disk that may be full. It is there until what
+    /// is returned is dropped. Transactions that store something new are refused while such a disk is nearly full.
+    async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {
+        Ok(MadeRoom::default())
+    }
+
     /// Opens a push session in `repository`, which is created if it is new (it shows once something is committed).
     async fn open_push(&self, push: PushId, repository: RepositoryName, lease: Duration) -> Result<()>;
 

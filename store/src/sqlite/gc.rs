@@ -411,7 +411,7 @@ mod tests {
     #[tokio::test]
     async fn giving_way_in_a_large_pack_does_not_fill_the_queue() {
         const CONTAINERS: i64 = 3 * TOGETHER as i64;
-        let database = Database::open(None).await.expect("in memory");
+        let database = Database::open(None, None).await.expect("in memory");
         database.write(|tx| fill(tx, CONTAINERS)).await.expect("rows");
         let (mut steps, mut longest) = (0, 0);
         loop {

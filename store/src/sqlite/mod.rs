@@ -17,6 +17,7 @@ use crate::metadata::{
     NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
     RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
 };
+use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
 use connection::Database;
 use pfr_schema::api::TagState;
@@ -41,7 +42,16 @@ impl SqliteMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be opened, is no database, or was written by a newer version.
     pub async fn open(path: &Path, clock: Clock) -> Result<Self> {
-        Ok(Self { database: Database::open(Some(path.to_owned())).await?, clock })
+        Self::open_above(path, clock, None).await
+    }
+
+    /// The same; what stores something new is refused while fewer than `floor` bytes are free on the file's disk. By default that is
+    /// 64 MiB, or a twentieth of a smaller file system.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_above(path: &Path, clock: Clock, floor: Option<u64>) -> Result<Self> {
+        Ok(Self { database: Database::open(Some(path.to_owned()), floor).await?, clock })
     }
 
     /// A database in memory, for tests.
@@ -49,7 +59,7 @@ impl SqliteMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if SQLite cannot be set up.
     pub async fn open_in_memory(clock: Clock) -> Result<Self> {
-        Ok(Self { database: Database::open(None).await?, clock })
+        Ok(Self { database: Database::open(None, None).await?, clock })
     }
 
     fn until(&self, lease: Duration) -> u64 {
@@ -72,9 +82,13 @@ fn uint(value: i64) -> u64 {
 
 #[async_trait]
 impl Metadata for SqliteMetadata {
+    async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
+        self.database.make_room(work).await
+    }
+
     async fn open_push(&self, push: PushId, repository: RepositoryName, lease: Duration) -> Result<()> {
         let expires = self.until(lease);
-        self.database.write(move |tx| names::open_push(tx, &push, &repository, expires)).await
+        self.database.grow(move |tx| names::open_push(tx, &push, &repository, expires)).await
     }
 
     async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName> {
@@ -117,7 +131,7 @@ impl Metadata for SqliteMetadata {
     ) -> Result<PackStored> {
         let (now, until) = (self.clock.now(), self.until(lease));
         self.database
-            .write(move |tx| {
+            .grow(move |tx| {
                 // The pack first: who lost it must learn so, although its session is over too.
                 objects::renew_pack(tx, pack, until)?;
                 names::renew_push(tx, &push, now, until)?;
@@ -133,7 +147,7 @@ impl Metadata for SqliteMetadata {
         let (mut missing, to_raise) = self.database.read(move |tx| objects::missing(tx, &wanted, enough)).await?;
         if !to_raise.is_empty() {
             // What was collected since the look is missing after all.
-            missing.extend(self.database.write(move |tx| objects::raise_leases(tx, &to_raise, until)).await?);
+            missing.extend(self.database.grow(move |tx| objects::raise_leases(tx, &to_raise, until)).await?);
             missing.sort_unstable();
         }
         Ok(missing)
@@ -153,7 +167,7 @@ impl Metadata for SqliteMetadata {
 
     async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed> {
         let now = self.clock.now();
-        self.database.write(move |tx| names::commit(tx, &push, &commit, now)).await
+        self.database.grow(move |tx| names::commit(tx, &push, &commit, now)).await
     }
 
     async fn tag(&self, repository: RepositoryName, tag: Tag) -> Result<TagRow> {
@@ -166,11 +180,11 @@ impl Metadata for SqliteMetadata {
 
     async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()> {
         let now = self.clock.now();
-        self.database.write(move |tx| names::put_tags(tx, &repository, &snapshot, &moves, now)).await
+        self.database.grow(move |tx| names::put_tags(tx, &repository, &snapshot, &moves, now)).await
     }
 
     async fn mark_followed(&self, repository: RepositoryName, tag: Tag, at: Digest) -> Result<()> {
-        self.database.write(move |tx| names::mark_followed(tx, &repository, &tag, &at)).await
+        self.database.grow(move |tx| names::mark_followed(tx, &repository, &tag, &at)).await
     }
 
     async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()> {

@@ -18,4 +18,5 @@ mod parked;
 mod postgres;
 mod quarantine;
 mod rebuild;
+mod room;
 mod vanished;

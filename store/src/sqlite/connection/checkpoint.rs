@@ -4,29 +4,37 @@
 //! for the writer waits too (docs/decisions/0015). Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of the two can
 //! damage the database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the program.
 
+use super::files::Files;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OpenFlags};
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Pages that are worth a checkpoint: 16 MiB. A few in tests, so that they see many.
+/// Pages that are worth a checkpoint: 16 MiB, less on a small disk. A few in tests, so that they see many.
 const WORTH: c_int = if cfg!(test) { 8 } else { 8 << 10 };
-/// Length of the log, in pages, with which the writer carries the rest itself: the log begins anew only when nothing in it is left to be
+/// A log so many times as long as is worth a checkpoint is carried by the writer itself: the log begins anew only when nothing in it is left to be
 /// carried, and a writer without a pause is always ahead of the other thread.
-const TOO_LONG: c_int = 8 * WORTH;
+const TOO_LONG: c_int = 8;
 
 thread_local!(static PAGES_IN_LOG: Cell<c_int> = const { Cell::new(0) });
+thread_local!(static WORTH_HERE: Cell<c_int> = const { Cell::new(WORTH) });
+
+/// Pages that are worth a checkpoint where so many bytes are kept for one: what waits in the log must fit into the reserve.
+pub(super) fn worth(reserve: u64) -> c_int {
+    c_int::try_from(reserve / super::files::PAGE).unwrap_or(WORTH).clamp(8, WORTH)
+}
 
 /// To be called for a writer's connection in the writer's thread.
-pub(super) fn watch(writer: &Connection) {
+pub(super) fn watch(writer: &Connection, worth: c_int) {
+    WORTH_HERE.set(worth);
     writer.wal_hook(Some(|wal: &Wal, pages: c_int| {
         PAGES_IN_LOG.set(pages);
-        if pages >= TOO_LONG
+        if pages >= TOO_LONG * WORTH_HERE.get()
             && let Err(error) = wal.checkpoint()
         {
             // The transaction is committed all the same, and the next one tries again.
@@ -36,12 +44,23 @@ pub(super) fn watch(writer: &Connection) {
     }));
 }
 
+/// Carries the whole log into the database and cuts it, so that its bytes are free. Waits for no reader: then the log stays as long as it is.
+pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
+    writer.busy_timeout(Duration::ZERO)?;
+    let busy: rusqlite::Result<i64> = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
+    writer.busy_timeout(super::files::PATIENCE)?;
+    if busy? == 0 {
+        PAGES_IN_LOG.set(0);
+    }
+    Ok(())
+}
+
 /// How often a checkpoint that fails is worth a line.
 const LINE: Duration = Duration::from_secs(60);
 
 /// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite does not carry again what it has carried:
 /// the next checkpoint would succeed and let the log go. Who starts anew reads the whole log (and so does PostgreSQL, by the same means).
-fn failed(error: &rusqlite::Error) {
+pub(super) fn failed(error: &rusqlite::Error) {
     thread_local!(static SAID: Cell<Option<Instant>> = const { Cell::new(None) });
     match error.sqlite_error() {
         Some(code) if code.extended_code == rusqlite::ffi::SQLITE_IOERR_FSYNC => {
@@ -67,7 +86,8 @@ pub(super) struct Checkpointer {
 
 impl Checkpointer {
     /// Ends when it is dropped, after the checkpoint it is at.
-    pub(super) fn start(path: PathBuf) -> std::io::Result<Self> {
+    pub(super) fn start(files: &Files) -> std::io::Result<Self> {
+        let path = files.path.clone();
         // One may wait while one is done.
         let (wake, woken) = sync_channel(1);
         let carried = Arc::new(AtomicI32::new(0));
@@ -93,7 +113,8 @@ impl Checkpointer {
         // A log shorter than that has begun anew.
         let left = if pages < carried { pages } else { pages - carried };
         // Beyond that it is the writer's turn, which the other thread would take from it.
-        if left >= WORTH && pages < TOO_LONG {
+        let worth = WORTH_HERE.get();
+        if left >= worth && pages < TOO_LONG * worth {
             // An error is that one waits already.
             let _ = self.wake.try_send(());
         }

@@ -3,6 +3,7 @@
 mod concurrency;
 mod crash;
 mod dedup;
+mod lock;
 mod machine;
 mod memory;
 mod network;

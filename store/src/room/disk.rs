@@ -1,0 +1,132 @@
+//! The file system of a directory: what is free there, and how much of it stays free.
+
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The default floor is this, or a twentieth of a small file system.
+const FLOOR: u64 = 64 << 20;
+/// Files and directories that can still be made when growth stops: deletions write objects of the journal.
+const FILES: u64 = 64;
+
+/// What a file system has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Space {
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes that any user may still take.
+    pub available: u64,
+    /// Files and directories that can still be made, where the file system counts them.
+    pub inodes: Option<u64>,
+}
+
+/// A directory on some file system.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    dir: PathBuf,
+    floor: Option<u64>,
+    /// Bytes that are on their way to the disk.
+    coming: Arc<AtomicU64>,
+}
+
+/// Bytes on their way to the disk, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Disk {
+    pub(crate) fn new(dir: &Path, floor: Option<u64>) -> Self {
+        Self { dir: dir.to_owned(), floor, coming: Arc::default() }
+    }
+
+    /// What its file system has; nothing is limited where that cannot be told.
+    pub(super) fn space(&self) -> Option<Space> {
+        match rustix::fs::statvfs(&self.dir) {
+            Ok(stat) => Some(Space {
+                total: stat.f_blocks.saturating_mul(stat.f_frsize),
+                available: stat.f_bavail.saturating_mul(stat.f_frsize),
+                // Btrfs and others make them as needed, and say 0 of 0.
+                inodes: (stat.f_files > 0).then_some(stat.f_favail),
+            }),
+            Err(error) => {
+                tracing::debug!(%error, dir = %self.dir.display(), "free space is not known");
+                None
+            }
+        }
+    }
+
+    /// Bytes that growth leaves free.
+    pub(super) fn floor(&self, space: &Space) -> u64 {
+        self.floor.unwrap_or_else(|| FLOOR.min(space.total / 20))
+    }
+
+    /// Refuses growth by `bytes` if less than the floor would be left.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
+        let Some(space) = self.space() else { return Ok(()) };
+        let floor = self.floor(&space);
+        let left = space.available.saturating_sub(bytes).saturating_sub(self.coming.load(Ordering::Relaxed));
+        if left < floor {
+            let free = space.available;
+            return Err(Error::Full(format!("{free} bytes are free, and the last {floor} are kept for deleting and collecting")));
+        }
+        match space.inodes {
+            Some(files) if files < FILES => {
+                Err(Error::Full(format!("{files} more files can be made, and the last {FILES} are kept for deleting and collecting")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Admits `bytes`, and counts them until they are written.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub(crate) fn take(&self, bytes: u64) -> Result<Coming> {
+        self.admit(bytes)?;
+        self.coming.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Coming { all: Arc::clone(&self.coming), bytes })
+    }
+
+    /// Whether so many bytes fit, whatever the floor.
+    pub(crate) fn fits(&self, bytes: u64) -> bool {
+        self.space().is_none_or(|space| space.available >= bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_is_64_mib_or_a_twentieth_unless_it_is_given() {
+        let space = |total| Space { total, available: total, inodes: None };
+        let dir = Path::new("/");
+        assert_eq!(Disk::new(dir, None).floor(&space(1 << 40)), 64 << 20);
+        assert_eq!(Disk::new(dir, None).floor(&space(64 << 20)), (64 << 20) / 20);
+        assert_eq!(Disk::new(dir, Some(7)).floor(&space(1 << 40)), 7);
+    }
+
+    #[test]
+    fn bytes_on_their_way_count_until_they_are_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let available = Disk::new(dir.path(), None).space().expect("it is known").available;
+        // Others write to this file system too: a margin that they do not use up.
+        let disk = Disk::new(dir.path(), Some(available / 2));
+        let coming = disk.take(available / 3).expect("above the floor");
+        assert!(matches!(disk.take(available / 3), Err(Error::Full(_))), "together they are below it");
+        drop(coming);
+        disk.take(available / 3).expect("it is written");
+    }
+}

@@ -1,0 +1,45 @@
+//! One registry for a data directory; tools beside it.
+
+use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn run(command: &str, data: &Path, options: &[&str]) -> Output {
+    let mut program = Command::new(binary("pf-registry"));
+    program.arg(command).args(options).arg("--data").arg(data).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn a_second_registry_and_a_rebuild_are_refused_on_a_data_directory_in_use_and_tools_are_not() {
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINY, &[1, 2, 3]);
+    pf.run(&["push", dir.arg(), "a:b"]).ok();
+    for (command, options) in [("serve", &["--listen", "127.0.0.1:0"][..]), ("rebuild", &[])] {
+        let output = run(command, registry.data(), options);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        let named = [registry.data().to_str().unwrap(), &format!("process {}", registry.pid())].iter().all(|word| said.contains(word));
+        assert!(named && said.contains("is in use"), "{command}: {said}");
+    }
+    for (command, options) in [("gc", &["--horizon", "0"][..]), ("fsck", &[]), ("scrub", &["--full"])] {
+        let output = run(command, registry.data(), options);
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    pf.run(&["verify", "a:b"]).ok();
+}
+
+#[test]
+fn the_lock_ends_with_the_process_that_holds_it() {
+    let mut registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    for number in 0..3 {
+        let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINY, &[number]);
+        pf.run(&["push", dir.arg(), "a:b"]).ok();
+        registry.restart();
+    }
+    registry.kill();
+    let output = run("rebuild", registry.data(), &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the database is not empty"), "it is not in use, only not lost: {said}");
+}
