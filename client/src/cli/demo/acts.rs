@@ -71,8 +71,8 @@ impl Play<'_> {
         let answer = host.client.engines().await?;
         self.narrator.show(|out| agent::print_engines(out, &answer))?;
         self.narrator.also(
-            "one rank, so nothing is split over GPUs; a group is a set of layers with one block table; mapped is the KV memory that \
-             the agent reads in place",
+            "1 rank: the model is not split over GPUs; a cache group is a set of layers with one block table; the KV memory is mapped \
+             into the agent, which reads it in place",
         )
     }
 

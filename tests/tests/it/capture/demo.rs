@@ -49,7 +49,7 @@ fn the_demo_keeps_its_promises_and_says_so_in_json() {
     // Field's words, and those of the table explained.
     let all: String = steps.iter().flat_map(results).collect();
     assert!(all.contains("logits equal") && !all.contains("scores"), "{all}");
-    assert!(all.contains("mapped is the KV memory"), "{all}");
+    assert!(all.contains("the model is not split over GPUs"), "{all}");
     assert!(results(&steps[7]).iter().any(|r| r.starts_with("error: ")), "{summary}");
     assert!(running(&pf).is_empty(), "{:?}", running(&pf));
 

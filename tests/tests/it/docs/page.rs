@@ -128,6 +128,10 @@ fn block(line: usize, info: &str, content: &[(usize, &str)]) -> Result<Option<Bl
     if steps.is_empty() {
         return Err(Fault { line, what: "the block has no line that begins with `$ `".into() });
     }
+    let two = steps.iter().find(|step| !matches!(mark, Mark::NotRun(_)) && step.command.contains(" ; "));
+    if let Some(step) = two {
+        return Err(Fault { line: step.line, what: "one command a line: the exit code of the first is lost".into() });
+    }
     Ok(Some(Block { line, mark, steps }))
 }
 
@@ -196,6 +200,7 @@ mod tests {
         assert_eq!(one("```text\nfine\n$ pf ls\n```").unwrap_err().line, 3);
         assert_eq!(one("```console\npf ls\n```").unwrap_err().line, 2);
         assert_eq!(one("```console\n$ x\n").unwrap_err().line, 1);
+        assert_eq!(one("```console\n$ x ; y\n```").unwrap_err().line, 2);
     }
 
     #[test]
