@@ -113,7 +113,7 @@ impl Check {
         if self.checksum != checksum {
             return Err(error(FormatError::Frame {
                 position,
-                reason: "the payload's checksum is wrong: it was damaged on the way".into(),
+                reason: "the payload does not match its checksum: it was damaged on the disk or on the way".into(),
             }));
         }
         self.decoder.finish().map_err(error)?;

@@ -163,9 +163,9 @@ impl Store {
         let reason = if common == boundary {
             format!("all {boundary} tokens agree, and the prefix key does not")
         } else if common == request.tokens.len() as u64 {
-            format!("the request ends at {common} tokens, before the boundary {boundary}; a snapshot holds only at its own")
+            format!("this snapshot is for exactly {boundary} tokens; the request has {common}, so it cannot be used")
         } else {
-            format!("tokens differ from position {common}, before the boundary {boundary}; a snapshot holds only at its own")
+            format!("this snapshot is for exactly {boundary} tokens; they differ from the request's from position {common}")
         };
         Ok((common, reason))
     }

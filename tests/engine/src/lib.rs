@@ -32,6 +32,7 @@ pub mod rng;
 pub mod sample;
 pub mod serve;
 pub mod shared;
+pub mod synthetic;
 pub mod text;
 pub mod tinyllama;
 pub mod tokenizer;

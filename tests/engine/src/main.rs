@@ -1,5 +1,5 @@
-//! `pf-kv`: an engine for the demo, tests and benchmarks. It writes snapshot directories of real KV pages, and serves: a process
-//! that a capture agent attaches to.
+//! `pf-kv`: an engine for the demo, tests and benchmarks. It writes snapshot directories of real or made-up KV pages, and
+//! serves: a process that a capture agent attaches to.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pfr_engine::blocks::Placement;
@@ -7,15 +7,17 @@ use pfr_engine::compute::{Core, Dense};
 use pfr_engine::dump::{Written, write_snapshot_dir};
 use pfr_engine::hybrid::Hybrid;
 use pfr_engine::serve;
+use pfr_engine::synthetic::{Session, write_synthetic_dir};
 use pfr_engine::text::{SEQUENCE_TOKENS, corpus};
 use pfr_engine::tinyllama::{Source, write_tinyllama_dir, write_tinyllama_fork};
+use pfr_engine::wheel::{MODEL_BYTES, MODEL_FILE};
 use pfr_engine::{Engine, EngineError, Options, PAGE_TOKENS, Sampler, SeqId, default_cache_dir, locate_model};
 use pfr_schema::engine::Verb;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// A small deterministic engine: writes directories of real KV pages (page_manifest.json and blobs/), or serves.
+/// A small deterministic engine: writes snapshot directories (page_manifest.json and blobs/), or serves.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -25,6 +27,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// A made-up session without a model: pages of seeded noise in SmolLM2's shape, with tokens and configuration.
+    #[command(after_help = SYNTHETIC)]
+    Synthetic(Synthetic),
     /// The KV cache of SmolLM2-135M over some text, and forks of it.
     Smollm2(Smollm2),
     /// Any number of pages of TinyLlama's shape, filled with head vectors from a SmolLM2 cache.
@@ -32,6 +37,28 @@ enum Command {
     /// An engine process with its state in shared memory, for a capture agent; driven by JSON lines on standard input.
     #[command(after_long_help = serve::HELP)]
     Serve(Serve),
+}
+
+const SYNTHETIC: &str = "The same seed gives the same session: with more --tokens it has grown, and the pages before are the same. \
+Sessions of different --branch share everything before the token --branch-at.";
+
+#[derive(Args)]
+struct Synthetic {
+    /// Directory to write; must not hold a snapshot yet.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Tokens of the session: 16 a page, 23,040 bytes of K and V each.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    tokens: usize,
+    /// Which session.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Which continuation of the common beginning; 0 is the session itself.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    branch: u64,
+    /// The first token that differs between branches; 0 = they share nothing.
+    #[arg(long, value_name = "TOKEN", default_value_t = 0)]
+    branch_at: usize,
 }
 
 #[derive(Args)]
@@ -157,6 +184,7 @@ fn verb(text: &str) -> Result<Verb, String> {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Synthetic(args) => synthetic(&args),
         Command::Smollm2(args) => smollm2(&args),
         Command::Tinyllama(args) => tinyllama(&args),
         Command::Serve(args) => serve(args),
@@ -184,6 +212,11 @@ fn fill(common: &Common, tokens: usize, extra: usize, placement: Option<u64>) ->
     let mut engine = Engine::load_with(&locate_model(&cache_dir)?, Options { threads: common.threads, blocks, placement })?;
     let sequences = corpus(&mut engine, text.as_deref(), tokens, common.seed)?;
     Ok((engine, sequences))
+}
+
+fn synthetic(args: &Synthetic) -> Result<(), EngineError> {
+    let Synthetic { tokens, seed, branch, branch_at, .. } = *args;
+    report(&args.out, write_synthetic_dir(&args.out, &Session { tokens, seed, branch, branch_at })?)
 }
 
 fn smollm2(args: &Smollm2) -> Result<(), EngineError> {
@@ -215,7 +248,12 @@ fn serve(args: Serve) -> Result<(), EngineError> {
     let core: Box<dyn Core> = match args.model {
         ModelKind::Hybrid => Box::new(Hybrid::new(args.seed, args.blocks, placement)?),
         ModelKind::Smollm2 => {
-            let model = locate_model(&args.cache_dir.map_or_else(default_cache_dir, Ok)?)?;
+            let cache_dir = args.cache_dir.map_or_else(default_cache_dir, Ok)?;
+            if !cache_dir.join(MODEL_FILE).is_file() {
+                let line = serde_json::json!({"fetching": {"bytes": MODEL_BYTES}});
+                writeln!(std::io::stdout(), "{line}").map_err(|source| io("write", Path::new("standard output"), source))?;
+            }
+            let model = locate_model(&cache_dir)?;
             let threads = if args.threads > 0 { args.threads } else { std::thread::available_parallelism().map_or(1, usize::from) };
             Box::new(Dense::load(&model, threads, args.blocks, placement)?)
         }

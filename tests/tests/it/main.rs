@@ -4,6 +4,7 @@
 
 mod adversary;
 mod capture;
+mod docs;
 mod e2e;
 mod liar;
 mod mirror;

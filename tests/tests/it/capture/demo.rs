@@ -38,10 +38,18 @@ fn the_demo_keeps_its_promises_and_says_so_in_json() {
     // What a host says after a restore is, word by word, what the first host said.
     for step in [5, 6] {
         let told = results(&steps[step]);
-        let [.., original, here, verdict] = &told[..] else { panic!("{told:?}") };
+        let verdict = told.iter().position(|line| line.starts_with("equal: ")).unwrap_or_else(|| panic!("{told:?}"));
+        let [original, here] = &told[verdict - 2..verdict] else { panic!("{told:?}") };
         assert_eq!(original, here);
-        assert!(original.split(' ').count() > 10 && verdict.starts_with("equal: "), "{told:?}");
+        assert!(original.split(' ').count() > 10, "{told:?}");
     }
+    // It says what the restore has saved: the prefill, measured on the host that restored.
+    let cost = results(&steps[5]).into_iter().next_back().unwrap();
+    assert!(cost.contains(" tokens again (prefill). Measured here: "), "{cost}");
+    // Field's words, and those of the table explained.
+    let all: String = steps.iter().flat_map(results).collect();
+    assert!(all.contains("logits equal") && !all.contains("scores"), "{all}");
+    assert!(all.contains("the model is not split over GPUs"), "{all}");
     assert!(results(&steps[7]).iter().any(|r| r.starts_with("error: ")), "{summary}");
     assert!(running(&pf).is_empty(), "{:?}", running(&pf));
 

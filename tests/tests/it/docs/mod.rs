@@ -1,0 +1,122 @@
+//! The documentation is run: every command line of the README and of the pages, in the order in which a reader types them, with
+//! its output compared where it is shown. [`page`] says how a block is marked, [`shell`] where it is run, [`compare`] what counts.
+
+mod compare;
+mod links;
+mod page;
+mod shell;
+mod usage;
+
+use compare::compare;
+use page::{Mark, Page, all};
+use shell::Shell;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use usage::Helps;
+
+/// Pages share the ports that they name. Each test is a process of its own under nextest; elsewhere they wait for each other.
+static PORTS: Mutex<()> = Mutex::new(());
+
+/// Runs all blocks of a page.
+fn run(name: &str) {
+    let _ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let page = Page::read(name);
+    let mut shell: Option<Shell> = None;
+    for block in &page.blocks {
+        match (&block.mark, &shell) {
+            (Mark::NotRun(_), _) => continue,
+            // The README and the quick start begin with how the programs get on the path; the other pages take it for done.
+            (Mark::Run, None) if says_how(&page) => shell = Some(Shell::new()),
+            (Mark::Run, Some(_)) => {}
+            (Mark::Run, None) | (Mark::Fresh, _) => {
+                // What runs in the old one goes first: it holds the ports.
+                drop(shell.take());
+                shell = Some(Shell::new().with_programs());
+            }
+        }
+        let shell = shell.as_mut().unwrap();
+        for (i, step) in block.steps.iter().enumerate() {
+            let place = format!("{name}:{}: $ {}", step.line, step.command);
+            let outcome = shell.run(step).unwrap_or_else(|why| panic!("{place}\n{why}"));
+            let code_is_shown = block.steps.get(i + 1).is_some_and(|next| next.command.starts_with("echo $?"));
+            assert!(outcome.code == 0 || code_is_shown, "{place}\nexit code {}:\n{}", outcome.code, outcome.output);
+            if !step.shown.is_empty() {
+                compare(&step.shown, &outcome.output).unwrap_or_else(|why| panic!("{place}\n{why}"));
+            }
+        }
+    }
+}
+
+fn says_how(page: &Page) -> bool {
+    page.blocks.iter().flat_map(|block| &block.steps).any(|step| step.command.starts_with("export PATH="))
+}
+
+macro_rules! pages {
+    ($($test:ident: $name:literal,)*) => {
+        const PAGES: &[&str] = &[$($name),*];
+        $(#[test] fn $test() { run($name); })*
+    };
+}
+
+pages! {
+    the_readme_works_as_written: "README.md",
+    the_quick_start_works_as_written: "docs/quickstart.md",
+    the_concepts_work_as_written: "docs/concepts.md",
+    the_api_guide_works_as_written: "docs/api.md",
+    the_page_on_capture_works_as_written: "docs/capture.md",
+    the_page_on_the_command_line_works_as_written: "docs/cli.md",
+    the_page_on_mirroring_works_as_written: "docs/mirroring.md",
+    the_page_on_operations_works_as_written: "docs/operations.md",
+    the_page_on_troubleshooting_works_as_written: "docs/troubleshooting.md",
+}
+
+#[test]
+fn every_page_with_commands_is_run() {
+    let with_commands: BTreeSet<String> = all().into_iter().filter(Page::is_run).map(|page| page.name).collect();
+    assert_eq!(with_commands, PAGES.iter().map(|name| (*name).to_owned()).collect(), "list the page in tests/tests/it/docs/mod.rs");
+}
+
+#[test]
+fn commands_that_are_not_run_are_listed_and_exist() {
+    let mut helps = Helps::default();
+    let mut faults = Vec::new();
+    for page in all() {
+        for block in &page.blocks {
+            let Mark::NotRun(reason) = &block.mark else { continue };
+            println!("{}:{} is not run: {reason}", page.name, block.line);
+            for step in &block.steps {
+                println!("    $ {}", step.command);
+                faults.extend(helps.check(&step.command).err().map(|why| format!("{}:{}: {why}", page.name, step.line)));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn commands_named_in_sentences_exist() {
+    let mut helps = Helps::default();
+    let mut faults = Vec::new();
+    for page in all() {
+        for (line, span) in page.spans.iter().filter(|(_, span)| usage::is_ours(span)) {
+            faults.extend(helps.check(span).err().map(|why| format!("{}:{line}: `{span}`: {why}", page.name)));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let faults: Vec<String> = all().iter().flat_map(|page| links::broken(&page.name)).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_overview_of_commands_is_complete() {
+    let text = std::fs::read_to_string(page::root().join("docs/cli.md")).unwrap();
+    let listed: BTreeSet<String> = text.lines().filter_map(|line| line.strip_prefix("pf ")?.split(' ').next()).map(str::to_owned).collect();
+    let mut helps = Helps::default();
+    let mut there = helps.of(&["pf".to_owned()]).commands.clone();
+    there.remove("help");
+    assert_eq!(listed, there, "docs/cli.md lists other commands than `pf --help`");
+}

@@ -1,0 +1,173 @@
+//! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built. No other machine is reached:
+//! what the pages call `127.0.0.1` is an address of this process's own, and their database and bucket are the test servers'.
+
+use super::page::{Step, root};
+use pfr_rig::{postgres, s3};
+use pfr_tests::{binary, own_address};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a command may take, or one in the background until it is ready. A debug build on a busy machine is slow.
+const LIMIT: Duration = Duration::from_secs(120);
+/// What the home directory is called on the pages.
+const HOME: &str = "/home/you";
+/// The address on the pages.
+const LOOPBACK: &str = "127.0.0.1";
+/// Another host's registry, on the pages.
+const OTHER_HOST: &str = "http://registry:";
+/// The database and the bucket of the pages.
+const DATABASE: &str = "postgres://pf@db/pf";
+const BUCKET: &str = "s3://bucket/prefix";
+
+/// A shell that keeps its state from step to step.
+pub struct Shell {
+    dir: TempDir,
+    bash: Child,
+    input: ChildStdin,
+    codes: Receiver<String>,
+    steps: usize,
+    code: i32,
+    address: String,
+    servers: Option<Servers>,
+}
+
+struct Servers {
+    database: String,
+    bucket: String,
+    s3: s3::Server,
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: i32,
+    pub output: String,
+}
+
+impl Shell {
+    pub fn new() -> Self {
+        let dir = TempDir::with_prefix("docs").unwrap();
+        let home = dir.path().join("home");
+        let checkout = home.join("pf");
+        std::fs::create_dir_all(checkout.join("target")).unwrap();
+        std::fs::create_dir(dir.path().join("steps")).unwrap();
+        let programs = binary("pf").parent().unwrap().to_owned();
+        std::os::unix::fs::symlink(&programs, checkout.join("target/release")).unwrap();
+        for entry in std::fs::read_dir(root()).unwrap().flatten() {
+            if entry.file_name() != "target" {
+                std::os::unix::fs::symlink(entry.path(), checkout.join(entry.file_name())).unwrap();
+            }
+        }
+        let address = own_address().to_string();
+        let mut bash = Command::new("bash")
+            .args(["--norc", "--noprofile"])
+            .env_clear()
+            .env("HOME", &home)
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("LC_ALL", "C.UTF-8")
+            .env("PF_REGISTRY", format!("http://{address}:5077"))
+            .env("PF_REGISTRY_LISTEN", format!("{address}:5077"))
+            .current_dir(&checkout)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, codes) = channel();
+        let stdout = BufReader::new(bash.stdout.take().unwrap());
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let input = bash.stdin.take().unwrap();
+        Self { dir, bash, input, codes, steps: 0, code: 0, address, servers: None }
+    }
+
+    /// Puts a directory first on the path, as the first lines of the quick start do.
+    pub fn with_programs(mut self) -> Self {
+        let step = Step { line: 0, command: "export PATH=\"$PWD/target/release:$PATH\"".into(), shown: Vec::new() };
+        self.run(&step).unwrap();
+        self
+    }
+
+    /// Runs a step. In the background if it ends with `&`: then until it is ready.
+    pub fn run(&mut self, step: &Step) -> Result<Outcome, String> {
+        self.steps += 1;
+        let at = |kind: &str, n: usize| self.dir.path().join("steps").join(format!("{n}.{kind}"));
+        let (script, out) = (at("sh", self.steps), at("out", self.steps));
+        let command = self.put_in(&step.command);
+        std::fs::write(&script, format!("{command}\n")).unwrap();
+        // The file begins with the exit code of the step before, so that a page can show `echo $?`.
+        writeln!(self.input, "(exit {}); . '{}' >'{}' 2>&1 </dev/null; echo $?", self.code, script.display(), out.display()).unwrap();
+        let code = self.codes.recv_timeout(LIMIT).map_err(|_| format!("no end after {LIMIT:?}:\n{}", self.output(&out)))?;
+        self.code = code.parse().unwrap();
+        if let Some(words) = background(&step.command) {
+            self.wait(&out, words)?;
+        }
+        Ok(Outcome { code: self.code, output: self.output(&out) })
+    }
+
+    fn wait(&self, out: &PathBuf, words: &[&str]) -> Result<(), String> {
+        let begin = Instant::now();
+        loop {
+            let output = self.output(out);
+            if words.iter().all(|word| output.contains(word)) {
+                return Ok(());
+            }
+            if output.contains("error:") || output.contains("command not found") || begin.elapsed() > LIMIT {
+                return Err(format!("it did not say {words:?}:\n{output}"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A command with this machine's addresses in place of those on the page.
+    fn put_in(&mut self, command: &str) -> String {
+        let mut command = command.replace(OTHER_HOST, &format!("http://{LOOPBACK}:")).replace(LOOPBACK, &self.address);
+        if command.contains(DATABASE) || command.contains(BUCKET) {
+            let servers = self.servers.get_or_insert_with(|| {
+                let s3 = s3::Server::shared();
+                Servers { database: postgres::database(), bucket: s3.bucket(), s3 }
+            });
+            let bucket = format!("s3://{}/prefix", servers.bucket);
+            let exports: String = servers.s3.env().iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
+            command = format!("{exports}{}", command.replace(DATABASE, &servers.database).replace(BUCKET, &bucket));
+        }
+        command
+    }
+
+    /// What a step has printed so far, with the page's names for places.
+    fn output(&self, out: &PathBuf) -> String {
+        let text = String::from_utf8_lossy(&std::fs::read(out).unwrap_or_default()).into_owned();
+        let home = self.dir.path().join("home");
+        let text = text.replace(home.to_str().unwrap(), HOME).replace(&self.address, LOOPBACK);
+        match &self.servers {
+            Some(servers) => text.replace(&servers.database, DATABASE).replace(&format!("s3://{}/prefix", servers.bucket), BUCKET),
+            None => text,
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // What runs in the background is in the shell's group.
+        drop(Command::new("kill").args(["-KILL", "--", &format!("-{}", self.bash.id())]).status());
+        drop(self.bash.wait());
+    }
+}
+
+/// What a command in the background prints when it is ready; none if it is in the foreground.
+fn background(command: &str) -> Option<&'static [&'static str]> {
+    let code = command.lines().last()?.split("  #").next()?.trim_end();
+    if !code.ends_with('&') || code.ends_with("&&") {
+        return None;
+    }
+    Some(match () {
+        () if code.contains("pf-kv serve") && command.contains("\"open\"") => &["\"attached\"", "\"opened\""],
+        () if code.contains("pf-kv serve") => &["\"attached\""],
+        () if code.contains(" serve") => &["listening on"],
+        () => &["\n"],
+    })
+}
