@@ -4,6 +4,7 @@
 //! a misspelt limit must not silently be none.
 
 use clap::ValueEnum;
+use pfr_store::storage::StorageOptions;
 use serde::Deserialize;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -60,6 +61,11 @@ settings! {
     /// it, in --data. Credentials and endpoint come from the usual variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …). Several registries
     /// may share one storage if they share one --database.
     storage: String = String::new(), "PF_REGISTRY_STORAGE", "URL";
+    /// How often a request to the storage that failed on its way or with a 5xx is sent again [default: 4]; 0 for never. Then the client
+    /// is told `unavailable`.
+    storage_retries: u32 = 4, "PF_REGISTRY_STORAGE_RETRIES", "N";
+    /// Seconds after the first try within which such a request is sent again [default: 20].
+    storage_retry_seconds: u64 = 20, "PF_REGISTRY_STORAGE_RETRY_SECONDS", "S";
     /// Send clients to the storage for large downloads, by URLs that it signs [default: false]. Clients must be able to reach it.
     redirect_downloads: bool = false, "PF_REGISTRY_REDIRECT_DOWNLOADS", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Seconds for which such a URL can be used [default: 900]. Must be less than what collected packs are kept.
@@ -268,6 +274,16 @@ impl Config {
             pack_bytes: self.pack_bytes,
             min_free: (self.min_free_bytes > 0).then_some(self.min_free_bytes),
             ..Default::default()
+        }
+    }
+
+    /// How to talk to the storage, with credentials from this process's environment.
+    #[must_use]
+    pub fn storage_options(&self) -> StorageOptions {
+        StorageOptions {
+            retries: usize::try_from(self.storage_retries).unwrap_or(usize::MAX),
+            retry_for: Duration::from_secs(self.storage_retry_seconds),
+            ..StorageOptions::from_env()
         }
     }
 }

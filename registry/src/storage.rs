@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::redirect::Redirects;
 use object_store::ObjectStore;
-use pfr_store::storage::{Storage, StorageOptions};
+use pfr_store::storage::Storage;
 use pfr_store::{Error, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub async fn open_parts(config: &Config) -> Result<Opened> {
 
 fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
     if !config.storage.is_empty() {
-        return pfr_store::storage::open(&config.storage, &StorageOptions::from_env());
+        return pfr_store::storage::open(&config.storage, &config.storage_options());
     }
     let dir =
         std::path::absolute(config.data.join("packs")).map_err(|e| Error::Unavailable { what: "directory", reason: e.to_string() })?;

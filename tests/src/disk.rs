@@ -1,6 +1,6 @@
 //! Disks that can be full, read-only or broken.
 
-use crate::wait_for;
+use crate::{skip, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -8,13 +8,17 @@ use std::process::{Command, Stdio};
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Mounts one at `path`; `None` where that is not allowed.
+    /// Mounts one at `path`. Where that is not allowed it says so and returns `None`; see [`skip`].
     #[must_use]
     pub fn mount(path: &Path, megabytes: u32) -> Option<Self> {
         std::fs::create_dir_all(path).unwrap();
         let options = format!("size={megabytes}m");
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).status();
-        mounted.is_ok_and(|s| s.success()).then(|| Self(path.to_owned()))
+        if mounted.is_ok_and(|s| s.success()) {
+            return Some(Self(path.to_owned()));
+        }
+        skip("mounts", "this process may not mount a tmpfs");
+        None
     }
 
     /// Where it is.
@@ -44,14 +48,18 @@ pub struct LoopDisk {
 }
 
 impl LoopDisk {
-    /// Makes and mounts one in `folder`; `None` where that is not allowed.
+    /// Makes and mounts one in `folder`. Where that is not allowed it says so and returns `None`; see [`skip`].
     #[must_use]
     pub fn mount(folder: &Path, megabytes: u64) -> Option<Self> {
         let disk = Self { image: folder.join("image"), at: folder.join("disk") };
         std::fs::create_dir(&disk.at).unwrap();
         std::fs::File::create(&disk.image).unwrap().set_len(megabytes << 20).unwrap();
         let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(&disk.image).status();
-        (made.is_ok_and(|s| s.success()) && disk.mounted() && disk.switch().is_some_and(|s| s.exists())).then_some(disk)
+        if made.is_ok_and(|s| s.success()) && disk.mounted() && disk.switch().is_some_and(|s| s.exists()) {
+            return Some(disk);
+        }
+        skip("loop-devices", "this process may not mount ext4 over a loop device, or the kernel cannot make it fail");
+        None
     }
 
     fn mounted(&self) -> bool {

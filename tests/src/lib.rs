@@ -1,10 +1,9 @@
 //! Harness of the end-to-end tests: the real binaries as child processes, snapshot directories, a network that can be cut.
 //!
-//! Everything random is derived from a seed that is printed; `PF_SEED` repeats a run.
+//! Everything random follows from a seed that is printed; `PF_SEED` repeats a run.
 
 #![expect(
     clippy::unwrap_used,
-    clippy::print_stdout,
     clippy::missing_panics_doc,
     reason = "a test that cannot go on should stop and say where"
 )]
@@ -18,6 +17,7 @@ mod snapshots;
 pub use capture::{Engine, Host, Model, Step};
 pub use disk::{LoopDisk, SmallDisk};
 pub use network::{Proxy, Tamper};
+pub use pfr_rig::run::{seed, skip};
 pub use processes::{Output, Pf, Registry, peak_memory};
 pub use snapshots::{Shape, SnapshotDir, Wire};
 
@@ -50,14 +50,6 @@ pub fn wait_for<T>(what: &str, seconds: u64, mut condition: impl FnMut() -> Opti
         assert!(Instant::now() < deadline, "waited {seconds} s for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// The seed of a random test: `PF_SEED` or a fixed one mixed with the process id; printed.
-#[must_use]
-pub fn seed() -> u64 {
-    let seed = std::env::var("PF_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()) * 0x9e37_79b9);
-    println!("seed = {seed} (repeat with PF_SEED={seed})");
-    seed
 }
 
 /// Every file below `dir` with its bytes, sorted by path.

@@ -429,7 +429,7 @@ mod tests {
                 break;
             }
         }
-        assert!(steps > 1000, "it gave way {steps} times");
+        assert!(steps > CONTAINERS / TOGETHER as i64, "it gave way {steps} times: never within a batch, so this tests nothing");
         assert!(longest <= 2 * TOGETHER as i64, "{longest} entries for {CONTAINERS} objects");
         let left: i64 =
             database.read(|tx| tx.query_row("SELECT count(*) FROM objects", [], |row| row.get(0)).map_err(sql)).await.expect("a count");

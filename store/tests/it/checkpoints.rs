@@ -131,10 +131,21 @@ async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there()
 
 #[tokio::test]
 async fn names_that_change_while_checkpoints_are_written_are_all_back() {
+    change_names_and_write_checkpoints(2).await;
+}
+
+mod long {
+    #[tokio::test]
+    async fn names_that_change_while_checkpoints_are_written_are_all_back() {
+        super::change_names_and_write_checkpoints(20).await;
+    }
+}
+
+async fn change_names_and_write_checkpoints(rounds: u64) {
     let rig = Rig::new(Backend::Memory).await;
     let first = base(&rig.store).await;
     rig.store.fork(&repository(), first, "fork", 100).await.unwrap();
-    for round in 0..4_u64 {
+    for round in 0..rounds {
         let replicas = [rig.another().await, rig.another().await, rig.another().await];
         let writers = (0..).zip(replicas).map(|(writer, store): (u64, Store)| {
             tokio::spawn(async move {

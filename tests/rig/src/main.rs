@@ -1,16 +1,25 @@
 //! `pf-rig run -- COMMAND…`: runs a command with servers to test against, named in its environment, and tears them down when it ends.
 
 use pfr_rig::postgres::{self, Cluster, Durability};
+use pfr_rig::run;
 use pfr_rig::s3::{self, Server};
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::ExitCode;
+use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 const USAGE: &str = "usage: pf-rig run -- COMMAND [ARGUMENT…]
 
 Starts PostgreSQL and an S3 server in temporary directories on loopback, names them in PF_TEST_POSTGRES and PF_TEST_S3, runs the
-command, stops the servers and ends as the command did.";
+command, stops the servers and ends as the command did.
+
+Puts the command's temporary files into memory where there is enough of it, so that no test waits for a disk. Not with PF_LONG=1, and
+not if TMPDIR is set.";
+
+/// Bytes that must be free in memory before temporary files go there.
+const ENOUGH: u64 = 6 << 30;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -23,19 +32,35 @@ async fn main() -> ExitCode {
     let (cluster, bucket) = (Cluster::start_with(Durability::Fast), Server::start());
     let mut command = Command::new(&program);
     command.args(arguments).env(postgres::VARIABLE, cluster.url("postgres")).env(s3::VARIABLE, bucket.variable());
-    let code = match run(command).await {
+    let memory = folder_in_memory();
+    command.envs(memory.iter().map(|folder| ("TMPDIR", folder.path())));
+    let code = match run_to_end(command).await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("pf-rig: {}: {error}", program.to_string_lossy());
             127
         }
     };
-    drop((cluster, bucket));
+    drop((cluster, bucket, memory));
     ExitCode::from(code)
 }
 
+/// A folder for temporary files that is memory, if there is enough.
+fn folder_in_memory() -> Option<TempDir> {
+    if run::long() || std::env::var_os("TMPDIR").is_some() {
+        return None;
+    }
+    let (memory, shared) = (std::fs::read_to_string("/proc/meminfo").ok()?, Path::new("/dev/shm"));
+    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().trim_end_matches(" kB").parse::<u64>().ok()?;
+    let volume = rustix::fs::statvfs(shared).ok()?;
+    // Tests load libraries that they have compiled.
+    let executable = !volume.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
+    let enough = (available << 10).min(volume.f_bavail * volume.f_frsize) >= ENOUGH;
+    if executable && enough { tempfile::tempdir_in(shared).ok() } else { None }
+}
+
 /// Runs to the end; who asks us to stop asks the command, and we wait for it.
-async fn run(mut command: Command) -> std::io::Result<u8> {
+async fn run_to_end(mut command: Command) -> std::io::Result<u8> {
     let (mut interrupted, mut terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut child = command.spawn()?;
     let id = child.id().and_then(|id| rustix::process::Pid::from_raw(id.try_into().ok()?));

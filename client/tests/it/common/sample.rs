@@ -14,13 +14,14 @@ pub const LARGE: Geometry = Geometry { page_size_tokens: 16, n_layers: 2, n_head
 /// One page's bytes, different for each number and not compressible.
 pub fn page(number: u64, bytes: u64) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let word = || {
+    let mut page = vec![0; bytes as usize];
+    for word in page.chunks_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(word).flatten().take(bytes as usize).collect()
+        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+    }
+    page
 }
 
 /// Where a blob lies in a directory.

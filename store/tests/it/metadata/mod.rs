@@ -9,7 +9,7 @@ mod uploads;
 
 use crate::common::{repository, tag};
 use model::{LEASE, SNAPSHOTS, Universe, frames_of};
-use ops::{op, run};
+use ops::{Op, op, run};
 use pfr_schema::{Digest, ErrorCode};
 use pfr_store::{Clock, Commit, Metadata, PackSizes, PostgresMetadata, PostgresOptions, PushId, SqliteMetadata, TagMove};
 use proptest::prelude::*;
@@ -36,27 +36,45 @@ async fn postgres(clock: Clock) -> PostgresMetadata {
     metadata
 }
 
+/// Runs the same transactions on every implementation and compares what they say with the model and with each other.
+fn leave_the_state_of_the_model(ops: &[Op]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let now = Arc::new(AtomicU64::new(0));
+        let clock = { let now = Arc::clone(&now); Clock::new(move || now.load(Ordering::SeqCst)) };
+        let mut said: Vec<Vec<String>> = Vec::new();
+        for (name, backend) in backends(clock, dir.path()).await {
+            println!("{name}");
+            now.store(1_000_000, Ordering::SeqCst);
+            said.push(run(&*backend, ops, &now).await);
+        }
+        for (first, other) in said[0].iter().zip(&said[2]) {
+            assert!(first == other, "SQLite says\n{first}\nPostgreSQL says\n{other}");
+        }
+        assert_eq!(said[0], said[1], "in memory and on disk");
+    });
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
     #[test]
     fn any_sequence_of_transactions_leaves_the_state_that_the_model_has(ops in proptest::collection::vec(op(), 1..60)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let now = Arc::new(AtomicU64::new(0));
-            let clock = { let now = Arc::clone(&now); Clock::new(move || now.load(Ordering::SeqCst)) };
-            let mut said: Vec<Vec<String>> = Vec::new();
-            for (name, backend) in backends(clock, dir.path()).await {
-                println!("{name}");
-                now.store(1_000_000, Ordering::SeqCst);
-                said.push(run(&*backend, &ops, &now).await);
-            }
-            for (first, other) in said[0].iter().zip(&said[2]) {
-                assert!(first == other, "SQLite says\n{first}\nPostgreSQL says\n{other}");
-            }
-            assert_eq!(said[0], said[1], "in memory and on disk");
-        });
+        leave_the_state_of_the_model(&ops);
+    }
+}
+
+mod long {
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_sequence_of_transactions_leaves_the_state_that_the_model_has(ops in proptest::collection::vec(op(), 1..60)) {
+            leave_the_state_of_the_model(&ops);
+        }
     }
 }
 

@@ -2,38 +2,50 @@
 
 use pfr_faults::case::{self, Counts, Failure};
 use pfr_faults::world::{Database, Plant};
-use std::time::{Duration, Instant};
+use pfr_tests::seed;
 
 const WAVES: u64 = 40;
+/// Histories of a normal run.
+const HISTORIES: u64 = 12;
 
-fn play(seed: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(Database::Sqlite, seed, WAVES, plant))
+fn play(database: Database, seed: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(database, seed, WAVES, plant))
 }
 
-/// `PF_SEED` names the first seed; without it every run plays others.
-fn first_seed() -> u64 {
-    std::env::var("PF_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()) << 16)
+/// Plays so many histories, one seed after the other.
+fn histories(database: Database, count: u64) {
+    let (first, mut total) = (seed(), Counts::default());
+    for seed in (0..count).map(|i| first.wrapping_add(i)) {
+        match play(database, seed, None) {
+            Ok(counts) => total.add(&counts),
+            Err(failure) => panic!("repeat with PF_SEED={seed}\n{failure}"),
+        }
+    }
+    println!("{count} histories from seed {first}: {}", serde_json::to_string(&total).unwrap());
+    assert!(total.acknowledged > 100 && total.cut > 10 && total.crashes > 10 && total.rebuilds > 0 && total.flipped > 0, "{total:?}");
 }
 
 #[test]
 fn random_histories_lose_nothing_and_leave_nothing_over() {
-    let (first, begun) = (first_seed(), Instant::now());
-    let mut total = Counts::default();
-    for seed in first.. {
-        match play(seed, None) {
-            Ok(counts) => total.add(&counts),
-            Err(failure) => panic!("repeat with PF_SEED={seed}\n{failure}"),
-        }
-        if begun.elapsed() > Duration::from_secs(45) {
-            break;
-        }
+    histories(Database::Sqlite, HISTORIES);
+}
+
+mod long {
+    use super::{Database, HISTORIES, histories};
+
+    #[test]
+    fn random_histories_over_sqlite_lose_nothing_and_leave_nothing_over() {
+        histories(Database::Sqlite, 50 * HISTORIES);
     }
-    println!("first seed {first}: {}", serde_json::to_string(&total).unwrap());
-    assert!(total.acknowledged > 100 && total.cut > 10 && total.crashes > 10 && total.rebuilds > 0 && total.flipped > 0, "{total:?}");
+
+    #[test]
+    fn random_histories_over_postgres_lose_nothing_and_leave_nothing_over() {
+        histories(Database::Postgres, 10 * HISTORIES);
+    }
 }
 
 fn caught(plant: Plant, mut seeds: std::ops::Range<u64>) {
-    let found = seeds.find_map(|seed| play(seed, Some(plant)).err().map(|failure| (seed, failure.what)));
+    let found = seeds.find_map(|seed| play(Database::Sqlite, seed, Some(plant)).err().map(|failure| (seed, failure.what)));
     let (seed, what) = found.unwrap_or_else(|| panic!("{plant:?} was not caught"));
     println!("{plant:?} was caught by seed {seed}: {what}");
 }

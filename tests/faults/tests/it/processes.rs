@@ -12,11 +12,6 @@ const REPOSITORY: &str = "team/agent";
 /// Short leases and horizons, and a collection every second: it runs into every push.
 const OPTIONS: [&str; 8] = ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-horizon-seconds", "2", "--pack-bytes", "400000"];
 
-/// Kills to strike: `PF_KILLS`, or what a check has time for.
-fn kills_wanted() -> u64 {
-    std::env::var("PF_KILLS").ok().and_then(|s| s.parse().ok()).unwrap_or(24)
-}
-
 fn collection(data: &Path, horizon: &str) -> Child {
     Command::new(binary("pf-registry"))
         .args(["gc", "--horizon", horizon, "--lease-seconds", "3", "--data"])
@@ -33,8 +28,8 @@ fn acknowledged(child: Child) -> Option<String> {
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap().lines().last().unwrap().to_owned())
 }
 
-#[test]
-fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over() {
+/// Strikes at least so many kills.
+fn survives(kills_wanted: u64) {
     let mut random = StdRng::seed_from_u64(seed());
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
@@ -44,7 +39,7 @@ fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over()
     let mut told: BTreeMap<String, String> = BTreeMap::new();
     let (mut kills, mut acknowledgements, mut round) = (0, 0, 0_u64);
     let begun = Instant::now();
-    while kills < kills_wanted() {
+    while kills < kills_wanted {
         round += 1;
         let mut pushes = Vec::new();
         for (i, host) in hosts.iter().enumerate() {
@@ -137,4 +132,16 @@ fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over()
         "{{\"rounds\":{round},\"kills\":{kills},\"acknowledged\":{acknowledgements},\"lost\":0,\"corrupt\":0,\"leaked\":0,\"seconds\":{seconds}}}"
     );
     assert!(acknowledgements > 0, "no push was acknowledged: the test tests nothing");
+}
+
+#[test]
+fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over() {
+    survives(8);
+}
+
+mod long {
+    #[test]
+    fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over() {
+        super::survives(300);
+    }
 }

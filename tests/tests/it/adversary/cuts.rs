@@ -45,8 +45,7 @@ fn cut_or_end(proxy: &Proxy, cuts: u64, child: &mut Child) -> bool {
     })
 }
 
-#[test]
-fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
+fn pushes_to_a_killed_registry(rounds: u64) {
     let mut random = StdRng::seed_from_u64(seed());
     let mut registry = Registry::start();
     let base = Pf::new(&registry.url());
@@ -55,7 +54,7 @@ fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
     let whole = bytes_of_a_push(&registry);
     let (mut acknowledged, mut snapshots) = visible(&base);
     let (mut struck, mut unanswered) = (0, 0);
-    for round in 0..30 {
+    for round in 0..rounds {
         let proxy = Proxy::to(registry.address(), Tamper::Nothing);
         let mut host = Pf::new(&proxy.url());
         let dir = SnapshotDir::write(&host.path("dir"), Shape::SMALL, &pages_of(round));
@@ -71,7 +70,7 @@ fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
         let succeeded = child.wait().unwrap().success();
         registry.restart();
         host.talk_to(&registry.url());
-        struck += u32::from(cut && !succeeded);
+        struck += u64::from(cut && !succeeded);
 
         let (tags, seen) = visible(&host);
         let at_fault = format!("round {round}, cut at byte {at} of {whole}");
@@ -95,11 +94,16 @@ fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
         same_files(&out, &dir.path, &at_fault);
         (acknowledged, snapshots) = visible(&host);
     }
-    println!("30 rounds, {struck} pushes struck, {unanswered} commits whose answer was lost");
-    assert!(struck >= 15, "only {struck} of 30 kills struck");
+    println!("{rounds} rounds, {struck} pushes struck, {unanswered} commits whose answer was lost");
+    assert!(struck * 2 >= rounds, "only {struck} of {rounds} kills struck");
     for tag in acknowledged.keys() {
         base.run(&["verify", &format!("a:{tag}")]).ok();
     }
+}
+
+#[test]
+fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
+    pushes_to_a_killed_registry(10);
 }
 
 #[test]
@@ -239,21 +243,20 @@ fn a_pull_that_cannot_go_on_publishes_nothing_and_says_that_it_was_cut() {
     let liar = Liar::before(&registry.url(), |seen: &Seen| if seen.asks_for_pages() { Fate::Cut(150_000) } else { Fate::Pass });
     let host = Pf::new(&liar.url);
     let out = host.path("out");
-    let output = host.run(&["pull", "a:t", out.to_str().unwrap()]);
+    let output = host.run(&["pull", "a:t", out.to_str().unwrap(), "--retries", "2"]);
     assert_eq!(output.code, 7, "{output:?}");
     assert!(output.stderr.contains("cut"), "{output:?}");
     nothing_published(&host, &out, "cut inside the first frame each time");
 }
 
-#[test]
-fn a_pull_killed_at_any_byte_publishes_nothing_and_the_next_one_completes() {
+fn killed_pulls(rounds: u64) {
     let mut random = StdRng::seed_from_u64(seed());
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());
     let dir = SnapshotDir::write(&pf.path("dir"), Shape::SMALL, &(0..PAGES).collect::<Vec<_>>());
     pf.run(&["push", dir.arg(), "a:t"]).ok();
     let whole = 2 * PAGES * Shape::SMALL.page_bytes() as u64;
-    for round in 0..16_u64 {
+    for round in 0..rounds {
         let proxy = Proxy::to(registry.address(), Tamper::Nothing);
         let mut host = Pf::new(&proxy.url());
         let out = host.path("out");
@@ -273,5 +276,24 @@ fn a_pull_killed_at_any_byte_publishes_nothing_and_the_next_one_completes() {
         } else {
             host.run(&["verify", "--local", "a:t"]).ok();
         }
+    }
+}
+
+#[test]
+fn a_pull_killed_at_any_byte_publishes_nothing_and_the_next_one_completes() {
+    killed_pulls(6);
+}
+
+mod long {
+    use super::{killed_pulls, pushes_to_a_killed_registry};
+
+    #[test]
+    fn a_registry_killed_at_any_byte_of_a_push_has_all_of_it_or_nothing() {
+        pushes_to_a_killed_registry(100);
+    }
+
+    #[test]
+    fn a_pull_killed_at_any_byte_publishes_nothing_and_the_next_one_completes() {
+        killed_pulls(60);
     }
 }

@@ -12,22 +12,21 @@ fn interrupted(mut work: std::process::Child, after: Duration, kill: impl FnOnce
     work.wait().unwrap().success()
 }
 
-#[test]
-fn an_agent_killed_while_it_captures_leaves_an_engine_that_goes_on() {
+fn captures_of_a_killed_agent(rounds: usize) {
     let mut random = StdRng::seed_from_u64(seed());
     let registry = Registry::start();
     let mut host = Host::new(&registry.url());
     let model = Model::Hybrid;
     let mut alone = host.engine("alone", model, &[]);
     let sequence = alone.open(&model.prompt(200));
-    let undisturbed = alone.generate(&sequence, 12 * 15);
+    let undisturbed = alone.generate(&sequence, rounds * 15);
     alone.kill();
 
     let mut engine = host.engine("e", model, &[]);
     let sequence = engine.open(&model.prompt(200));
     let mut seen = Vec::new();
     let mut acknowledged = Vec::new();
-    for round in 0..12 {
+    for round in 0..rounds {
         engine.begin(&sequence, 15, 0);
         let tag = format!("team/agent:round-{round}");
         let work = host.pf.command(&["snapshot", "e", &tag, "--sequence", &sequence, "--push", "never"]).spawn().unwrap();
@@ -41,7 +40,7 @@ fn an_agent_killed_while_it_captures_leaves_an_engine_that_goes_on() {
     }
     assert_eq!(seen, undisturbed, "a capture that was cut changed what the engine says");
     // What was acknowledged is whole, and restores.
-    println!("{} of 12 captures were acknowledged", acknowledged.len());
+    println!("{} of {rounds} captures were acknowledged", acknowledged.len());
     for tag in &acknowledged {
         let output = host.pf.run(&["restore", tag, "e", "--local", "--json"]).ok();
         assert_eq!(output.json()["oracle"], true);
@@ -49,7 +48,11 @@ fn an_agent_killed_while_it_captures_leaves_an_engine_that_goes_on() {
 }
 
 #[test]
-fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
+fn an_agent_killed_while_it_captures_leaves_an_engine_that_goes_on() {
+    captures_of_a_killed_agent(4);
+}
+
+fn restores_of_a_killed_agent(rounds: usize) {
     let mut random = StdRng::seed_from_u64(seed());
     let registry = Registry::start();
     let mut host = Host::new(&registry.url());
@@ -57,7 +60,7 @@ fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
     let mut engine = host.engine("e", model, &[]);
     let sequence = engine.open(&model.prompt(200));
     host.snapshot("e", "team/agent:x", &["--sequence", &sequence]);
-    for _ in 0..10 {
+    for _ in 0..rounds {
         let before = engine.fingerprint();
         let work = host.pf.command(&["restore", "team/agent:x", "e"]).spawn().unwrap();
         let after = Duration::from_micros(random.random_range(0..40_000));
@@ -81,12 +84,16 @@ fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
 }
 
 #[test]
-fn an_engine_killed_while_it_is_captured_costs_nothing_but_the_capture() {
+fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
+    restores_of_a_killed_agent(4);
+}
+
+fn captures_of_a_killed_engine(rounds: usize) {
     let mut random = StdRng::seed_from_u64(seed());
     let registry = Registry::start();
     let host = Host::new(&registry.url());
     let model = Model::Hybrid;
-    for round in 0..8 {
+    for round in 0..rounds {
         let name = format!("e-{round}");
         let mut engine = host.engine(&name, model, &[]);
         let sequence = engine.open(&model.prompt(300));
@@ -106,6 +113,11 @@ fn an_engine_killed_while_it_is_captured_costs_nothing_but_the_capture() {
             host.engine("check", model, &[]).kill();
         }
     }
+}
+
+#[test]
+fn an_engine_killed_while_it_is_captured_costs_nothing_but_the_capture() {
+    captures_of_a_killed_engine(3);
 }
 
 #[test]
@@ -130,10 +142,7 @@ fn a_capture_waits_for_a_registry_that_is_away_and_survives_the_agent() {
 #[test]
 fn a_full_disk_refuses_the_capture_and_the_engine_goes_on() {
     let folder = tempfile::TempDir::new().unwrap();
-    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 3) else {
-        println!("not run: a full disk needs the right to mount a tmpfs");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 3) else { return };
     let registry = Registry::start();
     let host = Host::over(&registry.url(), &disk.path().join("agent"), &[]);
     let mut engine = host.engine("e", Model::Dense, &[]);
@@ -157,4 +166,23 @@ fn a_ring_smaller_than_a_page_is_said_before_anything_begins() {
     assert!(output.stderr.contains("ring") && output.stderr.contains("184320"), "{output:?}");
     assert_eq!(engine.fingerprint(), before);
     engine.generate(&sequence, 2);
+}
+
+mod long {
+    use super::{captures_of_a_killed_agent, captures_of_a_killed_engine, restores_of_a_killed_agent};
+
+    #[test]
+    fn an_agent_killed_while_it_captures_leaves_an_engine_that_goes_on() {
+        captures_of_a_killed_agent(40);
+    }
+
+    #[test]
+    fn an_agent_killed_while_it_restores_leaves_an_engine_as_it_was() {
+        restores_of_a_killed_agent(40);
+    }
+
+    #[test]
+    fn an_engine_killed_while_it_is_captured_costs_nothing_but_the_capture() {
+        captures_of_a_killed_engine(40);
+    }
 }

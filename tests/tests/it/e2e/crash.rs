@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::process::Child;
 use std::time::Duration;
 
-const ROUNDS: u64 = 50;
 const REPOSITORY: &str = "team/agent";
 
 #[derive(Debug)]
@@ -24,15 +23,14 @@ fn end(mut child: Child, kill: bool) -> bool {
     child.wait_with_output().unwrap().status.success()
 }
 
-#[test]
-fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisible() {
+fn pushes_survive_kills(rounds: u64) {
     let mut random = StdRng::seed_from_u64(seed());
     let mut registry = Registry::start();
     let pf = Pf::new(&registry.url());
     let base: Vec<u64> = (0..300).collect();
     let mut acknowledged: BTreeMap<String, String> = BTreeMap::new();
     let (mut struck, mut lost_answers) = (0, 0);
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         // Every third push is of new pages altogether; the rest are forks.
         let numbers: Vec<u64> = if round % 3 == 0 {
             (0..300).map(|i| 10_000 * (round + 1) + i).collect()
@@ -79,7 +77,7 @@ fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisi
         acknowledged.insert(tag, digest);
         std::fs::remove_dir_all(&dir.path).unwrap();
     }
-    println!("{ROUNDS} rounds, {struck} pushes cut, {lost_answers} answers lost after the commit");
+    println!("{rounds} rounds, {struck} pushes cut, {lost_answers} answers lost after the commit");
     assert!(struck > 0, "no kill struck in time: the test tests nothing");
     registry.restart();
     assert_eq!(pf.tags(REPOSITORY), acknowledged);
@@ -93,14 +91,18 @@ fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisi
 }
 
 #[test]
-fn a_killed_pull_publishes_nothing_and_a_second_one_completes() {
+fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisible() {
+    pushes_survive_kills(10);
+}
+
+fn pulls_survive_kills(rounds: u32) {
     let mut random = StdRng::seed_from_u64(seed());
     let registry = Registry::start();
     let source = Pf::new(&registry.url());
     let dir = SnapshotDir::write(&source.path("dir"), Shape::SMALL, &(0..600).collect::<Vec<_>>());
     source.run(&["push", dir.arg(), "a:t"]).ok();
     let mut struck = 0;
-    for round in 0..12 {
+    for round in 0..rounds {
         let host = Pf::new(&registry.url());
         let out = host.path("out");
         let arguments = if round % 2 == 0 { vec!["pull", "a:t"] } else { vec!["pull", "a:t", out.to_str().unwrap()] };
@@ -127,5 +129,25 @@ fn a_killed_pull_publishes_nothing_and_a_second_one_completes() {
             assert_eq!(std::fs::read(out.join("page_manifest.json")).unwrap(), std::fs::read(dir.manifest()).unwrap());
         }
     }
-    println!("{struck} of 12 pulls cut");
+    println!("{struck} of {rounds} pulls cut");
+}
+
+#[test]
+fn a_killed_pull_publishes_nothing_and_a_second_one_completes() {
+    pulls_survive_kills(6);
+}
+
+/// The same with ten times the kills.
+mod long {
+    use super::{pulls_survive_kills, pushes_survive_kills};
+
+    #[test]
+    fn acknowledged_pushes_survive_kills_and_unacknowledged_ones_are_whole_or_invisible() {
+        pushes_survive_kills(100);
+    }
+
+    #[test]
+    fn a_killed_pull_publishes_nothing_and_a_second_one_completes() {
+        pulls_survive_kills(60);
+    }
 }

@@ -1,7 +1,7 @@
 //! The machine fails the registry: a disk that turns read-only, no file handles left. Errors are clear, reads go on as far as they can, and it recovers by
 //! itself.
 
-use pfr_tests::{LoopDisk, Pf, Registry, Shape, SmallDisk, SnapshotDir, wait_for};
+use pfr_tests::{LoopDisk, Pf, Registry, Shape, SmallDisk, SnapshotDir, skip, wait_for};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
@@ -20,10 +20,7 @@ fn errors(registry: &Registry, code: &str) -> u64 {
 #[test]
 fn packs_on_a_disk_that_turns_read_only_are_still_read_and_a_push_waits_until_it_is_writable() {
     let folder = tempfile::TempDir::new().unwrap();
-    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 32) else {
-        println!("not run: a read-only disk needs the right to mount a tmpfs");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 32) else { return };
     let storage = format!("file://{}", disk.path().join("packs").display());
     let registry = Registry::over(&folder.path().join("data"), &["--storage", &storage, "--gc-interval-seconds", "0"]);
     let pf = Pf::new(&registry.url());
@@ -43,7 +40,7 @@ fn packs_on_a_disk_that_turns_read_only_are_still_read_and_a_push_waits_until_it
     pf.run(&["verify", "a:second"]).ok();
     // For good, it ends with words.
     disk.remount("ro");
-    let output = pf.run(&["push", small(&pf, "third", 2000).arg(), "a:third"]);
+    let output = pf.run(&["push", small(&pf, "third", 2000).arg(), "a:third", "--retries", "0"]);
     assert_eq!(output.code, 7, "{output:?}");
     assert!(output.stderr.contains("cannot reach its packs") && output.stderr.contains("says nothing about what it holds"), "{output:?}");
     let log = registry.log();
@@ -57,10 +54,7 @@ fn packs_on_a_disk_that_turns_read_only_are_still_read_and_a_push_waits_until_it
 #[test]
 fn a_registry_that_starts_on_a_read_only_disk_serves_reads_and_takes_pushes_once_it_is_writable() {
     let folder = tempfile::TempDir::new().unwrap();
-    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 32) else {
-        println!("not run: a read-only disk needs the right to mount a tmpfs");
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 32) else { return };
     let data = disk.path().join("data");
     let mut first = Registry::over(&data, &[]);
     let pf = Pf::new(&first.url());
@@ -88,10 +82,7 @@ fn a_registry_that_starts_on_a_read_only_disk_serves_reads_and_takes_pushes_once
 #[test]
 fn a_file_system_that_turns_itself_read_only_costs_nothing_that_was_acknowledged() {
     let folder = tempfile::TempDir::new().unwrap();
-    let Some(disk) = LoopDisk::mount(folder.path(), 48) else {
-        println!("not run: a file system that fails needs the right to mount ext4 over a loop device");
-        return;
-    };
+    let Some(disk) = LoopDisk::mount(folder.path(), 48) else { return };
     let mut registry = Registry::over(&disk.path().join("data"), &["--gc-interval-seconds", "0"]);
     let pf = Pf::new(&registry.url());
     let (first, second) = (small(&pf, "first", 0), small(&pf, "second", 1000));
@@ -100,7 +91,7 @@ fn a_file_system_that_turns_itself_read_only_costs_nothing_that_was_acknowledged
     disk.fail();
     // SQLite maps its shared memory from a file: the system may end the process (SIGBUS) when that can no longer be written. Either way this push is
     // not acknowledged, and what was is there afterwards.
-    let output = pf.run(&["push", second.arg(), "a:second"]);
+    let output = pf.run(&["push", second.arg(), "a:second", "--retries", "1"]);
     assert_eq!(output.code, 7, "{output:?}");
     registry.kill();
     disk.repair();
@@ -163,8 +154,7 @@ fn without_files_left_it_says_so_neither_spins_nor_dies_and_answers_again() {
     let mut before = TcpStream::connect(registry.address()).unwrap();
     assert!(ask(&mut before, "/v1/repositories/a/snapshots/first").starts_with("HTTP/1.1 200"));
     if !limit_files(registry.pid(), 64) {
-        println!("not run: prlimit cannot limit the registry");
-        return;
+        return skip("prlimit", "prlimit cannot limit the open files of the registry");
     }
     let idle = exhaust(&registry);
     // Who is connected is served from what is open; what needs another file is refused in words.

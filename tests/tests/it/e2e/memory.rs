@@ -20,22 +20,21 @@ fn check(what: &str, registry: &Registry, peaks: &[(&str, u64)]) {
     }
 }
 
-#[test]
-fn a_snapshot_of_one_and_a_half_gigabytes_passes_in_256_mib() {
+/// Each page is two blobs of 180,224 bytes.
+fn snapshot_of(pages: u64) {
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());
-    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINYLLAMA, &(0..4096).collect::<Vec<_>>());
+    let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINYLLAMA, &(0..pages).collect::<Vec<_>>());
     let push = pf.run(&["push", dir.arg(), "a:t"]).ok().peak_memory;
     std::fs::remove_dir_all(&dir.path).unwrap();
     let pull = pf.run(&["pull", "a:t"]).ok().peak_memory;
     std::fs::remove_dir_all(pf.path("store")).unwrap();
     let out = pf.path("out");
     let directory = pf.run(&["pull", "a:t", out.to_str().unwrap()]).ok().peak_memory;
-    check("4,096 pages", &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
+    check(&format!("{pages} pages"), &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
 }
 
-#[test]
-fn a_single_blob_of_three_gigabytes_passes_in_256_mib() {
+fn blob_of(bytes: u64) {
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());
     let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINY, &[1, 2]);
@@ -43,7 +42,7 @@ fn a_single_blob_of_three_gigabytes_passes_in_256_mib() {
     let mut file = std::fs::File::create(dir.path.join("attachments/large")).unwrap();
     let piece = Shape(pfr_schema::geometry::Geometry { head_dim: 1 << 17, ..Shape::TINY.0 }).page(7);
     let (mut written, mut hasher) = (0_u64, Hasher::new(Algorithm::Sha256));
-    while written < 3 << 30 {
+    while written < bytes {
         for part in [&written.to_le_bytes()[..], &piece] {
             file.write_all(part).unwrap();
             hasher.update(part);
@@ -59,7 +58,7 @@ fn a_single_blob_of_three_gigabytes_passes_in_256_mib() {
     std::fs::remove_dir_all(pf.path("store")).unwrap();
     let out = pf.path("out");
     let directory = pf.run(&["pull", "a:t", out.to_str().unwrap()]).ok().peak_memory;
-    check("3 GB", &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
+    check(&format!("a blob of {} MiB", bytes >> 20), &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let mut file = std::fs::File::open(out.join("attachments/large")).unwrap();
     let mut buffer = vec![0; 1 << 20];
@@ -70,4 +69,28 @@ fn a_single_blob_of_three_gigabytes_passes_in_256_mib() {
         }
     }
     assert_eq!(hasher.finish(), expected);
+}
+
+#[test]
+fn a_snapshot_of_400_megabytes_passes_in_256_mib() {
+    snapshot_of(1110);
+}
+
+#[test]
+fn a_single_blob_of_400_megabytes_passes_in_256_mib() {
+    blob_of(400 << 20);
+}
+
+mod long {
+    use super::{blob_of, snapshot_of};
+
+    #[test]
+    fn a_snapshot_of_one_and_a_half_gigabytes_passes_in_256_mib() {
+        snapshot_of(4096);
+    }
+
+    #[test]
+    fn a_single_blob_of_three_gigabytes_passes_in_256_mib() {
+        blob_of(3 << 30);
+    }
 }

@@ -20,7 +20,7 @@ fn a_snapshot_captured_by_processfork_comes_back_byte_for_byte_and_restores_ther
     let registry = Registry::start();
     let host = Pf::new(&registry.url());
     let mut pager = SyntheticCachePager::new(META);
-    pager.populate_synthetic(24, 42).unwrap();
+    pager.populate_synthetic(8, 42).unwrap();
     let source = host.path("processfork");
     let blobs = FsBlobStore::open(&source).unwrap();
     let digest = capture_cache(&mut pager, &blobs).unwrap();
@@ -102,9 +102,9 @@ fn images_of_processfork_become_snapshots_with_their_lineage_and_only_once() {
     let path = host.path("theirs");
     let at = path.to_str().unwrap();
     let store = PfStore::open(&path).unwrap();
-    let first = seal(&store, "Claude Code", 1, 8, &[]);
-    let second = seal(&store, "Claude Code", 2, 9, &[&first]);
-    let merge = seal(&store, "merger", 3, 4, &[&second, &first]);
+    let first = seal(&store, "Claude Code", 1, 3, &[]);
+    let second = seal(&store, "Claude Code", 2, 4, &[&first]);
+    let merge = seal(&store, "merger", 3, 2, &[&second, &first]);
 
     let plan = host.json(&["import", "processfork", at, "--dry-run"]);
     assert_eq!((&plan["planned"], host.tags("processfork/claude-code").len()), (&3.into(), 0), "{plan}");
@@ -134,7 +134,7 @@ fn images_of_processfork_become_snapshots_with_their_lineage_and_only_once() {
     let mut restored = SyntheticCachePager::new(META);
     restore_cache(&mut restored, store.blobs(), &image.cache.manifest).unwrap();
     let pulled = files(&out.join("blobs"));
-    assert_eq!(pulled.len(), 18);
+    assert_eq!(pulled.len(), 8, "two for each of four pages");
     for (path, bytes) in pulled {
         let name = Digest256::parse(&format!("sha256:{}", path.file_name().unwrap().to_str().unwrap())).unwrap();
         assert_eq!(store.blobs().get(&name).unwrap(), bytes, "{name}");
@@ -185,7 +185,7 @@ fn broken_images_are_named_and_the_others_imported() {
     let path = host.path("theirs");
     let at = path.to_str().unwrap();
     let store = PfStore::open(&path).unwrap();
-    let good = seal(&store, "a", 1, 8, &[]);
+    let good = seal(&store, "a", 1, 3, &[]);
     let lost = seal(&store, "a", 200, 3, &[]);
     let swapped = seal(&store, "a", 300, 3, &[]);
     let escaping = seal(&store, "a", 400, 3, &[]);

@@ -219,7 +219,7 @@ fn what_is_not_there_exits_5_what_has_moved_exits_3_and_who_does_not_answer_7() 
     }
     pf.run(&["push", next.arg(), "a:t", "--if-tag-is", &digest]).ok();
     registry.kill();
-    let output = pf.run(&["ls"]);
+    let output = pf.run(&["ls", "--retries", "1"]);
     assert_eq!(output.code, 7, "{output:?}");
     assert_eq!(pf.run(&["push"]).code, 1);
     assert_eq!(pf.run(&["frobnicate"]).code, 1);

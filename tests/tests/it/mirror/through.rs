@@ -31,7 +31,7 @@ fn two_readers_at_once_fetch_a_snapshot_once_and_later_ones_nothing() {
     // Without the upstream, what is here is served, and what is not is unavailable, not missing.
     drop((proxy, origin));
     Pf::new(&edge.url()).run(&["pull", "a:t"]).ok();
-    let output = Pf::new(&edge.url()).run(&["inspect", "a:never"]);
+    let output = Pf::new(&edge.url()).run(&["inspect", "a:never", "--retries", "0"]);
     assert_eq!(output.code, 7, "{output:?}");
 }
 
@@ -166,7 +166,7 @@ fn ancestors_are_found_by_name_and_only_the_one_that_is_asked_for_is_pulled() {
     drop((origin, middle));
     let alone = Pf::new(&outer.url());
     assert_eq!(alone.json(&["log", "a:main"])["snapshots"].as_array().unwrap().len(), 1);
-    assert_eq!(alone.run(&["inspect", "a:main~3"]).code, 7, "not here is not unknown");
+    assert_eq!(alone.run(&["inspect", "a:main~3", "--retries", "0"]).code, 7, "not here is not unknown");
 }
 
 /// Asks a registry for pages as frames; what came of the body.

@@ -5,7 +5,6 @@ use pfr_tests::{Pf, Registry, Shape, SnapshotDir, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use std::time::Duration;
 
-const ROUNDS: usize = 2;
 const HOSTS: usize = 6;
 
 /// Whether the registry has begun to take in what a push sends.
@@ -13,12 +12,11 @@ fn receiving(registry: &Registry) -> bool {
     registry.metric("pf_frames_received_bytes_total") > 0.0
 }
 
-#[test]
-fn overlapping_pushes_through_three_registries_one_of_them_killed_are_whole_through_any() {
+fn overlapping_pushes(rounds: usize) {
     let mut random = StdRng::seed_from_u64(seed());
     let backend = Backend::new(Database::Postgres, Packs::Bucket);
     let mut registries: Vec<Registry> = (0..3).map(|_| backend.registry(&[])).collect();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let hosts: Vec<Pf> = (0..HOSTS).map(|i| Pf::new(&registries[i % 3].url())).collect();
         // Neighbours share most of their pages; hosts 0 and 5 push the same through different registries.
         let start = |host: usize| (1000 * round + 60 * (host % 5)) as u64;
@@ -45,10 +43,22 @@ fn overlapping_pushes_through_three_registries_one_of_them_killed_are_whole_thro
     }
     let views: Vec<serde_json::Value> = registries.iter().map(|registry| Pf::new(&registry.url()).visible()).collect();
     assert!(views.windows(2).all(|pair| pair[0] == pair[1]), "registries see different things");
-    assert_eq!(views[0].as_array().unwrap().len(), ROUNDS * (HOSTS - 1), "each snapshot once");
+    assert_eq!(views[0].as_array().unwrap().len(), rounds * (HOSTS - 1), "each snapshot once");
     let pf = Pf::new(&registries[0].url());
     for i in 0..HOSTS {
-        pf.run(&["verify", &format!("team/agent:r{}-h{i}", ROUNDS - 1)]).ok();
+        pf.run(&["verify", &format!("team/agent:r{}-h{i}", rounds - 1)]).ok();
+    }
+}
+
+#[test]
+fn overlapping_pushes_through_three_registries_one_of_them_killed_are_whole_through_any() {
+    overlapping_pushes(1);
+}
+
+mod long {
+    #[test]
+    fn overlapping_pushes_through_three_registries_one_of_them_killed_are_whole_through_any() {
+        super::overlapping_pushes(20);
     }
 }
 

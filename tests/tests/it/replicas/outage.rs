@@ -10,19 +10,26 @@ fn unavailable(registry: &Registry) -> u64 {
     line.and_then(|line| line.rsplit(' ').next()).map_or(0, |value| value.parse().unwrap())
 }
 
-#[test]
-fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed_without_a_restart() {
+/// How the storage goes away.
+#[derive(Clone, Copy, Debug)]
+enum Outage {
+    Stopped,
+    Killed,
+}
+
+/// Takes the storage away in each of these ways, and brings it back while a pull and a push wait for it.
+fn outages(ways: &[Outage]) {
     let mut s3 = s3::Server::start();
     let storage = format!("s3://{}/p", s3.bucket());
-    let registry = Registry::start_with(true, &["--storage", &storage], &s3.env());
+    // The clients are told of the outage at once, and are the ones that wait.
+    let registry = Registry::start_with(true, &["--storage", &storage, "--storage-retries", "0"], &s3.env());
     let pf = Pf::new(&registry.url());
     let first = SnapshotDir::write(&pf.path("first"), Shape::SMALL, &(0..300).collect::<Vec<_>>());
     pf.run(&["push", first.arg(), "a:first"]).ok();
-    for (round, kill) in [false, true].into_iter().enumerate() {
-        if kill {
-            s3.kill9()
-        } else {
-            s3.stop()
+    for (round, way) in ways.iter().enumerate() {
+        match way {
+            Outage::Stopped => s3.stop(),
+            Outage::Killed => s3.kill9(),
         }
         let before = unavailable(&registry);
         let out = pf.path(&format!("out-{round}"));
@@ -40,7 +47,7 @@ fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed
         s3.restart();
         for child in [pull, push] {
             let output = child.wait_with_output().unwrap();
-            assert!(output.status.success(), "round {round}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{way:?}: {}", String::from_utf8_lossy(&output.stderr));
         }
         assert_same(&out, &first.path);
         for reference in ["a:first", &tag] {
@@ -50,6 +57,20 @@ fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed
     let log = registry.log();
     assert!(log.contains("code=\"unavailable\""), "{log}");
     assert!(!log.contains("code=\"corrupt_store\"") && !log.contains("code=\"internal\""), "an outage is no damage: {log}");
+}
+
+#[test]
+fn while_the_bucket_is_away_requests_are_unavailable_and_afterwards_they_succeed_without_a_restart() {
+    outages(&[Outage::Killed]);
+}
+
+mod long {
+    use super::{Outage, outages};
+
+    #[test]
+    fn while_the_bucket_is_away_again_and_again_requests_are_unavailable_and_afterwards_they_succeed() {
+        outages(&[Outage::Stopped, Outage::Killed, Outage::Stopped, Outage::Killed]);
+    }
 }
 
 #[test]
@@ -67,7 +88,8 @@ fn a_bucket_that_was_deleted_is_out_of_reach_and_what_lay_in_it_is_not_taken_for
         if made_anew {
             s3.make_bucket(&bucket);
         }
-        for command in [&["scrub", "--remote"][..], &["verify", "a:t"]] {
+        // It would be asked again after five seconds each time, and say the same.
+        for command in [&["scrub", "--remote", "--retries", "0"][..], &["verify", "a:t", "--retries", "0"]] {
             let output = pf.run(command);
             assert_eq!(output.code, 7, "{output:?}");
             assert!(output.stderr.contains("cannot reach its storage"), "{output:?}");

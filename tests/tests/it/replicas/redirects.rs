@@ -59,34 +59,42 @@ fn a_client_that_cannot_reach_the_bucket_gets_everything_from_the_registry() {
 
 #[test]
 fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
-    let backend = Backend::new(Database::Sqlite, Packs::Bucket);
-    let registry = backend.registry(&["--redirect-downloads", "--redirect-seconds", "10"]);
+    // Two replicas over one store: the URLs of one outlast this test, those of the other end at once.
+    let backend = Backend::new(Database::Postgres, Packs::Bucket);
+    let registry = backend.registry(&["--redirect-downloads"]);
+    let brief = backend.registry(&["--redirect-downloads", "--redirect-seconds", "1"]);
     let (_pf, dir) = pushed(&registry);
     let digests: Vec<String> = (0..60).map(|n| pfr_schema::Digest::sha256(&Shape::TINYLLAMA.page(n)).to_string()).collect();
     let body = serde_json::json!({ "digests": digests }).to_string();
-    let ask = |accept: &str| {
+    let ask = |registry: &Registry, accept: &str| {
         let headers = format!("Accept: {accept}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n", body.len());
         request(registry.address(), &format!("POST /v1/repositories/a/frames HTTP/1.1\r\n{headers}"), &body)
     };
-    let (head, _) = ask("application/vnd.pf.frames.v1");
+    let locations = |registry: &Registry| -> Value {
+        let (head, answer) = ask(registry, "application/vnd.pf.frame-locations.v1+json");
+        assert!(head.contains("content-type: application/vnd.pf.frame-locations.v1+json"), "{head}");
+        serde_json::from_slice(&answer).unwrap()
+    };
+    let get = |extent: &Value| {
+        let (offset, length) = (extent["offset"].as_u64().unwrap(), extent["length"].as_u64().unwrap());
+        let (host, path) = extent["url"].as_str().unwrap().strip_prefix("http://").unwrap().split_once('/').unwrap();
+        request(host, &format!("GET /{path} HTTP/1.1\r\nRange: bytes={offset}-{}\r\n", offset + length - 1), "")
+    };
+    let (head, _) = ask(&registry, "application/vnd.pf.frames.v1");
     assert!(head.contains("content-type: application/vnd.pf.frames.v1"), "{head}");
-    let (head, answer) = ask("application/vnd.pf.frame-locations.v1+json");
-    assert!(head.contains("content-type: application/vnd.pf.frame-locations.v1+json"), "{head}");
-    let locations: Value = serde_json::from_slice(&answer).unwrap();
-    assert_eq!(locations["expires_seconds"], 10);
-    let extents = locations["extents"].as_array().unwrap();
+    let locations_here = locations(&registry);
+    assert_eq!(locations_here["expires_seconds"], 900);
+    let extents = locations_here["extents"].as_array().unwrap();
     let named: Vec<&str> = extents.iter().flat_map(|e| e["digests"].as_array().unwrap()).map(|d| d.as_str().unwrap()).collect();
     assert_eq!(named, digests, "in the asked order");
-    let (url, offset, length) =
-        (extents[0]["url"].as_str().unwrap(), extents[0]["offset"].as_u64().unwrap(), extents[0]["length"].as_u64().unwrap());
-    let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
-    let get = || request(host, &format!("GET /{path} HTTP/1.1\r\nRange: bytes={offset}-{}\r\n", offset + length - 1), "");
-    let (head, frames) = get();
+    let (head, frames) = get(&extents[0]);
     assert!(head.starts_with("HTTP/1.1 206"), "{head}");
-    assert_eq!(frames.len() as u64, length);
+    assert_eq!(frames.len() as u64, extents[0]["length"].as_u64().unwrap());
     let page = std::fs::read(dir.page_file(0)).unwrap();
     assert!(frames.windows(page.len()).next_back().is_some() && frames[60..].starts_with(&page), "the frame holds the page as it is");
-    wait_for("the URL to expire", 60, || get().0.starts_with("HTTP/1.1 403").then_some(()));
+    let brief_locations = locations(&brief);
+    assert_eq!(brief_locations["expires_seconds"], 1);
+    wait_for("the URL to expire", 60, || get(&brief_locations["extents"][0]).0.starts_with("HTTP/1.1 403").then_some(()));
     assert!(!registry.log().contains("X-Amz-Signature"), "signed URLs are in the log");
 }
 
