@@ -1,7 +1,7 @@
 //! Collection of garbage inside the registry: on a schedule, and when asked.
 
 use crate::telemetry::metrics as names;
-use pfr_schema::api::GcReport;
+use pfr_schema::api::{GcReport, Usage};
 use pfr_store::{GcOptions, GcRun, GcTrigger, Store};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,6 +112,11 @@ impl Collector {
         if let Err(error) = self.store.metadata().record_gc_run(run).await {
             tracing::warn!(%error, "a collection was stopped, and its row does not say so");
         }
+    }
+
+    /// What takes up room, and until when.
+    pub(crate) async fn usage(&self) -> pfr_store::Result<Usage> {
+        self.store.usage(self.horizon).await
     }
 
     /// Sets the gauges of what there is to do.

@@ -51,6 +51,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(forks::fork))
         .routes(routes!(stats::all))
         .routes(routes!(stats::of_repository))
+        .routes(routes!(stats::usage))
         .routes(routes!(gc::start, gc::list))
         .routes(routes!(gc::get))
         .routes(routes!(integrity::scrub))

@@ -419,9 +419,9 @@ api! {
         /// Milliseconds since 1970; none while it runs, or if it was killed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub finished_at: Option<u64>,
-        /// Objects deleted because the last container, snapshot or tag that held them went.
+        /// Blobs deleted because the snapshots or tags that held them were deleted.
         pub released: u64,
-        /// Objects deleted because they were uploaded and never became part of a snapshot before their lease ended.
+        /// Blobs deleted because they were uploaded and never committed.
         pub unclaimed: u64,
         /// Bytes of their frames.
         pub freed_bytes: u64,
@@ -439,8 +439,14 @@ api! {
         pub packs_deleted: u64,
         /// Their bytes on storage.
         pub deleted_bytes: u64,
-        /// Bytes that wait for the horizon.
+        /// Bytes of deleted packs that stay on storage for the grace period.
         pub draining_bytes: u64,
+        /// When the grace period of the last of them ends: milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub draining_ends_at: Option<u64>,
+        /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run lasts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub protected: Option<Protected>,
         /// Objects of the journal that a checkpoint replaced.
         pub journal_deleted: u64,
         /// Snapshots evicted to keep a local store within its size.
@@ -451,6 +457,59 @@ api! {
         /// What ended it early.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub error: Option<String>,
+    }
+
+    /// Blobs that no snapshot holds and that stay: a push or pull under way leases them.
+    #[derive(Default)]
+    pub struct Protected {
+        /// Blobs.
+        pub objects: u64,
+        /// Bytes of their frames.
+        pub bytes: u64,
+        /// When the last of these leases ends, unless it is renewed: milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub expires_at: Option<u64>,
+        /// The push sessions that hold these leases, at most a hundred. A pull into a local store is one too.
+        pub sessions: Vec<OpenSession>,
+    }
+
+    /// A push session that is neither committed nor over.
+    pub struct OpenSession {
+        /// Its repository.
+        pub repository: RepositoryName,
+        /// When its lease ends, unless it is used until then: milliseconds since 1970.
+        pub expires_at: u64,
+    }
+
+    /// What takes up room. The bytes of the rows add up to `disk_bytes`.
+    #[derive(Default)]
+    pub struct Usage {
+        /// All packs on storage.
+        pub disk_bytes: u64,
+        /// Blobs that snapshots hold.
+        pub live_bytes: u64,
+        /// Blobs that no snapshot holds and that stay for now.
+        pub leased: Protected,
+        /// Blobs that no snapshot holds and that the next garbage collection frees.
+        pub garbage_bytes: u64,
+        /// Room in packs that no blob uses: indexes, and what compaction gives back.
+        pub dead_bytes: u64,
+        /// Deleted packs that stay for the grace period.
+        pub draining_bytes: u64,
+        /// When the grace period of the last of them ends: milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub draining_ends_at: Option<u64>,
+        /// Packs whose upload has not ended, as far as the storage tells their size.
+        pub unfinished_bytes: u64,
+        /// How many there are.
+        pub unfinished_packs: u64,
+        /// When the last of them counts as given up, unless its upload goes on: milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub unfinished_ends_at: Option<u64>,
+        /// Snapshots, over all repositories.
+        pub snapshots: u64,
+        /// Of these, pinned: eviction leaves them.
+        pub pinned: u64,
     }
 
     /// Runs of collection, newest first.
@@ -493,6 +552,9 @@ api! {
         pub full: bool,
         /// Packs that metadata names and that are not there, or are cut, or whose index is bad; with what was found.
         pub bad_packs: Vec<String>,
+        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example. Nothing is lost with them.
+        #[serde(default)]
+        pub dead_frames: Vec<String>,
         /// Packs that could not be read this time, and why: nothing is known of them.
         #[serde(default)]
         pub unread: Vec<String>,

@@ -15,10 +15,12 @@ mod compact;
 mod copy;
 mod debris;
 mod drain;
+mod dry;
 mod evacuate;
 mod evict;
 mod plan;
 mod run;
+mod usage;
 
 use crate::Store;
 use crate::error::Result;
@@ -40,11 +42,14 @@ pub struct GcOptions {
     pub batch: usize,
     /// Whether packs less than half alive are copied together. Default true.
     pub compact: bool,
+    /// End every push session first, and give up every upload: what they lease is garbage, and a push or pull that still runs begins anew. For a local
+    /// store, whose sessions are those of interrupted pulls. Default false.
+    pub end_sessions: bool,
 }
 
 impl Default for GcOptions {
     fn default() -> Self {
-        Self { trigger: GcTrigger::Command, dry_run: false, horizon: Duration::from_secs(3600), batch: 8000, compact: true }
+        Self { trigger: GcTrigger::Command, dry_run: false, horizon: Duration::from_secs(3600), batch: 8000, compact: true, end_sessions: false }
     }
 }
 
@@ -60,7 +65,7 @@ impl Store {
     pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;
         if options.dry_run {
-            run.plan().await;
+            run.plan(&[]).await;
         } else {
             run.steps().await;
         }

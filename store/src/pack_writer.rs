@@ -167,7 +167,7 @@ impl PackWriter {
     /// Completes the pack, durably, then points what was copied into it to it.
     pub(crate) async fn finish_compaction(mut self, moved: Vec<Moved>) -> Result<()> {
         let sizes = self.complete().await?;
-        let done = self.store.metadata.finish_compaction(self.id, sizes, moved, self.store.options.lease).await;
+        let done = self.store.metadata.finish_compaction(self.id, sizes, moved).await;
         self.remove_if_lost(done).await
     }
 

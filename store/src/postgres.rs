@@ -10,6 +10,7 @@ mod gc;
 mod index;
 mod integrity;
 mod journal;
+mod leases;
 mod lists;
 mod names;
 mod objects;
@@ -19,9 +20,9 @@ mod restore;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
-    RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
+    RepositoryRow, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -103,11 +104,27 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName> {
-        self.database.statements((push, lease), |tx, (push, lease)| Box::pin(names::renew_push(tx, push, millis(*lease)))).await
+        self.database
+            .statements((push, lease), |tx, (push, lease)| {
+                Box::pin(async move { Ok(names::renew_push(tx, push, millis(*lease)).await?.name) })
+            })
+            .await
     }
 
     async fn close_push(&self, push: PushId) -> Result<()> {
         self.database.write(push, |tx, push| Box::pin(names::close_push(tx, push))).await
+    }
+
+    async fn unfinished(&self, limit: usize) -> Result<Vec<Unfinished>> {
+        self.database.statements(limit, |tx, limit| Box::pin(leases::unfinished(tx, *limit))).await
+    }
+
+    async fn end_pushes(&self) -> Result<u64> {
+        self.database.write((), |tx, ()| Box::pin(leases::end_all(tx))).await
+    }
+
+    async fn leases(&self, ids: Vec<ObjectId>) -> Result<Vec<(ObjectId, Lease)>> {
+        self.database.statements(ids, |tx, ids| Box::pin(leases::of(tx, ids))).await
     }
 
     async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId> {
@@ -227,12 +244,16 @@ impl Metadata for PostgresMetadata {
         }
     }
 
-    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
-        self.database.statements(limit, |tx, limit| Box::pin(gc::suspects(tx, *limit))).await
+    async fn queue(&self, due: bool, limit: usize) -> Result<Vec<Queued>> {
+        self.database.statements((due, limit), |tx, (due, limit)| Box::pin(gc::queue(tx, *due, *limit))).await
     }
 
     async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>> {
         self.database.statements(pack, |tx, pack| Box::pin(gc::unclaimed(tx, *pack, usize::MAX))).await
+    }
+
+    async fn unheld(&self, pack: PackId) -> Result<Vec<ObjectId>> {
+        self.database.statements(pack, |tx, pack| Box::pin(gc::unheld(tx, *pack))).await
     }
 
     async fn retire_packs(&self, limit: usize) -> Result<Retired> {
@@ -257,11 +278,9 @@ impl Metadata for PostgresMetadata {
         self.database.statements(pack, |tx, pack| Box::pin(packs::pack_contents(tx, *pack))).await
     }
 
-    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()> {
+    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> Result<()> {
         self.database
-            .write((pack, sizes, moved, lease), |tx, (pack, sizes, moved, lease)| {
-                Box::pin(packs::finish_compaction(tx, *pack, *sizes, moved, millis(*lease)))
-            })
+            .write((pack, sizes, moved), |tx, (pack, sizes, moved)| Box::pin(packs::finish_compaction(tx, *pack, *sizes, moved)))
             .await
     }
 

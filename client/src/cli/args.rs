@@ -98,6 +98,9 @@ pub enum Command {
     /// Show how much snapshots share and what each costs
     #[command(after_help = STATS_EXAMPLES)]
     Stats(Stats),
+    /// Show what takes up room, what can be freed, and from when
+    #[command(after_help = DF_EXAMPLES)]
+    Df(Df),
     /// Free what nothing holds any more, in the local store or in a registry
     #[command(after_help = GC_EXAMPLES)]
     Gc(Gc),
@@ -458,15 +461,32 @@ pub struct Stats {
     pub at: Where,
 }
 
+const DF_EXAMPLES: &str = "\
+Rows:
+  snapshots    held by a snapshot; deleting snapshots and garbage collection free it
+  leased       held by no snapshot, kept for a push or pull that has not ended
+  garbage      held by nothing; the next `pf gc` frees it
+  dead         room between blobs in packs; compaction gives it back once half of a pack is dead
+  deleted      kept on storage for the grace period
+  unfinished   uploads that have not ended";
+
+/// Arguments of `df`.
+#[derive(Debug, clap::Args)]
+pub struct Df {
+    #[command(flatten)]
+    pub at: Where,
+}
+
 const GC_EXAMPLES: &str = "\
 Examples:
   pf gc
   pf gc --max-size 50GiB
+  pf gc --unfinished
   pf gc --remote --dry-run
 
 With a size, which `max-store-size` in the configuration file gives for every pull, the local store is a cache: it loses the \
-least recently used snapshots until it fits, wherever else they are. `pf pin` keeps one. What was pushed or pulled within \
-the last hour goes when that hour is over.";
+least recently used snapshots until it fits, wherever else they are. `pf pin` keeps one. What an unfinished push or pull \
+stored stays until its lease ends; --unfinished frees it now.";
 
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]
@@ -474,6 +494,9 @@ pub struct Gc {
     /// Delete the least recently used snapshots until the local store is no larger
     #[arg(long, value_name = "SIZE", conflicts_with = "remote")]
     pub max_size: Option<pfr_client::ByteSize>,
+    /// Free what interrupted pulls left, too: ends every unfinished pull, import and capture into the local store; one that still runs starts again
+    #[arg(long, conflicts_with = "remote")]
+    pub unfinished: bool,
     /// Change nothing, show what would go
     #[arg(long)]
     pub dry_run: bool,

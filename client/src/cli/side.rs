@@ -4,11 +4,12 @@ use super::failure::Failure;
 use pfr_client::Remote;
 use pfr_schema::api::{
     Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo,
-    TagRequest, TagState, Verified,
+    TagRequest, TagState, Usage, Verified,
 };
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use pfr_store::{RepositoryRow, Store, TagRow};
 use std::convert::identity;
+use std::time::Duration;
 
 /// Entries in one page of a list.
 const PAGE: usize = 1000;
@@ -132,6 +133,14 @@ impl Side {
         match self {
             Self::Local(store) => Ok(store.stats(repository).await?),
             Self::Remote(remote) => Ok(remote.stats(repository).await?),
+        }
+    }
+
+    /// What takes up room, and until when. Collections of the local store have no grace period.
+    pub async fn usage(&self) -> Result<Usage, Failure> {
+        match self {
+            Self::Local(store) => Ok(store.usage(Duration::ZERO).await?),
+            Self::Remote(remote) => Ok(remote.usage().await?),
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) async fn pull(
     let session = Session { fetcher, store, repository, push };
     let result = session.run(digest, tag).await;
     if result.is_err() {
-        // What was stored stays leased for a while, for the next try.
+        // What was stored stays until the next collection: the next try finds it.
         if let Err(error) = store.abort(&session.push).await {
             tracing::debug!(%error, "a local session stays open until its lease ends");
         }

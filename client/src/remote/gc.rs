@@ -34,4 +34,12 @@ impl Remote {
     pub async fn gc_runs(&self, after: Option<&str>, limit: usize) -> Result<api::GcRuns> {
         self.get(page(self.path(&["gc"]), after, limit)).await
     }
+
+    /// What takes up room in the registry, and until when.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`], [`crate::Error::Unreachable`].
+    pub async fn usage(&self) -> Result<api::Usage> {
+        self.get(self.path(&["usage"])).await
+    }
 }

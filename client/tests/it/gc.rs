@@ -3,7 +3,7 @@
 use crate::common::sample::directory;
 use crate::common::{Registry, pf, pull_store, push_dir, repository, tag, target};
 use pfr_client::{Progress, Source, push};
-use pfr_schema::api::GcReport;
+use pfr_schema::api::{GcReport, Usage};
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_store::{Options, Store};
 use std::path::Path;
@@ -112,6 +112,37 @@ async fn what_is_pushed_or_pulled_again_is_used_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
+    let (dir, source) = (tempfile::tempdir().unwrap(), directory(GEOMETRY, &(0..40).collect::<Vec<_>>()));
+    let registry = Registry::start().await;
+    push_dir(&registry.remote(), source.path(), "a").await.unwrap();
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    pull_store(&registry.remote(), "a", &store).await.unwrap();
+    let size = store.metadata().disk_bytes().await.unwrap();
+    let ls = || pf(dir.path(), &["ls", "--local"]).1;
+    assert!(!ls().contains("unfinished"), "{}", ls());
+    // As a killed process leaves it: a session that neither committed nor ended, and what it took in.
+    let manifest = store.tag(&repository(), &tag("here")).await.unwrap().digest;
+    let session = store.open_push(&repository()).await.unwrap();
+    assert!(store.missing(&session.id, vec![(manifest, pfr_schema::Kind::Manifest)]).await.unwrap().is_empty());
+    store.delete_snapshot(&repository(), &manifest).await.unwrap();
+    let unfinished = "of an unfinished pull, import or capture into team/agent, kept until";
+    assert!(ls().contains("holds no snapshot yet, but") && ls().contains(unfinished) && ls().contains("pf gc --unfinished"), "{}", ls());
+    let (code, stdout, _) = pf(dir.path(), &["gc"]);
+    assert!(code == 0 && stdout.contains("nothing freed: ") && stdout.contains("unreferenced, protected by an unfinished pull"), "{stdout}");
+    let df = || serde_json::from_str::<Usage>(&pf(dir.path(), &["df", "--local", "--json"]).1).unwrap();
+    let usage = df();
+    assert!(usage.leased.bytes > 0 && usage.live_bytes + usage.garbage_bytes == 0 && usage.disk_bytes == size, "{usage:?}");
+    let (code, stdout, _) = pf(dir.path(), &["df", "--local"]);
+    assert!(code == 0 && stdout.contains("leased") && stdout.contains("into team/agent"), "{stdout}");
+    let planned = report(dir.path(), &["gc", "--unfinished", "--dry-run"]);
+    let done = report(dir.path(), &["gc", "--unfinished"]);
+    assert_eq!((planned.released, planned.freed_bytes, planned.packs_deleted), (done.released, usage.leased.bytes, done.packs_deleted));
+    assert_eq!((done.freed_bytes, done.unclaimed, df().disk_bytes), (usage.leased.bytes, 0, 0));
+    assert!(ls().contains("holds nothing yet"), "{}", ls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_registry_collects_when_asked() {
     let registry =
         Registry::start_with(|config| (config.lease_seconds, config.gc_interval_seconds, config.gc_horizon_seconds) = (1, 0, 0)).await;
@@ -128,13 +159,15 @@ async fn a_registry_collects_when_asked() {
         assert!(start.elapsed() < Duration::from_secs(60), "{done:?}");
     }
     let (code, stdout, stderr) = pf(dir.path(), &["gc", "--remote", "--dry-run", "--registry", &url]);
-    assert!(code == 0 && stdout.contains("nothing was changed") && stdout.contains("0 objects"), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains("nothing was changed") && stdout.contains("nothing freed"), "{stdout}{stderr}");
+    let (code, stdout, stderr) = pf(dir.path(), &["df", "--registry", &url]);
+    assert!(code == 0 && stdout.contains("snapshots") && stdout.contains("total"), "{stdout}{stderr}");
 }
 
 #[test]
 fn what_cannot_be_meant_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for args in [&["gc", "--max-size", "much"][..], &["gc", "--remote", "--max-size", "1GiB"], &["pin"], &["pin", "http://r:1/a:b"]] {
+    for args in [&["gc", "--max-size", "much"][..], &["gc", "--remote", "--max-size", "1GiB"], &["gc", "--remote", "--unfinished"], &["pin"], &["pin", "http://r:1/a:b"]] {
         let (code, stdout, stderr) = pf(dir.path(), args);
         assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
     }

@@ -5,6 +5,7 @@ use crate::{server, storage};
 use clap::Args;
 use pfr_schema::api::GcReport;
 use pfr_store::{GcOptions, GcTrigger};
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -46,13 +47,26 @@ fn words(r: &GcReport) -> String {
     let would = if r.dry_run { "would be " } else { "" };
     let parked = match r.parked {
         0 => String::new(),
-        parked => format!("parked           {parked} containers whose content is not known, for a day: run fsck\n"),
+        parked => format!("deferred         {parked} containers whose content is not known, for a day: run fsck\n"),
+    };
+    let now = r.finished_at.unwrap_or(r.started_at);
+    let until = |until: Option<u64>| until.map_or(String::new(), |until| format!(", for {} s more", until.saturating_sub(now).div_ceil(1000)));
+    let protected = match &r.protected {
+        Some(p) if p.bytes > 0 => {
+            let sessions: BTreeSet<&str> = p.sessions.iter().map(|s| s.repository.as_str()).collect();
+            let whose = match sessions.is_empty() {
+                true => "a lease".to_owned(),
+                false => format!("unfinished pushes to {}", sessions.into_iter().collect::<Vec<_>>().join(", ")),
+            };
+            format!("protected        {} objects, {} bytes: unreferenced, leased by {whose}{}\n", p.objects, p.bytes, until(p.expires_at))
+        }
+        _ => String::new(),
     };
     format!(
-        "objects {would}freed   {} ({} no longer held, {} never committed), {} bytes\n\
+        "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {} bytes\n\
          packs {would}deleted   {}, {} bytes\n\
          packs compacted  {}, {} bytes moved\n\
-         still draining   {} bytes\n{parked}",
+         grace period     {} bytes{}\n{protected}{parked}",
         r.released + r.unclaimed,
         r.released,
         r.unclaimed,
@@ -62,5 +76,6 @@ fn words(r: &GcReport) -> String {
         r.packs_compacted,
         r.moved_bytes,
         r.draining_bytes,
+        until(r.draining_ends_at),
     )
 }

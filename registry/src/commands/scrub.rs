@@ -156,6 +156,7 @@ fn words(r: &ScrubReport) -> String {
     let healed = if r.healed > 0 { format!("healed    {} blobs\n", r.healed) } else { String::new() };
     format!("scrubbed  {} packs, {} frames, {} bytes, {how}\n{healed}", r.packs, r.frames, r.bytes)
         + &lines("bad pack", &r.bad_packs)
+        + &lines("dead    ", &r.dead_frames)
         + &lines("unread  ", &r.unread)
         + &lines("damaged ", &damaged)
 }

@@ -92,7 +92,7 @@ pub(crate) async fn commit(
 
 /// Aborts a push session
 ///
-/// What it uploaded is garbage when its lease ends, unless another push wants it.
+/// What it uploaded is garbage then, unless another push wants it.
 #[utoipa::path(
     delete, path = "/v1/repositories/{repo}/pushes/{id}", operation_id = "abort_push", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),

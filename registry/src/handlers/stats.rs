@@ -18,6 +18,18 @@ pub(crate) async fn all(State(app): State<App>) -> Answer<Json<api::Stats>> {
     Ok(Json(app.store.stats(None).await?))
 }
 
+/// Tells what takes up room
+///
+/// What snapshots hold, what a collection frees now or later and until when, and what only compaction gives back. `POST /v1/gc` frees it.
+#[utoipa::path(
+    get, path = "/v1/usage", operation_id = "usage", tag = "operations",
+    responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),
+)]
+pub(crate) async fn usage(State(app): State<App>) -> Answer<Json<api::Usage>> {
+    let _turn = app.documents().await?;
+    Ok(Json(app.collector.usage().await?))
+}
+
 /// Statistics of a repository
 #[utoipa::path(
     get, path = "/v1/repositories/{repo}/stats", operation_id = "repository_stats", tag = "read",

@@ -4,7 +4,7 @@ use crate::common::snapshot::snapshot;
 use crate::common::trouble::{self, Trouble};
 use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::ErrorCode;
-use pfr_schema::api::{GcReport, GcRuns};
+use pfr_schema::api::{GcReport, GcRuns, Usage};
 use pfr_store::{Clock, Options, Store};
 use reqwest::StatusCode;
 use serde_json::json;
@@ -72,6 +72,31 @@ async fn a_collection_is_asked_for_and_tells_how_it_went() {
     assert!(text.contains("pf_gc_runs_total{trigger=\"request\",outcome=\"done\"} 1"), "{text}");
     assert!(text.contains(&format!("pf_gc_freed_objects_total {}", ended.released)), "{text}");
     assert!(text.contains(&format!("pf_gc_draining_bytes {}", ended.draining_bytes)), "{text}");
+}
+
+#[tokio::test]
+async fn a_commit_ends_its_leases_and_usage_tells_what_takes_up_room() {
+    let registry = Registry::start_with(|config| (config.gc_interval_seconds, config.gc_horizon_seconds) = (0, 0)).await;
+    let (gone, unfinished) = (snapshot(0..20, vec![]), snapshot(30..50, vec![]));
+    registry.push(REPO, &gone, Some("gone")).await;
+    let push = registry.open_push(REPO).await;
+    let _: pfr_schema::api::FramesStored = ok(registry.put_frames(&push, unfinished.stream()).await).await;
+    let before: Usage = ok(registry.get("/v1/usage").await).await;
+    assert!(before.live_bytes > 0 && before.leased.bytes > 0 && before.garbage_bytes == 0 && before.snapshots == 1, "{before:?}");
+    assert_eq!(before.leased.sessions[0].repository.as_str(), REPO);
+    assert!(registry.delete(&format!("/v1/repositories/{REPO}/snapshots/{}", gone.manifest)).await.status().is_success());
+    let deleted: Usage = ok(registry.get("/v1/usage").await).await;
+    assert_eq!((deleted.live_bytes, deleted.garbage_bytes), (0, before.live_bytes));
+    let planned: GcReport = ok(registry.post("/v1/gc", &json!({"dry_run": true})).await).await;
+    let begun: GcReport = ok(registry.post("/v1/gc", &json!({})).await).await;
+    let ended = until("the collection ends", async || {
+        let report: GcReport = ok(registry.get(&format!("/v1/gc/{}", begun.id)).await).await;
+        report.finished_at.is_some().then_some(report)
+    })
+    .await;
+    assert_eq!((ended.freed_bytes, ended.unclaimed), (before.live_bytes, 0), "{ended:?}");
+    assert_eq!((planned.released, planned.packs_deleted, planned.deleted_bytes), (ended.released, ended.packs_deleted, ended.deleted_bytes));
+    assert_eq!(ended.protected, Some(before.leased));
 }
 
 #[tokio::test]

@@ -15,15 +15,34 @@ impl Store {
         let Some(file) = self.file(key) else { return Ok(()) };
         blocking(move || {
             for number in 1_u32.. {
-                let mut name = file.clone().into_os_string();
-                name.push(format!("#{number}"));
-                match std::fs::remove_file(&name) {
+                match std::fs::remove_file(staged(&file, number)) {
                     Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                     Err(error) => return Err(error),
                 }
             }
             Ok(())
+        })
+        .await
+    }
+
+    /// Bytes that an unfinished upload of a pack has written; 0 on a storage that does not show them.
+    pub(super) async fn unfinished_bytes(&self, key: &str) -> Result<u64> {
+        let Some(file) = self.file(key) else { return Ok(0) };
+        blocking(move || {
+            let size = |file: &Path| match file.metadata() {
+                Ok(metadata) => Ok(Some(metadata.len())),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            };
+            let mut bytes = size(&file)?.unwrap_or(0);
+            for number in 1_u32.. {
+                match size(&staged(&file, number))? {
+                    Some(more) => bytes += more,
+                    None => break,
+                }
+            }
+            Ok(bytes)
         })
         .await
     }
@@ -44,6 +63,13 @@ impl Store {
     fn file(&self, key: &str) -> Option<PathBuf> {
         Some(self.packs_dir.as_ref()?.join(path(key).as_ref()))
     }
+}
+
+/// The file of an unfinished upload.
+fn staged(file: &Path, number: u32) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(format!("#{number}"));
+    name.into()
 }
 
 /// Their age is the file system's: its clock is that of all who share it.
@@ -85,7 +111,7 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
-async fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> Result<()> {
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|e| Error::Internal(e.to_string()))?

@@ -1,32 +1,24 @@
 //! Eviction: a local store is a cache of what is elsewhere, and stays within its size.
 //!
 //! What counts is what the store will take up once leases have ended: bytes that only wait for that must not cost further snapshots.
+//! Snapshots are chosen first, by counting in memory, then deleted, then collected once. So the dry run is the same run without its writes.
 
 use super::GcOptions;
+use super::plan::{Leases, MOST, Packs, Plan};
 use super::run::Run;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Evictable, ObjectId, PackState, Pin};
+use crate::metadata::{Evictable, Pin};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, RepositoryName};
 use std::collections::HashSet;
 
 /// Snapshots asked for at once: all there are.
 const ALL: usize = 1_000_000;
-/// Packs asked for at a time.
-const PACKS: usize = 1000;
 /// Pinned snapshots named when nothing else is left.
 const NAMED: usize = 10;
-
-/// A snapshot, and what it costs to keep it and everything that is worth more.
-struct Kept {
-    repository: RepositoryName,
-    digest: Digest,
-    /// As it was listed, unless it is pinned.
-    evictable: Option<Evictable>,
-    /// Frame bytes that it and all before it reach.
-    reach: u64,
-}
+/// How often snapshots are chosen at most: again if some of those chosen were pinned, used or deleted since they were listed.
+const ROUNDS: usize = 4;
 
 impl Store {
     /// Collects garbage, then deletes the least recently used snapshots until the packs fit into `max_bytes` or only pinned ones are left; the
@@ -37,11 +29,6 @@ impl Store {
     /// As [`Store::gc`].
     pub async fn evict(&self, max_bytes: u64, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;
-        if options.dry_run {
-            run.plan().await;
-        } else {
-            run.steps().await;
-        }
         let fitted = run.fit(max_bytes).await;
         run.note(fitted);
         run.finish().await
@@ -80,92 +67,89 @@ impl Store {
         Ok(evicted)
     }
 
-    /// Bytes of packs that are not those of objects: dead space, indexes.
-    async fn overhead(&self) -> Result<u64> {
-        let (mut overhead, mut after) = (0, None);
-        loop {
-            let packs = self.metadata.packs(after, PACKS).await?;
-            let Some(last) = packs.last() else { return Ok(overhead) };
-            after = Some(last.id);
-            overhead += packs.iter().filter(|p| p.state == PackState::Live).map(|p| p.bytes.saturating_sub(p.live_bytes)).sum::<u64>();
+    /// Takes the names of a snapshot away from a plan; returns how many objects go with them. One that was deleted meanwhile is no error.
+    pub(super) async fn release(&self, plan: &mut Plan<'_>, snapshot: &Evictable) -> Result<u64> {
+        match self.snapshot(&snapshot.repository, &snapshot.digest).await {
+            Ok(row) => plan.release(row.object, 1 + row.tags.len() as u64).await,
+            Err(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)) => Ok(0),
+            Err(error) => Err(error),
         }
     }
 
-    /// All snapshots, those to be kept longest first: pinned ones, then the most recently used.
-    async fn in_order_of_worth(&self) -> Result<Vec<Kept>> {
+    /// The snapshots to give up, the least recently used first, and what is left then if that is still too much.
+    async fn too_much(&self, max_bytes: u64, batch: usize) -> Result<(Vec<Evictable>, Option<u64>)> {
+        // Most stores fit, and asking that costs little.
+        if self.metadata.disk_bytes().await? <= max_bytes {
+            return Ok((Vec::new(), None));
+        }
+        let now = self.options.clock.now();
+        let mut plan = Plan::new(self, batch, Leases::None);
+        plan.entries(self.metadata.queue(false, MOST).await?.iter()).await?;
+        let packs = Packs::load(self).await?;
+        let (mut chosen, mut candidates) = (Vec::new(), self.metadata.evictable(ALL).await?.into_iter());
+        loop {
+            let disk = packs.fates(&plan, now, false).disk();
+            if disk <= max_bytes {
+                return Ok((chosen, None));
+            }
+            let Some(next) = candidates.next() else { return Ok((chosen, Some(disk))) };
+            self.release(&mut plan, &next).await?;
+            chosen.push(next);
+        }
+    }
+
+    /// Snapshots that eviction leaves, the newest of each repository first; at most one more than are named.
+    async fn pinned(&self) -> Result<Vec<(RepositoryName, Digest)>> {
         let evictable = self.metadata.evictable(ALL).await?;
         let unpinned: HashSet<(&RepositoryName, &Digest)> = evictable.iter().map(|s| (&s.repository, &s.digest)).collect();
-        let mut names = Vec::new();
+        let mut pinned = Vec::new();
         for repository in self.all_repositories().await? {
             let snapshots = self.all_snapshots(&repository).await?;
-            let pinned = snapshots.iter().filter(|s| !unpinned.contains(&(&repository, &s.digest)));
-            names.extend(pinned.map(|s| (repository.clone(), s.digest, None)));
+            let of_it = snapshots.iter().rev().filter(|s| !unpinned.contains(&(&repository, &s.digest)));
+            pinned.extend(of_it.map(|s| (repository.clone(), s.digest)));
         }
-        names.extend(evictable.iter().rev().map(|s| (s.repository.clone(), s.digest, Some(s.clone()))));
-        let (mut kept, mut seen, mut reach) = (Vec::with_capacity(names.len()), HashSet::new(), 0);
-        for (repository, digest, evictable) in names {
-            // Whoever deleted it in the meantime has done our work.
-            if let Ok(row) = self.snapshot(&repository, &digest).await {
-                reach += self.reached_bytes(row.object, &mut seen).await?;
-                kept.push(Kept { repository, digest, evictable, reach });
-            }
-        }
-        Ok(kept)
-    }
-
-    /// Frame bytes of what `root` reaches and nothing in `seen` did.
-    async fn reached_bytes(&self, root: ObjectId, seen: &mut HashSet<ObjectId>) -> Result<u64> {
-        let (mut bytes, mut level) = (0, vec![root]);
-        while !level.is_empty() {
-            level.retain(|id| seen.insert(*id));
-            let rows = self.rows(std::mem::take(&mut level)).await?;
-            bytes += rows.iter().map(|row| row.frame_len).sum::<u64>();
-            level.extend(rows.into_iter().flat_map(|row| row.children));
-        }
-        Ok(bytes)
+        Ok(pinned)
     }
 }
 
 impl Run<'_> {
     async fn fit(&mut self, max_bytes: u64) -> Result<()> {
-        // Most stores fit, and asking that costs little.
-        if self.store.metadata.disk_bytes().await? <= max_bytes {
-            return Ok(());
+        let batch = self.options.batch;
+        if self.options.dry_run {
+            let (chosen, left) = self.store.too_much(max_bytes, batch).await?;
+            self.plan(&chosen).await;
+            return self.only_pinned(left, max_bytes).await;
         }
-        let mut kept = self.store.in_order_of_worth().await?;
-        let mut overhead = self.store.overhead().await?;
-        while overhead + kept.last().map_or(0, |k| k.reach) > max_bytes {
-            let Some(last) = kept.pop() else { return Ok(()) };
-            let Some(evictable) = last.evictable.clone() else {
-                kept.push(last);
-                self.report.error = Some(only_pinned(&kept, overhead, max_bytes));
-                return Ok(());
-            };
-            if self.options.dry_run {
-                self.report.evicted += 1;
-                self.report.freed_bytes += last.reach - kept.last().map_or(0, |k| k.reach);
-                self.progress().await;
-                continue;
+        for _ in 0..ROUNDS {
+            let (chosen, left) = self.store.too_much(max_bytes, batch).await?;
+            let mut all = true;
+            for snapshot in &chosen {
+                // Pinned, used or deleted since it was listed: the next round chooses another.
+                let evicted = self.store.evict_snapshot(snapshot.clone()).await?;
+                all &= evicted;
+                if evicted {
+                    self.report.evicted += 1;
+                    tracing::info!(repository = %snapshot.repository, snapshot = %snapshot.digest, "evicted the least recently used snapshot");
+                }
             }
-            // Pinned, used or deleted since the look: the next one.
-            if !self.store.evict_snapshot(evictable).await? {
-                continue;
-            }
-            tracing::info!(repository = %last.repository, snapshot = %last.digest, "evicted the least recently used snapshot");
-            self.report.evicted += 1;
             self.steps().await;
-            overhead = self.store.overhead().await?;
+            if all {
+                return self.only_pinned(left, max_bytes).await;
+            }
         }
         Ok(())
     }
-}
 
-fn only_pinned(kept: &[Kept], overhead: u64, max_bytes: u64) -> String {
-    let names: Vec<String> = kept.iter().take(NAMED).map(|k| format!("{}@{}", k.repository, k.digest)).collect();
-    let more = if kept.len() > NAMED { format!(" and {} more", kept.len() - NAMED) } else { String::new() };
-    format!(
-        "{} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}{more}",
-        overhead + kept.last().map_or(0, |k| k.reach),
-        names.join(", ")
-    )
+    async fn only_pinned(&mut self, left: Option<u64>, max_bytes: u64) -> Result<()> {
+        let Some(left) = left else { return Ok(()) };
+        let pinned = self.store.pinned().await?;
+        let names: Vec<String> = pinned.iter().take(NAMED).map(|(repository, digest)| format!("{repository}@{digest}")).collect();
+        let more = if pinned.len() > NAMED { format!(" and {} more", pinned.len() - NAMED) } else { String::new() };
+        let words = format!(
+            "{left} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}{more}",
+            names.join(", ")
+        );
+        self.report.error.get_or_insert(words);
+        Ok(())
+    }
 }

@@ -1,50 +1,163 @@
-//! The dry run: what a collection would free, counted down in memory.
+//! What a collection would do, counted in memory: the dry run, eviction's choice, and the report of what is protected.
 
-use super::run::Run;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{ObjectId, ObjectRow, Suspect};
-use std::collections::{HashMap, HashSet};
+use crate::metadata::{Health, Lease, ObjectId, ObjectRow, PackId, PackRow, PackState, Queued, Suspect};
+use pfr_schema::api::{OpenSession, Protected};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Suspects and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower bound.
-const MOST: usize = 1_000_000;
+pub(super) const MOST: usize = 1_000_000;
+/// Packs asked for at a time.
+const PACKS: usize = 1000;
+/// Bytes of a pack besides its frames and their entries in the index.
+const EMPTY_PACK: u64 = (pfr_schema::pack::MAGIC.len() + pfr_schema::pack::FOOTER_LEN) as u64;
+/// Sessions named in a report.
+const SESSIONS: usize = 100;
+/// Sessions looked through for their names.
+const OPEN: usize = 100_000;
 
-/// What would go.
-#[derive(Default)]
-struct Plan {
+/// Which leases count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leases {
+    All,
+    /// Those that belong to no session: as if every session had ended.
+    OfNoSession,
+    None,
+}
+
+/// What goes.
+pub(super) struct Plan<'a> {
+    store: &'a Store,
+    /// Objects looked at in one query.
+    batch: usize,
+    /// Which leases keep what they cover.
+    leases: Leases,
     /// References taken away so far, of what may go.
     taken: HashMap<ObjectId, u64>,
     freed: HashSet<ObjectId>,
-    bytes: u64,
+    /// What would go if no lease covered it.
+    leased: BTreeMap<ObjectId, Lease>,
+    /// Frame bytes that packs lose.
+    lost: HashMap<PackId, u64>,
+    pub bytes: u64,
 }
 
-impl Plan {
-    fn full(&self) -> bool {
-        self.taken.len() + self.freed.len() > MOST
+impl<'a> Plan<'a> {
+    pub(super) fn new(store: &'a Store, batch: usize, leases: Leases) -> Self {
+        Self {
+            store,
+            batch: batch.max(1),
+            leases,
+            taken: HashMap::new(),
+            freed: HashSet::new(),
+            leased: BTreeMap::new(),
+            lost: HashMap::new(),
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.taken.len() + self.freed.len() + self.leased.len() > MOST
+    }
+
+    /// Frees what an entry of the queue stands for, and what hung on it; returns how many objects.
+    pub(super) async fn entry(&mut self, queued: &Queued) -> Result<u64> {
+        let candidates = self.candidates(queued).await?;
+        self.free(candidates).await
+    }
+
+    async fn candidates(&self, queued: &Queued) -> Result<Vec<ObjectId>> {
+        match queued.suspect {
+            Suspect::Object(object) => Ok(vec![object]),
+            Suspect::Pack(pack) => self.store.metadata.unheld(pack).await,
+        }
+    }
+
+    /// Frees what these entries stand for, and what hung on it; returns how many objects.
+    pub(super) async fn entries<'q>(&mut self, queued: impl Iterator<Item = &'q Queued>) -> Result<u64> {
+        let (mut done, mut objects) = (0, Vec::new());
+        for queued in queued {
+            match queued.suspect {
+                Suspect::Object(object) => objects.push(object),
+                Suspect::Pack(_) => done += self.entry(queued).await?,
+            }
+            if objects.len() >= self.batch {
+                done += self.free(std::mem::take(&mut objects)).await?;
+            }
+        }
+        Ok(done + self.free(objects).await?)
+    }
+
+    /// Takes the references of names away from a manifest, and frees it if none is left.
+    pub(super) async fn release(&mut self, manifest: ObjectId, names: u64) -> Result<u64> {
+        *self.taken.entry(manifest).or_default() += names;
+        self.free(vec![manifest]).await
     }
 
     /// Frees those of `candidates` that have no reference left, and what hung on them; returns how many objects.
-    async fn free(&mut self, store: &Store, mut candidates: Vec<ObjectId>) -> Result<u64> {
+    async fn free(&mut self, mut candidates: Vec<ObjectId>) -> Result<u64> {
         let before = self.freed.len();
-        while !candidates.is_empty() && !self.full() {
+        while !candidates.is_empty() && !self.is_full() {
             candidates.sort_unstable();
             candidates.dedup();
             candidates.retain(|id| !self.freed.contains(id));
             let mut next = Vec::new();
-            for row in known(store, candidates).await? {
-                if self.taken.get(&row.id).copied().unwrap_or(0) < row.refs {
-                    continue;
+            for batch in candidates.chunks(self.batch) {
+                let mut rows = known(self.store, batch.to_vec()).await?;
+                rows.retain(|row| self.taken.get(&row.id).copied().unwrap_or(0) >= row.refs);
+                if self.leases != Leases::None {
+                    self.look_at_leases(rows.iter().map(|row| row.id).collect()).await?;
+                    rows.retain(|row| !self.leased.contains_key(&row.id));
                 }
-                self.freed.insert(row.id);
-                self.bytes += row.frame_len;
-                for child in row.children {
-                    *self.taken.entry(child).or_default() += 1;
-                    next.push(child);
+                for row in rows {
+                    self.freed.insert(row.id);
+                    self.bytes += row.frame_len;
+                    *self.lost.entry(row.pack).or_default() += row.frame_len;
+                    for child in row.children {
+                        *self.taken.entry(child).or_default() += 1;
+                        next.push(child);
+                    }
                 }
             }
             candidates = next;
         }
         Ok((self.freed.len() - before) as u64)
+    }
+
+    async fn look_at_leases(&mut self, ids: Vec<ObjectId>) -> Result<()> {
+        let mut leases = self.store.metadata.leases(ids).await?;
+        leases.retain(|(_, lease)| self.leases == Leases::All || lease.session.is_none());
+        self.leased.extend(leases);
+        Ok(())
+    }
+
+    /// What leases keep that would go otherwise, besides what goes already.
+    pub(super) async fn protected(mut self) -> Result<Protected> {
+        let queue = self.store.metadata.queue(false, MOST).await?;
+        for queued in &queue {
+            let mut roots = self.candidates(queued).await?;
+            roots.retain(|id| !self.freed.contains(id));
+            self.look_at_leases(roots).await?;
+            if self.is_full() {
+                break;
+            }
+        }
+        let mut leased = std::mem::take(&mut self.leased);
+        let (before, bytes) = (self.freed.len(), self.bytes);
+        self.leases = Leases::None;
+        self.free(leased.keys().copied().collect()).await?;
+        let (objects, bytes) = ((self.freed.len() - before) as u64, self.bytes - bytes);
+        if objects == 0 {
+            return Ok(Protected::default());
+        }
+        // The others are held by something.
+        leased.retain(|id, _| self.freed.contains(id));
+        let sessions: BTreeSet<i64> = leased.values().filter_map(|lease| lease.session).collect();
+        let mut open = if sessions.is_empty() { Vec::new() } else { self.store.metadata.unfinished(OPEN).await? };
+        open.retain(|session| sessions.contains(&session.session));
+        let sessions = open.into_iter().take(SESSIONS).map(|s| OpenSession { repository: s.repository, expires_at: s.until }).collect();
+        Ok(Protected { objects, bytes, expires_at: leased.values().map(|lease| lease.until).max(), sessions })
     }
 }
 
@@ -65,39 +178,70 @@ async fn known(store: &Store, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
     Ok(rows)
 }
 
-impl Run<'_> {
-    /// Adds up what is due. Leases are looked at for what was uploaded and never held, not for what a deleted snapshot leaves behind: that goes when
-    /// they end.
-    pub(super) async fn plan(&mut self) {
-        let planned = self.count_due().await;
-        self.note(planned);
+/// All packs, as they are listed now.
+pub(super) struct Packs(Vec<PackRow>);
+
+/// What becomes of packs.
+#[derive(Default)]
+pub(super) struct Fates<'p> {
+    /// Nothing points to them any more.
+    pub emptied: Vec<&'p PackRow>,
+    /// Their upload outlived its lease.
+    pub abandoned: Vec<&'p PackRow>,
+    /// Less than half alive, with the bytes that live.
+    pub sparse: Vec<(&'p PackRow, u64)>,
+    /// Bytes of the others.
+    stay: u64,
+}
+
+impl Packs {
+    pub(super) async fn load(store: &Store) -> Result<Self> {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let page = store.metadata.packs(after, PACKS).await?;
+            let Some(last) = page.last() else { return Ok(Self(all)) };
+            after = Some(last.id);
+            all.extend(page);
+        }
     }
 
-    async fn count_due(&mut self) -> Result<()> {
-        let mut plan = Plan::default();
-        let suspects = self.store.metadata.suspects(MOST).await?;
-        let mut capped = suspects.len() == MOST;
-        let released: Vec<ObjectId> = suspects.iter().filter_map(|s| if let Suspect::Object(id) = s { Some(*id) } else { None }).collect();
-        for objects in released.chunks(self.options.batch.max(1)) {
-            self.report.released += plan.free(self.store, objects.to_vec()).await?;
-            self.report.freed_bytes = plan.bytes;
-            self.progress().await;
-        }
-        for suspect in &suspects {
-            if let Suspect::Pack(pack) = suspect {
-                let unclaimed = self.store.metadata.unclaimed(*pack).await?;
-                self.report.unclaimed += plan.free(self.store, unclaimed).await?;
-                self.report.freed_bytes = plan.bytes;
-                self.progress().await;
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PackRow> {
+        self.0.iter()
+    }
+
+    /// What becomes of them once the plan is carried out. If `give_up`, every upload counts as given up.
+    pub(super) fn fates(&self, plan: &Plan<'_>, now: u64, give_up: bool) -> Fates<'_> {
+        let mut fates = Fates::default();
+        for pack in &self.0 {
+            let left = pack.live_bytes.saturating_sub(plan.lost.get(&pack.id).copied().unwrap_or(0));
+            match pack.state {
+                PackState::Writing if give_up || pack.keep_until <= now => fates.abandoned.push(pack),
+                PackState::Live if left == 0 => fates.emptied.push(pack),
+                PackState::Live if left * 2 < pack.frame_bytes && pack.claimed_until <= now => fates.sparse.push((pack, left)),
+                PackState::Live | PackState::Writing => fates.stay += pack.bytes,
+                PackState::Draining => {}
             }
-            capped |= plan.full();
         }
-        let drained = self.store.metadata.drained_packs(self.options.horizon, MOST).await?;
-        self.report.packs_deleted = drained.len() as u64;
-        self.report.deleted_bytes = drained.iter().map(|pack| pack.bytes).sum();
-        if capped {
-            self.report.error = Some(format!("there are more than {MOST} objects to look at: the numbers are a lower bound"));
-        }
-        Ok(())
+        fates
+    }
+}
+
+impl Fates<'_> {
+    /// About what is left on storage when grace periods are over and compaction is done.
+    pub(super) fn disk(&self) -> u64 {
+        let compacted = |(pack, left): &(&PackRow, u64)| {
+            // The index has an entry a frame: in proportion to what is copied.
+            let index = pack.bytes.saturating_sub(pack.frame_bytes);
+            EMPTY_PACK + left + (u128::from(index) * u128::from(*left)).div_ceil(u128::from(pack.frame_bytes.max(1))) as u64
+        };
+        self.stay + self.sparse.iter().map(compacted).sum::<u64>()
+    }
+
+    /// What compaction copies of a sparse pack, and whether nothing stays in it.
+    pub(super) async fn moved(store: &Store, plan: &Plan<'_>, pack: &PackRow) -> Result<(u64, bool)> {
+        let mut contents = store.metadata.pack_contents(pack.id).await?;
+        contents.retain(|frame| !plan.freed.contains(&frame.object));
+        let stays = contents.iter().any(|frame| frame.health == Health::Damaged);
+        Ok((contents.iter().filter(|frame| frame.health != Health::Damaged).map(|frame| frame.frame_len).sum(), !stays))
     }
 }

@@ -1,6 +1,7 @@
 //! A run: what it has done so far, and its row.
 
 use super::GcOptions;
+use super::plan::{Leases, Plan};
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{GcRun, GcTrigger};
@@ -54,6 +55,10 @@ impl<'a> Run<'a> {
 
     /// All steps, once.
     pub(super) async fn steps(&mut self) {
+        if self.options.end_sessions {
+            let ended = self.store.metadata.end_pushes().await;
+            self.report.sessions += self.note(ended).unwrap_or(0);
+        }
         self.collect().await;
         if self.is_tight() {
             // What follows writes: a checkpoint of the journal, packs of compaction.
@@ -126,9 +131,9 @@ impl<'a> Run<'a> {
     }
 
     pub(super) async fn finish(mut self) -> Result<GcReport> {
-        let draining = self.store.metadata.drained_packs(Duration::ZERO, DRAINING_SHOWN).await;
-        if let Some(packs) = self.note(draining) {
-            self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
+        if !self.options.dry_run {
+            let left = self.left().await;
+            self.note(left);
         }
         self.report.finished_at = Some(self.store.options.clock.now());
         (self.progress)(&self.report);
@@ -140,6 +145,23 @@ impl<'a> Run<'a> {
             Some(error) => Err(error),
             None => Ok(self.report),
         }
+    }
+
+    /// What stays for now, and until when.
+    async fn left(&mut self) -> Result<()> {
+        let packs = self.store.metadata.drained_packs(Duration::ZERO, DRAINING_SHOWN).await?;
+        self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
+        let last = packs.iter().filter_map(|pack| pack.draining_since).max().filter(|_| self.report.draining_bytes > 0);
+        self.report.draining_ends_at = last.map(|since| since.saturating_add(self.horizon_ms()));
+        // Nobody reads what a scheduled run protects, and counting it costs a look at all that is leased.
+        if self.options.trigger != GcTrigger::Schedule {
+            self.report.protected = Some(Plan::new(self.store, self.options.batch, Leases::All).protected().await?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn horizon_ms(&self) -> u64 {
+        u64::try_from(self.options.horizon.as_millis()).unwrap_or(u64::MAX)
     }
 
     fn did_something(&self) -> bool {

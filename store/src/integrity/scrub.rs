@@ -89,6 +89,8 @@ struct Findings {
     damage: Vec<Damage>,
     /// Bad bytes that are no blob's: the pack is to be left.
     unsound: Vec<String>,
+    /// Bad frames that no blob uses: the pack is to be left, and nothing is lost.
+    dead: Vec<String>,
     missing: bool,
     /// Blobs in quarantine whose frames have a good checksum.
     doubtful: Vec<Digest>,
@@ -96,7 +98,7 @@ struct Findings {
 
 impl Scrub<'_> {
     async fn pack(&mut self, row: &PackRow) -> Result<()> {
-        let findings = match self.look(row).await {
+        let mut findings = match self.look(row).await {
             Ok(findings) => findings,
             Err(error @ (Error::Unavailable { what: "packs", .. } | Error::Full(_))) => {
                 self.unreadable += 1;
@@ -121,14 +123,22 @@ impl Scrub<'_> {
         for digest in findings.doubtful {
             self.store.examine(&digest).await?;
         }
-        if findings.unsound.is_empty() {
+        if findings.unsound.is_empty() && findings.dead.is_empty() {
             return Ok(());
         }
-        let mut words = format!("{}: {}", row.key, findings.unsound.join("; "));
+        let mut end = "";
         if !findings.missing && self.is_live(row).await? {
             self.store.evacuate(row).await?;
-            words.push_str("; what is good in it lies in a new pack now");
+            end = "; what is good in it lies in a new pack now";
         }
+        if findings.unsound.is_empty() {
+            let words = format!("{}: {}{end}", row.key, findings.dead.join("; "));
+            tracing::warn!(found = words, "a pack has bad frames that no blob uses");
+            self.report.dead_frames.push(words);
+            return Ok(());
+        }
+        findings.unsound.append(&mut findings.dead);
+        let words = format!("{}: {}{end}", row.key, findings.unsound.join("; "));
         tracing::error!(found = words, "a pack is damaged");
         self.report.bad_packs.push(words);
         Ok(())
@@ -173,7 +183,7 @@ impl Scrub<'_> {
             if lies.get(&frame.offset).is_some_and(|packed| packed.digest == frame.digest) {
                 findings.damage.push(Damage { digest: frame.digest, pack: row.key.clone(), reason });
             } else {
-                findings.unsound.push(format!("a frame that nothing points to, {} at byte {}: {reason}", frame.digest, frame.offset));
+                findings.dead.push(format!("a frame that nothing points to, {} at byte {}: {reason}", frame.digest, frame.offset));
             }
         }
         if let Ok(index) = &index {
@@ -237,7 +247,7 @@ fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
     let damage =
         |packed: &Packed| Damage { digest: packed.digest, pack: row.key.clone(), reason: format!("pack {} is not there", row.key) };
     let unsound = vec!["it is not there".into()];
-    Findings { damage: contents.iter().map(damage).collect(), unsound, missing: true, doubtful: Vec::new() }
+    Findings { damage: contents.iter().map(damage).collect(), unsound, missing: true, ..Findings::default() }
 }
 
 /// Containers whose frames do not say that they are: a rebuild would not know them. Their copies will.

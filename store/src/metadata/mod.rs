@@ -34,8 +34,17 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// The repository of a live session, whose lease is renewed.
     async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName>;
 
-    /// Ends a session. What it uploaded keeps its lease; ending a session twice is no error.
+    /// Ends a session and with it its leases. Ending a session twice is no error.
     async fn close_push(&self, push: PushId) -> Result<()>;
+
+    /// Sessions that live, oldest first.
+    async fn unfinished(&self, limit: usize) -> Result<Vec<Unfinished>>;
+
+    /// Ends every session that lives and gives up every pack that is being written; returns how many sessions. For a store of one host.
+    async fn end_pushes(&self) -> Result<u64>;
+
+    /// Of these objects, those that a lease covers.
+    async fn leases(&self, ids: Vec<ObjectId>) -> Result<Vec<(ObjectId, Lease)>>;
 
     /// Records a pack before its upload starts.
     async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId>;
@@ -56,7 +65,7 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration)
     -> Result<PackStored>;
 
-    /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to the session.
+    /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to the session, as long as that lives.
     async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>>;
 
     /// Where blobs lie; `None` for what is not stored.
@@ -68,7 +77,7 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Objects by row id; ids that do not exist are left out.
     async fn objects(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>>;
 
-    /// Makes a snapshot visible, in one transaction; ends the session. The same commit of the same session again does nothing and answers as the
+    /// Makes a snapshot visible, in one transaction; ends the session and with it its leases. The same commit of the same session again does nothing and answers as the
     /// first did: who lost the answer may ask again while the lease lasts.
     async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed>;
 
@@ -109,11 +118,19 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// transaction. What is left to look at stays in the queue. Also forgets push sessions that ended.
     async fn collect(&self, budget: usize) -> Result<Collected>;
 
-    /// Due suspects, without taking them.
-    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>>;
+    /// Entries of the queue, without taking them, in the order in which collection would: those that are `due`, or all.
+    async fn queue(&self, due: bool, limit: usize) -> Result<Vec<Queued>>;
+
+    /// Due suspects.
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
+        Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
+    }
 
     /// Objects of a pack that nothing holds and no lease covers.
     async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>>;
+
+    /// Objects of a pack that nothing holds, leased or not.
+    async fn unheld(&self, pack: PackId) -> Result<Vec<ObjectId>>;
 
     /// Marks as draining at most `limit` packs: those that nothing points to, and those still being written after their lease.
     async fn retire_packs(&self, limit: usize) -> Result<Retired>;
@@ -134,7 +151,7 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`crate::Error::PackLost`] if collection gave the new pack up in the meantime; nothing was changed.
-    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()>;
+    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> Result<()>;
 
     /// Writes (or updates) the row of a run, and forgets all but the newest [`GC_RUNS`].
     async fn record_gc_run(&self, run: GcRun) -> Result<()>;

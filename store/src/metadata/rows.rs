@@ -78,6 +78,8 @@ pub struct ObjectRow {
     pub frame_len: u64,
     /// Stored containers, manifests and tags that list it.
     pub refs: u64,
+    /// The pack it lies in.
+    pub pack: PackId,
     /// What it lists, each once; empty for a blob.
     pub children: Vec<ObjectId>,
 }
@@ -210,6 +212,12 @@ pub struct PackRow {
     pub frame_bytes: u64,
     /// Bytes of the frames that objects point to.
     pub live_bytes: u64,
+    /// While it is written: when its upload counts as given up. Milliseconds since 1970.
+    pub keep_until: u64,
+    /// Since when nothing points to it. Milliseconds since 1970.
+    pub draining_since: Option<u64>,
+    /// Until when a compaction claims it. Milliseconds since 1970.
+    pub claimed_until: u64,
 }
 
 /// An object as it lies in a pack.
@@ -247,9 +255,9 @@ pub struct Moved {
 pub struct Collected {
     /// Suspects taken from the queue.
     pub examined: u64,
-    /// Objects deleted whose last reference went (or that hung below such).
+    /// Objects deleted that a deleted snapshot or tag held, directly or not.
     pub released: u64,
-    /// Objects deleted that were uploaded and never held.
+    /// Objects deleted that were uploaded and never committed.
     pub unclaimed: u64,
     /// Frame bytes of the deleted objects.
     pub frame_bytes: u64,
@@ -277,6 +285,39 @@ pub enum Suspect {
     Object(ObjectId),
     /// A pack whose unclaimed objects may have outlived their leases.
     Pack(PackId),
+}
+
+/// An entry of the queue, and what put it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// What to look at.
+    pub suspect: Suspect,
+    /// A deleted snapshot or tag. If not: an upload that may never have been committed.
+    pub released: bool,
+    /// When it is due: milliseconds since 1970.
+    pub due: u64,
+    /// The session at whose end it is due at once.
+    pub session: Option<i64>,
+}
+
+/// What keeps an object that nothing holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lease {
+    /// Milliseconds since 1970 of its end, unless the session is used until then.
+    pub until: u64,
+    /// Number of the oldest live session that leases it; none if the lease belongs to no session.
+    pub session: Option<i64>,
+}
+
+/// A push session that is neither committed nor over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Its number.
+    pub session: i64,
+    /// Its repository.
+    pub repository: RepositoryName,
+    /// Milliseconds since 1970 of its end, unless it is used until then.
+    pub until: u64,
 }
 
 /// Why a collection ran.

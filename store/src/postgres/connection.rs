@@ -35,7 +35,10 @@ const COMMIT: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Migrations in order.
-const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "init", include_str!("../../../migrations/postgres/0001_init.sql"))];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "init", include_str!("../../../migrations/postgres/0001_init.sql")),
+    (2, "session leases", include_str!("../../../migrations/postgres/0002_session_leases.sql")),
+];
 
 /// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.
 /// A client that hangs inside a transaction loses it and its locks.

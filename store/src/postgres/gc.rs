@@ -6,10 +6,11 @@
 use super::connection::Tx;
 use super::error::{Fail, Outcome};
 use super::index::lose;
+use super::leases::{self, Leases, leased_by_a_session};
 use super::uint;
 use crate::error::Error;
 use crate::metadata::arguments::at_most;
-use crate::metadata::{Collected, ObjectId, PackId, Suspect, children};
+use crate::metadata::{Collected, Lease, ObjectId, PackId, Queued, Suspect, children};
 use pfr_schema::Kind;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -22,34 +23,55 @@ const PARKED_MS: i64 = 24 * 3600 * 1000;
 /// An entry of the queue, as it lies there.
 struct Entry {
     id: i64,
-    suspect: Suspect,
+    queued: Queued,
 }
 
+/// Due entries: those of deleted snapshots alone if there are any. So what both they and an upload that was never committed reach is counted
+/// the same way however the work is cut into steps.
 async fn due(tx: &mut Tx, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
     let now = tx.now().await?;
-    let statement = if take {
-        "SELECT id, object, pack FROM suspects WHERE due <= $1 ORDER BY due, id LIMIT $2 FOR UPDATE SKIP LOCKED"
-    } else {
-        "SELECT id, object, pack FROM suspects WHERE due <= $1 ORDER BY due, id LIMIT $2"
-    };
-    let rows: Vec<(i64, Option<ObjectId>, Option<PackId>)> =
-        sqlx::query_as(statement).bind(now).bind(at_most(limit)).fetch_all(tx.on()).await?;
-    let suspect = |object: Option<ObjectId>, pack: Option<PackId>| object.map(Suspect::Object).or(pack.map(Suspect::Pack));
-    Ok(rows.into_iter().filter_map(|(id, object, pack)| Some(Entry { id, suspect: suspect(object, pack)? })).collect())
+    let released = entries(tx, now, true, take, limit).await?;
+    if released.is_empty() { entries(tx, now, false, take, limit).await } else { Ok(released) }
 }
 
-pub(super) async fn suspects(tx: &mut Tx, limit: usize) -> Outcome<Vec<Suspect>> {
-    Ok(due(tx, false, limit).await?.into_iter().map(|entry| entry.suspect).collect())
+async fn entries(tx: &mut Tx, until: i64, released: bool, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
+    let statement = if take {
+        "SELECT id, object, pack, due, session FROM suspects WHERE released = $1 AND due <= $2 ORDER BY due, id LIMIT $3 FOR UPDATE SKIP LOCKED"
+    } else {
+        "SELECT id, object, pack, due, session FROM suspects WHERE released = $1 AND due <= $2 ORDER BY due, id LIMIT $3"
+    };
+    type Row = (i64, Option<ObjectId>, Option<PackId>, i64, Option<i64>);
+    let rows: Vec<Row> = sqlx::query_as(statement).bind(released).bind(until).bind(at_most(limit)).fetch_all(tx.on()).await?;
+    let entry = |(id, object, pack, due, session): Row| {
+        let suspect = object.map(Suspect::Object).or(pack.map(Suspect::Pack))?;
+        Some(Entry { id, queued: Queued { suspect, released, due: uint(due), session } })
+    };
+    Ok(rows.into_iter().filter_map(entry).collect())
+}
+
+pub(super) async fn queue(tx: &mut Tx, due: bool, limit: usize) -> Outcome<Vec<Queued>> {
+    let until = if due { tx.now().await? } else { i64::MAX };
+    let mut all = entries(tx, until, true, false, limit).await?;
+    all.extend(entries(tx, until, false, false, limit - all.len().min(limit)).await?);
+    Ok(all.into_iter().map(|entry| entry.queued).collect())
 }
 
 pub(super) async fn unclaimed(tx: &mut Tx, pack: PackId, limit: usize) -> Outcome<Vec<ObjectId>> {
     let now = tx.now().await?;
-    Ok(sqlx::query_scalar("SELECT id FROM objects WHERE pack = $1 AND refs = 0 AND keep_until <= $2 ORDER BY id LIMIT $3")
-        .bind(pack)
-        .bind(now)
-        .bind(at_most(limit))
-        .fetch_all(tx.on())
-        .await?)
+    Ok(sqlx::query_scalar(concat!(
+        "SELECT id FROM objects o WHERE pack = $1 AND refs = 0 AND keep_until <= $2 AND NOT ",
+        leased_by_a_session!("$2"),
+        " ORDER BY id LIMIT $3"
+    ))
+    .bind(pack)
+    .bind(now)
+    .bind(at_most(limit))
+    .fetch_all(tx.on())
+    .await?)
+}
+
+pub(super) async fn unheld(tx: &mut Tx, pack: PackId) -> Outcome<Vec<ObjectId>> {
+    Ok(sqlx::query_scalar("SELECT id FROM objects WHERE pack = $1 AND refs = 0 ORDER BY id").bind(pack).fetch_all(tx.on()).await?)
 }
 
 fn broken(container: ObjectId, reason: &str) -> Fail {
@@ -65,6 +87,8 @@ struct Sweep {
     lost: BTreeMap<PackId, u64>,
     deleted: u64,
     frame_bytes: u64,
+    /// Whether the entries that are worked on are of deleted snapshots: what they leave to later steps is too.
+    released: bool,
 }
 
 pub(super) async fn collect(tx: &mut Tx, budget: usize, broken: &[ObjectId]) -> Outcome<Collected> {
@@ -78,7 +102,7 @@ pub(super) async fn collect(tx: &mut Tx, budget: usize, broken: &[ObjectId]) -> 
         "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
     let sessions = tx.execute(sqlx::query(ended).bind(now)).await?;
     let mut done = Collected { sessions, parked: broken.len() as u64, ..Collected::default() };
-    let mut sweep = Sweep { now, free: BTreeSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0 };
+    let mut sweep = Sweep { now, free: BTreeSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, released: false };
     let entries = due(tx, true, budget).await?;
     let mut finished: Vec<i64> = Vec::new();
     let mut rest = entries.as_slice();
@@ -89,27 +113,30 @@ pub(super) async fn collect(tx: &mut Tx, budget: usize, broken: &[ObjectId]) -> 
         }
         let before = sweep.deleted;
         // Objects that follow each other in the queue are one set.
-        let same = match first.suspect {
-            Suspect::Object(_) => rest.iter().take_while(|entry| matches!(entry.suspect, Suspect::Object(_))).count(),
+        let same = match first.queued.suspect {
+            Suspect::Object(_) => rest.iter().take_while(|entry| matches!(entry.queued.suspect, Suspect::Object(_))).count(),
             Suspect::Pack(_) => 1,
         };
         let (set, behind) = rest.split_at(same);
         rest = behind;
         done.examined += set.len() as u64;
-        match first.suspect {
+        sweep.released = first.queued.released;
+        match first.queued.suspect {
             Suspect::Object(_) => {
-                sweep.free.extend(set.iter().filter_map(|e| if let Suspect::Object(object) = e.suspect { Some(object) } else { None }));
+                sweep.free.extend(set.iter().filter_map(|e| if let Suspect::Object(object) = e.queued.suspect { Some(object) } else { None }));
                 finished.extend(set.iter().map(|entry| entry.id));
                 sweep.run(tx, left).await?;
-                done.released += sweep.deleted - before;
             }
             Suspect::Pack(pack) => {
                 if sweep.pack(tx, pack, left).await? {
                     finished.push(first.id);
                 }
                 sweep.run(tx, left).await?;
-                done.unclaimed += sweep.deleted - before;
             }
+        }
+        match first.queued.released {
+            true => done.released += sweep.deleted - before,
+            false => done.unclaimed += sweep.deleted - before,
         }
     }
     done.frame_bytes = sweep.frame_bytes;
@@ -124,12 +151,19 @@ impl Sweep {
     async fn pack(&mut self, tx: &mut Tx, pack: PackId, left: usize) -> Outcome<bool> {
         let found = unclaimed(tx, pack, left).await?;
         let finished = found.len() < left;
-        self.free.extend(found);
         if finished {
-            let later = "INSERT INTO suspects (due, pack) SELECT MAX(keep_until), $1 FROM objects
-                         WHERE pack = $1 AND refs = 0 AND keep_until > $2 HAVING MAX(keep_until) IS NOT NULL";
-            tx.execute(sqlx::query(later).bind(pack).bind(self.now)).await?;
+            let select = "SELECT lessee, MAX(keep_until) FROM objects WHERE pack = $1 AND refs = 0 AND id <> ALL($2) GROUP BY lessee";
+            let rest: Vec<(i64, i64)> = sqlx::query_as(select).bind(pack).bind(found.clone()).fetch_all(tx.on()).await?;
+            let leases = Leases::load(tx, rest.iter().map(|row| row.0)).await?;
+            // What lost its lease since the first look is due now.
+            let again = |(lessee, until): (i64, i64)| leases.of(until, lessee).unwrap_or(Lease { until: uint(self.now), session: None });
+            let again: BTreeSet<Lease> = rest.into_iter().map(again).collect();
+            for lease in again {
+                let insert = sqlx::query("INSERT INTO suspects (due, pack, session) VALUES ($1, $2, $3)");
+                tx.execute(insert.bind(leases::due(lease)).bind(pack).bind(lease.session)).await?;
+            }
         }
+        self.free.extend(found);
         Ok(finished)
     }
 
@@ -146,11 +180,21 @@ impl Sweep {
     }
 
     async fn put_back(&self, tx: &mut Tx, objects: Vec<ObjectId>) -> Outcome<()> {
-        let now = self.now;
-        tx.execute_any(&objects, || {
-            sqlx::query("INSERT INTO suspects (due, object) SELECT $1, id FROM unnest($2::bigint[]) AS u(id)")
-                .bind(now)
-                .bind(objects.clone())
+        let now = Lease { until: uint(self.now), session: None };
+        self.again(tx, objects.into_iter().map(|object| (object, now)).collect()).await
+    }
+
+    /// Looks at objects again when their leases end.
+    async fn again(&self, tx: &mut Tx, leased: Vec<(ObjectId, Lease)>) -> Outcome<()> {
+        tx.execute_any(&leased, || {
+            sqlx::query(
+                "INSERT INTO suspects (due, object, session, released)
+                 SELECT u.due, u.id, u.session, $4 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, due, session)",
+            )
+            .bind(leased.iter().map(|(id, _)| *id).collect::<Vec<_>>())
+            .bind(leased.iter().map(|(_, lease)| leases::due(*lease)).collect::<Vec<_>>())
+            .bind(leased.iter().map(|(_, lease)| lease.session).collect::<Vec<_>>())
+            .bind(self.released)
         })
         .await?;
         Ok(())
@@ -158,37 +202,32 @@ impl Sweep {
 
     /// Looks at a set of objects and deletes what is free; containers only while about `room` objects are deleted.
     async fn set(&mut self, tx: &mut Tx, set: Vec<ObjectId>, room: usize) -> Outcome<()> {
-        let rows: Vec<(ObjectId, i64, i64, i16)> =
-            sqlx::query_as("SELECT id, refs, keep_until, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
+        let rows: Vec<(ObjectId, i64, i64, i64, i16)> =
+            sqlx::query_as("SELECT id, refs, keep_until, lessee, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
                 .bind(set.clone())
                 .fetch_all(tx.on())
                 .await?;
-        let (mut doomed, mut containers, mut leased) = (Vec::new(), Vec::new(), (Vec::new(), Vec::new()));
-        for (id, refs, keep_until, kind) in rows {
+        let leases = Leases::load(tx, rows.iter().map(|row| row.3)).await?;
+        let (mut doomed, mut containers, mut leased) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, refs, keep_until, lessee, kind) in rows {
             // Held again: not free.
             if refs > 0 {
                 continue;
             }
-            match keep_until > self.now {
-                true => (leased.0.push(id), leased.1.push(keep_until)),
-                false if kind == Kind::Blob as i16 => (doomed.push(id), ()),
-                false => (containers.push(id), ()),
-            };
+            match leases.of(keep_until, lessee) {
+                Some(lease) => leased.push((id, lease)),
+                None if kind == Kind::Blob as i16 => doomed.push(id),
+                None => containers.push(id),
+            }
         }
         for id in &set {
             self.free.remove(id);
         }
-        tx.execute_any(&leased.0, || {
-            sqlx::query("INSERT INTO suspects (due, object) SELECT u.due, u.id FROM unnest($1::bigint[], $2::bigint[]) AS u(id, due)")
-                .bind(leased.0.clone())
-                .bind(leased.1.clone())
-        })
-        .await?;
+        self.again(tx, leased).await?;
         let room = room.saturating_sub(doomed.len());
         let opened = self.open(tx, &mut containers, room).await?;
         doomed.append(&mut containers);
-        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 AND keep_until <= $2 RETURNING pack, frame_len", doomed)
-            .await?;
+        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 RETURNING pack, frame_len", doomed).await?;
         self.release(tx, opened).await
     }
 
@@ -239,8 +278,8 @@ impl Sweep {
         let all: Vec<(ObjectId, i64)> = released.into_iter().collect();
         for part in all.chunks(SET) {
             let ids: Vec<ObjectId> = part.iter().map(|(id, _)| *id).collect();
-            let rows: Vec<(ObjectId, i64, i64, i16)> =
-                sqlx::query_as("SELECT id, refs, keep_until, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
+            let rows: Vec<(ObjectId, i64, i64, i64, i16)> =
+                sqlx::query_as("SELECT id, refs, keep_until, lessee, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
                     .bind(ids.clone())
                     .fetch_all(tx.on())
                     .await?;
@@ -251,9 +290,10 @@ impl Sweep {
                 let holder = opened.iter().find(|(_, packed)| holds(packed)).map(|(id, _)| *id).unwrap_or_default();
                 return Err(broken(holder, &format!("it holds object {gone}, which is gone")));
             }
+            let leases = Leases::load(tx, rows.iter().map(|row| row.3)).await?;
             let (mut only_here, mut fewer) = (Vec::new(), (Vec::new(), Vec::new()));
-            for ((id, refs, keep_until, kind), (_, listed)) in rows.into_iter().zip(part) {
-                if refs == *listed && keep_until <= self.now && kind == Kind::Blob as i16 {
+            for ((id, refs, keep_until, lessee, kind), (_, listed)) in rows.into_iter().zip(part) {
+                if refs == *listed && kind == Kind::Blob as i16 && leases.of(keep_until, lessee).is_none() {
                     // Most children of garbage are blobs that only it held: they need no second look.
                     only_here.push(id);
                     continue;
@@ -271,7 +311,7 @@ impl Sweep {
             })
             .await?;
             // Locked and looked at: what lists them is gone.
-            self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND keep_until <= $2 RETURNING pack, frame_len", only_here).await?;
+            self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) RETURNING pack, frame_len", only_here).await?;
         }
         Ok(())
     }
@@ -280,7 +320,7 @@ impl Sweep {
         if objects.is_empty() {
             return Ok(());
         }
-        let gone: Vec<(PackId, i64)> = sqlx::query_as(statement).bind(objects.clone()).bind(self.now).fetch_all(tx.on()).await?;
+        let gone: Vec<(PackId, i64)> = sqlx::query_as(statement).bind(objects.clone()).fetch_all(tx.on()).await?;
         tx.wrote(gone.len());
         if gone.len() != objects.len() {
             // They are locked: nothing can have changed.

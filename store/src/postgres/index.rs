@@ -2,6 +2,7 @@
 
 use super::connection::Tx;
 use super::error::{Fail, Outcome};
+use super::leases::lessee_with;
 use super::objects::{health_of, ints, kind_of};
 use super::{DOMAIN, int, keys, uint};
 use crate::error::Error;
@@ -52,19 +53,36 @@ pub(super) async fn finish_pack(
     if !writing {
         return Err(Error::PackLost(pack.to_string()).into());
     }
-    super::names::live_push(tx, push).await?;
-    let stored = index(tx, pack, sizes, frames, now.saturating_add(lease)).await?;
+    let session = super::names::live_push(tx, push).await?.number;
+    let stored = index(tx, pack, sizes, frames, For::Session { number: session, until: now.saturating_add(lease) }).await?;
     // Last, so that packs of one session do not wait for each other.
     super::names::extend_push(tx, push, lease).await?;
     Ok(stored)
 }
 
-async fn index(tx: &mut Tx, pack: PackId, sizes: PackSizes, frames: &[NewFrame], until: i64) -> Outcome<PackStored> {
+/// For whom a pack is indexed.
+#[derive(Clone, Copy)]
+enum For {
+    /// A push session, by its number: what came is leased to it.
+    Session {
+        number: i64,
+        /// When it expires.
+        until: i64,
+    },
+    /// Nobody: what came is kept until then.
+    Nobody { until: i64 },
+}
+
+async fn index(tx: &mut Tx, pack: PackId, sizes: PackSizes, frames: &[NewFrame], whose: For) -> Outcome<PackStored> {
     let known = load(tx, &accept::digests(frames)).await?;
     let plan = Plan::new(frames, known, pack, PLANNED)?;
     hold(tx, pack).await?;
-    write(tx, &plan, pack, until).await?;
-    go_live(tx, pack, sizes, plan.live_bytes, until).await?;
+    write(tx, &plan, pack, whose).await?;
+    let (until, session) = match whose {
+        For::Session { number, until } => (until, Some(number)),
+        For::Nobody { until } => (until, None),
+    };
+    go_live(tx, pack, sizes, plan.live_bytes, until, session).await?;
     Ok(PackStored { new: plan.insert.len() as u64 })
 }
 
@@ -83,14 +101,14 @@ pub(super) async fn adopt_pack(tx: &mut Tx, key: &str, sizes: PackSizes, frames:
     .await?;
     tx.wrote(1);
     let frames: Vec<NewFrame> = frames.iter().map(|f| NewFrame { container: None, ..f.clone() }).collect();
-    index(tx, pack.ok_or(Fail::Again)?, sizes, &frames, until).await
+    index(tx, pack.ok_or(Fail::Again)?, sizes, &frames, For::Nobody { until }).await
 }
 
 pub(super) async fn adopt_containers(tx: &mut Tx, containers: &[(Digest, Kind, NewContainer)]) -> Outcome<Vec<Digest>> {
     let all = containers.iter().flat_map(|(digest, _, c)| c.children.iter().map(|child| child.digest).chain([*digest]));
     let digests: Vec<Digest> = all.collect::<HashSet<_>>().into_iter().collect();
     let (plan, refused) = Plan::adopt(containers, load(tx, &digests).await?)?;
-    write(tx, &plan, 0, 0).await?;
+    write(tx, &plan, 0, For::Nobody { until: 0 }).await?;
     Ok(refused)
 }
 
@@ -148,24 +166,37 @@ async fn load(tx: &mut Tx, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>
 }
 
 /// Writes a plan.
-async fn write(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<()> {
-    let ids = insert(tx, plan, pack, until).await?;
+async fn write(tx: &mut Tx, plan: &Plan, pack: PackId, whose: For) -> Outcome<()> {
+    let now = tx.now().await?;
+    let (until, session) = match whose {
+        For::Session { number, .. } => (0, number),
+        For::Nobody { until } => (until, 0),
+    };
+    let ids = insert(tx, plan, pack, until, session).await?;
     relocate(tx, plan, pack).await?;
-    // One update a row: what it gains, and how long it is kept.
-    let mut touched: BTreeMap<ObjectId, (i64, i64)> = plan.count.iter().map(|(id, added)| (*id, (int(*added), 0))).collect();
+    // One update a row: what it gains, and whether it is kept.
+    let mut touched: BTreeMap<ObjectId, (i64, bool)> = plan.count.iter().map(|(id, added)| (*id, (int(*added), false))).collect();
     for id in &plan.renew {
-        touched.entry(*id).or_default().1 = until;
+        touched.entry(*id).or_default().1 = true;
     }
-    let (touched_ids, touched): (Vec<ObjectId>, Vec<(i64, i64)>) = touched.into_iter().unzip();
+    let (touched_ids, touched): (Vec<ObjectId>, Vec<(i64, bool)>) = touched.into_iter().unzip();
     tx.execute_any(&touched, || {
-        sqlx::query(
-            "UPDATE objects o SET refs = o.refs + u.added, keep_until = GREATEST(o.keep_until, u.until)
-             FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, added, until)
-             WHERE o.id = u.id AND (u.added > 0 OR o.keep_until < u.until)",
-        )
+        sqlx::query(concat!(
+            "UPDATE objects o SET refs = o.refs + u.added,
+                    keep_until = CASE WHEN u.kept THEN GREATEST(o.keep_until, $4) ELSE o.keep_until END,
+                    lessee = CASE WHEN u.kept AND $5 > 0 THEN ",
+            lessee_with!("$5", "$6"),
+            " ELSE o.lessee END
+             FROM unnest($1::bigint[], $2::bigint[], $3::boolean[]) AS u(id, added, kept)
+             WHERE o.id = u.id
+               AND (u.added > 0 OR u.kept AND (o.keep_until < $4 OR $5 > 0 AND NOT (o.lessee = $5 OR o.lessee <= -$5)))"
+        ))
         .bind(touched_ids)
         .bind(touched.iter().map(|(added, _)| *added).collect::<Vec<_>>())
-        .bind(touched.iter().map(|(_, until)| *until).collect::<Vec<_>>())
+        .bind(touched.iter().map(|(_, kept)| *kept).collect::<Vec<_>>())
+        .bind(until)
+        .bind(session)
+        .bind(now)
     })
     .await?;
     tx.execute_any(&plan.promote, || {
@@ -200,7 +231,7 @@ async fn write(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<()
 
 /// Inserts what is new, in order of digests so that two who bring the same do not wait for each other in a circle.
 /// Returns the row ids by position in the plan.
-async fn insert(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<Vec<ObjectId>> {
+async fn insert(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64, lessee: i64) -> Outcome<Vec<ObjectId>> {
     if plan.insert.is_empty() {
         return Ok(Vec::new());
     }
@@ -216,8 +247,8 @@ async fn insert(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<V
     let inserted = tx
         .execute(
             sqlx::query(
-                r#"INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec)
-                   SELECT u.id, $1, u.digest, u.size, u.kind, u.refs, $2, $3, u.at, u.len, u.codec
+                r#"INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec, lessee)
+                   SELECT u.id, $1, u.digest, u.size, u.kind, u.refs, $2, $3, u.at, u.len, u.codec, $12
                    FROM unnest($4::bigint[], $5::bytea[], $6::bigint[], $7::smallint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::smallint[])
                    AS u(id, digest, size, kind, refs, at, len, codec) ON CONFLICT (domain, digest) DO NOTHING"#,
             )
@@ -231,7 +262,8 @@ async fn insert(tx: &mut Tx, plan: &Plan, pack: PackId, until: i64) -> Outcome<V
             .bind(headers(|row| row.refs))
             .bind(headers(|row| row.offset))
             .bind(headers(|row| row.header.frame_len()))
-            .bind(rows.iter().map(|(_, _, row)| row.header.codec as i16).collect::<Vec<_>>()),
+            .bind(rows.iter().map(|(_, _, row)| row.header.codec as i16).collect::<Vec<_>>())
+            .bind(lessee),
         )
         .await?;
     // Somebody else stored one of them meanwhile: the plan no longer holds.
@@ -293,8 +325,15 @@ pub(super) async fn hold(tx: &mut Tx, pack: PackId) -> Outcome<()> {
     if writing.is_some() { Ok(()) } else { Err(Error::PackLost(pack.to_string()).into()) }
 }
 
-/// Makes a complete pack live; its unclaimed objects are looked at when the lease ends.
-pub(super) async fn go_live(tx: &mut Tx, pack: PackId, sizes: PackSizes, live_bytes: u64, until: i64) -> Outcome<()> {
+/// Makes a complete pack live; its unclaimed objects are looked at when the session ends, and at `due` at the latest.
+pub(super) async fn go_live(
+    tx: &mut Tx,
+    pack: PackId,
+    sizes: PackSizes,
+    live_bytes: u64,
+    due: i64,
+    session: Option<i64>,
+) -> Outcome<()> {
     let updated = tx
         .execute(
             sqlx::query(
@@ -309,6 +348,7 @@ pub(super) async fn go_live(tx: &mut Tx, pack: PackId, sizes: PackSizes, live_by
     if updated != 1 {
         return Err(Error::PackLost(pack.to_string()).into());
     }
-    tx.execute(sqlx::query("INSERT INTO suspects (due, pack) VALUES ($1, $2)").bind(until).bind(pack)).await?;
+    let insert = sqlx::query("INSERT INTO suspects (due, pack, session) VALUES ($1, $2, $3)");
+    tx.execute(insert.bind(due).bind(pack).bind(session)).await?;
     Ok(())
 }

@@ -6,7 +6,7 @@
 use super::connection::Tx;
 use super::error::{Fail, Outcome};
 use super::objects::{add_refs, lock};
-use super::{DOMAIN, int, uint};
+use super::{DOMAIN, int, leases, uint};
 use crate::error::Error;
 use crate::metadata::arguments::{can_be_kept, check_artifact_type};
 use crate::metadata::{Commit, Committed, Evictable, ObjectId, Pin, PushId, TagMove};
@@ -41,8 +41,9 @@ pub(super) async fn open_push(tx: &mut Tx, push: &PushId, repository: &Repositor
 
 /// A live session.
 pub(super) struct Push {
+    pub number: i64,
     repository: i64,
-    name: RepositoryName,
+    pub name: RepositoryName,
     expires: i64,
 }
 
@@ -51,26 +52,26 @@ pub(super) async fn live_push(tx: &mut Tx, push: &PushId) -> Outcome<Push> {
     if !can_be_kept(&push.0) {
         return Err(Error::PushUnknown(push.0.clone()).into());
     }
-    let row: Option<(i64, String, i64)> = sqlx::query_as(
-        "SELECT r.id, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
+    let row: Option<(i64, i64, String, i64)> = sqlx::query_as(
+        "SELECT p.number, r.id, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
          WHERE p.id = $1 AND p.expires >= $2 AND p.committed IS NULL",
     )
     .bind(&push.0)
     .bind(now)
     .fetch_optional(tx.on())
     .await?;
-    let (repository, name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
-    Ok(Push { repository, name: name.parse()?, expires })
+    let (number, repository, name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
+    Ok(Push { number, repository, name: name.parse()?, expires })
 }
 
 /// Renews the lease of a session, past half of it only: peers died of touching rows on every look.
-pub(super) async fn renew_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outcome<RepositoryName> {
+pub(super) async fn renew_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outcome<Push> {
     let now = tx.now().await?;
     let live = live_push(tx, push).await?;
     if live.expires < now.saturating_add(lease / 2) {
         extend_push(tx, push, lease).await?;
     }
-    Ok(live.name)
+    Ok(live)
 }
 
 pub(super) async fn extend_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outcome<()> {
@@ -81,10 +82,13 @@ pub(super) async fn extend_push(tx: &mut Tx, push: &PushId, lease: i64) -> Outco
 }
 
 pub(super) async fn close_push(tx: &mut Tx, push: &PushId) -> Outcome<()> {
-    if can_be_kept(&push.0) {
-        tx.execute(sqlx::query("DELETE FROM pushes WHERE id = $1").bind(push.0.clone())).await?;
+    if !can_be_kept(&push.0) {
+        return Ok(());
     }
-    Ok(())
+    let delete = "DELETE FROM pushes WHERE id = $1 RETURNING number";
+    let number: Option<i64> = sqlx::query_scalar(delete).bind(&push.0).fetch_optional(tx.on()).await?;
+    tx.wrote(number.as_slice().len());
+    leases::ended(tx, number.as_slice()).await
 }
 
 // ---- commit
@@ -122,7 +126,7 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
         return Ok(before);
     }
     let now = tx.now().await?;
-    let Push { repository, name, .. } = live_push(tx, push).await?;
+    let Push { number, repository, name, .. } = live_push(tx, push).await?;
     check_artifact_type(commit.artifact_type.as_deref())?;
     let moves = commit.tag.as_slice();
     let digest = commit.manifest;
@@ -180,6 +184,7 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
         // The same session committed or was closed at the same time: look again.
         return Err(Fail::Again);
     }
+    leases::ended(tx, &[number]).await?;
     Ok(Committed { created, logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
 }
 
@@ -223,7 +228,7 @@ pub(super) async fn note(tx: &mut Tx, record: &Record) -> Outcome<()> {
 pub(super) async fn release(tx: &mut Tx, object: ObjectId, by: i64) -> Outcome<()> {
     let now = tx.now().await?;
     add_refs(tx, object, -by).await?;
-    tx.execute(sqlx::query("INSERT INTO suspects (due, object) VALUES ($1, $2)").bind(now).bind(object)).await?;
+    tx.execute(sqlx::query("INSERT INTO suspects (due, object, released) VALUES ($1, $2, true)").bind(now).bind(object)).await?;
     Ok(())
 }
 

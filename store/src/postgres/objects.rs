@@ -2,9 +2,10 @@
 
 use super::connection::Tx;
 use super::error::{Fail, Outcome};
+use super::leases::lessee_with;
 use super::{DOMAIN, int, keys, uint};
 use crate::error::Error;
-use crate::metadata::{Health, Location, ObjectId, ObjectRow, PushId, children};
+use crate::metadata::{Health, Location, ObjectId, ObjectRow, PackId, PushId, children};
 use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
 
@@ -20,50 +21,53 @@ pub(super) fn health_of(number: i16) -> Health {
     }
 }
 
-/// Positions of what is missing; leases of the rest are raised where they end within `lease / 2`.
+/// Positions of what is missing; the rest is leased to the session, with a write where it is not yet.
 pub(super) async fn missing(tx: &mut Tx, push: &PushId, wanted: &[(Digest, Kind)], lease: i64) -> Outcome<Vec<usize>> {
-    super::names::renew_push(tx, push, lease).await?;
-    let now = tx.now().await?;
+    let session = super::names::renew_push(tx, push, lease).await?.number;
     let digests: Vec<Vec<u8>> = wanted.iter().map(|(digest, _)| digest.to_key()).collect();
     let kinds: Vec<i16> = wanted.iter().map(|(_, kind)| *kind as i16).collect();
     // Only what needs a second look is answered: usually little.
     let rows: Vec<(i64, Option<ObjectId>, Option<i16>)> = sqlx::query_as(
         r#"SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::smallint[]) WITH ORDINALITY AS u(digest, kind, n)
            LEFT JOIN objects o ON o.domain = $3 AND o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))
-           WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR o.keep_until < $4"#,
+           WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR NOT (o.lessee = $4 OR o.lessee <= -$4)"#,
     )
     .bind(digests)
     .bind(kinds)
     .bind(DOMAIN)
-    .bind(now.saturating_add(lease / 2))
+    .bind(session)
     .fetch_all(tx.on())
     .await?;
-    let (mut missing, mut to_raise) = (Vec::new(), Vec::new());
+    let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
     for (position, id, kind) in rows {
         let position = position as usize;
         match (id, kind) {
-            (Some(id), Some(kind)) if kind_of(kind)?.satisfies(wanted[position].1) => to_raise.push((position, id)),
+            (Some(id), Some(kind)) if kind_of(kind)?.satisfies(wanted[position].1) => to_lease.push((position, id)),
             _ => missing.push(position),
         }
     }
-    if !to_raise.is_empty() {
-        let ids: HashSet<ObjectId> = to_raise.iter().map(|(_, id)| *id).collect();
-        let there = raise_leases(tx, ids.into_iter().collect(), now.saturating_add(lease)).await?;
+    if !to_lease.is_empty() {
+        let ids: HashSet<ObjectId> = to_lease.iter().map(|(_, id)| *id).collect();
+        let there = lease_all(tx, ids.into_iter().collect(), session).await?;
         // What was collected since the look is missing after all.
-        missing.extend(to_raise.into_iter().filter(|(_, id)| !there.contains(id)).map(|(position, _)| position));
+        missing.extend(to_lease.into_iter().filter(|(_, id)| !there.contains(id)).map(|(position, _)| position));
     }
     missing.sort_unstable();
     Ok(missing)
 }
 
-/// Raises leases; returns what was there to be raised.
-async fn raise_leases(tx: &mut Tx, ids: Vec<ObjectId>, until: i64) -> Outcome<HashSet<ObjectId>> {
-    let there: Vec<ObjectId> = sqlx::query_scalar(
+/// Leases objects to a session; returns what was there to be leased.
+async fn lease_all(tx: &mut Tx, ids: Vec<ObjectId>, session: i64) -> Outcome<HashSet<ObjectId>> {
+    let now = tx.now().await?;
+    let there: Vec<ObjectId> = sqlx::query_scalar(concat!(
         "WITH locked AS (SELECT id FROM objects WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)
-         UPDATE objects o SET keep_until = GREATEST(o.keep_until, $2) FROM locked WHERE o.id = locked.id RETURNING o.id",
-    )
+         UPDATE objects o SET lessee = ",
+        lessee_with!("$2", "$3"),
+        " FROM locked WHERE o.id = locked.id RETURNING o.id"
+    ))
     .bind(ids)
-    .bind(until)
+    .bind(session)
+    .bind(now)
     .fetch_all(tx.on())
     .await?;
     tx.wrote(there.len());
@@ -95,9 +99,9 @@ pub(super) async fn locate(tx: &mut Tx, digests: &[Digest]) -> Outcome<Vec<Optio
     Ok(found)
 }
 
-type RawRow = (ObjectId, Vec<u8>, i16, i64, i64, i64, Option<Vec<u8>>);
+type RawRow = (ObjectId, Vec<u8>, i16, i64, i64, i64, PackId, Option<Vec<u8>>);
 
-fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Result<ObjectRow, Error> {
+fn object_row((id, digest, kind, size, frame_len, refs, pack, children): RawRow) -> Result<ObjectRow, Error> {
     let kind = kind_of(kind)?;
     let ids = match children {
         Some(packed) => children::unpack(&packed)?,
@@ -111,13 +115,14 @@ fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Re
         size: uint(size),
         frame_len: uint(frame_len),
         refs: uint(refs),
+        pack,
         children: ids,
     })
 }
 
 pub(super) async fn find(tx: &mut Tx, digests: &[Digest]) -> Outcome<Vec<Option<ObjectRow>>> {
     let rows: Vec<RawRow> = sqlx::query_as(
-        "SELECT o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, c.children FROM objects o
+        "SELECT o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, o.pack, c.children FROM objects o
          LEFT JOIN containers c ON c.object = o.id WHERE o.domain = $1 AND o.digest = ANY($2)",
     )
     .bind(DOMAIN)
@@ -135,7 +140,7 @@ pub(super) async fn find(tx: &mut Tx, digests: &[Digest]) -> Outcome<Vec<Option<
 /// Objects in the order of `ids`.
 pub(super) async fn objects(tx: &mut Tx, ids: &[ObjectId]) -> Outcome<Vec<ObjectRow>> {
     let rows: Vec<RawRow> = sqlx::query_as(
-        "SELECT o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, c.children
+        "SELECT o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, o.pack, c.children
          FROM unnest($1::bigint[]) WITH ORDINALITY AS u(id, n) JOIN objects o ON o.id = u.id LEFT JOIN containers c ON c.object = o.id ORDER BY u.n",
     )
     .bind(ids.to_vec())

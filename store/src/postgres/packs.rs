@@ -11,20 +11,36 @@ use crate::metadata::{GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRo
 use pfr_schema::Digest;
 use std::collections::BTreeMap;
 
-type RawPack = (PackId, String, String, i64, i64, i64);
+type RawPack = (PackId, String, String, i64, i64, i64, i64, Option<i64>, i64);
 
-fn pack_row((id, key, state, bytes, frame_bytes, live_bytes): RawPack) -> PackRow {
+macro_rules! columns {
+    () => {
+        "id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until"
+    };
+}
+
+fn pack_row((id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until): RawPack) -> PackRow {
     let state = match state.as_str() {
         "writing" => PackState::Writing,
         "live" => PackState::Live,
         _ => PackState::Draining,
     };
-    PackRow { id, key, state, bytes: uint(bytes), frame_bytes: uint(frame_bytes), live_bytes: uint(live_bytes) }
+    PackRow {
+        id,
+        key,
+        state,
+        bytes: uint(bytes),
+        frame_bytes: uint(frame_bytes),
+        live_bytes: uint(live_bytes),
+        keep_until: uint(keep_until),
+        draining_since: draining_since.map(uint),
+        claimed_until: uint(claimed_until),
+    }
 }
 
 pub(super) async fn packs(tx: &mut Tx, after: Option<PackId>, limit: usize) -> Outcome<Vec<PackRow>> {
     let rows: Vec<RawPack> =
-        sqlx::query_as("SELECT id, key, state, bytes, frame_bytes, live_bytes FROM packs WHERE id > $1 ORDER BY id LIMIT $2")
+        sqlx::query_as(concat!("SELECT ", columns!(), " FROM packs WHERE id > $1 ORDER BY id LIMIT $2"))
             .bind(after.unwrap_or(0))
             .bind(at_most(limit))
             .fetch_all(tx.on())
@@ -50,8 +66,7 @@ pub(super) async fn retire_packs(tx: &mut Tx, limit: usize) -> Outcome<Retired> 
 pub(super) async fn drained_packs(tx: &mut Tx, horizon: i64, limit: usize) -> Outcome<Vec<PackRow>> {
     let before = tx.now().await?.saturating_sub(horizon);
     let rows: Vec<RawPack> = sqlx::query_as(
-        "SELECT id, key, state, bytes, frame_bytes, live_bytes FROM packs
-         WHERE state = 'draining' AND draining_since <= $1 ORDER BY draining_since, id LIMIT $2",
+        concat!("SELECT ", columns!(), " FROM packs WHERE state = 'draining' AND draining_since <= $1 ORDER BY draining_since, id LIMIT $2"),
     )
     .bind(before)
     .bind(at_most(limit))
@@ -69,12 +84,13 @@ pub(super) async fn forget_packs(tx: &mut Tx, packs: &[PackId]) -> Outcome<()> {
 
 pub(super) async fn claim_sparse_packs(tx: &mut Tx, limit: usize, claim: i64) -> Outcome<Vec<PackRow>> {
     let now = tx.now().await?;
-    let rows: Vec<RawPack> = sqlx::query_as(
+    let rows: Vec<RawPack> = sqlx::query_as(concat!(
         "UPDATE packs SET claimed_until = $1 WHERE id = ANY(ARRAY(
            SELECT id FROM packs WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes AND claimed_until <= $2
            ORDER BY live_bytes, id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)) AND claimed_until <= $2
-         RETURNING id, key, state, bytes, frame_bytes, live_bytes",
-    )
+         RETURNING ",
+        columns!()
+    ))
     .bind(now.saturating_add(claim))
     .bind(now)
     .bind(at_most(limit))
@@ -100,8 +116,8 @@ pub(super) async fn pack_contents(tx: &mut Tx, pack: PackId) -> Outcome<Vec<Pack
         .collect()
 }
 
-pub(super) async fn finish_compaction(tx: &mut Tx, pack: PackId, sizes: PackSizes, moved: &[Moved], lease: i64) -> Outcome<()> {
-    let until = tx.now().await?.saturating_add(lease);
+pub(super) async fn finish_compaction(tx: &mut Tx, pack: PackId, sizes: PackSizes, moved: &[Moved]) -> Outcome<()> {
+    let now = tx.now().await?;
     let objects: Vec<ObjectId> = moved.iter().map(|m| m.object).collect();
     lock(tx, &objects).await?;
     hold(tx, pack).await?;
@@ -120,7 +136,8 @@ pub(super) async fn finish_compaction(tx: &mut Tx, pack: PackId, sizes: PackSize
     for (from, frame_len) in rows {
         *lost.entry(from).or_default() += frame_len;
     }
-    go_live(tx, pack, sizes, lost.values().copied().map(uint).sum(), until).await?;
+    // Due at once: what a session leases in it is then queued for the end of that session.
+    go_live(tx, pack, sizes, lost.values().copied().map(uint).sum(), now, None).await?;
     let sources = lost.len();
     tx.execute(
         sqlx::query(

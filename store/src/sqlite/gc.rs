@@ -1,15 +1,17 @@
 //! Collection: suspects, retired packs, compaction, runs. docs/gc.md has the argument why it is safe.
 
+use super::leases::{self, leased};
 use super::objects::{go_live, health_of, hold, kind_of};
 use super::{int, uint};
 use crate::error::{Error, Result};
 use crate::metadata::arguments::{at_most, cursor, one_more};
 use crate::metadata::{
-    Collected, GC_RUNS, GcRun, GcTrigger, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Retired, Suspect, children,
+    Collected, GC_RUNS, GcRun, GcTrigger, Lease, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Page, Queued, Retired,
+    Suspect, children,
 };
 use pfr_schema::{Digest, Kind};
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Objects deleted by one statement. Inside a transaction's savepoint SQLite goes through the whole statement journal at the end of every
 /// statement that may touch more than one row (each DELETE of an object may, for its foreign keys): a statement an object is quadratic.
@@ -22,31 +24,48 @@ fn sql(error: rusqlite::Error) -> Error {
 /// An entry of the queue, as it lies there.
 struct Entry {
     id: i64,
-    suspect: Suspect,
+    queued: Queued,
 }
 
+/// Due entries: those of deleted snapshots alone if there are any. So what both they and an upload that was never committed reach is counted
+/// the same way however the work is cut into steps.
 fn due(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Entry>> {
-    tx.prepare_cached("SELECT id, object, pack FROM suspects WHERE due <= ?1 ORDER BY due, id LIMIT ?2")
+    let released = entries(tx, now, true, limit)?;
+    if released.is_empty() { entries(tx, now, false, limit) } else { Ok(released) }
+}
+
+fn entries(tx: &Connection, now: u64, released: bool, limit: usize) -> Result<Vec<Entry>> {
+    tx.prepare_cached("SELECT id, object, pack, due, session FROM suspects WHERE released = ?1 AND due <= ?2 ORDER BY due, id LIMIT ?3")
         .and_then(|mut s| {
-            s.query_map(params![int(now), at_most(limit)], |r| {
+            s.query_map(params![released, int(now), at_most(limit)], |r| {
                 let suspect = match r.get::<_, Option<ObjectId>>(1)? {
                     Some(object) => Suspect::Object(object),
                     None => Suspect::Pack(r.get(2)?),
                 };
-                Ok(Entry { id: r.get(0)?, suspect })
+                let queued = Queued { suspect, released, due: uint(r.get(3)?), session: r.get(4)? };
+                Ok(Entry { id: r.get(0)?, queued })
             })?
             .collect()
         })
         .map_err(sql)
 }
 
-pub(super) fn suspects(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Suspect>> {
-    Ok(due(tx, now, limit)?.into_iter().map(|entry| entry.suspect).collect())
+pub(super) fn queue(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Queued>> {
+    let mut all = entries(tx, now, true, limit)?;
+    all.extend(entries(tx, now, false, limit - all.len().min(limit))?);
+    Ok(all.into_iter().map(|entry| entry.queued).collect())
 }
 
 pub(super) fn unclaimed(tx: &Connection, pack: PackId, now: u64, limit: usize) -> Result<Vec<ObjectId>> {
-    tx.prepare_cached("SELECT id FROM objects WHERE pack = ?1 AND refs = 0 AND keep_until <= ?2 ORDER BY id LIMIT ?3")
+    let select = concat!("SELECT id FROM objects WHERE pack = ?1 AND refs = 0 AND NOT ", leased!("?2"), " ORDER BY id LIMIT ?3");
+    tx.prepare_cached(select)
         .and_then(|mut s| s.query_map(params![pack, int(now), at_most(limit)], |r| r.get(0))?.collect())
+        .map_err(sql)
+}
+
+pub(super) fn unheld(tx: &Connection, pack: PackId) -> Result<Vec<ObjectId>> {
+    tx.prepare_cached("SELECT id FROM objects WHERE pack = ?1 AND refs = 0 ORDER BY id")
+        .and_then(|mut s| s.query_map([pack], |r| r.get(0))?.collect())
         .map_err(sql)
 }
 
@@ -62,6 +81,8 @@ struct Sweep<'a> {
     lost: BTreeMap<PackId, u64>,
     deleted: u64,
     frame_bytes: u64,
+    /// Whether the entry that is worked on is of a deleted snapshot: what it leaves to later steps is too.
+    released: bool,
     /// Whether others wait for the writer: then this step ends with the container it is at.
     others_wait: &'a dyn Fn() -> bool,
 }
@@ -76,7 +97,7 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
     let sessions = tx.prepare_cached("DELETE FROM pushes WHERE expires < ?1").and_then(|mut s| s.execute([int(now)])).map_err(sql)?;
     let mut done = Collected { sessions: sessions as u64, parked: broken.len() as u64, ..Collected::default() };
     let mut sweep =
-        Sweep { tx, now, free: Vec::new(), found_again: HashSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, others_wait };
+        Sweep { tx, now, free: Vec::new(), found_again: HashSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, released: false, others_wait };
     let mut forget = tx.prepare_cached("DELETE FROM suspects WHERE id = ?1").map_err(sql)?;
     for entry in due(tx, now, budget)? {
         let left = budget.saturating_sub(sweep.deleted as usize);
@@ -85,7 +106,8 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
         }
         done.examined += 1;
         let before = sweep.deleted;
-        let finished = match entry.suspect {
+        sweep.released = entry.queued.released;
+        let finished = match entry.queued.suspect {
             Suspect::Object(object) => {
                 sweep.free.push(object);
                 true
@@ -95,9 +117,9 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
         };
         sweep.run(left)?;
         let deleted = sweep.deleted - before;
-        match entry.suspect {
-            Suspect::Object(_) => done.released += deleted,
-            Suspect::Pack(_) => done.unclaimed += deleted,
+        match entry.queued.released {
+            true => done.released += deleted,
+            false => done.unclaimed += deleted,
         }
         if finished {
             forget.execute([entry.id]).map_err(sql)?;
@@ -122,19 +144,24 @@ impl Sweep<'_> {
         }
         self.free.extend(found);
         if finished {
-            let leased: Option<i64> = self
-                .tx
-                .prepare_cached("SELECT MAX(keep_until) FROM objects WHERE pack = ?1 AND refs = 0 AND keep_until > ?2")
-                .and_then(|mut s| s.query_row(params![pack, int(self.now)], |r| r.get(0)))
-                .map_err(sql)?;
-            if let Some(until) = leased {
+            for lease in self.leases(pack)? {
                 self.tx
-                    .prepare_cached("INSERT INTO suspects (due, pack) VALUES (?1, ?2)")
-                    .and_then(|mut s| s.execute(params![until, pack]))
+                    .prepare_cached("INSERT INTO suspects (due, pack, session) VALUES (?1, ?2, ?3)")
+                    .and_then(|mut s| s.execute(params![int(lease.until), pack, lease.session]))
                     .map_err(sql)?;
             }
         }
         Ok(finished)
+    }
+
+    /// The leases on what nothing holds in a pack, each once.
+    fn leases(&self, pack: PackId) -> Result<BTreeSet<Lease>> {
+        let rows: Vec<(i64, i64)> = self
+            .tx
+            .prepare_cached("SELECT lessee, MAX(keep_until) FROM objects WHERE pack = ?1 AND refs = 0 GROUP BY lessee")
+            .and_then(|mut s| s.query_map([pack], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())
+            .map_err(sql)?;
+        rows.into_iter().filter_map(|(lessee, until)| leases::lease_of(self.tx, until, lessee, self.now).transpose()).collect()
     }
 
     /// Deletes what is free and what becomes free below it; what is over `limit` goes back into the queue.
@@ -143,25 +170,29 @@ impl Sweep<'_> {
         while !self.free.is_empty() {
             let left = usize::try_from(end.saturating_sub(self.deleted)).unwrap_or(usize::MAX);
             let some = self.free.split_off(self.free.len().saturating_sub(left.clamp(1, TOGETHER)));
-            let blobs = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 0 AND keep_until <= ?2 AND kind = 0
-                         RETURNING id, pack, frame_len";
+            let blobs = concat!(
+                "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 0 AND kind = 0 AND NOT ",
+                leased!("?2"),
+                " RETURNING id, pack, frame_len"
+            );
             let others = if left > 0 { self.delete(blobs, some)? } else { some };
             for object in others {
                 // A container may bring a thousand others along.
                 if self.deleted < end && !(self.deleted > 0 && (self.others_wait)()) {
                     self.object(object)?
                 } else if !self.found_again.contains(&object) {
-                    self.suspect(object, int(self.now))?
+                    self.suspect(object, Lease { session: None, until: self.now })?
                 }
             }
         }
         Ok(())
     }
 
-    fn suspect(&self, object: ObjectId, due: i64) -> Result<()> {
+    /// Looks at an object again when a lease ends.
+    fn suspect(&self, object: ObjectId, lease: Lease) -> Result<()> {
         self.tx
-            .prepare_cached("INSERT INTO suspects (due, object) VALUES (?1, ?2)")
-            .and_then(|mut s| s.execute(params![due, object]))
+            .prepare_cached("INSERT INTO suspects (due, object, session, released) VALUES (?1, ?2, ?3, ?4)")
+            .and_then(|mut s| s.execute(params![int(lease.until), object, lease.session, self.released]))
             .map_err(sql)?;
         Ok(())
     }
@@ -169,23 +200,30 @@ impl Sweep<'_> {
     fn object(&mut self, object: ObjectId) -> Result<()> {
         let row = self
             .tx
-            .prepare_cached("SELECT refs, keep_until, kind FROM objects WHERE id = ?1")
-            .and_then(|mut s| s.query_row([object], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?))).optional())
+            .prepare_cached("SELECT refs, keep_until, lessee, kind FROM objects WHERE id = ?1")
+            .and_then(|mut s| {
+                let columns = |r: &Row<'_>| Ok((r.get::<_, i64>(0)?, r.get(1)?, r.get(2)?, r.get::<_, i64>(3)?));
+                s.query_row([object], columns).optional()
+            })
             .map_err(sql)?;
-        match row {
-            // Held again, or gone: another suspect was the same object.
-            None => Ok(()),
-            Some((refs, _, _)) if refs > 0 => Ok(()),
-            Some((_, keep_until, _)) if uint(keep_until) > self.now => self.suspect(object, keep_until),
-            Some((_, _, kind)) => {
-                if kind != Kind::Blob as i64 {
-                    self.release_children(object)?;
-                }
-                let free = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 0 AND keep_until <= ?2
-                            RETURNING id, pack, frame_len";
-                self.delete(free, vec![object]).map(|_| ())
-            }
+        // Gone: another suspect was the same object.
+        let Some((refs, keep_until, lessee, kind)) = row else { return Ok(()) };
+        // Held again.
+        if refs > 0 {
+            return Ok(());
         }
+        if let Some(lease) = leases::lease_of(self.tx, keep_until, lessee, self.now)? {
+            return self.suspect(object, lease);
+        }
+        if kind != Kind::Blob as i64 {
+            self.release_children(object)?;
+        }
+        let free = concat!(
+            "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 0 AND NOT ",
+            leased!("?2"),
+            " RETURNING id, pack, frame_len"
+        );
+        self.delete(free, vec![object]).map(drop)
     }
 
     /// Deletes those of the objects that `statement` still finds free; the others, in their order.
@@ -217,8 +255,11 @@ impl Sweep<'_> {
             .map_err(sql)?
             .ok_or_else(|| broken("its children are not recorded".into()))?;
         // Most children of garbage are blobs that only it held: one statement for them.
-        let only_here = "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 1 AND keep_until <= ?2 AND kind = 0
-                         RETURNING id, pack, frame_len";
+        let only_here = concat!(
+            "DELETE FROM objects WHERE id IN (SELECT value FROM json_each(?1)) AND refs = 1 AND kind = 0 AND NOT ",
+            leased!("?2"),
+            " RETURNING id, pack, frame_len"
+        );
         let listed = children::unpack(&packed).map_err(|_| broken("its children cannot be read".into()))?;
         let held = self.delete(only_here, listed)?;
         if held.is_empty() {
@@ -247,7 +288,7 @@ fn json(ids: &[ObjectId]) -> String {
 
 // ---- packs
 
-const PACK: &str = "id, key, state, bytes, frame_bytes, live_bytes";
+const PACK: &str = "id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until";
 
 fn pack_row(r: &Row<'_>) -> rusqlite::Result<PackRow> {
     let state = match r.get::<_, String>(2)?.as_str() {
@@ -255,7 +296,17 @@ fn pack_row(r: &Row<'_>) -> rusqlite::Result<PackRow> {
         "live" => PackState::Live,
         _ => PackState::Draining,
     };
-    Ok(PackRow { id: r.get(0)?, key: r.get(1)?, state, bytes: uint(r.get(3)?), frame_bytes: uint(r.get(4)?), live_bytes: uint(r.get(5)?) })
+    Ok(PackRow {
+        id: r.get(0)?,
+        key: r.get(1)?,
+        state,
+        bytes: uint(r.get(3)?),
+        frame_bytes: uint(r.get(4)?),
+        live_bytes: uint(r.get(5)?),
+        keep_until: uint(r.get(6)?),
+        draining_since: r.get::<_, Option<i64>>(7)?.map(uint),
+        claimed_until: uint(r.get(8)?),
+    })
 }
 
 fn pack_rows(tx: &Connection, rest: &str, parameters: impl rusqlite::Params) -> Result<Vec<PackRow>> {
@@ -328,7 +379,7 @@ pub(super) fn pack_contents(tx: &Connection, pack: PackId) -> Result<Vec<Packed>
         .collect()
 }
 
-pub(super) fn finish_compaction(tx: &Connection, pack: PackId, sizes: PackSizes, moved: &[Moved], now: u64, until: u64) -> Result<()> {
+pub(super) fn finish_compaction(tx: &Connection, pack: PackId, sizes: PackSizes, moved: &[Moved], now: u64) -> Result<()> {
     hold(tx, pack)?;
     let mut repoint =
         tx.prepare_cached("UPDATE objects SET pack = ?1, offset = ?2 WHERE id = ?3 AND pack = ?4 RETURNING frame_len").map_err(sql)?;
@@ -337,7 +388,8 @@ pub(super) fn finish_compaction(tx: &Connection, pack: PackId, sizes: PackSizes,
         let frame_len = repoint.query_row(params![pack, int(*offset), object, from], |r| r.get::<_, i64>(0)).optional().map_err(sql)?;
         *lost.entry(*from).or_default() += frame_len.map_or(0, uint);
     }
-    go_live(tx, pack, sizes, lost.values().sum(), until)?;
+    // Due at once: what a session leases in it is then queued for the end of that session.
+    go_live(tx, pack, sizes, lost.values().sum(), now, None)?;
     let mut lose = tx.prepare_cached("UPDATE packs SET live_bytes = live_bytes - ?1, claimed_until = 0 WHERE id = ?2").map_err(sql)?;
     for (from, bytes) in &lost {
         lose.execute(params![int(*bytes), from]).map_err(sql)?;

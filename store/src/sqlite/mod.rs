@@ -5,7 +5,7 @@ mod connection;
 mod gc;
 mod integrity;
 mod journal;
-
+mod leases;
 mod names;
 mod objects;
 mod restore;
@@ -13,9 +13,9 @@ mod restore;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
-    RepositoryRow, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
+    RepositoryRow, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
@@ -65,6 +65,17 @@ impl SqliteMetadata {
     fn until(&self, lease: Duration) -> u64 {
         self.clock.now().saturating_add(millis(lease))
     }
+
+    /// A live session, its lease renewed if less than half of it is left: a write on every look would cost more than the look.
+    async fn live_push(&self, push: PushId, lease: Duration) -> Result<names::LivePush> {
+        let (now, until) = (self.clock.now(), self.until(lease));
+        let id = push.clone();
+        let session = self.database.read(move |tx| names::push(tx, &id, now)).await?;
+        if session.expires < now.saturating_add(millis(lease) / 2) {
+            self.database.write(move |tx| names::renew_push(tx, &push, now, until)).await?;
+        }
+        Ok(session)
+    }
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -92,18 +103,27 @@ impl Metadata for SqliteMetadata {
     }
 
     async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName> {
-        let (now, until) = (self.clock.now(), self.until(lease));
-        let id = push.clone();
-        let (name, expires) = self.database.read(move |tx| names::push(tx, &id, now)).await?;
-        // Only past half of the lease: peers died of touching rows on every look.
-        if expires < now.saturating_add(millis(lease) / 2) {
-            self.database.write(move |tx| names::renew_push(tx, &push, now, until)).await?;
-        }
-        Ok(name)
+        Ok(self.live_push(push, lease).await?.repository)
     }
 
     async fn close_push(&self, push: PushId) -> Result<()> {
-        self.database.write(move |tx| names::close_push(tx, &push)).await
+        let now = self.clock.now();
+        self.database.write(move |tx| names::close_push(tx, &push, now)).await
+    }
+
+    async fn unfinished(&self, limit: usize) -> Result<Vec<Unfinished>> {
+        let now = self.clock.now();
+        self.database.read(move |tx| leases::unfinished(tx, now, limit)).await
+    }
+
+    async fn end_pushes(&self) -> Result<u64> {
+        let now = self.clock.now();
+        self.database.write(move |tx| leases::end_all(tx, now)).await
+    }
+
+    async fn leases(&self, ids: Vec<ObjectId>) -> Result<Vec<(ObjectId, Lease)>> {
+        let now = self.clock.now();
+        self.database.read(move |tx| leases::of(tx, &ids, now)).await
     }
 
     async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId> {
@@ -116,7 +136,7 @@ impl Metadata for SqliteMetadata {
         self.database
             .write(move |tx| {
                 objects::renew_pack(tx, pack, until)?;
-                push.map_or(Ok(()), |push| names::renew_push(tx, &push, now, until))
+                push.map_or(Ok(()), |push| names::renew_push(tx, &push, now, until).map(drop))
             })
             .await
     }
@@ -134,20 +154,19 @@ impl Metadata for SqliteMetadata {
             .grow(move |tx| {
                 // The pack first: who lost it must learn so, although its session is over too.
                 objects::renew_pack(tx, pack, until)?;
-                names::renew_push(tx, &push, now, until)?;
-                objects::finish_pack(tx, pack, sizes, &frames, until)
+                let number = names::renew_push(tx, &push, now, until)?;
+                objects::finish_pack(tx, pack, sizes, &frames, objects::For::Session { number, now, until })
             })
             .await
     }
 
     async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
-        self.renew_push(push, lease).await?;
-        let until = self.until(lease);
-        let enough = self.clock.now().saturating_add(millis(lease) / 2);
-        let (mut missing, to_raise) = self.database.read(move |tx| objects::missing(tx, &wanted, enough)).await?;
-        if !to_raise.is_empty() {
+        let session = self.live_push(push, lease).await?.number;
+        let now = self.clock.now();
+        let (mut missing, to_lease) = self.database.read(move |tx| objects::missing(tx, &wanted, session)).await?;
+        if !to_lease.is_empty() {
             // What was collected since the look is missing after all.
-            missing.extend(self.database.grow(move |tx| objects::raise_leases(tx, &to_raise, until)).await?);
+            missing.extend(self.database.grow(move |tx| objects::lease_all(tx, &to_lease, session, now)).await?);
             missing.sort_unstable();
         }
         Ok(missing)
@@ -226,14 +245,18 @@ impl Metadata for SqliteMetadata {
         }
     }
 
-    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
-        let now = self.clock.now();
-        self.database.read(move |tx| gc::suspects(tx, now, limit)).await
+    async fn queue(&self, due: bool, limit: usize) -> Result<Vec<Queued>> {
+        let now = if due { self.clock.now() } else { u64::MAX };
+        self.database.read(move |tx| gc::queue(tx, now, limit)).await
     }
 
     async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>> {
         let now = self.clock.now();
         self.database.read(move |tx| gc::unclaimed(tx, pack, now, i32::MAX as usize)).await
+    }
+
+    async fn unheld(&self, pack: PackId) -> Result<Vec<ObjectId>> {
+        self.database.read(move |tx| gc::unheld(tx, pack)).await
     }
 
     async fn retire_packs(&self, limit: usize) -> Result<Retired> {
@@ -259,9 +282,9 @@ impl Metadata for SqliteMetadata {
         self.database.read(move |tx| gc::pack_contents(tx, pack)).await
     }
 
-    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> Result<()> {
-        let (now, until) = (self.clock.now(), self.until(lease));
-        self.database.write(move |tx| gc::finish_compaction(tx, pack, sizes, &moved, now, until)).await
+    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> Result<()> {
+        let now = self.clock.now();
+        self.database.write(move |tx| gc::finish_compaction(tx, pack, sizes, &moved, now)).await
     }
 
     async fn record_gc_run(&self, run: GcRun) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Push sessions, commits, tags, snapshots, repositories.
 
-use super::{DOMAIN, int, uint};
+use super::{DOMAIN, int, leases, uint};
 use crate::error::{Error, Result};
 use crate::metadata::arguments::{at_most, check_artifact_type, cursor, one_more};
 use crate::metadata::{Commit, Committed, Evictable, ObjectId, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
@@ -25,29 +25,39 @@ pub(super) fn open_push(tx: &Connection, push: &PushId, repository: &RepositoryN
     Ok(())
 }
 
-/// The repository of a live session, and when it expires.
-pub(super) fn push(tx: &Connection, push: &PushId, now: u64) -> Result<(RepositoryName, u64)> {
+/// A session that is neither committed nor expired.
+pub(super) struct LivePush {
+    pub number: i64,
+    pub repository: RepositoryName,
+    pub expires: u64,
+}
+
+pub(super) fn push(tx: &Connection, push: &PushId, now: u64) -> Result<LivePush> {
     let row = tx
         .prepare_cached(
-            "SELECT r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository WHERE p.id = ?1 AND p.expires >= ?2 AND p.committed IS NULL",
+            "SELECT p.number, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
+             WHERE p.id = ?1 AND p.expires >= ?2 AND p.committed IS NULL",
         )
-        .and_then(|mut s| s.query_row(params![push.0, int(now)], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?))).optional())
+        .and_then(|mut s| s.query_row(params![push.0, int(now)], |r| Ok((r.get(0)?, r.get::<_, String>(1)?, r.get::<_, i64>(2)?))).optional())
         .map_err(sql)?;
-    let (name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
-    Ok((name.parse()?, uint(expires)))
+    let (number, name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
+    Ok(LivePush { number, repository: name.parse()?, expires: uint(expires) })
 }
 
-pub(super) fn renew_push(tx: &Connection, push: &PushId, now: u64, until: u64) -> Result<()> {
-    let updated = tx
-        .prepare_cached("UPDATE pushes SET expires = MAX(expires, ?1) WHERE id = ?2 AND expires >= ?3 AND committed IS NULL")
-        .and_then(|mut s| s.execute(params![int(until), push.0, int(now)]))
-        .map_err(sql)?;
-    if updated == 0 { Err(Error::PushUnknown(push.0.clone())) } else { Ok(()) }
+/// Renews the lease of a session; returns its number.
+pub(super) fn renew_push(tx: &Connection, push: &PushId, now: u64, until: u64) -> Result<i64> {
+    tx.prepare_cached("UPDATE pushes SET expires = MAX(expires, ?1) WHERE id = ?2 AND expires >= ?3 AND committed IS NULL RETURNING number")
+        .and_then(|mut s| s.query_row(params![int(until), push.0, int(now)], |r| r.get(0)).optional())
+        .map_err(sql)?
+        .ok_or_else(|| Error::PushUnknown(push.0.clone()))
 }
 
-pub(super) fn close_push(tx: &Connection, push: &PushId) -> Result<()> {
-    tx.prepare_cached("DELETE FROM pushes WHERE id = ?1").and_then(|mut s| s.execute([&push.0])).map_err(sql)?;
-    Ok(())
+pub(super) fn close_push(tx: &Connection, push: &PushId, now: u64) -> Result<()> {
+    let number = tx
+        .prepare_cached("DELETE FROM pushes WHERE id = ?1 RETURNING number")
+        .and_then(|mut s| s.query_row([&push.0], |r| r.get::<_, i64>(0)).optional())
+        .map_err(sql)?;
+    number.map_or(Ok(()), |number| leases::ended(tx, number, now))
 }
 
 // ---- commit
@@ -79,7 +89,7 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
     if let Some(before) = committed_before(tx, push_id, commit, now)? {
         return Ok(before);
     }
-    let (repository, _) = push(tx, push_id, now)?;
+    let LivePush { number, repository, .. } = push(tx, push_id, now)?;
     check_artifact_type(commit.artifact_type.as_deref())?;
     let repository_id = repository_row(tx, &repository)?.0;
     let unknown = || Error::BlobUnknown { digest: commit.manifest, kind: Kind::Manifest };
@@ -135,6 +145,7 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
     tx.prepare_cached("UPDATE pushes SET committed = ?1, created = ?2 WHERE id = ?3")
         .and_then(|mut s| s.execute(params![commit_mark(commit), created, push_id.0]))
         .map_err(sql)?;
+    leases::ended(tx, number, now)?;
     Ok(Committed { created, logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
 }
 
@@ -176,7 +187,9 @@ fn add_refs(tx: &Connection, object: ObjectId, by: i64) -> Result<()> {
 /// Takes references away and leaves the rest to collection: nothing cascades inside a request.
 pub(super) fn release(tx: &Connection, object: ObjectId, by: i64, now: u64) -> Result<()> {
     add_refs(tx, object, -by)?;
-    tx.prepare_cached("INSERT INTO suspects (due, object) VALUES (?1, ?2)").and_then(|mut s| s.execute([int(now), object])).map_err(sql)?;
+    tx.prepare_cached("INSERT INTO suspects (due, object, released) VALUES (?1, ?2, 1)")
+        .and_then(|mut s| s.execute([int(now), object]))
+        .map_err(sql)?;
     Ok(())
 }
 

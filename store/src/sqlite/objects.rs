@@ -1,6 +1,6 @@
 //! Packs, objects and containers: upload and look-up.
 
-use super::{DOMAIN, int, uint};
+use super::{DOMAIN, int, leases, uint};
 use crate::error::{Error, Result};
 use crate::metadata::accept::{self, Contains, Insert, Known, Plan, Relocate};
 use crate::metadata::{Health, Location, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackSizes, PackStored, children};
@@ -45,11 +45,29 @@ fn load_all(tx: &Connection, digests: &[Digest]) -> Result<HashMap<Digest, Known
     digests.iter().filter_map(|digest| load(tx, digest).transpose().map(|known| Ok((*digest, known?)))).collect()
 }
 
-pub(super) fn finish_pack(tx: &Connection, pack: PackId, sizes: PackSizes, frames: &[NewFrame], until: u64) -> Result<PackStored> {
+/// For whom a pack is indexed.
+#[derive(Clone, Copy)]
+pub(super) enum For {
+    /// A push session, by its number: what came is leased to it.
+    Session {
+        number: i64,
+        now: u64,
+        /// When it expires.
+        until: u64,
+    },
+    /// Nobody: what came is kept until then.
+    Nobody { until: u64 },
+}
+
+pub(super) fn finish_pack(tx: &Connection, pack: PackId, sizes: PackSizes, frames: &[NewFrame], whose: For) -> Result<PackStored> {
     let plan = Plan::new(frames, load_all(tx, &accept::digests(frames))?, pack, next_id(tx)?)?;
     hold(tx, pack)?;
-    write(tx, &plan, pack, until)?;
-    go_live(tx, pack, sizes, plan.live_bytes, until)?;
+    write(tx, &plan, pack, whose)?;
+    let (until, session) = match whose {
+        For::Session { number, until, .. } => (until, Some(number)),
+        For::Nobody { until } => (until, None),
+    };
+    go_live(tx, pack, sizes, plan.live_bytes, until, session)?;
     Ok(PackStored { new: plan.insert.len() as u64 })
 }
 
@@ -63,23 +81,27 @@ pub(super) fn adopt_pack(tx: &Connection, key: &str, sizes: PackSizes, frames: &
     }
     let pack = begin_pack(tx, key, until)?;
     let frames: Vec<NewFrame> = frames.iter().map(|f| NewFrame { container: None, ..f.clone() }).collect();
-    finish_pack(tx, pack, sizes, &frames, until)
+    finish_pack(tx, pack, sizes, &frames, For::Nobody { until })
 }
 
 pub(super) fn adopt_containers(tx: &Connection, containers: &[(Digest, Kind, NewContainer)]) -> Result<Vec<Digest>> {
     let all = containers.iter().flat_map(|(digest, _, c)| c.children.iter().map(|child| child.digest).chain([*digest]));
     let digests: Vec<Digest> = all.collect::<HashSet<_>>().into_iter().collect();
     let (plan, refused) = Plan::adopt(containers, load_all(tx, &digests)?)?;
-    write(tx, &plan, 0, 0)?;
+    write(tx, &plan, 0, For::Nobody { until: 0 })?;
     Ok(refused)
 }
 
 /// Writes a plan.
-fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
+fn write(tx: &Connection, plan: &Plan, pack: PackId, whose: For) -> Result<()> {
+    let (until, lessee) = match whose {
+        For::Session { number, .. } => (0, number),
+        For::Nobody { until } => (until, 0),
+    };
     let prepare = |statement: &str| tx.prepare_cached(statement).map_err(sql);
     let mut insert = prepare(
-        "INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, offset, frame_len, codec)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        "INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, offset, frame_len, codec, lessee)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     )?;
     for Insert { id, header, offset, kind, refs } in &plan.insert {
         insert
@@ -94,7 +116,8 @@ fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
                 pack,
                 int(*offset),
                 int(header.frame_len()),
-                header.codec as i64
+                header.codec as i64,
+                lessee
             ])
             .map_err(sql)?;
     }
@@ -109,9 +132,12 @@ fn write(tx: &Connection, plan: &Plan, pack: PackId, until: u64) -> Result<()> {
     for (pack, bytes) in &plan.lost {
         lose.execute(params![int(*bytes), pack]).map_err(sql)?;
     }
-    let mut renew = prepare("UPDATE objects SET keep_until = MAX(keep_until, ?1) WHERE id = ?2")?;
+    let mut renew = prepare("UPDATE objects SET keep_until = ?1 WHERE id = ?2 AND keep_until < ?1")?;
     for id in &plan.renew {
-        renew.execute(params![int(until), id]).map_err(sql)?;
+        match whose {
+            For::Session { number, now, .. } => drop(leases::lease_to(tx, number, *id, now)?),
+            For::Nobody { until } => drop(renew.execute(params![int(until), id]).map_err(sql)?),
+        }
     }
     let mut count = prepare("UPDATE objects SET refs = refs + ?1 WHERE id = ?2")?;
     for (id, added) in &plan.count {
@@ -156,8 +182,8 @@ pub(super) fn hold(tx: &Connection, pack: PackId) -> Result<()> {
     if writing { Ok(()) } else { Err(Error::PackLost(pack.to_string())) }
 }
 
-/// Makes a complete pack live; its unclaimed objects are looked at when the lease ends.
-pub(super) fn go_live(tx: &Connection, pack: PackId, sizes: PackSizes, live_bytes: u64, until: u64) -> Result<()> {
+/// Makes a complete pack live; its unclaimed objects are looked at when the session ends, and at `due` at the latest.
+pub(super) fn go_live(tx: &Connection, pack: PackId, sizes: PackSizes, live_bytes: u64, due: u64, session: Option<i64>) -> Result<()> {
     let updated = tx
         .prepare_cached(
             "UPDATE packs SET state = 'live', bytes = ?1, frame_bytes = ?2, live_bytes = ?3 WHERE id = ?4 AND state = 'writing'",
@@ -167,8 +193,8 @@ pub(super) fn go_live(tx: &Connection, pack: PackId, sizes: PackSizes, live_byte
     if updated != 1 {
         return Err(Error::PackLost(pack.to_string()));
     }
-    tx.prepare_cached("INSERT INTO suspects (due, pack) VALUES (?1, ?2)")
-        .and_then(|mut s| s.execute(params![int(until), pack]))
+    tx.prepare_cached("INSERT INTO suspects (due, pack, session) VALUES (?1, ?2, ?3)")
+        .and_then(|mut s| s.execute(params![int(due), pack, session]))
         .map_err(sql)?;
     Ok(())
 }
@@ -214,13 +240,13 @@ fn load(tx: &Connection, digest: &Digest) -> Result<Option<Known>> {
     row.map(|(known, kind)| Ok(Known { kind: kind_of(kind)?, ..known })).transpose()
 }
 
-/// Positions of what is missing, and (position, id) of what is there with a lease shorter than `enough`.
+/// Positions of what is missing, and (position, id) of what is there and not leased to the session yet.
 pub(super) type Missing = (Vec<usize>, Vec<(usize, ObjectId)>);
 
-pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -> Result<Missing> {
+pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], session: i64) -> Result<Missing> {
     let mut select =
-        tx.prepare_cached("SELECT id, kind, keep_until FROM objects WHERE domain = ?1 AND digest = ?2 AND health <= ?3").map_err(sql)?;
-    let (mut missing, mut to_raise) = (Vec::new(), Vec::new());
+        tx.prepare_cached("SELECT id, kind, lessee FROM objects WHERE domain = ?1 AND digest = ?2 AND health <= ?3").map_err(sql)?;
+    let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
     for (position, (digest, wanted_kind)) in wanted.iter().enumerate() {
         let row = select
             .query_row(params![DOMAIN, digest.to_key(), Health::enough_for(*wanted_kind) as i64], |r| {
@@ -229,23 +255,22 @@ pub(super) fn missing(tx: &Connection, wanted: &[(Digest, Kind)], enough: u64) -
             .optional()
             .map_err(sql)?;
         match row {
-            Some((id, kind, keep_until)) if kind_of(kind)?.satisfies(*wanted_kind) => {
-                if uint(keep_until) < enough {
-                    to_raise.push((position, id));
+            Some((id, kind, lessee)) if kind_of(kind)?.satisfies(*wanted_kind) => {
+                if !leases::covers(lessee, session) {
+                    to_lease.push((position, id));
                 }
             }
             _ => missing.push(position),
         }
     }
-    Ok((missing, to_raise))
+    Ok((missing, to_lease))
 }
 
-/// Raises leases; positions of what is no longer there.
-pub(super) fn raise_leases(tx: &Connection, objects: &[(usize, ObjectId)], until: u64) -> Result<Vec<usize>> {
-    let mut raise = tx.prepare_cached("UPDATE objects SET keep_until = MAX(keep_until, ?1) WHERE id = ?2").map_err(sql)?;
+/// Leases objects to a session; positions of what is no longer there.
+pub(super) fn lease_all(tx: &Connection, objects: &[(usize, ObjectId)], session: i64, now: u64) -> Result<Vec<usize>> {
     let mut gone = Vec::new();
     for (position, id) in objects {
-        if raise.execute(params![int(until), id]).map_err(sql)? == 0 {
+        if !leases::lease_to(tx, session, *id, now)? {
             gone.push(*position);
         }
     }
@@ -276,15 +301,15 @@ pub(super) fn locate(tx: &Connection, digests: &[Digest]) -> Result<Vec<Option<L
 }
 
 const COLUMNS: &str =
-    "o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, c.children FROM objects o LEFT JOIN containers c ON c.object = o.id";
+    "o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, o.pack, c.children FROM objects o LEFT JOIN containers c ON c.object = o.id";
 
-type RawRow = (ObjectId, Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
+type RawRow = (ObjectId, Vec<u8>, i64, i64, i64, i64, PackId, Option<Vec<u8>>);
 
 fn raw_row(r: &Row<'_>) -> rusqlite::Result<RawRow> {
-    Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?, r.get(6)?))
+    Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?, r.get(6)?, r.get(7)?))
 }
 
-fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Result<ObjectRow> {
+fn object_row((id, digest, kind, size, frame_len, refs, pack, children): RawRow) -> Result<ObjectRow> {
     let kind = kind_of(kind)?;
     let ids = match children {
         Some(packed) => children::unpack(&packed)?,
@@ -298,6 +323,7 @@ fn object_row((id, digest, kind, size, frame_len, refs, children): RawRow) -> Re
         size: uint(size),
         frame_len: uint(frame_len),
         refs: uint(refs),
+        pack,
         children: ids,
     })
 }

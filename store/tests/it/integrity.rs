@@ -23,6 +23,7 @@ on_every_backend!(
     fsck_never_takes_unknown_children_for_none,
     fsck_finds_what_collection_forgot,
     what_is_attached_is_its_bytes_whatever_they_are_besides,
+    a_scrub_after_a_repair_alarms_no_more,
     a_scrub_reads_no_faster_than_it_may,
 );
 
@@ -31,7 +32,7 @@ async fn scrub(store: &Store, full: bool) -> ScrubReport {
 }
 
 fn is_clean(report: &ScrubReport) -> bool {
-    report.damaged.is_empty() && report.bad_packs.is_empty()
+    report.damaged.is_empty() && report.bad_packs.is_empty() && report.dead_frames.is_empty()
 }
 
 /// Everything of a snapshot with its kind, children first.
@@ -113,7 +114,7 @@ async fn one_byte_in(so_many: usize, on: Backend) {
                 assert_eq!(push_missing(&rig.store, &snapshot).await, above(&snapshot, hit.digest), "byte {at}");
             }
             None => {
-                assert!(report.damaged.is_empty() && report.bad_packs.len() == 1, "byte {at}: {report:?}");
+                assert!(report.damaged.is_empty() && report.bad_packs.len() + report.dead_frames.len() == 1, "byte {at}: {report:?}");
                 assert!(push_missing(&rig.store, &snapshot).await.is_empty(), "byte {at}");
             }
         }
@@ -128,6 +129,19 @@ async fn one_byte_in(so_many: usize, on: Backend) {
         }
         assert_eq!(rig.metadata.audit(false).await.unwrap().discrepancies, [], "byte {at}");
     }
+}
+
+async fn a_scrub_after_a_repair_alarms_no_more(on: Backend) {
+    let (rig, snapshot, pack, contents) = small(on).await;
+    rig.flip(&pack, contents[0].offset as usize + 70).await;
+    assert_eq!(scrub(&rig.store, true).await.damaged.len(), 1);
+    push_missing(&rig.store, &snapshot).await;
+    let next = scrub(&rig.store, true).await;
+    assert!(next.damaged.is_empty() && next.bad_packs.is_empty() && next.unread.is_empty(), "{next:?}");
+    assert!(next.dead_frames.len() == 1 && next.dead_frames[0].contains(&contents[0].digest.to_string()), "{next:?}");
+    // The pack with the bad frame was left.
+    assert!(is_clean(&scrub(&rig.store, true).await));
+    rig.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
 async fn in_a_pack_of_many_reads_too(on: Backend) {

@@ -7,6 +7,7 @@ mod common;
 mod checkpoints;
 mod clock;
 mod faults;
+mod freeing;
 mod gc;
 mod ingest;
 mod integrity;

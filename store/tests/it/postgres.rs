@@ -126,8 +126,11 @@ async fn a_commit_that_races_collection_either_holds_everything_or_hears_that_it
     let (store, collector) = (connect(&url).await, connect(&url).await);
     for round in 0..24_u64 {
         let (frames, manifest) = frames(&[round, 1000]);
-        // No lease: collection may take it as soon as it is there.
-        let (push, _) = upload(&*store, &frames, Duration::ZERO).await.unwrap();
+        // Its session is over: collection may take it as soon as it is there.
+        let (over, _) = upload(&*store, &frames, LEASE).await.unwrap();
+        let push = PushId(unique("push"));
+        store.open_push(push.clone(), repository(), LEASE).await.unwrap();
+        store.close_push(over).await.unwrap();
         let collecting = tokio::spawn({
             let collector = Arc::clone(&collector);
             async move { collect_all(&*collector, 3).await.unwrap() }
@@ -148,7 +151,8 @@ async fn a_push_that_races_collection_of_the_same_blobs_ends_with_all_of_them() 
     let url = pfr_rig::postgres::database();
     let (store, collector) = (connect(&url).await, connect(&url).await);
     for round in 0..24_u64 {
-        upload(&*store, &frames(&[1, 2, 3]).0, Duration::ZERO).await.unwrap();
+        let (over, _) = upload(&*store, &frames(&[1, 2, 3]).0, LEASE).await.unwrap();
+        store.close_push(over).await.unwrap();
         let collecting = tokio::spawn({
             let collector = Arc::clone(&collector);
             async move { collect_all(&*collector, 1000).await.unwrap() }
@@ -219,7 +223,7 @@ async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_mo
             let pack = store.begin_pack(unique("compacted"), LEASE).await.unwrap();
             // In whatever order they come.
             moved.reverse();
-            store.finish_compaction(pack, sizes, moved, LEASE).await.unwrap();
+            store.finish_compaction(pack, sizes, moved).await.unwrap();
             pack
         })
     });
@@ -432,7 +436,7 @@ async fn compact(store: &PostgresMetadata) -> Result<()> {
             offset += packed.frame_len;
         }
         let pack = store.begin_pack(unique("compacted"), LEASE).await?;
-        store.finish_compaction(pack, PackSizes { bytes: offset + 100, frame_bytes: offset - 8 }, moved, LEASE).await?;
+        store.finish_compaction(pack, PackSizes { bytes: offset + 100, frame_bytes: offset - 8 }, moved).await?;
     }
     Ok(())
 }

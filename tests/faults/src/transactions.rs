@@ -7,9 +7,9 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
-    RepositoryRow, Result, Retired, SnapshotRow, Suspect, TagMove, TagRow, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
+    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
+    RepositoryRow, Result, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,6 +91,9 @@ transactions! {
     open_push(push: PushId, repository: RepositoryName, lease: Duration) -> ();
     renew_push(push: PushId, lease: Duration) -> RepositoryName;
     close_push(push: PushId) -> ();
+    unfinished(limit: usize) -> Vec<Unfinished>;
+    end_pushes() -> u64;
+    leases(ids: Vec<ObjectId>) -> Vec<(ObjectId, Lease)>;
     begin_pack(key: String, lease: Duration) -> PackId;
     renew_pack(push: Option<PushId>, pack: PackId, lease: Duration) -> ();
     finish_pack(push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored;
@@ -109,13 +112,14 @@ transactions! {
     delete_snapshot(repository: RepositoryName, digest: Digest) -> ();
     repositories(after: Option<String>, limit: usize) -> Page<RepositoryRow>;
     disk_bytes() -> u64;
-    suspects(limit: usize) -> Vec<Suspect>;
+    queue(due: bool, limit: usize) -> Vec<Queued>;
     unclaimed(pack: PackId) -> Vec<ObjectId>;
+    unheld(pack: PackId) -> Vec<ObjectId>;
     retire_packs(limit: usize) -> Retired;
     forget_packs(packs: Vec<PackId>) -> ();
     claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow>;
     pack_contents(pack: PackId) -> Vec<Packed>;
-    finish_compaction(pack: PackId, sizes: PackSizes, moved: Vec<Moved>, lease: Duration) -> ();
+    finish_compaction(pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> ();
     record_gc_run(run: GcRun) -> ();
     gc_runs(after: Option<String>, limit: usize) -> Page<GcRun>;
     touch_snapshot(repository: RepositoryName, digest: Digest) -> ();

@@ -1,9 +1,10 @@
 //! `pf gc` and `pf pin`: what the local store takes up, and what stays in it. `pf gc --remote` asks a registry.
 
+use super::usage::whose;
 use crate::cli::args;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{bytes, count};
+use crate::cli::output::human::{bytes, count, now_ms, number, until};
 use crate::cli::progress::{Standing, watch};
 use pfr_client::Remote;
 use pfr_schema::api::{GcReport, GcRequest};
@@ -39,7 +40,8 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     } else {
         let (store, most) = (context.existing_store().await?, args.max_size.or(context.max_store_size()));
         // Readers of this store look again when a pack is gone, so nothing needs to linger.
-        let options = GcOptions { dry_run: args.dry_run, horizon: Duration::ZERO, ..GcOptions::default() };
+        let options =
+            GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
         let work = async {
             match most {
                 Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,
@@ -51,7 +53,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     if context.json {
         context.out.json(&report)?;
     } else {
-        print(context, &report)?;
+        print(context, &report, !args.remote)?;
     }
     // The local store's own failure has ended the command above; what is left is said of a size that cannot be reached.
     match &report.error {
@@ -85,24 +87,59 @@ async fn remotely(remote: &Remote, dry_run: bool, silence: Duration, update: imp
     Ok(report)
 }
 
-fn print(context: &mut Context, r: &GcReport) -> Result<(), Failure> {
-    let some = |n: u64, text: String| if n == 0 { String::new() } else { text };
-    let objects = r.released + r.unclaimed;
+fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure> {
     let out = &mut context.out;
     if r.dry_run {
         out.line(out.paint.dim("nothing was changed; this is what would go"))?;
     }
-    let held = out.paint.dim(&format!("{} no longer held, {} never committed", r.released, r.unclaimed));
-    let pairs = [
-        ("evicted", some(r.evicted, count(r.evicted, "snapshot"))),
-        ("freed", format!("{}, {}  {held}", count(objects, "object"), bytes(r.freed_bytes))),
-        ("compacted", some(r.packs_compacted, format!("{}, {} moved", count(r.packs_compacted, "pack"), bytes(r.moved_bytes)))),
-        ("deleted", format!("{}, {} on disk", count(r.packs_deleted, "pack"), bytes(r.deleted_bytes))),
-        ("parked", some(r.parked, format!("{} of unknown content, kept for a day", count(r.parked, "container")))),
-        ("draining", some(r.draining_bytes, format!("{} wait for their readers", bytes(r.draining_bytes)))),
-    ];
-    out.pairs(&pairs)?;
+    let lines = words(r, local, now_ms());
+    let (pairs, sentences): (Vec<_>, Vec<_>) = lines.into_iter().partition(|(label, _)| !label.is_empty());
+    let freed = pairs.iter().any(|(label, _)| *label == "freed");
+    if freed {
+        out.pairs(&pairs)?;
+    }
+    for (_, sentence) in sentences {
+        out.line(sentence)?;
+    }
+    if !freed {
+        out.pairs(&pairs)?;
+    }
     r.error.as_ref().map_or(Ok(()), |error| out.line(out.paint.yellow(error)))
+}
+
+/// What a run did and left, line by line: a label, if the line has one, and the text.
+fn words(r: &GcReport, local: bool, now: u64) -> Vec<(&'static str, String)> {
+    let objects = r.released + r.unclaimed;
+    let mut lines = Vec::new();
+    let protected = r.protected.as_ref().filter(|p| p.bytes > 0).map(|p| {
+        let end = p.expires_at.map_or(String::new(), |end| format!(" until {}", until(end, now)));
+        format!("{} unreferenced, protected by {}{end}", bytes(p.bytes), whose(p, local))
+    });
+    if objects + r.packs_deleted + r.packs_compacted + r.evicted == 0 {
+        lines.push(("", format!("nothing freed{}", protected.map_or(String::new(), |words| format!(": {words}")))));
+    } else {
+        if r.evicted > 0 {
+            lines.push(("evicted", count(r.evicted, "snapshot")));
+        }
+        let of_it = format!("{} of deleted snapshots, {} never committed", number(r.released), number(r.unclaimed));
+        lines.push(("freed", format!("{}, {}  ({of_it})", count(objects, "object"), bytes(r.freed_bytes))));
+        if r.packs_compacted > 0 {
+            lines.push(("compacted", format!("{}, {} moved", count(r.packs_compacted, "pack"), bytes(r.moved_bytes))));
+        }
+        lines.push(("deleted", format!("{}, {} on disk", count(r.packs_deleted, "pack"), bytes(r.deleted_bytes))));
+        lines.extend(protected.map(|words| ("protected", words)));
+    }
+    if local && r.protected.as_ref().is_some_and(|p| !p.sessions.is_empty()) {
+        lines.push(("", "`pf gc --unfinished` frees it now; the interrupted command again resumes it instead".into()));
+    }
+    if r.parked > 0 {
+        lines.push(("deferred", format!("{} of unknown content, kept for a day", count(r.parked, "list"))));
+    }
+    if r.draining_bytes > 0 {
+        let end = r.draining_ends_at.map_or(String::new(), |end| format!(" until {}", until(end, now)));
+        lines.push(("kept", format!("{} deleted, on storage for the grace period{end}", bytes(r.draining_bytes))));
+    }
+    lines
 }
 
 pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> {
@@ -142,6 +179,7 @@ mod tests {
     use super::*;
     use axum::routing::{get, post};
     use axum::{Json, Router};
+    use pfr_schema::api::{OpenSession, Protected};
 
     async fn registry(run: GcReport) -> Remote {
         let begun = GcReport { id: "run".into(), ..GcReport::default() };
@@ -150,6 +188,27 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(async move { axum::serve(listener, routes).await });
         Remote::new(&url, pfr_client::RemoteOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn a_run_that_frees_nothing_says_what_protects_the_rest_and_until_when() {
+        let now = 1_709_251_199_000;
+        let session = OpenSession { repository: "team/agent".parse().unwrap(), expires_at: now + 3_540_000 };
+        let protected = Protected { objects: 3, bytes: 28 << 20, expires_at: Some(now + 3_540_000), sessions: vec![session] };
+        let text = |report: &GcReport, local| words(report, local, now).into_iter().map(|(label, text)| format!("{label}|{text}")).collect::<Vec<_>>();
+        let report = GcReport { protected: Some(protected), ..GcReport::default() };
+        assert_eq!(
+            text(&report, false),
+            ["|nothing freed: 28.0 MiB unreferenced, protected by an unfinished push to team/agent until 00:58 UTC, in 59 min"]
+        );
+        assert_eq!(text(&report, true)[1], "|`pf gc --unfinished` frees it now; the interrupted command again resumes it instead");
+        assert_eq!(text(&GcReport::default(), true), ["|nothing freed"]);
+        let freed = GcReport { released: 2, unclaimed: 1, freed_bytes: 2048, packs_deleted: 1, deleted_bytes: 4096, ..report };
+        let lines = text(&freed, false);
+        assert_eq!(lines[0], "freed|3 objects, 2.00 KiB  (2 of deleted snapshots, 1 never committed)");
+        assert!(lines[2].starts_with("protected|28.0 MiB unreferenced"), "{lines:?}");
+        let kept = GcReport { draining_bytes: 4096, draining_ends_at: Some(now + 60_000), ..GcReport::default() };
+        assert_eq!(text(&kept, false)[1], "kept|4.00 KiB deleted, on storage for the grace period until 00:00:59 UTC, in 60 s");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! `pf ls`: repositories, or a repository's snapshots and tags.
 
 use super::tags;
+use super::usage::unfinished;
 use crate::cli::args::{Ls, repository_of};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -33,10 +34,18 @@ async fn repositories(context: &mut Context, side: &Side) -> Result<(), Failure>
     if context.json {
         return context.out.json(&RepositoryList { repositories, next: None });
     }
-    if repositories.is_empty() {
-        return context.out.line(format!("{} holds nothing yet", side.name()));
-    }
     let now = now_ms();
+    let unfinished = match side {
+        Side::Local(_) => unfinished(&side.usage().await?, now),
+        Side::Remote(_) => None,
+    };
+    if repositories.is_empty() {
+        let words = match unfinished {
+            Some(words) => format!("{} holds no snapshot yet, but {words}", side.name()),
+            None => format!("{} holds nothing yet", side.name()),
+        };
+        return context.out.line(words);
+    }
     let mut table = Table::new([
         Column::left("REPOSITORY").style(Style::Bold),
         Column::right("SNAPSHOTS"),
@@ -46,7 +55,11 @@ async fn repositories(context: &mut Context, side: &Side) -> Result<(), Failure>
     for r in repositories {
         table.row([r.name.to_string(), number(r.snapshots), number(r.tags), age(r.updated_at, now)]);
     }
-    context.out.table(&table)
+    context.out.table(&table)?;
+    match unfinished {
+        Some(words) => context.out.line(context.out.paint.dim(&words)),
+        None => Ok(()),
+    }
 }
 
 async fn contents(context: &mut Context, side: &Side, repository: RepositoryName) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ pub mod pull;
 pub mod push;
 mod scrub;
 pub mod stats;
+mod usage;
 mod verify;
 
 use super::args::{Args, Command};
@@ -37,6 +38,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Rm(args) => names::remove(context, args).await,
         Command::Fork(args) => names::fork(context, args).await,
         Command::Stats(args) => stats::run(context, args).await,
+        Command::Df(args) => usage::run(context, args).await,
         Command::Gc(args) => gc::run(context, args).await,
         Command::Pin(args) => gc::pin(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,

@@ -47,6 +47,9 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
     for pack in &report.bad_packs {
         context.out.line(format!("{} {pack}", paint.yellow("pack")))?;
     }
+    for pack in &report.dead_frames {
+        context.out.line(paint.dim(&format!("no blob lost: {pack}")))?;
+    }
     for pack in &report.unread {
         context.out.line(format!("{} {pack}", paint.yellow("unread")))?;
     }

@@ -82,6 +82,18 @@ pub fn utc(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
 }
 
+/// `15:04 UTC, in 59 min`: when something ends, both in milliseconds since 1970.
+pub fn until(then_ms: u64, now_ms: u64) -> String {
+    let text = utc(then_ms);
+    let left = then_ms.saturating_sub(now_ms).div_ceil(1000);
+    match left {
+        0 => "now".into(),
+        1..=119 => format!("{} UTC, in {left} s", &text[11..19]),
+        120..=86_399 => format!("{} UTC, in {} min", &text[11..16], left.div_ceil(60)),
+        _ => format!("{} UTC", &text[..16]),
+    }
+}
+
 /// Year, month and day, `days` after 1970-01-01: the Gregorian calendar counted in eras of 400 years that start on 1 March.
 fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
@@ -214,6 +226,13 @@ mod tests {
         assert_eq!([age(now, now), age(now - 5_000, now), age(now - 600_000, now)], ["just now", "5 s ago", "10 min ago"]);
         assert_eq!(age(now - 86_400_000 * 40, now), "2024-01-20");
         assert_eq!(age(now + 1000, now), "just now");
+    }
+
+    #[test]
+    fn an_end_is_a_time_of_day_and_how_long_it_is_until_then() {
+        let now = 1_709_251_199_000;
+        let ends = [until(now, now), until(now + 30_000, now), until(now + 3_540_000, now), until(now + 90_000_000, now)];
+        assert_eq!(ends, ["now", "00:00:29 UTC, in 30 s", "00:58 UTC, in 59 min", "2024-03-02 00:59 UTC"]);
     }
 
     #[test]

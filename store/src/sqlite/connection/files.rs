@@ -27,7 +27,8 @@ const LOG_KEPT: i64 = 4;
 /// SQLite's way to keep the wal-index in memory, shared by the connections of one process.
 const ALONE: &str = "unix-excl";
 /// Migrations in order; a database's `user_version` is how many it has had.
-const MIGRATIONS: &[&str] = &[include_str!("../../../../migrations/sqlite/0001_init.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("../../../../migrations/sqlite/0001_init.sql"), include_str!("../../../../migrations/sqlite/0002_session_leases.sql")];
 
 /// Why a database was not opened.
 pub(super) enum Failed {

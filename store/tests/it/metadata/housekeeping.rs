@@ -126,7 +126,7 @@ async fn compaction_leaves_alone_what_lies_elsewhere_by_now() {
         moved.push(Moved { object: goes.object, from: packs[0], offset: 8 });
         let into = metadata.begin_pack("compacted".into(), LEASE).await.unwrap();
         let sizes = PackSizes { bytes: goes.frame_len + 100, frame_bytes: goes.frame_len };
-        metadata.finish_compaction(into, sizes, moved, LEASE).await.unwrap();
+        metadata.finish_compaction(into, sizes, moved).await.unwrap();
         let there = |packed: Vec<Packed>| packed.into_iter().map(|p| (p.object, p.offset)).collect::<Vec<_>>();
         assert_eq!(there(metadata.pack_contents(packs[1]).await.unwrap()), there(stays), "{name}");
         assert_eq!(there(metadata.pack_contents(into).await.unwrap()), [(goes.object, 8)], "{name}");

@@ -80,14 +80,19 @@ pub fn frames_of(blobs: &[Blob], mask: u32) -> (Vec<(usize, NewFrame)>, PackSize
 pub struct Object {
     pub kind: Kind,
     pub children: BTreeSet<Digest>,
-    pub keep_until: u64,
+    /// Which sessions lease it. 0: none; N: session N alone; -N: several, none newer than N.
+    pub lessee: i64,
     pub health: Health,
 }
 
 #[derive(Default)]
 pub struct Model {
     pub now: u64,
-    pub pushes: BTreeMap<usize, (PushId, u64)>,
+    /// The newest session of each pusher, and its number.
+    pub pushes: BTreeMap<usize, (PushId, i64)>,
+    /// Sessions that were neither committed nor aborted, by number, and when they expire.
+    pub open: BTreeMap<i64, u64>,
+    pub opened: i64,
     /// Sessions that committed, until their lease ends: what they committed.
     pub committed: Vec<(PushId, u64, Commit)>,
     pub objects: HashMap<Digest, Object>,
@@ -102,14 +107,53 @@ impl Model {
         (containers + names) as u64
     }
 
-    /// The session's id if it is alive; renews as the store does.
-    pub fn alive(&mut self, push: usize, always: bool) -> Result<PushId, ErrorCode> {
-        let now = self.now;
-        let (id, expires) = self.pushes.get_mut(&push).filter(|(_, expires)| *expires >= now).ok_or(ErrorCode::PushUnknown)?;
-        if always || *expires < now + LEASE_MS / 2 {
-            *expires = now + LEASE_MS;
+    pub fn open_push(&mut self, push: usize, id: PushId) {
+        self.opened += 1;
+        self.pushes.insert(push, (id, self.opened));
+        self.open.insert(self.opened, self.now + LEASE_MS);
+    }
+
+    pub fn abort(&mut self, push: usize) -> Option<PushId> {
+        let (id, number) = self.pushes.remove(&push)?;
+        self.open.remove(&number);
+        Some(id)
+    }
+
+    fn expires(&self, push: usize) -> Result<(PushId, i64, u64), ErrorCode> {
+        let (id, number) = self.pushes.get(&push).ok_or(ErrorCode::PushUnknown)?;
+        let expires = self.open.get(number).copied().filter(|expires| *expires >= self.now).ok_or(ErrorCode::PushUnknown)?;
+        Ok((id.clone(), *number, expires))
+    }
+
+    /// The number of the session if it is alive; renews as the store does.
+    pub fn alive(&mut self, push: usize, always: bool) -> Result<i64, ErrorCode> {
+        let (_, number, expires) = self.expires(push)?;
+        if always || expires < self.now + LEASE_MS / 2 {
+            self.open.insert(number, self.now + LEASE_MS);
         }
-        Ok(id.clone())
+        Ok(number)
+    }
+
+    /// Whether a live session leases an object with this `lessee`.
+    fn leased(&self, lessee: i64) -> bool {
+        let live = |(number, expires): (&i64, &u64)| *expires >= self.now && (*number == lessee || *number <= -lessee);
+        lessee != 0 && self.open.iter().any(live)
+    }
+
+    /// The `lessee` of an object once this session leases it too.
+    fn lessee_with(&self, lessee: i64, session: i64) -> i64 {
+        if lessee == session || lessee <= -session {
+            lessee
+        } else if lessee.abs() > session || self.leased(lessee) {
+            -lessee.abs().max(session)
+        } else {
+            session
+        }
+    }
+
+    /// What nothing holds and no lease covers.
+    pub fn free(&self) -> BTreeSet<Digest> {
+        self.objects.iter().filter(|(digest, object)| self.refs(digest) == 0 && !self.leased(object.lessee)).map(|(d, _)| *d).collect()
     }
 
     pub fn tag_state(&self, tag: usize) -> TagState {
@@ -132,25 +176,25 @@ impl Model {
 
     /// What an upload should do: the number of new blobs. All or nothing.
     pub fn upload(&mut self, push: usize, blobs: &[Blob], frames: &[(usize, NewFrame)]) -> Result<u64, ErrorCode> {
-        let (pushes, objects) = (self.pushes.clone(), self.objects.clone());
+        let (open, objects) = (self.open.clone(), self.objects.clone());
         let done = self.try_upload(push, blobs, frames);
         if done.is_err() {
-            (self.pushes, self.objects) = (pushes, objects);
+            (self.open, self.objects) = (open, objects);
         }
         done
     }
 
     fn try_upload(&mut self, push: usize, blobs: &[Blob], frames: &[(usize, NewFrame)]) -> Result<u64, ErrorCode> {
-        self.alive(push, true)?;
-        let keep_until = self.now + LEASE_MS;
+        let session = self.alive(push, true)?;
         let mut new = 0;
         for (i, _) in frames {
             let blob = &blobs[*i];
+            let lessee = self.lessee_with(self.objects.get(&blob.digest).map_or(0, |object| object.lessee), session);
             let object = self.objects.entry(blob.digest).or_insert_with(|| {
                 new += 1;
-                Object { kind: Kind::Blob, children: BTreeSet::new(), keep_until, health: Health::Whole }
+                Object { kind: Kind::Blob, children: BTreeSet::new(), lessee, health: Health::Whole }
             });
-            object.keep_until = object.keep_until.max(keep_until);
+            object.lessee = lessee;
             if object.health == Health::Damaged {
                 object.health = if object.kind.is_container() { Health::Incomplete } else { Health::Whole };
             }
@@ -169,23 +213,21 @@ impl Model {
     }
 
     /// Positions of what is missing; leases the rest.
-    pub fn missing(&mut self, blobs: &[Blob]) -> Vec<usize> {
-        let now = self.now;
+    pub fn missing(&mut self, blobs: &[Blob], session: i64) -> Vec<usize> {
         let lacking: Vec<usize> = (0..blobs.len()).filter(|i| !self.has(&blobs[*i].digest, blobs[*i].kind)).collect();
         for (i, blob) in blobs.iter().enumerate() {
             if !lacking.contains(&i)
+                && let Some(lessee) = self.objects.get(&blob.digest).map(|object| self.lessee_with(object.lessee, session))
                 && let Some(object) = self.objects.get_mut(&blob.digest)
-                && object.keep_until < now + LEASE_MS / 2
             {
-                object.keep_until = now + LEASE_MS;
+                object.lessee = lessee;
             }
         }
         lacking
     }
 
     pub fn commit(&mut self, push: usize, commit: &Commit, tag: Option<usize>) -> Result<(), ErrorCode> {
-        let now = self.now;
-        let (id, expires) = self.pushes.get(&push).filter(|(_, expires)| *expires >= now).cloned().ok_or(ErrorCode::PushUnknown)?;
+        let (id, _, expires) = self.expires(push)?;
         if !self.has(&commit.manifest, Kind::Manifest) {
             return Err(ErrorCode::BlobUnknown);
         }
@@ -198,7 +240,7 @@ impl Model {
         if let Some(t) = tag {
             self.tags.insert(t, commit.manifest);
         }
-        self.pushes.remove(&push);
+        self.abort(push);
         self.committed.push((id, expires, commit.clone()));
         Ok(())
     }
@@ -221,17 +263,18 @@ impl Model {
         found
     }
 
-    /// Takes away what collection deleted. It may be late, but it must not take what something holds or a lease covers.
+    /// Takes away what collection deleted: it must not take what something holds or a lease covers, and must leave nothing else.
     pub fn collected(&mut self, gone: &BTreeSet<Digest>) {
         let mut left = gone.clone();
         while !left.is_empty() {
-            let free: Vec<Digest> = left.iter().copied().filter(|d| self.refs(d) == 0 && self.objects[d].keep_until <= self.now).collect();
+            let free: Vec<Digest> = left.intersection(&self.free()).copied().collect();
             assert!(!free.is_empty(), "collection took {left:?}, which something holds or a lease covers");
             for digest in free {
                 self.objects.remove(&digest);
                 left.remove(&digest);
             }
         }
+        assert!(self.free().is_empty(), "collection left {:?}, which nothing holds and no lease covers", self.free());
     }
 
     /// Containers that reach `digest`.

@@ -1,0 +1,131 @@
+//! `pf df`: what takes up room, and until when.
+
+use crate::cli::args::Df;
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{bytes, count, now_ms, until};
+use crate::cli::output::table::{Column, Table};
+use crate::cli::side::Side;
+use pfr_schema::api::{Protected, Usage};
+use std::collections::BTreeSet;
+
+/// Repositories named in a sentence.
+const NAMED: usize = 3;
+
+pub async fn run(context: &mut Context, args: Df) -> Result<(), Failure> {
+    let side = context.side(args.at, None).await?;
+    let usage = side.usage().await?;
+    if context.json {
+        return context.out.json(&usage);
+    }
+    let mut table = Table::new([Column::left("WHAT"), Column::right("BYTES"), Column::left("FREED").optional()]);
+    for [what, size, freed] in rows(&usage, matches!(side, Side::Local(_)), now_ms()) {
+        table.row([what, size, freed]);
+    }
+    context.out.table(&table)
+}
+
+fn rows(usage: &Usage, local: bool, now: u64) -> Vec<[String; 3]> {
+    let Usage { leased, .. } = usage;
+    let pinned = if usage.pinned > 0 { format!(", {} pinned", usage.pinned) } else { String::new() };
+    let gc = if local { "by `pf gc`" } else { "by garbage collection" };
+    let end = |bytes: u64, end: Option<u64>| if bytes == 0 { String::new() } else { ends(end, now) };
+    let mut rows = vec![("snapshots", usage.live_bytes, format!("{}{pinned}", count(usage.snapshots, "snapshot")))];
+    if leased.bytes > 0 {
+        rows.push(("leased", leased.bytes, format!("{}, {}", end(leased.bytes, leased.expires_at), whose(leased, local))));
+    }
+    rows.push(("garbage", usage.garbage_bytes, if usage.garbage_bytes > 0 { gc.to_owned() } else { String::new() }));
+    rows.push(("dead", usage.dead_bytes, if usage.dead_bytes > 0 { "by compaction".into() } else { String::new() }));
+    rows.push(("deleted", usage.draining_bytes, end(usage.draining_bytes, usage.draining_ends_at)));
+    if usage.unfinished_packs > 0 {
+        let freed = format!("{}, {}", ends(usage.unfinished_ends_at, now), count(usage.unfinished_packs, "upload"));
+        rows.push(("unfinished", usage.unfinished_bytes, freed));
+    }
+    rows.push(("total", usage.disk_bytes, String::new()));
+    rows.into_iter().map(|(what, size, freed)| [what.to_owned(), bytes(size), freed]).collect()
+}
+
+fn ends(end: Option<u64>, now: u64) -> String {
+    match end {
+        Some(end) if end > now => format!("after {}", until(end, now)),
+        _ => "by the next garbage collection".into(),
+    }
+}
+
+/// `an unfinished pull into team/agent`: whose leases protect something.
+pub fn whose(protected: &Protected, local: bool) -> String {
+    let repositories: BTreeSet<String> = protected.sessions.iter().map(|session| session.repository.to_string()).collect();
+    if repositories.is_empty() {
+        return "a lease".into();
+    }
+    let what = match (local, protected.sessions.len()) {
+        (true, 1) => "an unfinished pull, import or capture into",
+        (true, _) => "unfinished pulls, imports or captures into",
+        (false, 1) => "an unfinished push to",
+        (false, _) => "unfinished pushes to",
+    };
+    let more = if repositories.len() > NAMED { format!(" and {} more", repositories.len() - NAMED) } else { String::new() };
+    let named: Vec<String> = repositories.into_iter().take(NAMED).collect();
+    format!("{what} {}{more}", named.join(", "))
+}
+
+/// What an interrupted pull left in the local store, and how to go on; none if there is nothing of it.
+pub fn unfinished(usage: &Usage, now: u64) -> Option<String> {
+    let (leased, garbage) = (&usage.leased, usage.garbage_bytes + usage.unfinished_bytes);
+    let go_on = "the same command again resumes it";
+    if leased.bytes > 0 {
+        let kept = leased.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
+        return Some(format!(
+            "{} of {}{kept}: {go_on}, `pf gc --unfinished` frees it",
+            bytes(leased.bytes + garbage),
+            whose(leased, true)
+        ));
+    }
+    let command = if usage.unfinished_bytes > 0 { "pf gc --unfinished" } else { "pf gc" };
+    (garbage > 0).then(|| format!("{} that no snapshot holds: `{command}` frees it", bytes(garbage)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pfr_schema::api::OpenSession;
+
+    #[test]
+    fn each_row_says_what_frees_it_and_when() {
+        let now = 1_709_251_199_000;
+        let session = OpenSession { repository: "team/agent".parse().unwrap(), expires_at: now + 3_540_000 };
+        let leased = Protected { objects: 3, bytes: 2048, expires_at: Some(now + 3_540_000), sessions: vec![session] };
+        let usage = Usage {
+            disk_bytes: 8192,
+            live_bytes: 4096,
+            leased,
+            garbage_bytes: 1024,
+            dead_bytes: 512,
+            draining_bytes: 512,
+            draining_ends_at: Some(now + 60_000),
+            snapshots: 2,
+            pinned: 1,
+            ..Usage::default()
+        };
+        let rows = rows(&usage, true, now);
+        let text: Vec<String> = rows.iter().map(|row| row.join(" | ")).collect();
+        assert_eq!(
+            text,
+            [
+                "snapshots | 4.00 KiB | 2 snapshots, 1 pinned",
+                "leased | 2.00 KiB | after 00:58 UTC, in 59 min, an unfinished pull, import or capture into team/agent",
+                "garbage | 1.00 KiB | by `pf gc`",
+                "dead | 512 B | by compaction",
+                "deleted | 512 B | after 00:00:59 UTC, in 60 s",
+                "total | 8.00 KiB | ",
+            ]
+        );
+        assert_eq!(
+            unfinished(&usage, now).unwrap(),
+            "3.00 KiB of an unfinished pull, import or capture into team/agent, kept until 00:58 UTC, in 59 min: \
+             the same command again resumes it, `pf gc --unfinished` frees it"
+        );
+        assert_eq!(unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now).unwrap(), "1.00 KiB that no snapshot holds: `pf gc` frees it");
+        assert_eq!(unfinished(&Usage::default(), now), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! The dry run: the report of the run that would come next, to the object, byte and pack.
+
+use super::plan::{Fates, Leases, MOST, Packs, Plan};
+use super::run::Run;
+use crate::error::Result;
+use crate::metadata::{Evictable, PackState};
+
+impl Run<'_> {
+    /// Adds up what would go, were these snapshots evicted first.
+    pub(super) async fn plan(&mut self, evicted: &[Evictable]) {
+        let planned = self.count(evicted).await;
+        self.note(planned);
+    }
+
+    async fn count(&mut self, evicted: &[Evictable]) -> Result<()> {
+        let (now, end_sessions) = (self.store.options.clock.now(), self.options.end_sessions);
+        let leases = if end_sessions { Leases::OfNoSession } else { Leases::All };
+        let mut plan = Plan::new(self.store, self.options.batch, leases);
+        let mut due = self.store.metadata.queue(!end_sessions, MOST).await?;
+        if end_sessions {
+            // The end of a session makes due what waits for it.
+            due.retain(|queued| queued.due <= now || queued.session.is_some());
+            self.report.sessions += self.store.metadata.unfinished(MOST).await?.len() as u64;
+        }
+        // As a collection does: first what was deleted, then what was never committed.
+        self.report.released += plan.entries(due.iter().filter(|queued| queued.released)).await?;
+        for snapshot in evicted {
+            self.report.evicted += 1;
+            self.report.released += self.store.release(&mut plan, snapshot).await?;
+            self.show(&plan).await;
+        }
+        for queued in due.iter().filter(|queued| !queued.released) {
+            self.report.unclaimed += plan.entry(queued).await?;
+            self.show(&plan).await;
+        }
+        self.show(&plan).await;
+        self.packs(&plan).await?;
+        if plan.is_full() || due.len() == MOST {
+            self.report.error = Some(format!("there are more than {MOST} objects to look at: the numbers are a lower bound"));
+        }
+        self.report.protected = Some(plan.protected().await?);
+        Ok(())
+    }
+
+    async fn show(&mut self, plan: &Plan<'_>) {
+        self.report.freed_bytes = plan.bytes;
+        self.progress().await;
+    }
+
+    /// What would become of packs.
+    async fn packs(&mut self, plan: &Plan<'_>) -> Result<()> {
+        let now = self.store.options.clock.now();
+        let packs = Packs::load(self.store).await?;
+        let fates = packs.fates(plan, now, self.options.end_sessions);
+        self.report.packs_emptied = fates.emptied.len() as u64;
+        self.report.packs_abandoned = fates.abandoned.len() as u64;
+        let mut draining = fates.emptied;
+        draining.extend(fates.abandoned);
+        if self.options.compact {
+            for (pack, _) in fates.sparse {
+                let (moved, emptied) = Fates::moved(self.store, plan, pack).await?;
+                self.report.packs_compacted += u64::from(moved > 0);
+                self.report.moved_bytes += moved;
+                draining.extend(emptied.then_some(pack));
+            }
+        }
+        let drained = self.store.metadata.drained_packs(self.options.horizon, MOST).await?;
+        self.report.packs_deleted = drained.len() as u64;
+        self.report.deleted_bytes = drained.iter().map(|pack| pack.bytes).sum();
+        let all: u64 = packs.iter().filter(|pack| pack.state == PackState::Draining).map(|pack| pack.bytes).sum();
+        self.report.draining_bytes = all - self.report.deleted_bytes.min(all);
+        let bytes: u64 = draining.iter().map(|pack| pack.bytes).sum();
+        if self.options.horizon.is_zero() {
+            self.report.packs_deleted += draining.len() as u64;
+            self.report.deleted_bytes += bytes;
+        } else {
+            self.report.draining_bytes += bytes;
+        }
+        let until = |since: u64| since.saturating_add(self.horizon_ms());
+        let last = packs.iter().filter_map(|pack| pack.draining_since).max();
+        let last = if draining.is_empty() { last } else { Some(now) };
+        self.report.draining_ends_at = last.filter(|_| self.report.draining_bytes > 0).map(until);
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! What takes up room in a store, and until when.
+
+use super::plan::{Leases, MOST, Packs, Plan};
+use crate::Store;
+use crate::error::Result;
+use crate::metadata::PackState;
+use pfr_schema::api::Usage;
+use std::time::Duration;
+
+/// Objects looked at in one query.
+const BATCH: usize = 8000;
+/// Repositories asked for at a time.
+const PAGE: usize = 1000;
+
+impl Store {
+    /// What takes up room: what snapshots hold, what a collection would free now or later, and what only compaction gives back. Costs what a
+    /// collection costs, and nothing is changed. `horizon` is the grace period of this store's collections.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`].
+    pub async fn usage(&self, horizon: Duration) -> Result<Usage> {
+        let now = self.options.clock.now();
+        let mut plan = Plan::new(self, BATCH, Leases::All);
+        let due = self.metadata.queue(true, MOST).await?;
+        plan.entries(due.iter()).await?;
+        let garbage = plan.bytes;
+        let leased = plan.protected().await?;
+        let mut usage = Usage { garbage_bytes: garbage, leased, ..Usage::default() };
+        let (mut in_use, mut last) = (0, None);
+        for pack in Packs::load(self).await?.iter() {
+            match pack.state {
+                PackState::Live => {
+                    in_use += pack.live_bytes;
+                    usage.dead_bytes += pack.bytes.saturating_sub(pack.live_bytes);
+                }
+                PackState::Draining => {
+                    usage.draining_bytes += pack.bytes;
+                    last = last.max(pack.draining_since);
+                }
+                PackState::Writing => {
+                    usage.unfinished_bytes += self.unfinished_bytes(&pack.key).await?;
+                    usage.unfinished_packs += 1;
+                    usage.unfinished_ends_at = usage.unfinished_ends_at.max(Some(pack.keep_until).filter(|until| *until > now));
+                }
+            }
+        }
+        let millis = u64::try_from(horizon.as_millis()).unwrap_or(u64::MAX);
+        usage.draining_ends_at = last.map(|since| since.saturating_add(millis)).filter(|until| *until > now);
+        usage.live_bytes = in_use.saturating_sub(usage.garbage_bytes + usage.leased.bytes);
+        usage.disk_bytes = in_use + usage.dead_bytes + usage.draining_bytes + usage.unfinished_bytes;
+        let mut after = None;
+        loop {
+            let page = self.repositories(after, PAGE).await?;
+            usage.snapshots += page.rows.iter().map(|repository| repository.snapshots).sum::<u64>();
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let evictable = self.metadata.evictable(usize::MAX).await?.len() as u64;
+        usage.pinned = usage.snapshots.saturating_sub(evictable);
+        Ok(usage)
+    }
+}
