@@ -151,7 +151,7 @@ mod tests {
         )
         .expect("rows");
         drop(old);
-        let database = Database::open(Some(path)).await.expect("the new version");
+        let database = Database::open(Some(path), None).await.expect("the new version");
         let (open, lease, released) = database
             .read(|tx| {
                 let released: Vec<bool> = tx
