@@ -149,6 +149,9 @@ impl Database {
                 drop(answer.send(result));
             })
         });
+        // Small writes of reads and sessions go on as well. Without space they would fail, or end the process: SQLite maps the wal-index from
+        // a file, and a page of it without its blocks is fatal (SIGBUS).
+        let _room = self.make_room(Freeing::Deletion).await;
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(job).map_err(|_| Error::Internal("the metadata writer has ended".into()))?;
         let answer = answered.await.map_err(|_| Error::Internal("the metadata writer dropped a transaction".into()))?;
@@ -241,13 +244,14 @@ impl Writer<'_> {
                 self.close();
             }
             let files = self.readers.map(|readers| &readers.files);
-            let connection = match self.current.take().map_or_else(|| files.map_or_else(files::in_memory, Files::connect), Ok) {
-                Ok(connection) => &*self.current.insert(connection),
-                Err(failed) => {
-                    first(None)(Some(&Error::from(failed).to_string()));
-                    continue;
-                }
-            };
+            let connection =
+                match self.current.take().map_or_else(|| files.map_or_else(files::in_memory, |files| files.connect(files::PATIENCE)), Ok) {
+                    Ok(connection) => &*self.current.insert(connection),
+                    Err(failed) => {
+                        first(None)(Some(&Error::from(failed).to_string()));
+                        continue;
+                    }
+                };
             let (replies, failure) = transact(connection, first, queue);
             self.rows_written.store(self.written_before + connection.total_changes(), Ordering::Relaxed);
             if let Some(files) = files {

@@ -224,7 +224,7 @@ impl Trial {
         // Leases of what was uploaded last a second.
         wait_for("space", 60, || {
             let output = tool(&data, "gc", &["--horizon", "0"]).output().unwrap();
-            assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{output:?}");
             (available(&self.disk) >= wanted).then_some(())
         });
     }
@@ -242,7 +242,7 @@ impl Trial {
 
     fn fsck(&self) {
         let output = tool(self.registry.data(), "fsck", &[]).output().unwrap();
-        assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{output:?}");
     }
 }
 
