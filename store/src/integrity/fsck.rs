@@ -3,7 +3,7 @@
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{ObjectId, ObjectRow};
-use crate::room::{Freeing, MadeRoom};
+use crate::room::Freeing;
 use bytes::Bytes;
 use pfr_schema::Digest;
 use pfr_schema::api::FsckReport;
@@ -22,6 +22,8 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
     pub async fn fsck(&self, repair: bool, progress: &mut (dyn FnMut(&FsckReport) + Send)) -> Result<FsckReport> {
+        // It finds out what is wrong on a full disk too, and puts that down.
+        let _room = self.metadata.make_room(Freeing::Collection).await?;
         let mut fsck = Fsck { store: self, report: FsckReport::default(), unreadable: BTreeMap::new() };
         let mut after = None;
         loop {
@@ -43,7 +45,6 @@ impl Store {
         let trusted = fsck.report.wrong == 0;
         fsck.name_unreadable().await?;
         let mut report = fsck.report;
-        let _room = if repair { self.metadata.make_room(Freeing::Collection).await? } else { MadeRoom::default() };
         let audit = self.metadata.audit(repair && trusted).await?;
         let words = audit.discrepancies.into_iter().map(|d| format!("{}: expected {}, found {}", d.what, d.expected, d.found));
         report.discrepancies.extend(words);

@@ -51,6 +51,8 @@ impl Disk {
     /// What its file system has; nothing is limited where that cannot be told.
     pub(super) fn space(&self) -> Option<Space> {
         match rustix::fs::statvfs(&self.dir) {
+            // Some file systems do not say how large they are.
+            Ok(stat) if stat.f_blocks == 0 => None,
             Ok(stat) => Some(Space {
                 total: stat.f_blocks.saturating_mul(stat.f_frsize),
                 available: stat.f_bavail.saturating_mul(stat.f_frsize),

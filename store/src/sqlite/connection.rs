@@ -9,8 +9,8 @@ mod files;
 use crate::error::{Error, Result};
 use crate::room::{Freeing, MadeRoom, Room};
 use checkpoint::Checkpointer;
-use parking_lot::Mutex;
 use files::{Files, is_read_only};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl Database {
                         Err(error) => drop(ready.send(Err(no_thread(&error)))),
                         Ok(checkpointer) => {
                             drop(ready.send(Ok(())));
-                            Writer { current: Some(connection), readers, checkpointer, written_before: 0, rows_written: &counter }.run(&queue);
+                            Writer { current: Some(connection), readers, checkpointer, written_before: 0, rows_written: &counter }
+                                .run(&queue);
                         }
                     },
                 }
@@ -148,6 +149,9 @@ impl Database {
                 drop(answer.send(result));
             })
         });
+        // Small writes of reads and sessions go on as well. Without space they would fail, or end the process: SQLite maps the wal-index from
+        // a file, and a page of it without its blocks is fatal (SIGBUS).
+        let _room = self.make_room(Freeing::Deletion).await;
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(job).map_err(|_| Error::Internal("the metadata writer has ended".into()))?;
         let answer = answered.await.map_err(|_| Error::Internal("the metadata writer dropped a transaction".into()))?;
@@ -240,13 +244,14 @@ impl Writer<'_> {
                 self.close();
             }
             let files = self.readers.map(|readers| &readers.files);
-            let connection = match self.current.take().map_or_else(|| files.map_or_else(files::in_memory, Files::connect), Ok) {
-                Ok(connection) => &*self.current.insert(connection),
-                Err(failed) => {
-                    first(None)(Some(&Error::from(failed).to_string()));
-                    continue;
-                }
-            };
+            let connection =
+                match self.current.take().map_or_else(|| files.map_or_else(files::in_memory, |files| files.connect(files::PATIENCE)), Ok) {
+                    Ok(connection) => &*self.current.insert(connection),
+                    Err(failed) => {
+                        first(None)(Some(&Error::from(failed).to_string()));
+                        continue;
+                    }
+                };
             let (replies, failure) = transact(connection, first, queue);
             self.rows_written.store(self.written_before + connection.total_changes(), Ordering::Relaxed);
             if let Some(files) = files {
@@ -291,7 +296,9 @@ impl Writer<'_> {
         self.close();
         match readers.files.open() {
             Ok(connection) => self.current = Some(connection),
-            Err(failed) => tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it"),
+            Err(failed) => {
+                tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it")
+            }
         }
     }
 

@@ -196,9 +196,12 @@ pub(super) fn note_healed(tx: &Connection) -> Result<()> {
 }
 
 pub(super) fn reassess(tx: &Connection) -> Result<u64> {
-    if tx.execute("DELETE FROM healed", []).map_err(sql)? == 0 {
+    // Deleting all of nothing would write a page.
+    let healed: bool = tx.query_row("SELECT EXISTS (SELECT 1 FROM healed)", [], |r| r.get(0)).map_err(sql)?;
+    if !healed {
         return Ok(0);
     }
+    tx.execute("DELETE FROM healed", []).map_err(sql)?;
     let unwell: Vec<(ObjectId, i64)> = tx
         .prepare_cached("SELECT id, health FROM objects WHERE health > 0 ORDER BY id")
         .and_then(|mut s| s.query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?.collect())

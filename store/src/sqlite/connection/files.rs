@@ -78,47 +78,53 @@ impl Files {
     /// The writer's connection, when no other one is open in this process. It needs no free space.
     pub(super) fn open(&self) -> Result<Connection, Failed> {
         self.alone.store(false, Ordering::Relaxed);
-        let connection = loop {
-            match self.connect() {
+        // A wal-index that is there and misses blocks would end the process (SIGBUS): not even tried.
+        if self.room.is_low()
+            && !self.room.has(INDEX)
+            && !self.room.give(INDEX)
+            && let Ok(connection) = self.open_alone(Duration::ZERO)
+        {
+            return Ok(connection);
+        }
+        loop {
+            match self.connect(PATIENCE) {
                 Err(Failed::Sql(error)) if lacks_space(&error) && self.room.is_low() => {
                     if !self.room.give(INDEX) {
-                        break self.open_alone(error)?;
+                        // What it was at first says more.
+                        return self.open_alone(PATIENCE).map_err(|_| Failed::Sql(error));
                     }
                 }
-                other => break other?,
+                other => {
+                    let connection = other?;
+                    self.room.refill();
+                    return Ok(connection);
+                }
             }
-        };
-        if !self.is_alone() {
-            self.room.refill();
         }
-        Ok(connection)
     }
 
-    fn open_alone(&self, error: rusqlite::Error) -> Result<Connection, Failed> {
+    fn open_alone(&self, patience: Duration) -> Result<Connection, Failed> {
         self.alone.store(true, Ordering::Relaxed);
-        match self.connect() {
-            Ok(connection) => {
-                tracing::warn!(%error, "no space for the index of the metadata's log: it is kept in memory, and no other process can open the metadata until there is space");
-                Ok(connection)
-            }
-            // What it was at first says more.
-            Err(_) => {
-                self.alone.store(false, Ordering::Relaxed);
-                Err(Failed::Sql(error))
-            }
+        let connected = self.connect(patience);
+        match connected {
+            Ok(_) => tracing::warn!(
+                "no space for the index of the metadata's log: it is kept in memory, and no other process can open the metadata until there is space"
+            ),
+            Err(_) => self.alone.store(false, Ordering::Relaxed),
         }
+        connected
     }
 
     /// A connection for the writer. SQLite does not wait for who sets up the log of a new database, or cleans away that of one nobody uses
     /// any more: so this does.
-    pub(super) fn connect(&self) -> Result<Connection, Failed> {
+    pub(super) fn connect(&self, patience: Duration) -> Result<Connection, Failed> {
         let start = Instant::now();
         loop {
             let connected = self.connection(OpenFlags::default()).map_err(Failed::from).and_then(|connection| {
-                set_up(connection, PATIENCE.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()))
+                set_up(connection, patience.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()))
             });
             match connected {
-                Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+                Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < patience => std::thread::sleep(Duration::from_millis(5)),
                 other => return other,
             }
         }

@@ -220,7 +220,7 @@ impl Trial {
         // Leases of what was uploaded last a second.
         wait_for("space", 60, || {
             let output = tool(&data, "gc", &["--horizon", "0"]).output().unwrap();
-            assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{output:?}");
             (available(&self.disk) >= wanted).then_some(())
         });
     }
@@ -238,7 +238,7 @@ impl Trial {
 
     fn fsck(&self) {
         let output = tool(self.registry.data(), "fsck", &[]).output().unwrap();
-        assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{output:?}");
     }
 }
 
@@ -292,7 +292,8 @@ async fn rounds(disk: &Path, folder: &Path, rounds: u64, left: Option<u64>) {
     trial.verify().await;
     trial.fsck();
     let log = trial.registry.log();
-    let wrong = |line: &&str| ["code=\"internal\"", "code=\"unavailable\"", "panicked"].iter().any(|w| line.contains(w)) && !line.contains(LATE);
+    let wrong =
+        |line: &&str| ["code=\"internal\"", "code=\"unavailable\"", "panicked"].iter().any(|w| line.contains(w)) && !line.contains(LATE);
     assert_eq!(log.lines().find(wrong), None, "the cause is called by its name");
 }
 
