@@ -49,7 +49,14 @@ pub struct GcOptions {
 
 impl Default for GcOptions {
     fn default() -> Self {
-        Self { trigger: GcTrigger::Command, dry_run: false, horizon: Duration::from_secs(3600), batch: 8000, compact: true, end_sessions: false }
+        Self {
+            trigger: GcTrigger::Command,
+            dry_run: false,
+            horizon: Duration::from_secs(3600),
+            batch: 8000,
+            compact: true,
+            end_sessions: false,
+        }
     }
 }
 

@@ -129,7 +129,10 @@ async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
     let unfinished = "of an unfinished pull, import or capture into team/agent, kept until";
     assert!(ls().contains("holds no snapshot yet, but") && ls().contains(unfinished) && ls().contains("pf gc --unfinished"), "{}", ls());
     let (code, stdout, _) = pf(dir.path(), &["gc"]);
-    assert!(code == 0 && stdout.contains("nothing freed: ") && stdout.contains("unreferenced, protected by an unfinished pull"), "{stdout}");
+    assert!(
+        code == 0 && stdout.contains("nothing freed: ") && stdout.contains("unreferenced, protected by an unfinished pull"),
+        "{stdout}"
+    );
     let df = || serde_json::from_str::<Usage>(&pf(dir.path(), &["df", "--local", "--json"]).1).unwrap();
     let usage = df();
     assert!(usage.leased.bytes > 0 && usage.live_bytes + usage.garbage_bytes == 0 && usage.disk_bytes == size, "{usage:?}");
@@ -167,7 +170,13 @@ async fn a_registry_collects_when_asked() {
 #[test]
 fn what_cannot_be_meant_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for args in [&["gc", "--max-size", "much"][..], &["gc", "--remote", "--max-size", "1GiB"], &["gc", "--remote", "--unfinished"], &["pin"], &["pin", "http://r:1/a:b"]] {
+    for args in [
+        &["gc", "--max-size", "much"][..],
+        &["gc", "--remote", "--max-size", "1GiB"],
+        &["gc", "--remote", "--unfinished"],
+        &["pin"],
+        &["pin", "http://r:1/a:b"],
+    ] {
         let (code, stdout, stderr) = pf(dir.path(), args);
         assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
     }

@@ -50,7 +50,8 @@ fn words(r: &GcReport) -> String {
         parked => format!("deferred         {parked} containers whose content is not known, for a day: run fsck\n"),
     };
     let now = r.finished_at.unwrap_or(r.started_at);
-    let until = |until: Option<u64>| until.map_or(String::new(), |until| format!(", for {} s more", until.saturating_sub(now).div_ceil(1000)));
+    let until =
+        |until: Option<u64>| until.map_or(String::new(), |until| format!(", for {} s more", until.saturating_sub(now).div_ceil(1000)));
     let protected = match &r.protected {
         Some(p) if p.bytes > 0 => {
             let sessions: BTreeSet<&str> = p.sessions.iter().map(|s| s.repository.as_str()).collect();

@@ -95,7 +95,10 @@ async fn a_commit_ends_its_leases_and_usage_tells_what_takes_up_room() {
     })
     .await;
     assert_eq!((ended.freed_bytes, ended.unclaimed), (before.live_bytes, 0), "{ended:?}");
-    assert_eq!((planned.released, planned.packs_deleted, planned.deleted_bytes), (ended.released, ended.packs_deleted, ended.deleted_bytes));
+    assert_eq!(
+        (planned.released, planned.packs_deleted, planned.deleted_bytes),
+        (ended.released, ended.packs_deleted, ended.deleted_bytes)
+    );
     assert_eq!(ended.protected, Some(before.leased));
 }
 

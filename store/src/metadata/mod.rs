@@ -11,8 +11,8 @@ mod rows;
 
 pub use rows::*;
 
-use crate::room::{Freeing, MadeRoom};
 use crate::Result;
+use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;

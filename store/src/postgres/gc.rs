@@ -123,7 +123,9 @@ pub(super) async fn collect(tx: &mut Tx, budget: usize, broken: &[ObjectId]) -> 
         sweep.released = first.queued.released;
         match first.queued.suspect {
             Suspect::Object(_) => {
-                sweep.free.extend(set.iter().filter_map(|e| if let Suspect::Object(object) = e.queued.suspect { Some(object) } else { None }));
+                sweep
+                    .free
+                    .extend(set.iter().filter_map(|e| if let Suspect::Object(object) = e.queued.suspect { Some(object) } else { None }));
                 finished.extend(set.iter().map(|entry| entry.id));
                 sweep.run(tx, left).await?;
             }

@@ -326,14 +326,7 @@ pub(super) async fn hold(tx: &mut Tx, pack: PackId) -> Outcome<()> {
 }
 
 /// Makes a complete pack live; its unclaimed objects are looked at when the session ends, and at `due` at the latest.
-pub(super) async fn go_live(
-    tx: &mut Tx,
-    pack: PackId,
-    sizes: PackSizes,
-    live_bytes: u64,
-    due: i64,
-    session: Option<i64>,
-) -> Outcome<()> {
+pub(super) async fn go_live(tx: &mut Tx, pack: PackId, sizes: PackSizes, live_bytes: u64, due: i64, session: Option<i64>) -> Outcome<()> {
     let updated = tx
         .execute(
             sqlx::query(

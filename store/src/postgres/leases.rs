@@ -117,7 +117,8 @@ pub(super) async fn end_all(tx: &mut Tx) -> Outcome<u64> {
     let give_up = "UPDATE packs SET keep_until = $1 WHERE id = ANY(ARRAY(
                      SELECT id FROM packs WHERE state = 'writing' AND keep_until > $1 ORDER BY id FOR UPDATE)) AND state = 'writing'";
     tx.execute(sqlx::query(give_up).bind(now)).await?;
-    let delete = "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE committed IS NULL ORDER BY id FOR UPDATE)) RETURNING number";
+    let delete =
+        "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE committed IS NULL ORDER BY id FOR UPDATE)) RETURNING number";
     let sessions: Vec<i64> = sqlx::query_scalar(delete).fetch_all(tx.on()).await?;
     tx.wrote(sessions.len());
     ended(tx, &sessions).await?;

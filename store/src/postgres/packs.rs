@@ -39,12 +39,11 @@ fn pack_row((id, key, state, bytes, frame_bytes, live_bytes, keep_until, drainin
 }
 
 pub(super) async fn packs(tx: &mut Tx, after: Option<PackId>, limit: usize) -> Outcome<Vec<PackRow>> {
-    let rows: Vec<RawPack> =
-        sqlx::query_as(concat!("SELECT ", columns!(), " FROM packs WHERE id > $1 ORDER BY id LIMIT $2"))
-            .bind(after.unwrap_or(0))
-            .bind(at_most(limit))
-            .fetch_all(tx.on())
-            .await?;
+    let rows: Vec<RawPack> = sqlx::query_as(concat!("SELECT ", columns!(), " FROM packs WHERE id > $1 ORDER BY id LIMIT $2"))
+        .bind(after.unwrap_or(0))
+        .bind(at_most(limit))
+        .fetch_all(tx.on())
+        .await?;
     Ok(rows.into_iter().map(pack_row).collect())
 }
 
@@ -65,9 +64,11 @@ pub(super) async fn retire_packs(tx: &mut Tx, limit: usize) -> Outcome<Retired> 
 
 pub(super) async fn drained_packs(tx: &mut Tx, horizon: i64, limit: usize) -> Outcome<Vec<PackRow>> {
     let before = tx.now().await?.saturating_sub(horizon);
-    let rows: Vec<RawPack> = sqlx::query_as(
-        concat!("SELECT ", columns!(), " FROM packs WHERE state = 'draining' AND draining_since <= $1 ORDER BY draining_since, id LIMIT $2"),
-    )
+    let rows: Vec<RawPack> = sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(),
+        " FROM packs WHERE state = 'draining' AND draining_since <= $1 ORDER BY draining_since, id LIMIT $2"
+    ))
     .bind(before)
     .bind(at_most(limit))
     .fetch_all(tx.on())

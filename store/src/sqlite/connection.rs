@@ -9,8 +9,8 @@ mod files;
 use crate::error::{Error, Result};
 use crate::room::{Freeing, MadeRoom, Room};
 use checkpoint::Checkpointer;
-use parking_lot::Mutex;
 use files::{Files, is_read_only};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl Database {
                         Err(error) => drop(ready.send(Err(no_thread(&error)))),
                         Ok(checkpointer) => {
                             drop(ready.send(Ok(())));
-                            Writer { current: Some(connection), readers, checkpointer, written_before: 0, rows_written: &counter }.run(&queue);
+                            Writer { current: Some(connection), readers, checkpointer, written_before: 0, rows_written: &counter }
+                                .run(&queue);
                         }
                     },
                 }
@@ -291,7 +292,9 @@ impl Writer<'_> {
         self.close();
         match readers.files.open() {
             Ok(connection) => self.current = Some(connection),
-            Err(failed) => tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it"),
+            Err(failed) => {
+                tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it")
+            }
         }
     }
 

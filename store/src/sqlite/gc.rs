@@ -58,9 +58,7 @@ pub(super) fn queue(tx: &Connection, now: u64, limit: usize) -> Result<Vec<Queue
 
 pub(super) fn unclaimed(tx: &Connection, pack: PackId, now: u64, limit: usize) -> Result<Vec<ObjectId>> {
     let select = concat!("SELECT id FROM objects WHERE pack = ?1 AND refs = 0 AND NOT ", leased!("?2"), " ORDER BY id LIMIT ?3");
-    tx.prepare_cached(select)
-        .and_then(|mut s| s.query_map(params![pack, int(now), at_most(limit)], |r| r.get(0))?.collect())
-        .map_err(sql)
+    tx.prepare_cached(select).and_then(|mut s| s.query_map(params![pack, int(now), at_most(limit)], |r| r.get(0))?.collect()).map_err(sql)
 }
 
 pub(super) fn unheld(tx: &Connection, pack: PackId) -> Result<Vec<ObjectId>> {
@@ -96,8 +94,17 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
     broken.iter().try_for_each(|object| park.execute(params![int(now + PARKED_MS), object]).map(|_| ()).map_err(sql))?;
     let sessions = tx.prepare_cached("DELETE FROM pushes WHERE expires < ?1").and_then(|mut s| s.execute([int(now)])).map_err(sql)?;
     let mut done = Collected { sessions: sessions as u64, parked: broken.len() as u64, ..Collected::default() };
-    let mut sweep =
-        Sweep { tx, now, free: Vec::new(), found_again: HashSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, released: false, others_wait };
+    let mut sweep = Sweep {
+        tx,
+        now,
+        free: Vec::new(),
+        found_again: HashSet::new(),
+        lost: BTreeMap::new(),
+        deleted: 0,
+        frame_bytes: 0,
+        released: false,
+        others_wait,
+    };
     let mut forget = tx.prepare_cached("DELETE FROM suspects WHERE id = ?1").map_err(sql)?;
     for entry in due(tx, now, budget)? {
         let left = budget.saturating_sub(sweep.deleted as usize);

@@ -38,7 +38,9 @@ pub(super) fn push(tx: &Connection, push: &PushId, now: u64) -> Result<LivePush>
             "SELECT p.number, r.name, p.expires FROM pushes p JOIN repositories r ON r.id = p.repository
              WHERE p.id = ?1 AND p.expires >= ?2 AND p.committed IS NULL",
         )
-        .and_then(|mut s| s.query_row(params![push.0, int(now)], |r| Ok((r.get(0)?, r.get::<_, String>(1)?, r.get::<_, i64>(2)?))).optional())
+        .and_then(|mut s| {
+            s.query_row(params![push.0, int(now)], |r| Ok((r.get(0)?, r.get::<_, String>(1)?, r.get::<_, i64>(2)?))).optional()
+        })
         .map_err(sql)?;
     let (number, name, expires) = row.ok_or_else(|| Error::PushUnknown(push.0.clone()))?;
     Ok(LivePush { number, repository: name.parse()?, expires: uint(expires) })

@@ -192,7 +192,15 @@ async fn what_takes_up_room_adds_up(on: Backend) {
     assert_eq!((before.live_bytes, before.snapshots, before.pinned), (live, 1, 1), "{before:?}");
     assert!(before.garbage_bytes > 0 && before.leased.bytes > 0 && before.dead_bytes > 0 && before.draining_bytes == 0, "{before:?}");
     assert_eq!(before.disk_bytes, disk(&rig).await);
-    assert_eq!(before.live_bytes + before.leased.bytes + before.garbage_bytes + before.dead_bytes + before.draining_bytes + before.unfinished_bytes, before.disk_bytes);
+    assert_eq!(
+        before.live_bytes
+            + before.leased.bytes
+            + before.garbage_bytes
+            + before.dead_bytes
+            + before.draining_bytes
+            + before.unfinished_bytes,
+        before.disk_bytes
+    );
     let report = rig.store.gc(&GcOptions { horizon, ..at_once() }, &mut |_| ()).await.unwrap();
     assert_eq!(report.freed_bytes, before.garbage_bytes);
     let after = rig.store.usage(horizon).await.unwrap();
@@ -251,7 +259,10 @@ enum Step {
     Delete,
     Wait(u64),
     /// Plan, then run: with a grace period or without one, and with these sessions or without them.
-    Collect { horizon: bool, end_sessions: bool },
+    Collect {
+        horizon: bool,
+        end_sessions: bool,
+    },
     /// Plan and run an eviction to so many percent.
     Evict(u64),
 }

@@ -7,9 +7,9 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
-    RepositoryRow, Result, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata,
+    Moved, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
+    Queued, RepositoryRow, Result, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use std::sync::Arc;
 use std::time::Duration;

@@ -40,8 +40,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     } else {
         let (store, most) = (context.existing_store().await?, args.max_size.or(context.max_store_size()));
         // Readers of this store look again when a pack is gone, so nothing needs to linger.
-        let options =
-            GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
+        let options = GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
         let work = async {
             match most {
                 Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,
@@ -195,7 +194,9 @@ mod tests {
         let now = 1_709_251_199_000;
         let session = OpenSession { repository: "team/agent".parse().unwrap(), expires_at: now + 3_540_000 };
         let protected = Protected { objects: 3, bytes: 28 << 20, expires_at: Some(now + 3_540_000), sessions: vec![session] };
-        let text = |report: &GcReport, local| words(report, local, now).into_iter().map(|(label, text)| format!("{label}|{text}")).collect::<Vec<_>>();
+        let text = |report: &GcReport, local| {
+            words(report, local, now).into_iter().map(|(label, text)| format!("{label}|{text}")).collect::<Vec<_>>()
+        };
         let report = GcReport { protected: Some(protected), ..GcReport::default() };
         assert_eq!(
             text(&report, false),

@@ -75,11 +75,7 @@ pub fn unfinished(usage: &Usage, now: u64) -> Option<String> {
     let go_on = "the same command again resumes it";
     if leased.bytes > 0 {
         let kept = leased.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
-        return Some(format!(
-            "{} of {}{kept}: {go_on}, `pf gc --unfinished` frees it",
-            bytes(leased.bytes + garbage),
-            whose(leased, true)
-        ));
+        return Some(format!("{} of {}{kept}: {go_on}, `pf gc --unfinished` frees it", bytes(leased.bytes + garbage), whose(leased, true)));
     }
     let command = if usage.unfinished_bytes > 0 { "pf gc --unfinished" } else { "pf gc" };
     (garbage > 0).then(|| format!("{} that no snapshot holds: `{command}` frees it", bytes(garbage)))
@@ -125,7 +121,10 @@ mod tests {
             "3.00 KiB of an unfinished pull, import or capture into team/agent, kept until 00:58 UTC, in 59 min: \
              the same command again resumes it, `pf gc --unfinished` frees it"
         );
-        assert_eq!(unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now).unwrap(), "1.00 KiB that no snapshot holds: `pf gc` frees it");
+        assert_eq!(
+            unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now).unwrap(),
+            "1.00 KiB that no snapshot holds: `pf gc` frees it"
+        );
         assert_eq!(unfinished(&Usage::default(), now), None);
     }
 }

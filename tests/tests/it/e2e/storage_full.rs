@@ -292,7 +292,8 @@ async fn rounds(disk: &Path, folder: &Path, rounds: u64, left: Option<u64>) {
     trial.verify().await;
     trial.fsck();
     let log = trial.registry.log();
-    let wrong = |line: &&str| ["code=\"internal\"", "code=\"unavailable\"", "panicked"].iter().any(|w| line.contains(w)) && !line.contains(LATE);
+    let wrong =
+        |line: &&str| ["code=\"internal\"", "code=\"unavailable\"", "panicked"].iter().any(|w| line.contains(w)) && !line.contains(LATE);
     assert_eq!(log.lines().find(wrong), None, "the cause is called by its name");
 }
 
