@@ -2,11 +2,7 @@
 //!
 //! Everything random follows from a seed that is printed; `PF_SEED` repeats a run.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
-    reason = "a test that cannot go on should stop and say where"
-)]
+#![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that cannot go on should stop and say where")]
 
 mod capture;
 mod disk;

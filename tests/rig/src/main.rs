@@ -51,7 +51,8 @@ fn folder_in_memory() -> Option<TempDir> {
         return None;
     }
     let (memory, shared) = (std::fs::read_to_string("/proc/meminfo").ok()?, Path::new("/dev/shm"));
-    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().trim_end_matches(" kB").parse::<u64>().ok()?;
+    let available =
+        memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().trim_end_matches(" kB").parse::<u64>().ok()?;
     let volume = rustix::fs::statvfs(shared).ok()?;
     // Tests load libraries that they have compiled.
     let executable = !volume.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);

@@ -275,7 +275,22 @@ impl Play<'_> {
         self.narrator.end()?;
         let same = steps.iter().zip(original).filter(|(here, there)| here == there).count();
         expect(same == original.len() && steps.len() == same, &format!("only {same} of {} tokens are equal", original.len()))?;
-        self.narrator.result(&format!("equal: {same} of {same} tokens, and all their logits bit for bit"))
+        self.narrator.result(&format!("equal: {same} of {same} tokens, and every bit of their logits"))
+    }
+
+    /// Tells what the model says until it ends.
+    async fn listen(&mut self, host: &mut Host, style: impl Fn(usize, &Step) -> Style) -> Result<Vec<Step>, Failure> {
+        let mut steps = Vec::new();
+        loop {
+            match host.engine.event().await? {
+                Event::Token(step) => {
+                    self.narrator.bit(&self.piece(&step), style(steps.len(), &step))?;
+                    steps.push(step);
+                }
+                Event::Generated => return Ok(steps),
+                Event::Paused | Event::Other(..) => {}
+            }
+        }
     }
 
     /// What the restore has saved: the same prefix is computed once more on this host, and timed.
@@ -292,21 +307,6 @@ impl Play<'_> {
             duration(recomputed),
             duration(Duration::try_from_secs_f64(restored.total_seconds).unwrap_or_default()),
         ))
-    }
-
-    /// Tells what the model says until it ends.
-    async fn listen(&mut self, host: &mut Host, style: impl Fn(usize, &Step) -> Style) -> Result<Vec<Step>, Failure> {
-        let mut steps = Vec::new();
-        loop {
-            match host.engine.event().await? {
-                Event::Token(step) => {
-                    self.narrator.bit(&self.piece(&step), style(steps.len(), &step))?;
-                    steps.push(step);
-                }
-                Event::Generated => return Ok(steps),
-                Event::Paused | Event::Other(..) => {}
-            }
-        }
     }
 
     /// The first token that was chosen after a prompt of `prompt` bytes, as it is shown.

@@ -26,5 +26,5 @@ pub fn of_restore(report: &RestoreReport) -> String {
         0 => String::new(),
         n => format!(" and {}", count(n, "state tensor")),
     };
-    format!("{name}{pulled}, {}{tensors} written to the engine and hashed there, logits equal", count(report.pages, "page"))
+    format!("{name}{pulled}, {}{tensors} written and hashed, logits equal", count(report.pages, "page"))
 }

@@ -42,7 +42,10 @@ fn leave_the_state_of_the_model(ops: &[Op]) {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let now = Arc::new(AtomicU64::new(0));
-        let clock = { let now = Arc::clone(&now); Clock::new(move || now.load(Ordering::SeqCst)) };
+        let clock = {
+            let now = Arc::clone(&now);
+            Clock::new(move || now.load(Ordering::SeqCst))
+        };
         let mut said: Vec<Vec<String>> = Vec::new();
         for (name, backend) in backends(clock, dir.path()).await {
             println!("{name}");

@@ -97,7 +97,8 @@ fn failures(cases: &[(&Lie, bool, bool)], registry: &str) -> Vec<String> {
 fn frames_that_are_not_what_was_asked_for_are_refused_and_nothing_is_published() {
     let (registry, dir, _pf) = pushed();
     let url = &*registry.url();
-    let cases: Vec<_> = LIES.iter().flat_map(|lie| [(lie, false, false), (lie, false, true), (lie, true, false), (lie, true, true)]).collect();
+    let cases: Vec<_> =
+        LIES.iter().flat_map(|lie| [(lie, false, false), (lie, false, true), (lie, true, false), (lie, true, true)]).collect();
     // Some lies make the client wait before it asks again: those wait at the same time.
     let failed: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = cases.chunks(cases.len().div_ceil(4)).map(|some| scope.spawn(move || failures(some, url))).collect();

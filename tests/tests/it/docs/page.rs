@@ -101,7 +101,7 @@ impl Page {
 fn block(line: usize, info: &str, content: &[(usize, &str)]) -> Result<Option<Block>, Fault> {
     let (language, word) = info.split_once(' ').map_or((info, ""), |(language, word)| (language, word.trim()));
     if !matches!(language, "console" | "sh") {
-        let stray = |text: &str| text.starts_with("$ ") || (language.is_empty() && super::usage::is_ours(text));
+        let stray = |text: &str| text.starts_with("$ ") || (language.is_empty() && super::usage::is_command(text));
         return match content.iter().find(|(_, text)| stray(text)) {
             Some(&(line, text)) => Err(Fault { line, what: format!("{text:?} belongs in a block marked `console`") }),
             None => Ok(None),
@@ -196,7 +196,9 @@ mod tests {
 
     #[test]
     fn commands_that_nothing_would_run_are_faults() {
-        assert_eq!(one("```\npf ls\n```").unwrap_err().line, 2);
+        for command in ["pf ls", "cargo run", "PF_STORE=/x pf ls", "./check"] {
+            assert_eq!(one(&format!("```\n{command}\n```")).unwrap_err().line, 2, "{command}");
+        }
         assert_eq!(one("```text\nfine\n$ pf ls\n```").unwrap_err().line, 3);
         assert_eq!(one("```console\npf ls\n```").unwrap_err().line, 2);
         assert_eq!(one("```console\n$ x\n").unwrap_err().line, 1);

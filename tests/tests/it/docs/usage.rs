@@ -11,6 +11,18 @@ pub fn is_ours(line: &str) -> bool {
     line.split(' ').next().is_some_and(|word| PROGRAMS.contains(&word))
 }
 
+/// Whether a line looks like a command, ours or another that readers type.
+pub fn is_command(line: &str) -> bool {
+    let first = line.split(' ').next().unwrap_or_default();
+    let others = ["cargo", "curl", "git", "pip", "python3"];
+    is_ours(line) || others.contains(&first) || first.starts_with("./") || is_variable(first)
+}
+
+/// `NAME=value`.
+fn is_variable(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))
+}
+
 /// What a program's help lists.
 #[derive(Debug, Default)]
 pub struct Help {
@@ -56,8 +68,6 @@ impl Helps {
     }
 
     fn check_one(&mut self, command: &str) -> Result<(), String> {
-        let is_variable =
-            |word: &str| word.split_once('=').is_some_and(|(name, _)| name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
         let mut words = command.split_whitespace().skip_while(|word| is_variable(word)).peekable();
         let program = words.next().and_then(|word| word.rsplit('/').next()).unwrap_or_default();
         if !PROGRAMS.contains(&program) {
