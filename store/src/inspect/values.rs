@@ -219,6 +219,6 @@ mod tests {
         assert!(running.await.unwrap_err().is_cancelled());
         assert_eq!(places.available_permits(), 0, "the work goes on, so its place is taken");
         drop(caller);
-        tokio::time::timeout(Duration::from_secs(60), places.acquire()).await.expect("the work ends").unwrap();
+        drop(tokio::time::timeout(Duration::from_secs(60), places.acquire()).await.expect("the work ends").unwrap());
     }
 }
