@@ -2,6 +2,8 @@
 
 use crate::background::Collector;
 use crate::config::Config;
+use crate::http::patience::Pace;
+use crate::http::seat::wait_for;
 use crate::problem::Failure;
 use crate::redirect::Redirects;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -13,6 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Requests that hold a large document or a large JSON body at once; others wait their turn.
 const LARGE: usize = 4;
+/// KiB of JSON bodies that come slowly, all together.
+const SLOW_KIB: usize = 32 << 10;
 /// Proofs at once: each reads a whole snapshot. Others are told to come back.
 const PROOFS: usize = 2;
 
@@ -24,15 +28,25 @@ pub(crate) struct App {
     pub(crate) collector: Collector,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
-    /// Places among the requests served at once.
+    /// Places among the requests that are worked on at once.
     pub(crate) places: Arc<Semaphore>,
-    pub(crate) body_idle: Duration,
+    /// The same for streams of frames.
+    pub(crate) streams: Arc<Semaphore>,
+    /// How slow a client may be.
+    pub(crate) pace: Pace,
+    /// How long a request waits for its turn.
+    pub(crate) queue: Duration,
+    /// How long a client may take for a JSON body.
+    pub(crate) json_time: Duration,
+    /// KiB that JSON bodies of slow clients may have together.
+    pub(crate) slow_bodies: Arc<Semaphore>,
     pub(crate) max_json_bytes: usize,
     pub(crate) max_digests: usize,
     pub(crate) max_frames_bytes: u64,
     bodies: Arc<Semaphore>,
     documents: Arc<Semaphore>,
     proofs: Arc<Semaphore>,
+    scrubs: Arc<Semaphore>,
     collections: Arc<Semaphore>,
 }
 
@@ -45,25 +59,31 @@ impl App {
             metrics,
             openapi: openapi.into(),
             places: Arc::new(Semaphore::new(config.max_requests)),
-            body_idle: Duration::from_secs(config.body_idle_seconds),
+            streams: Arc::new(Semaphore::new(config.max_requests)),
+            pace: config.pace(),
+            queue: Duration::from_secs(config.queue_seconds),
+            json_time: Duration::from_secs(config.json_body_seconds),
+            // One of the largest must fit.
+            slow_bodies: Arc::new(Semaphore::new(SLOW_KIB.max(config.max_json_bytes.div_ceil(1 << 10) + 1024))),
             max_json_bytes: config.max_json_bytes,
             max_digests: config.max_digests,
             max_frames_bytes: config.max_frames_bytes,
             bodies: Arc::new(Semaphore::new(LARGE)),
             documents: Arc::new(Semaphore::new(LARGE)),
             proofs: Arc::new(Semaphore::new(PROOFS)),
+            scrubs: Arc::new(Semaphore::new(1)),
             collections: Arc::new(Semaphore::new(1)),
         }
     }
 
     /// A turn to hold a large JSON body.
     pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        turn(&self.bodies).await
+        wait_for(&self.bodies, self.queue, "the registry reads as many large requests as it may; try again in a moment").await
     }
 
     /// A turn to hold a snapshot's documents.
     pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        turn(&self.documents).await
+        wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
     }
 
     /// A turn to prove a snapshot, now or not at all: waiting would take minutes.
@@ -73,14 +93,17 @@ impl App {
             .map_err(|_| Failure::new(ErrorCode::Overloaded, format!("{PROOFS} snapshots are being verified; try again when one is done")))
     }
 
+    /// The turn to scrub, now or not at all. It is none of those of proofs: a scrub may take hours.
+    pub(crate) fn scrub(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        Arc::clone(&self.scrubs)
+            .try_acquire_owned()
+            .map_err(|_| Failure::new(ErrorCode::Overloaded, "a scrub is running; try again when it is done"))
+    }
+
     /// A turn to collect on request, now or not at all: a second one would find nothing to do.
     pub(crate) fn collection(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.collections)
             .try_acquire_owned()
             .map_err(|_| Failure::new(ErrorCode::Overloaded, "a collection that was asked for is running; GET /v1/gc tells how far it is"))
     }
-}
-
-async fn turn(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
-    Arc::clone(semaphore).acquire_owned().await.map_err(|e| Failure::internal(e.to_string()))
 }

@@ -3,6 +3,7 @@
 //! A flag wins over the environment, the environment over the file, the file over the default. The file denies unknown keys:
 //! a misspelt limit must not silently be none.
 
+use crate::http::patience::Pace;
 use clap::ValueEnum;
 use pfr_store::storage::StorageOptions;
 use serde::Deserialize;
@@ -75,14 +76,28 @@ settings! {
     /// Listen on an address that other machines can reach [default: false]. There are no tokens yet: whoever reaches the port
     /// can read, change and delete everything.
     insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
-    /// Requests served at once [default: 256]; more are refused with 503 and Retry-After. Health and metrics are exempt.
+    /// Requests worked on at once [default: 256], and as many streams of frames. A request that waits for its client does not count; health and
+    /// metrics are exempt.
     max_requests: usize = 256, "PF_REGISTRY_MAX_REQUESTS", "N";
-    /// Connections held at once [default: 1024]; more wait in the kernel's queue. Each may buffer up to 512 KiB of a body.
+    /// Seconds for which a request waits for its turn before it is refused with 503 and Retry-After [default: 30].
+    queue_seconds: u64 = 30, "PF_REGISTRY_QUEUE_SECONDS", "S";
+    /// Uploads taken in at full speed at once [default: 6], each with about 20 MiB of memory. One that waits for its client gives way.
+    max_uploads: usize = 6, "PF_REGISTRY_MAX_UPLOADS", "N";
+    /// Downloads read ahead at once [default: 6], each with about 12 MiB of memory. Others go on piece by piece.
+    max_downloads: usize = 6, "PF_REGISTRY_MAX_DOWNLOADS", "N";
+    /// Bytes that all uploads that wait for their clients may hold together [default: 33554432], beyond 64 KiB each.
+    slow_upload_bytes: u64 = 32 << 20, "PF_REGISTRY_SLOW_UPLOAD_BYTES", "BYTES";
+    /// Connections held at once [default: 1024], each with up to 128 KiB of what its client sent. When another one comes, the one that was idle for
+    /// longest is closed.
     max_connections: usize = 1024, "PF_REGISTRY_MAX_CONNECTIONS", "N";
-    /// A client that sends, or takes, less than 16 KiB of a body in this many seconds of waiting for it is cut [default: 30].
+    /// Bytes a second that a client must send, or take, of a body [default: 16384], averaged over the whole body; 0 for no minimum.
+    body_bytes_per_second: u64 = 16 << 10, "PF_REGISTRY_BODY_BYTES_PER_SECOND", "BYTES";
+    /// Seconds that a client may be behind that rate before it is cut [default: 30].
     body_idle_seconds: u64 = 30, "PF_REGISTRY_BODY_IDLE_SECONDS", "S";
     /// A connection that is idle, or still sending headers, after this many seconds is closed [default: 60].
     header_seconds: u64 = 60, "PF_REGISTRY_HEADER_SECONDS", "S";
+    /// Seconds that a client may take in all to send a JSON body [default: 120].
+    json_body_seconds: u64 = 120, "PF_REGISTRY_JSON_BODY_SECONDS", "S";
     /// Bytes of one JSON request body [default: 16777216].
     max_json_bytes: usize = 16 << 20, "PF_REGISTRY_MAX_JSON_BYTES", "BYTES";
     /// Digests in one request [default: 100000].
@@ -248,6 +263,11 @@ impl Config {
             ("max-requests", self.max_requests as u64),
             ("max-connections", self.max_connections as u64),
             ("body-idle-seconds", self.body_idle_seconds),
+            ("json-body-seconds", self.json_body_seconds),
+            ("queue-seconds", self.queue_seconds),
+            ("max-uploads", self.max_uploads as u64),
+            ("max-downloads", self.max_downloads as u64),
+            ("slow-upload-bytes", self.slow_upload_bytes),
             ("header-seconds", self.header_seconds),
             ("max-json-bytes", self.max_json_bytes as u64),
             ("max-digests", self.max_digests as u64),
@@ -273,6 +293,10 @@ impl Config {
             lease: Duration::from_secs(self.lease_seconds),
             pack_bytes: self.pack_bytes,
             min_free: (self.min_free_bytes > 0).then_some(self.min_free_bytes),
+            ingests: self.max_uploads,
+            outputs: self.max_downloads,
+            slow_bytes: self.slow_upload_bytes,
+            queue: Duration::from_secs(self.queue_seconds),
             ..Default::default()
         }
     }
@@ -285,6 +309,11 @@ impl Config {
             retry_for: Duration::from_secs(self.storage_retry_seconds),
             ..StorageOptions::from_env()
         }
+    }
+
+    /// How slow a client may be.
+    pub(crate) fn pace(&self) -> Pace {
+        Pace { grace: Duration::from_secs(self.body_idle_seconds), rate: self.body_bytes_per_second }
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) mod failures {
         Reading = [ANY, NAMED, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
         /// Proofs.
         Verifying = [ANY, NAMED, &[
-            RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage
+            RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage, TooLarge
         ]];
         /// Matches.
         Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];

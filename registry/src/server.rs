@@ -1,11 +1,13 @@
 //! The listener and its connections: what is accepted, how long it may take, how it ends.
 //!
-//! hyper is driven by hand for three things that `axum::serve` does not offer: large read buffers (bodies arrive in pieces of up to
-//! 512 KiB instead of 8), time limits on headers and writes, and a shutdown that cuts what does not finish.
+//! hyper is driven by hand for what `axum::serve` does not offer: large read buffers (bodies arrive in pieces of up to
+//! 128 KiB instead of 8), time limits on headers and writes, line ends that are looked at, idle connections that make room for new ones, and a
+//! shutdown that cuts what does not finish.
 
 use crate::app::App;
 use crate::background::Collector;
 use crate::config::{Config, SettingsError};
+use crate::http::line::{Lines, Opened as Connection};
 use crate::http::stream::Timed;
 use crate::lock::DataLock;
 use crate::mirror::Upstream;
@@ -14,6 +16,7 @@ use crate::telemetry::metrics as names;
 use crate::{routes, telemetry};
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pfr_store::Store;
@@ -22,13 +25,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Most bytes of a body that are read at once.
-const READ_BYTES: usize = 512 << 10;
+const READ_BYTES: usize = 128 << 10;
 /// Bytes of a request's headers.
 const HEADER_BYTES: usize = 64 << 10;
+/// Connections that may wait for room, at most; more wait in the kernel's queue.
+const AT_THE_DOOR: usize = 64;
+/// How often a connection that waits for room looks for another one to close.
+const LOOK: Duration = Duration::from_millis(50);
 /// Pause after the system refuses to accept (out of file handles, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often the recorder folds up what it has collected, scraped or not.
@@ -170,7 +177,12 @@ impl Server {
     /// None today: a connection's trouble is its own.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
-        let room = Arc::new(Semaphore::new(self.config.max_connections));
+        let room = Arc::new(Room {
+            places: Arc::new(Semaphore::new(self.config.max_connections)),
+            lines: Arc::default(),
+            limit: Duration::from_secs(self.config.queue_seconds),
+        });
+        let door = Arc::new(Semaphore::new(AT_THE_DOOR));
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
@@ -188,13 +200,18 @@ impl Server {
                     report(ended);
                     continue;
                 }
-                accepted = accept(&self.listener, &room) => accepted,
+                accepted = accept(&self.listener, &door) => accepted,
             };
             match accepted {
-                Ok((stream, place)) => {
-                    let connection = connection(stream, self.service.clone(), self.config.clone(), stopping.clone());
+                Ok((stream, entering)) => {
+                    let (service, config, room) = (self.service.clone(), self.config.clone(), Arc::clone(&room));
+                    let stopping = stopping.clone();
                     connections.spawn(async move {
-                        connection.await;
+                        let Some(place) = room.enter().await else {
+                            return tracing::warn!("a connection was closed: all others are being worked for");
+                        };
+                        drop(entering);
+                        connection(stream, service, config, room.lines.open(), stopping).await;
                         drop(place);
                     });
                 }
@@ -230,29 +247,69 @@ impl Server {
     }
 }
 
-async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(room).acquire_owned().await.map_err(std::io::Error::other)?;
+/// The connections that are held, and how many there may be.
+struct Room {
+    places: Arc<Semaphore>,
+    lines: Arc<Lines>,
+    /// How long a new one waits.
+    limit: Duration,
+}
+
+impl Room {
+    /// A place for a new connection. The one that is needed least is closed for it.
+    async fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        let place = || Arc::clone(&self.places);
+        if let Ok(place) = place().try_acquire_owned() {
+            return Some(place);
+        }
+        let entering = place().acquire_owned();
+        let closing = async {
+            loop {
+                self.lines.make_room();
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            place = entering => place.ok(),
+            never = closing => never,
+            () = tokio::time::sleep(self.limit) => None,
+        }
+    }
+}
+
+async fn accept(listener: &TcpListener, door: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(door).acquire_owned().await.map_err(std::io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     Ok((stream, place))
 }
 
-async fn connection(stream: TcpStream, service: Router, config: Config, mut stopping: watch::Receiver<bool>) {
+async fn connection(stream: TcpStream, service: Router, config: Config, open: Connection, mut stopping: watch::Receiver<bool>) {
     let _open = Open::new();
+    let line = Arc::clone(&open.line);
     // Small answers must not wait for an acknowledgement. Where it cannot be set, they do.
     let _ = stream.set_nodelay(true);
-    let stream = Timed::new(stream, Duration::from_secs(config.body_idle_seconds));
+    let stream = Timed::new(stream, config.pace(), Arc::clone(&line));
+    let service = TowerToHyperService::new(service);
+    let requests = Arc::clone(&line);
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        requests.request();
+        request.extensions_mut().insert(Arc::clone(&requests));
+        service.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_secs(config.header_seconds))
         .max_header_size(HEADER_BYTES)
         .max_buf_size(READ_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let stop = async {
         let _ = stopping.wait_for(|stop| *stop).await;
     };
     let ended = tokio::select! {
         ended = &mut connection => ended,
+        () = line.closed() => return tracing::debug!("a connection was closed to make room for another"),
         () = stop => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -127,8 +127,7 @@ impl Checkpoint {
             let walk = tensor.check(limits, |_, field| path(field))?;
             // Strides of 0 let few bytes stand for many: what all of them stand for is what proving them costs.
             if walk.is_some() {
-                let elements = tensor.shape.iter().fold(1_u64, |product, dimension| product.saturating_mul(*dimension));
-                values = values.saturating_add(elements.saturating_mul(tensor.logical_dtype.bytes() as u64));
+                values = values.saturating_add(tensor.value_bytes());
             }
         }
         too_many("the logical values of a checkpoint in bytes", values, limits.blob_bytes)?;

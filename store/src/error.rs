@@ -105,6 +105,22 @@ pub enum Error {
         /// Which tensor, and how.
         source: FormatError,
     },
+    /// A checkpoint's tensors stand for much more than their payloads hold.
+    #[error(
+        "checkpoint {checkpoint}: the values of its tensors have {values} bytes in all; verify computes at most {limit} for payloads of this \
+         size. Store the tensors whole, without strides of 0"
+    )]
+    Unprovable {
+        /// The checkpoint at which the limit was passed.
+        checkpoint: Digest,
+        /// Bytes of the values of the snapshot's tensors up to there.
+        values: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The caller waited too long for its turn, or its own slowness kept others waiting.
+    #[error("{0}; try again in a moment")]
+    Overloaded(&'static str),
     /// The disk is full.
     #[error("the store's disk is full: {0}; free space and try again, nothing acknowledged is lost")]
     Full(String),
@@ -148,6 +164,8 @@ impl Error {
             Self::TagMoved { .. } => ErrorCode::TagMoved,
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
+            Self::Unprovable { .. } => ErrorCode::TooLarge,
+            Self::Overloaded(_) => ErrorCode::Overloaded,
             Self::Full(_) => ErrorCode::StorageFull,
             Self::PackLost(_) => ErrorCode::Unavailable,
             Self::Unavailable { .. } => ErrorCode::Unavailable,

@@ -17,9 +17,9 @@ use std::ops::Range;
 pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 
 /// Bytes read from a pack at a time; frames that lie back to back are read together.
-const READ: u64 = 4 << 20;
+pub(crate) const READ: u64 = 4 << 20;
 /// Reads in flight besides the one being sent.
-const AHEAD: usize = 2;
+pub(crate) const AHEAD: usize = 2;
 
 /// Frames that lie back to back in one pack.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Extent {
 pub(crate) async fn frames(store: &Store, digests: Vec<Digest>) -> Result<BoxFrames> {
     let extents = plan(locate(store, &digests).await?);
     let count = digests.len() as u64;
-    let permit = std::sync::Arc::clone(&store.outputs).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+    let permit = std::sync::Arc::clone(&store.reads).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
     let reader = store.clone();
     let body = stream::iter(extents)
         .map(move |extent| {
@@ -112,7 +112,7 @@ async fn read_part(store: &Store, extent: &Extent, part: Range<u64>) -> Result<B
     };
     check_length(extent, &bytes, part.end - part.start)?;
     if part.start == 0 {
-        check_headers(extent, &bytes, &store.options.limits)?;
+        check_headers(extent, 0, &bytes, &store.options.limits)?;
     }
     Ok(bytes)
 }
@@ -130,7 +130,7 @@ async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
                     Err(error) => return Err(gone(store, &part, error).await),
                 };
                 check_length(&part, &bytes, part.range.end - part.range.start)?;
-                check_headers(&part, &bytes, &store.options.limits)?;
+                check_headers(&part, 0, &bytes, &store.options.limits)?;
                 joined.extend_from_slice(&bytes);
             }
             return Ok(joined.into());
@@ -138,12 +138,12 @@ async fn read_range(store: &Store, extent: Extent) -> Result<Bytes> {
         Err(error) => return Err(cut(store, &extent, error).await),
     };
     check_length(&extent, &bytes, extent.range.end - extent.range.start)?;
-    check_headers(&extent, &bytes, &store.options.limits)?;
+    check_headers(&extent, 0, &bytes, &store.options.limits)?;
     Ok(bytes)
 }
 
 /// What a read that failed means: a pack that ends before its frames do is damage, and not a storage that is out of reach.
-async fn cut(store: &Store, extent: &Extent, error: object_store::Error) -> Error {
+pub(crate) async fn cut(store: &Store, extent: &Extent, error: object_store::Error) -> Error {
     match (store.packs.head(&path(&extent.pack)).await, extent.frames.first()) {
         (Ok(found), Some((_, digest))) if found.size < extent.range.end => short(*digest, extent),
         _ => Error::packs(error),
@@ -157,12 +157,12 @@ fn check_length(extent: &Extent, bytes: &Bytes, expected: u64) -> Result<()> {
     }
 }
 
-fn short(digest: Digest, extent: &Extent) -> Error {
+pub(crate) fn short(digest: Digest, extent: &Extent) -> Error {
     Error::Corrupt { digest, reason: format!("pack {} ends before byte {}", extent.pack, extent.range.end) }
 }
 
 /// A pack that metadata names and that is not there (twice) is damage, not absence; unless the storage itself is not there.
-async fn gone(store: &Store, extent: &Extent, error: object_store::Error) -> Error {
+pub(crate) async fn gone(store: &Store, extent: &Extent, error: object_store::Error) -> Error {
     match (error, extent.frames.first()) {
         (object_store::Error::NotFound { .. }, Some((_, digest))) => match store.storage_is_there().await {
             Ok(()) => Error::Corrupt { digest: *digest, reason: format!("pack {} is not there", extent.pack) },
@@ -172,16 +172,18 @@ async fn gone(store: &Store, extent: &Extent, error: object_store::Error) -> Err
     }
 }
 
-/// That each frame is the one meant: a cheap guard against wrong offsets. The payload is the reader's to verify.
-fn check_headers(extent: &Extent, bytes: &Bytes, limits: &Limits) -> Result<()> {
-    for (start, digest) in &extent.frames {
-        let start = usize::try_from(*start).unwrap_or(usize::MAX);
-        let header = bytes.get(start..start.saturating_add(Header::len(digest.algorithm())));
-        let found = header.map(|h| Header::parse_exact(h, extent.range.start + start as u64, limits));
+/// That each frame that begins in `bytes`, which lie at `from` of the extent, is the one meant: a cheap guard against wrong offsets. The payload is
+/// the reader's to verify.
+pub(crate) fn check_headers(extent: &Extent, from: u64, bytes: &Bytes, limits: &Limits) -> Result<()> {
+    let first = extent.frames.partition_point(|(start, _)| *start < from);
+    for (start, digest) in extent.frames[first..].iter().take_while(|(start, _)| *start < from + bytes.len() as u64) {
+        let at = usize::try_from(*start - from).unwrap_or(usize::MAX);
+        let header = bytes.get(at..at.saturating_add(Header::len(digest.algorithm())));
+        let found = header.map(|h| Header::parse_exact(h, extent.range.start + start, limits));
         if !matches!(&found, Some(Ok(header)) if header.digest == *digest) {
             return Err(Error::Corrupt {
                 digest: *digest,
-                reason: format!("pack {}, byte {}: no frame of it there", extent.pack, extent.range.start + start as u64),
+                reason: format!("pack {}, byte {}: no frame of it there", extent.pack, extent.range.start + start),
             });
         }
     }

@@ -3,16 +3,20 @@
 use crate::error::{Error, Result};
 use crate::metadata::{NewContainer, PushId};
 use crate::pack_writer::PackWriter;
+use crate::source::{Read, Source, Wanted};
 use crate::store::{Ingested, Store};
-use crate::verify::{Incoming, Whole, verified_frames};
+use crate::verify::{Incoming, Step, Verifier, Whole};
 use bytes::Bytes;
-use futures::{Stream, StreamExt as _};
+use futures::Stream;
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::{Container, Digest, Kind, Limits};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+
+/// Memory of what is known of a frame until its pack is indexed, in bytes.
+const ENTRY: u64 = 512;
+const NO_LARGE: &str = "the registry is busy with other large documents";
 
 pub(crate) async fn ingest<S>(store: &Store, push: &PushId, stream: S) -> Result<Ingested>
 where
@@ -20,28 +24,27 @@ where
 {
     // Ended sessions are refused before their bytes are read.
     store.metadata.renew_push(push.clone(), store.options.lease).await?;
-    let _permit = store.ingests.acquire().await.map_err(|e| Error::Internal(e.to_string()))?;
-    let mut frames = Box::pin(verified_frames(stream, store.options.limits.clone(), Arc::clone(&store.large_documents)));
     let mut ingest = Ingest { store, push, pack: None, done: Ingested::default() };
-    loop {
-        match frames.next().await {
-            None => {
-                ingest.close_pack().await?;
-                return Ok(ingest.done);
-            }
-            Some(Ok(item)) => {
-                if let Err(error) = ingest.take(item).await {
-                    ingest.abandon().await;
-                    return Err(error);
-                }
-            }
-            Some(Err(error)) => {
-                // What came whole is worth keeping: a retry then sends only the rest.
-                ingest.keep_what_came().await;
-                return Err(error);
-            }
+    match ingest.take_all(stream).await {
+        Ok(()) => Ok(ingest.done),
+        Err(Fault::Stream(error)) => {
+            // What came whole is worth keeping: a retry then sends only the rest.
+            ingest.keep_what_came().await;
+            Err(error)
+        }
+        Err(Fault::Store(error)) => {
+            ingest.abandon().await;
+            Err(error)
         }
     }
+}
+
+/// Why an upload ended early.
+enum Fault {
+    /// Its bytes, or its client: what came whole is good.
+    Stream(Error),
+    /// The store could not take something in.
+    Store(Error),
 }
 
 struct Ingest<'a> {
@@ -60,6 +63,84 @@ struct Open {
 }
 
 impl Ingest<'_> {
+    async fn take_all<S>(&mut self, stream: S) -> std::result::Result<(), Fault>
+    where
+        S: Stream<Item = Result<Bytes>> + Send + Unpin,
+    {
+        let mut source = Source::new(self.store, stream);
+        let mut frames = Verifier::new(self.store.options.limits.clone());
+        // What is complete is being handed on, because the place is wanted or the one for large documents is taken.
+        let mut leaving = false;
+        loop {
+            match frames.step().await.map_err(Fault::Stream)? {
+                Step::Item(item) => self.take(item).await.map_err(Fault::Store)?,
+                Step::End => return self.close_pack().await.map_err(Fault::Store),
+                Step::Large => {
+                    let large = &self.store.large;
+                    if let Some(permit) = large.try_take() {
+                        frames.grant(permit);
+                    } else if !leaving {
+                        leaving = true;
+                        frames.settle();
+                    } else {
+                        // Not in a place: the upload that has the permit may need one to go on.
+                        leaving = false;
+                        if !self.leave(&mut source, &frames).await? {
+                            return Err(Fault::Stream(Error::Overloaded(NO_LARGE)));
+                        }
+                        let permit = large.take(self.store.options.queue, NO_LARGE).await.map_err(Fault::Stream)?;
+                        source.enter().await.map_err(Fault::Stream)?;
+                        frames.grant(permit);
+                    }
+                }
+                Step::Input => {
+                    if std::mem::take(&mut leaving) && !self.leave(&mut source, &frames).await? {
+                        source.keep().map_err(Fault::Stream)?;
+                    }
+                    self.stay_alive().await.map_err(Fault::Store)?;
+                    let wanted = Wanted { rest: frames.rest(), large: frames.holds_large() };
+                    match source.read(wanted).await.map_err(Fault::Stream)? {
+                        Read::Bytes(bytes) => frames.push(bytes),
+                        Read::Tick => {}
+                        Read::Leave => {
+                            leaving = true;
+                            frames.settle();
+                        }
+                        Read::End(result) => frames.end(result),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the place back, once everything complete was handed on; false if there is too much to hold without it.
+    async fn leave<S>(&mut self, source: &mut Source<'_, S>, frames: &Verifier) -> std::result::Result<bool, Fault>
+    where
+        S: Stream<Item = Result<Bytes>> + Send + Unpin,
+    {
+        let held = match &mut self.pack {
+            Some(open) => open.writer.rest().await.map_err(Fault::Store)? + open.writer.entries() as u64 * ENTRY,
+            None => 0,
+        };
+        if source.leave(held + frames.partial()) {
+            return Ok(true);
+        }
+        if self.pack.as_ref().is_some_and(|open| !open.inside_frame) {
+            // A small pack rather than none.
+            self.close_pack().await.map_err(Fault::Store)?;
+            return Ok(source.leave(frames.partial()));
+        }
+        Ok(false)
+    }
+
+    /// Renews the leases of an open pack while its bytes are waited for.
+    async fn stay_alive(&mut self) -> Result<()> {
+        match &mut self.pack {
+            Some(open) => open.writer.renew().await,
+            None => Ok(()),
+        }
+    }
+
     async fn take(&mut self, item: Incoming) -> Result<()> {
         match item {
             Incoming::Whole(whole) => {
@@ -122,7 +203,7 @@ impl Ingest<'_> {
         Ok(())
     }
 
-    async fn keep_what_came(mut self) {
+    async fn keep_what_came(&mut self) {
         if self.pack.as_ref().is_some_and(|open| open.inside_frame) {
             return self.abandon().await;
         }
@@ -131,8 +212,8 @@ impl Ingest<'_> {
         }
     }
 
-    async fn abandon(self) {
-        if let Some(open) = self.pack {
+    async fn abandon(&mut self) {
+        if let Some(open) = self.pack.take() {
             open.writer.abandon().await;
         }
     }

@@ -25,10 +25,13 @@ mod journal;
 mod marker;
 mod metadata;
 mod pack_writer;
+mod places;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod ranges;
 mod room;
+mod serve;
+mod source;
 mod sqlite;
 #[cfg(feature = "cloud")]
 pub mod storage;

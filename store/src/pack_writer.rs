@@ -133,8 +133,23 @@ impl PackWriter {
         }
     }
 
+    /// Frames and children of containers so far.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Waits for what is being written, and writes the rest where parts may be small; gives the bytes that are still held.
+    pub(crate) async fn rest(&mut self) -> Result<u64> {
+        // A part of a file may have any size; one in a bucket has 5 MiB or more.
+        if self.store.packs_dir.is_some() && !self.pending.is_empty() {
+            self.write_part().await?;
+        }
+        self.wait().await?;
+        Ok(self.pending_bytes as u64)
+    }
+
     /// Renews the leases of the pack and its session in time.
-    async fn renew(&mut self) -> Result<()> {
+    pub(crate) async fn renew(&mut self) -> Result<()> {
         let (now, lease) = (self.store.options.clock.now(), self.store.options.lease);
         // A clock that was set back does not say how long ago the last time was: rather once too often.
         if self.fresh.contains(&now) {

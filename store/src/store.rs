@@ -4,6 +4,8 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{Commit, Metadata, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::room::{Disk, Freeing};
+use crate::places::Places;
+use crate::serve::Outputs;
 use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt as _};
@@ -26,14 +28,19 @@ pub struct Options {
     pub lease: Duration,
     /// Bytes after which a pack is closed; one of many tiny blobs is closed earlier. Default 64 MiB.
     pub pack_bytes: u64,
-    /// Streams of frames taken in at once; others wait. Bounds memory to about 20 MiB each, and to
-    /// 16 MiB more where blobs are tiny. Default 6.
+    /// Uploads at full speed at once; others wait. Bounds memory to about 20 MiB each, and to
+    /// 16 MiB more where blobs are tiny. One that waits for its client gives way. Default 6.
     pub ingests: usize,
-    /// Streams of frames given out at once; others wait. Bounds memory to about 12 MiB each. Default 6.
+    /// Downloads that are read ahead at once; others go on piece by piece. Bounds memory to about 12 MiB each. Default 6.
     pub outputs: usize,
     /// Bytes that stay free on the disks of packs and metadata: nothing new is stored below that, and deletions and collections go on.
     /// Default 64 MiB, on small disks a twentieth of them.
     pub min_free: Option<u64>,
+    /// Bytes that all uploads that wait for their clients may hold together, beyond 64 KiB each. Default 32 MiB.
+    pub slow_bytes: u64,
+    /// How long an upload waits for its turn before it is refused as [`Error::Overloaded`]. Default 10 minutes: a local store has nobody else to
+    /// turn to.
+    pub queue: Duration,
     /// Limits on foreign bytes.
     pub limits: Limits,
     /// Source of time.
@@ -48,6 +55,8 @@ impl Default for Options {
             ingests: 6,
             outputs: 6,
             min_free: None,
+            slow_bytes: 32 << 20,
+            queue: Duration::from_secs(600),
             limits: Limits::default(),
             clock: Clock::system(),
         }
@@ -86,10 +95,16 @@ pub struct Store {
     pub(crate) packs_disk: Option<Arc<Disk>>,
     pub(crate) metadata: Arc<dyn Metadata>,
     pub(crate) options: Arc<Options>,
-    pub(crate) ingests: Arc<Semaphore>,
-    pub(crate) outputs: Arc<Semaphore>,
+    pub(crate) ingests: Arc<Places>,
+    pub(crate) outputs: Arc<Outputs>,
+    /// Places for streams of frames whose readers are in this process.
+    pub(crate) reads: Arc<Semaphore>,
+    /// KiB that uploads may hold without a place.
+    pub(crate) slow: Arc<Semaphore>,
     /// Held while a document of more than a few MiB is in memory.
     pub(crate) large_documents: Arc<Semaphore>,
+    /// The same, for those that give way to each other.
+    pub(crate) large: Arc<Places>,
     /// Held while changes of names are journaled: those that wait share the next object.
     pub(crate) journaling: Arc<tokio::sync::Mutex<()>>,
     /// Set once the marker is known to be on storage.
@@ -122,14 +137,20 @@ impl Store {
     /// A store over any packs and metadata.
     #[must_use]
     pub fn new(packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>, options: Options) -> Self {
+        let large_documents = Arc::new(Semaphore::new(1));
+        // A frame that is held whole fits, and the largest part of a pack.
+        let slow = usize::try_from(options.slow_bytes.max(16 << 20) >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self {
             packs,
             packs_dir: None,
             packs_disk: None,
             metadata,
-            ingests: Arc::new(Semaphore::new(options.ingests.max(1))),
-            outputs: Arc::new(Semaphore::new(options.outputs.max(1))),
-            large_documents: Arc::new(Semaphore::new(1)),
+            ingests: Arc::new(Places::new(options.ingests)),
+            outputs: Arc::new(Outputs::new(options.outputs)),
+            reads: Arc::new(Semaphore::new(options.outputs.max(1))),
+            slow: Arc::new(Semaphore::new(slow)),
+            large: Arc::new(Places::over(Arc::clone(&large_documents))),
+            large_documents,
             journaling: Arc::default(),
             marked: Arc::default(),
             options: Arc::new(options),
@@ -292,6 +313,15 @@ impl Store {
     /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end mark.
     pub async fn frames(&self, digests: Vec<Digest>) -> Result<crate::BoxFrames> {
         crate::frames::frames(self, digests).await
+    }
+
+    /// The same for a client that may be slow: in small pieces, and without memory while it does not take them. Poll it only when the piece before
+    /// was sent.
+    ///
+    /// # Errors
+    /// As [`Store::frames`].
+    pub async fn serve(&self, digests: Vec<Digest>) -> Result<crate::BoxFrames> {
+        crate::serve::serve(self, digests).await
     }
 
     /// Where the frames of `digests` lie, in that order: for readers that fetch them from the packs themselves. What is there stays

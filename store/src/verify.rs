@@ -5,7 +5,7 @@ use bytes::Bytes;
 use futures::Stream;
 use futures::StreamExt as _;
 use pfr_schema::codec::{self, Codec, Decoder};
-use pfr_schema::frame::{Event, Header, Parser};
+use pfr_schema::frame::{CHECKSUM, Event, Header, Parser};
 use pfr_schema::{FormatError, Hasher, Limits};
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -134,21 +134,36 @@ pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaph
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
 {
-    let state = State {
-        stream,
-        parser: Parser::new(limits),
-        large_documents,
-        current: None,
-        batch: Vec::new(),
-        batch_bytes: 0,
-        hashing: VecDeque::new(),
-        hashing_bytes: 0,
-        ready: VecDeque::new(),
-        hand_on: false,
-        begin: None,
-        ended: None,
-    };
-    futures::stream::try_unfold(state, |mut state| async move { Ok(state.next().await?.map(|item| (item, state))) })
+    let state = (Verifier::new(limits), stream, large_documents);
+    futures::stream::try_unfold(state, |(mut verifier, mut stream, large)| async move {
+        loop {
+            match verifier.step().await? {
+                Step::Item(item) => return Ok(Some((item, (verifier, stream, large)))),
+                Step::End => return Ok(None),
+                Step::Large => {
+                    let permit = Arc::clone(&large).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+                    verifier.grant(permit);
+                }
+                Step::Input => match stream.next().await {
+                    Some(Ok(bytes)) => verifier.push(bytes),
+                    Some(Err(error)) => verifier.end(Err(error)),
+                    None => verifier.end(Ok(())),
+                },
+            }
+        }
+    })
+}
+
+/// What a [`Verifier`] has, or wants.
+pub(crate) enum Step {
+    /// The next item of the stream.
+    Item(Incoming),
+    /// It needs bytes: [`Verifier::push`], or [`Verifier::end`].
+    Input,
+    /// A large document begins, and it needs leave to hold it: [`Verifier::grant`].
+    Large,
+    /// The stream is complete.
+    End,
 }
 
 enum Current {
@@ -157,11 +172,15 @@ enum Current {
     Pieces { check: Option<Box<Check>> },
 }
 
-struct State<S> {
-    stream: S,
+/// Verifies frames whose bytes are pushed into it. It reads nothing and waits for nobody but its own hashing, so that its owner can decide when to
+/// read, and what to give back while it waits for a client.
+pub(crate) struct Verifier {
     parser: Parser,
-    large_documents: Arc<Semaphore>,
+    /// A large document that begins when leave is granted.
+    asked: Option<Header>,
     current: Option<Current>,
+    /// Payload bytes of the frame that is not complete yet.
+    partial: u64,
     batch: Vec<Whole>,
     batch_bytes: u64,
     hashing: VecDeque<(u64, JoinHandle<Result<Vec<Whole>>>)>,
@@ -173,11 +192,32 @@ struct State<S> {
     ended: Option<Result<()>>,
 }
 
-impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
-    async fn next(&mut self) -> Result<Option<Incoming>> {
+impl Verifier {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            parser: Parser::new(limits),
+            asked: None,
+            current: None,
+            partial: 0,
+            batch: Vec::new(),
+            batch_bytes: 0,
+            hashing: VecDeque::new(),
+            hashing_bytes: 0,
+            ready: VecDeque::new(),
+            hand_on: false,
+            begin: None,
+            ended: None,
+        }
+    }
+
+    /// The next thing to do. After an error it is of no use any more.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes, or the error that [`Self::end`] was told. What came before it was yielded.
+    pub(crate) async fn step(&mut self) -> Result<Step> {
         loop {
             if let Some(whole) = self.ready.pop_front() {
-                return Ok(Some(Incoming::Whole(whole)));
+                return Ok(Step::Item(Incoming::Whole(whole)));
             }
             let draining = self.ended.is_some() || self.hand_on;
             if (draining && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
@@ -186,54 +226,91 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
             }
             self.hand_on = false;
             if let Some(header) = self.begin.take() {
-                return Ok(Some(Incoming::Begin(header)));
+                return Ok(Step::Item(Incoming::Begin(header)));
             }
             match &mut self.ended {
-                Some(Ok(())) => return Ok(None),
-                Some(error @ Err(_)) => return std::mem::replace(error, Ok(())).map(|()| None),
+                Some(Ok(())) => return Ok(Step::End),
+                Some(error @ Err(_)) => return std::mem::replace(error, Ok(())).map(|()| Step::End),
                 None => {}
             }
             match self.advance().await {
                 Ok(None) => {}
-                Ok(Some(item)) => return Ok(Some(item)),
-                Err(error) => {
-                    self.dispatch();
-                    self.ended = Some(Err(error));
-                }
+                Ok(Some(step)) => return Ok(step),
+                Err(error) => self.end(Err(error)),
             }
         }
     }
 
-    async fn advance(&mut self) -> Result<Option<Incoming>> {
-        if let Some(event) = self.parser.next()? {
-            return self.event(event).await;
-        }
-        match self.stream.next().await {
-            Some(bytes) => self.parser.push(bytes?),
-            None => {
-                self.parser.finish()?;
-                self.ended = Some(Ok(()));
-            }
-        }
-        Ok(None)
+    /// The next bytes of the stream. To be called when a step asks for them.
+    pub(crate) fn push(&mut self, bytes: Bytes) {
+        self.parser.push(bytes);
     }
 
-    async fn event(&mut self, event: Event) -> Result<Option<Incoming>> {
+    /// The stream has ended, or is broken.
+    pub(crate) fn end(&mut self, result: Result<()>) {
+        self.dispatch();
+        self.ended = Some(result.and_then(|()| Ok(self.parser.finish()?)));
+    }
+
+    /// Leave to hold the large document that a step asked for.
+    pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
+        if let Some(header) = self.asked.take() {
+            self.hold(header, Some(permit));
+        }
+    }
+
+    /// Yields everything that is complete before it asks for more: afterwards it holds nothing but [`Self::partial`].
+    pub(crate) fn settle(&mut self) {
+        self.dispatch();
+        self.hand_on = true;
+    }
+
+    /// Bytes of the frame that is not complete yet.
+    pub(crate) fn partial(&self) -> u64 {
+        self.partial
+    }
+
+    /// Bytes to the end of the frame that is held until it is complete; none if there is no such frame.
+    pub(crate) fn rest(&self) -> Option<u64> {
+        match &self.current {
+            Some(Current::Whole(whole)) => Some(whole.header.stored_len - self.partial + CHECKSUM as u64),
+            _ => None,
+        }
+    }
+
+    /// Whether it holds a large document.
+    pub(crate) fn holds_large(&self) -> bool {
+        matches!(&self.current, Some(Current::Whole(whole)) if whole.permit.is_some())
+    }
+
+    async fn advance(&mut self) -> Result<Option<Step>> {
+        if self.asked.is_some() {
+            return Ok(Some(Step::Large));
+        }
+        match self.parser.next()? {
+            Some(event) => self.event(event).await,
+            None => Ok(Some(Step::Input)),
+        }
+    }
+
+    fn hold(&mut self, header: Header, permit: Option<OwnedSemaphorePermit>) {
+        let position = self.parser.position();
+        self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit }));
+    }
+
+    async fn event(&mut self, event: Event) -> Result<Option<Step>> {
         match event {
             Event::Begin(header) => {
-                let position = self.parser.position();
-                if header.stored_len.max(header.raw_len) <= WHOLE_MAX || header.kind.is_container() {
-                    let permit = if header.stored_len.max(header.raw_len) > WHOLE_MAX {
-                        let semaphore = Arc::clone(&self.large_documents);
-                        Some(semaphore.acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?)
-                    } else {
-                        None
-                    };
-                    self.current = Some(Current::Whole(Whole { header, payload: Vec::new(), checksum: 0, position, permit }));
+                if header.stored_len.max(header.raw_len) <= WHOLE_MAX {
+                    self.hold(header, None);
                     return Ok(None);
                 }
+                if header.kind.is_container() {
+                    self.asked = Some(header);
+                    return Ok(Some(Step::Large));
+                }
                 self.dispatch();
-                let check = Some(Box::new(Check::new(&header, position)?));
+                let check = Some(Box::new(Check::new(&header, self.parser.position())?));
                 self.current = Some(Current::Pieces { check });
                 self.begin = Some(header);
                 self.hand_on = true;
@@ -241,6 +318,7 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
             }
             Event::Payload(piece) => match &mut self.current {
                 Some(Current::Whole(whole)) => {
+                    self.partial += piece.len() as u64;
                     whole.payload.push(piece);
                     Ok(None)
                 }
@@ -252,12 +330,13 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
                             .await
                             .map_err(|e| Error::Internal(e.to_string()))??,
                     );
-                    Ok(Some(Incoming::Piece(piece)))
+                    Ok(Some(Step::Item(Incoming::Piece(piece))))
                 }
                 None => Err(Error::Internal("a payload without a frame".into())),
             },
             Event::Finish { checksum } => match self.current.take() {
                 Some(Current::Whole(mut whole)) => {
+                    self.partial = 0;
                     whole.checksum = checksum;
                     // Others wait for its permit, and so does this stream when the next one begins: it must not lie here until then.
                     self.hand_on = whole.permit.is_some();
@@ -271,7 +350,7 @@ impl<S: Stream<Item = Result<Bytes>> + Send + Unpin> State<S> {
                 Some(Current::Pieces { check }) => {
                     let check = check.ok_or_else(|| Error::Internal("an end without a check".into()))?;
                     tokio::task::spawn_blocking(move || check.finish(checksum)).await.map_err(|e| Error::Internal(e.to_string()))??;
-                    Ok(Some(Incoming::Finish { checksum }))
+                    Ok(Some(Step::Item(Incoming::Finish { checksum })))
                 }
                 None => Err(Error::Internal("an end without a frame".into())),
             },

@@ -108,9 +108,7 @@ impl Engines {
     pub fn get(&self, name: &str) -> Result<Engine> {
         let engines = self.0.engines.lock();
         let Some(shared) = engines.get(name) else {
-            let known: Vec<&str> = engines.keys().map(String::as_str).collect();
-            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            return Err(Error::EngineUnknown { engine: name.into(), known });
+            return Err(Error::EngineUnknown { engine: name.into(), known: few(engines.keys().map(String::as_str)) });
         };
         View::of(shared).map(Engine::new).map_err(|missing| Error::Incomplete { engine: name.into(), missing })
     }
@@ -137,5 +135,30 @@ impl Engines {
         if shared.leave(member) && engines.get(&shared.name).is_some_and(|here| Arc::ptr_eq(here, shared)) {
             engines.remove(&shared.name);
         }
+    }
+}
+
+/// The first few names and how many more there are. An error that lists 50,000 sequences helps nobody.
+fn few<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    const NAMED: usize = 10;
+    let first: Vec<String> = names.by_ref().take(NAMED).map(|name| name.chars().take(200).collect()).collect();
+    match (first.is_empty(), names.len()) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => first.join(", "),
+        (false, more) => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::few;
+
+    #[test]
+    fn an_error_names_ten_and_counts_the_others() {
+        let names: Vec<String> = (0..50_000).map(|i| format!("s{i}")).collect();
+        let say = |count: usize| few(names[..count].iter().map(String::as_str));
+        assert_eq!((say(0), say(2)), ("none".to_owned(), "s0, s1".to_owned()));
+        assert_eq!(say(10), "s0, s1, s2, s3, s4, s5, s6, s7, s8, s9");
+        assert_eq!(say(50_000), "s0, s1, s2, s3, s4, s5, s6, s7, s8, s9 and 49990 more");
     }
 }

@@ -49,10 +49,7 @@ impl Pause {
             other => other?,
         };
         let engine = self.view.shared.name.clone();
-        let names = |sequences: &[Sequence]| match sequences {
-            [] => "none".to_owned(),
-            some => some.iter().map(|s| s.id.as_str()).collect::<Vec<_>>().join(", "),
-        };
+        let names = |sequences: &[Sequence]| super::few(sequences.iter().map(|s| s.id.as_str()));
         let at = match sequence {
             Some(name) => sequences.iter().position(|s| s.id == name),
             None if sequences.len() > 1 => return Err(Error::SequenceAmbiguous { engine, known: names(&sequences) }),

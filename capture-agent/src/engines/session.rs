@@ -89,9 +89,21 @@ fn failure(error: &Error) -> Failure {
 
 type Call = (u64, ToAgent);
 
-fn read_call(mut message: Value) -> std::result::Result<Call, (u64, String)> {
+fn read_call(message: Value) -> std::result::Result<Call, (u64, String)> {
+    let kind = match &message {
+        Value::Object(_) => "an object",
+        Value::Array(_) => "an array",
+        Value::String(_) => "a text",
+        Value::Number(_) => "a number",
+        Value::Bool(_) => "a boolean",
+        Value::Null => "null",
+    };
+    let Value::Object(mut message) = message else {
+        return Err((0, format!("a message is a JSON object, found {kind}")));
+    };
     let id = message.get("id").and_then(Value::as_u64).unwrap_or(0);
-    let parts = json!({"call": message["call"].take(), "args": message["args"].take()});
+    let mut take = |field: &str| message.get_mut(field).map(Value::take).unwrap_or_default();
+    let parts = json!({"call": take("call"), "args": take("args")});
     let call = serde_json::from_value(parts);
     call.map(|call| (id, call)).map_err(|e| (id, format!("the call makes no sense: {e}")))
 }

@@ -200,6 +200,20 @@ async fn calls_that_make_no_sense_are_answered_and_the_connection_lives() {
 }
 
 #[tokio::test]
+async fn a_first_message_that_is_no_object_is_answered_and_named() {
+    let server = serve(host().await).await;
+    for (message, found) in [("[]", "an array"), ("7", "a number"), ("\"x\"", "a text"), ("true", "a boolean"), ("null", "null")] {
+        let mut client = Client::connect(&server.socket).await;
+        let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(message.as_bytes());
+        client.send_bytes(&bytes, &[]).await;
+        let answer = client.receive().await.unwrap_or_else(|| panic!("{message} is not answered"));
+        let detail = answer["error"]["detail"].as_str().unwrap_or_default();
+        assert!(detail.contains(&format!("a JSON object, found {found}")), "{message}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn any_bytes_end_their_own_connection_only() {
     let server = serve(host_with(|config| config.engine_timeout = Duration::from_millis(200)).await).await;
     let (mut good, _core) = member(&server.host.agent, &server.socket, Spec::hybrid("e"), "pf-any").await;

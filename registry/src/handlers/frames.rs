@@ -5,6 +5,7 @@ use super::{Answer, check_count, must_exist};
 use crate::app::App;
 use crate::http::body::is_stall;
 use crate::http::extract::{In, JsonBody, Push, media_type};
+use crate::http::sending::OneByOne;
 use crate::mirror::through::Asking;
 use crate::problem::Failure;
 use crate::redirect;
@@ -92,7 +93,7 @@ pub(crate) async fn get(
         return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
     }
     let located = match here {
-        Ok(()) => app.store.frames(request.digests.clone()).await.map_err(Failure::from),
+        Ok(()) => app.store.serve(request.digests.clone()).await.map_err(Failure::from),
         Err(failure) => Err(failure),
     };
     let mut frames = match (located, asking) {
@@ -105,7 +106,7 @@ pub(crate) async fn get(
     let first = frames.try_next().await?;
     let sent = metrics::counter!(BYTES_SENT);
     let frames = stream::iter(first.map(Ok)).chain(frames).inspect_ok(move |bytes| sent.increment(bytes.len() as u64));
-    let mut response = Response::new(Body::from_stream(frames));
+    let mut response = Response::new(Body::from_stream(OneByOne::new(frames)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
     Ok(response)
 }

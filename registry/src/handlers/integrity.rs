@@ -3,6 +3,7 @@
 use super::Answer;
 use crate::app::App;
 use crate::http::extract::Asked;
+use crate::problem::Failure;
 use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
@@ -17,20 +18,29 @@ use serde::Deserialize;
 pub(crate) struct Scrubbing {
     /// Decode and hash every blob, and not only compare checksums.
     full: bool,
-    /// Bytes read a second at most.
+    /// Bytes read a second at most, 65,536 or more.
+    #[param(minimum = 65536)]
     rate: Option<u64>,
 }
 
+/// The lowest rate: a scrub that reads a byte a second holds its place for ever.
+const LEAST_RATE: u64 = 64 << 10;
+
 /// Reads every pack and names what is damaged
 ///
-/// Takes as long as reading the whole store; closing the connection stops it. What is found is quarantined: `/v1/damaged` lists it.
+/// Takes as long as reading the whole store; closing the connection stops it. One runs at a time. What is found is quarantined: `/v1/damaged` lists it.
 #[utoipa::path(
     post, path = "/v1/scrub", operation_id = "scrub", tag = "operations",
     params(Scrubbing),
     responses((status = 200, description = "What was read, and what is bad", body = api::ScrubReport), failures::Checking),
 )]
 pub(crate) async fn scrub(State(app): State<App>, Asked(asked): Asked<Scrubbing>) -> Answer<Json<api::ScrubReport>> {
-    let _proof = app.proof()?;
+    if let Some(rate) = asked.rate.filter(|rate| *rate < LEAST_RATE) {
+        return Err(Failure::invalid(format!(
+            "expected a rate of {LEAST_RATE} bytes a second or more, found {rate}; leave it out for no limit"
+        )));
+    }
+    let _place = app.scrub()?;
     let options = ScrubOptions { full: asked.full, bytes_per_second: asked.rate };
     Ok(Json(app.store.scrub(&options, &mut |_| ()).await?))
 }

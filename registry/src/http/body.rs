@@ -4,7 +4,8 @@
 //! pipe" instead of the answer. So the body is lent to the handler, and what is left of it after a refusal is read and thrown away,
 //! within limits.
 
-use crate::http::patience::Patience;
+use crate::http::patience::{Pace, Patience};
+use crate::http::seat::Seat;
 use axum::body::{Body, Bytes, HttpBody};
 use futures::StreamExt as _;
 use hyper::body::{Frame, SizeHint};
@@ -66,13 +67,17 @@ impl Loan {
 pub(crate) struct Lent {
     body: Option<Body>,
     patience: Patience,
+    seat: Seat,
+    /// Came while the request had no place.
+    came: Option<Frame<Bytes>>,
     loan: Arc<Loan>,
 }
 
 /// Lends `body`; the handler's copy comes back to the [`Loan`] when it is dropped.
-pub(crate) fn lend(body: Body, limit: Duration) -> (Body, Arc<Loan>) {
+/// While its bytes are waited for, the request leaves its `seat`.
+pub(crate) fn lend(body: Body, pace: Pace, seat: Seat) -> (Body, Arc<Loan>) {
     let loan = Arc::new(Loan::default());
-    let lent = Lent { body: Some(body), patience: Patience::new(limit), loan: Arc::clone(&loan) };
+    let lent = Lent { body: Some(body), patience: Patience::new(pace), seat, came: None, loan: Arc::clone(&loan) };
     (Body::new(lent), loan)
 }
 
@@ -82,19 +87,34 @@ impl HttpBody for Lent {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
-        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        if this.came.is_some() {
+            ready!(this.seat.poll_return(cx));
+            return Poll::Ready(this.came.take().map(Ok));
+        }
+        let Some(body) = &mut this.body else {
+            ready!(this.seat.poll_return(cx));
+            return Poll::Ready(None);
+        };
         match Pin::new(body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 this.loan.received.fetch_add(bytes as u64, Ordering::Relaxed);
                 this.patience.moved(bytes);
-                Poll::Ready(Some(Ok(frame)))
+                this.came = Some(frame);
+                ready!(this.seat.poll_return(cx));
+                Poll::Ready(this.came.take().map(Ok))
             }
-            Poll::Ready(end) => {
+            Poll::Ready(Some(Err(error))) => {
                 this.body = None;
-                Poll::Ready(end)
+                Poll::Ready(Some(Err(error)))
+            }
+            Poll::Ready(None) => {
+                this.body = None;
+                ready!(this.seat.poll_return(cx));
+                Poll::Ready(None)
             }
             Poll::Pending => {
+                this.seat.leave();
                 ready!(this.patience.poll_exhausted(cx));
                 this.body = None;
                 Poll::Ready(Some(Err(axum::Error::new(Stalled))))
@@ -103,7 +123,7 @@ impl HttpBody for Lent {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+        self.came.is_none() && self.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -1,22 +1,17 @@
 //! Parsing at the edge: path segments, queries and JSON bodies become validated types or a [`Failure`], never text.
 
 use crate::app::App;
-use crate::http::body::is_stall;
+use crate::http::json::{self, SMALL_BODY, Whole};
 use crate::mirror::through::Meant;
 use crate::problem::Failure;
-use axum::body::{Body, HttpBody as _};
 use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
 use axum::http::header;
 use axum::http::request::Parts;
-use futures::StreamExt as _;
 use pfr_schema::{ErrorCode, RepositoryName, Selector, Tag};
 use pfr_store::PushId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedSemaphorePermit;
-
-/// Bodies above this are held a few at a time.
-const SMALL_BODY: u64 = 256 << 10;
 
 /// A `{name}` of a route's path, percent-decoded.
 pub(crate) trait Segment: Sized {
@@ -164,15 +159,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
         media_type(&request, "application/json")?;
-        let body = request.into_body();
-        let hint = body.size_hint();
-        if hint.lower() > app.max_json_bytes as u64 {
-            return Err(too_large(hint.lower(), app.max_json_bytes));
-        }
-        // A body of unknown length may be a large one.
-        let turn = if hint.upper().is_some_and(|bytes| bytes <= SMALL_BODY) { None } else { Some(app.large_body().await?) };
-        let bytes = collect(body, app.max_json_bytes).await?;
-        let value = if bytes.len() as u64 <= SMALL_BODY {
+        let Whole { bytes, turn, .. } = json::read(request.into_body(), app).await?;
+        let value = if bytes.len() <= SMALL_BODY {
             parse(&bytes)?
         } else {
             // Tens of milliseconds for a hundred thousand digests: not on a thread that moves other requests' bytes.
@@ -202,23 +190,4 @@ pub(crate) fn media_type(request: &Request, wanted: &str) -> Result<(), Failure>
     }
     let found = if given.is_empty() { "none".to_owned() } else { format!("{:?}", given.chars().take(100).collect::<String>()) };
     Err(Failure::invalid(format!("expected content-type {wanted}, found {found}")))
-}
-
-async fn collect(body: Body, most: usize) -> Result<Vec<u8>, Failure> {
-    let mut stream = body.into_data_stream();
-    let mut bytes = Vec::new();
-    while let Some(piece) = stream.next().await {
-        let piece = piece.map_err(|error| {
-            if is_stall(&error) { Failure::stalled() } else { Failure::invalid(format!("the request body ended early: {error}")) }
-        })?;
-        if bytes.len() + piece.len() > most {
-            return Err(too_large((bytes.len() + piece.len()) as u64, most));
-        }
-        bytes.extend_from_slice(&piece);
-    }
-    Ok(bytes)
-}
-
-fn too_large(found: u64, limit: usize) -> Failure {
-    Failure::new(ErrorCode::TooLarge, format!("the request body has {found} bytes or more, the limit is {limit}"))
 }

@@ -3,7 +3,12 @@
 pub(crate) mod body;
 pub(crate) mod conditions;
 pub(crate) mod extract;
+pub(crate) mod head;
+pub(crate) mod json;
+pub(crate) mod line;
 pub(crate) mod observe;
 pub(crate) mod patience;
 pub(crate) mod request;
+pub(crate) mod seat;
+pub(crate) mod sending;
 pub(crate) mod stream;

@@ -2,6 +2,8 @@
 //! went away, which is why it happens in `Drop`.
 
 use crate::http::body::Loan;
+use crate::http::line::State;
+use crate::http::seat::Seat;
 use crate::telemetry::metrics as names;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Method, StatusCode};
@@ -11,7 +13,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// A request in flight.
 pub(crate) struct Observation {
@@ -29,35 +30,14 @@ pub(crate) struct Observation {
     sent: u64,
     /// Whether the response went out whole.
     whole: bool,
-    /// Its place among the requests served at once.
-    _place: Option<OwnedSemaphorePermit>,
+    /// Its place among the requests that are worked on at once.
+    seat: Seat,
 }
 
 impl Observation {
-    pub(crate) fn new(
-        id: String,
-        method: Method,
-        path: String,
-        route: String,
-        quiet: bool,
-        loan: Arc<Loan>,
-        place: Option<OwnedSemaphorePermit>,
-    ) -> Self {
+    pub(crate) fn new(id: String, method: Method, path: String, route: String, quiet: bool, loan: Arc<Loan>, seat: Seat) -> Self {
         metrics::gauge!(names::IN_FLIGHT).increment(1.0);
-        Self {
-            id,
-            method,
-            path,
-            route,
-            quiet,
-            loan,
-            started: Instant::now(),
-            status: None,
-            failure: None,
-            sent: 0,
-            whole: false,
-            _place: place,
-        }
+        Self { id, method, path, route, quiet, loan, started: Instant::now(), status: None, failure: None, sent: 0, whole: false, seat }
     }
 
     /// The request failed.
@@ -103,6 +83,8 @@ impl Drop for Observation {
         } else {
             "other".into()
         };
+        self.seat.end();
+        self.seat.is(State::Idle);
         metrics::gauge!(names::IN_FLIGHT).decrement(1.0);
         metrics::counter!(names::REQUESTS, "route" => self.route.clone(), "method" => method.clone(), "status" => status.clone())
             .increment(1);

@@ -1,47 +1,53 @@
-//! How long we wait for the other side to move bytes: the one clock behind every "client stalls" limit.
+//! How long we wait for the other side to move bytes: the one clock behind every "client is too slow" limit.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
-/// Bytes that must move within the limit. A trickle of single bytes is a stall.
-const LEAST: u64 = 16 << 10;
+/// How slow a client may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// How long a client may be behind the rate.
+    pub(crate) grace: Duration,
+    /// Bytes a second; 0 for none: then each byte buys the whole grace anew.
+    pub(crate) rate: u64,
+}
 
-/// Sums up the time spent waiting for the other side; our own time (disk, hashing) does not count.
+/// Sums up how far the other side is behind its rate. Only time spent waiting for it counts; our own time (disk, hashing) does not. Being ahead is not
+/// saved up: the rate is kept over the whole body.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    limit: Duration,
-    waited: Duration,
-    moved: u64,
+    pace: Pace,
+    behind: Duration,
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patience {
-    /// Waits `limit` for each [`LEAST`] bytes.
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, waited: Duration::ZERO, moved: 0, since: None, timer: None }
+    pub(crate) fn new(pace: Pace) -> Self {
+        Self { pace, behind: Duration::ZERO, since: None, timer: None }
     }
 
     /// The other side moved bytes.
     pub(crate) fn moved(&mut self, bytes: usize) {
         if let Some(since) = self.since.take() {
-            self.waited += since.elapsed();
+            self.behind += since.elapsed();
         }
-        self.moved += bytes as u64;
-        if self.moved >= LEAST {
-            self.moved = 0;
-            self.waited = Duration::ZERO;
-        }
+        let paid = match self.pace.rate {
+            0 if bytes > 0 => self.behind,
+            0 => Duration::ZERO,
+            rate => Duration::from_secs_f64(bytes as f64 / rate as f64),
+        };
+        self.behind = self.behind.saturating_sub(paid);
     }
 
-    /// Nothing can move now; ready when that has been so for too long.
+    /// Nothing can move now; ready when the other side is too far behind.
     pub(crate) fn poll_exhausted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.since.is_none() {
             let now = Instant::now();
             self.since = Some(now);
-            let deadline = now + self.limit.saturating_sub(self.waited);
+            let deadline = now + self.pace.grace.saturating_sub(self.behind);
             match &mut self.timer {
                 Some(timer) => timer.as_mut().reset(deadline),
                 None => self.timer = Some(Box::pin(tokio::time::sleep_until(deadline))),
@@ -56,7 +62,7 @@ mod tests {
     use super::*;
     use std::future::poll_fn;
 
-    const LIMIT: Duration = Duration::from_secs(10);
+    const PACE: Pace = Pace { grace: Duration::from_secs(10), rate: 16 << 10 };
 
     /// Waits for the other side, which moves after `delay`; whether patience ran out first.
     async fn ran_out(patience: &mut Patience, delay: Duration) -> bool {
@@ -68,24 +74,37 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_trickle_is_a_stall_and_a_flow_is_not() {
-        let mut patience = Patience::new(LIMIT);
-        for _ in 0..100 {
-            assert!(!ran_out(&mut patience, Duration::from_secs(9)).await, "16 KiB every 9 seconds is a flow");
-            patience.moved(16 << 10);
+    /// Pieces that pass, one every `delay`, of at most 1,000.
+    async fn pieces(pace: Pace, bytes: usize, delay: Duration) -> usize {
+        let mut patience = Patience::new(pace);
+        for passed in 0..1000 {
+            if ran_out(&mut patience, delay).await {
+                return passed;
+            }
+            patience.moved(bytes);
         }
-        assert!(!ran_out(&mut patience, Duration::from_secs(6)).await);
-        patience.moved(1);
-        assert!(ran_out(&mut patience, Duration::from_secs(6)).await, "one byte does not buy another limit");
+        1000
     }
 
     #[tokio::test(start_paused = true)]
-    async fn our_own_time_does_not_count() {
-        let mut patience = Patience::new(LIMIT);
+    async fn a_body_keeps_its_rate_from_its_beginning_to_its_end() {
+        let second = Duration::from_secs(1);
+        assert_eq!(pieces(PACE, 16 << 10, second).await, 1000, "just fast enough");
+        assert_eq!(pieces(PACE, 72 << 10, 4 * second).await, 1000, "in bursts, on average fast enough");
+        assert_eq!(pieces(PACE, 8 << 10, second).await, 19, "half as fast is ten seconds behind after twenty");
+        assert_eq!(pieces(PACE, 640, second).await, 10, "a trickle is a stall");
+        assert_eq!(pieces(Pace { rate: 0, ..PACE }, 1, 9 * second).await, 1000, "no rate: each byte buys another limit");
+        assert_eq!(pieces(Pace { rate: 0, ..PACE }, 1, 11 * second).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn being_ahead_is_not_saved_up_and_our_own_time_does_not_count() {
+        let mut patience = Patience::new(PACE);
         assert!(!ran_out(&mut patience, Duration::from_secs(1)).await);
+        patience.moved(1 << 30);
+        tokio::time::advance(PACE.grace * 10).await;
+        assert!(!ran_out(&mut patience, Duration::from_secs(9)).await);
         patience.moved(1);
-        tokio::time::advance(LIMIT * 10).await;
-        assert!(!ran_out(&mut patience, Duration::from_secs(1)).await);
+        assert!(ran_out(&mut patience, Duration::from_secs(9)).await, "a fast beginning buys no slow end");
     }
 }

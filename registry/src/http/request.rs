@@ -1,12 +1,15 @@
-//! The one middleware: id, place among the requests served at once, panics, problems, observation.
+//! The one middleware: id, host, place among the requests that are worked on at once, panics, problems, observation.
 
 use crate::app::App;
 use crate::http::body;
+use crate::http::line::Line;
 use crate::http::observe::{Observation, Observed};
+use crate::http::seat::{Seat, wait_for};
 use crate::problem::Failure;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
@@ -17,29 +20,44 @@ use std::sync::Arc;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Must answer however busy the registry is.
 const EXEMPT: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+/// Streams of frames: they have places of their own, so that they and everything else do not wait for each other.
+const STREAMS: [&str; 2] = ["/v1/repositories/{repo}/pushes/{id}/frames", "/v1/repositories/{repo}/frames"];
 
 pub(crate) async fn middleware(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let exempt = EXEMPT.contains(&route.as_str());
-    let place = if exempt { None } else { Arc::clone(&app.places).try_acquire_owned().ok() };
-    let overloaded = !exempt && place.is_none();
+    let line = request.extensions().get::<Arc<Line>>().cloned();
+    let admitted = match check_host(&request) {
+        Err(failure) => Err(failure),
+        Ok(()) if exempt => Ok(None),
+        Ok(()) => {
+            let places = if STREAMS.contains(&route.as_str()) { &app.streams } else { &app.places };
+            wait_for(places, app.queue, BUSY).await.map(|permit| Some((Arc::clone(places), permit)))
+        }
+    };
+    let (seat, refused) = match admitted {
+        Ok(place) => (Seat::new(place, line), None),
+        Err(failure) => (Seat::new(None, line), Some(failure)),
+    };
     // A client that waits for "100 Continue" has not sent what it would have to be drained of.
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
 
     let (parts, body) = request.into_parts();
-    let (body, loan) = body::lend(body, app.body_idle);
-    let mut observation = Observation::new(id, method, path, route, exempt, loan, place);
-    let response = if overloaded {
+    let (body, loan) = body::lend(body, app.pace, seat.clone());
+    let mut observation = Observation::new(id, method, path, route, exempt, loan, seat.clone());
+    let response = if let Some(failure) = refused {
         drop(body);
-        overload().into_response()
+        failure.into_response()
     } else {
         let answering = next.run(Request::from_parts(parts, body));
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
     };
 
+    // What is left is sending the answer, which takes as long as the client takes.
+    seat.end();
     let mut response = explain(response, &mut observation);
     let refused = response.status().is_client_error() || response.status().is_server_error();
     if refused && (!waits || observation.loan.received() > 0) {
@@ -77,8 +95,21 @@ fn explain(mut response: Response, observation: &mut Observation) -> Response {
     problem
 }
 
-fn overload() -> Failure {
-    Failure::new(ErrorCode::Overloaded, "the registry serves as many requests as it may; try again in a moment")
+const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";
+
+/// RFC 9112, section 3.2: a request of HTTP/1.1 names one host. A proxy in front may go by another one of two.
+fn check_host(request: &Request) -> Result<(), Failure> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (None, _) if request.version() < Version::HTTP_11 => return Ok(()),
+        (None, _) => return Err(Failure::invalid("expected one Host header, found none")),
+        (Some(_), Some(_)) => return Err(Failure::invalid(format!("expected one Host header, found {}", hosts.count() + 2))),
+        (Some(host), None) => host,
+    };
+    match Authority::try_from(host.as_bytes()) {
+        Ok(authority) if !authority.as_str().contains('@') => Ok(()),
+        _ => Err(Failure::invalid(format!("expected Host: name or name:port, found {:?}", String::from_utf8_lossy(host.as_bytes())))),
+    }
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {

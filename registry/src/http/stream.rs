@@ -1,32 +1,39 @@
-//! A connection that gives up on a client which does not take what is written: it would hold its request's resources for ever.
+//! A connection that gives up on a client which does not take what is written: it would hold its request's resources for ever. It also looks at
+//! the line ends of requests, see [`crate::http::head`].
 
-use crate::http::patience::Patience;
+use crate::http::head::Heads;
+use crate::http::line::Line;
+use crate::http::patience::{Pace, Patience};
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A TCP stream whose writes fail when the client stalls. Reads of a body are timed where it is known that one is wanted
+/// A TCP stream whose writes fail when the client is too slow. Reads of a body are timed where it is known that one is wanted
 /// ([`crate::http::body`]), those of headers by hyper.
 pub(crate) struct Timed {
     stream: TcpStream,
     patience: Patience,
+    heads: Heads,
+    line: Arc<Line>,
 }
 
 impl Timed {
-    pub(crate) fn new(stream: TcpStream, limit: Duration) -> Self {
-        Self { stream, patience: Patience::new(limit) }
+    pub(crate) fn new(stream: TcpStream, pace: Pace, line: Arc<Line>) -> Self {
+        Self { stream, patience: Patience::new(pace), heads: Heads::default(), line }
     }
 
     fn count(&mut self, written: Poll<Result<usize>>, cx: &mut Context<'_>) -> Poll<Result<usize>> {
         match written {
             Poll::Ready(Ok(bytes)) => {
                 self.patience.moved(bytes);
+                self.line.takes(true);
                 Poll::Ready(Ok(bytes))
             }
             Poll::Pending => {
+                self.line.takes(false);
                 ready!(self.patience.poll_exhausted(cx));
                 Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not take the response")))
             }
@@ -37,7 +44,14 @@ impl Timed {
 
 impl AsyncRead for Timed {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
+        if self.line.requests() > self.heads.ended() {
+            // hyper saw a head that was not seen here: where the next one begins is not known.
+            self.heads.give_up();
+        }
+        self.heads.look(&mut buf.filled_mut()[before..]);
+        Poll::Ready(read)
     }
 }
 

@@ -3,6 +3,8 @@
 use super::upstream::{self, Upstream};
 use crate::handlers::inspect::Depth;
 use crate::http::extract::Segment as _;
+use crate::http::seat::wait_for;
+use crate::http::sending::OneByOne;
 use crate::problem::Failure;
 use crate::telemetry::metrics::BYTES_SENT;
 use axum::Json;
@@ -17,6 +19,7 @@ use pfr_client::Remote;
 use pfr_schema::media_type::FRAMES;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 const SNAPSHOT: &str = "/v1/repositories/{repo}/snapshots/{ref}";
@@ -24,6 +27,9 @@ const LINEAGE: &str = "/v1/repositories/{repo}/snapshots/{ref}/lineage";
 const TAG: &str = "/v1/repositories/{repo}/tags/{tag}";
 const SNAPSHOTS: &str = "/v1/repositories/{repo}/snapshots";
 const TAGS: &str = "/v1/repositories/{repo}/tags";
+
+/// How long a download that is passed on waits for its turn.
+const QUEUE: Duration = Duration::from_secs(30);
 
 /// What a request's path names where only the upstream knows it, by segment.
 #[derive(Clone, Default)]
@@ -123,7 +129,7 @@ impl Asking {
     pub(crate) async fn frames(&self, repository: &RepositoryName, digests: Vec<Digest>) -> Result<Response, Failure> {
         let frames = self.remote.frames(repository, digests).await.map_err(|error| upstream::failure(&error))?;
         // Only now that the upstream has begun to answer: registries that ask each other must not wait for each other's turns.
-        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|error| Failure::internal(error.to_string()))?;
+        let turn = wait_for(&self.turns, QUEUE, "the registry passes on as many downloads as it may; try again in a moment").await?;
         let sent = metrics::counter!(BYTES_SENT);
         let frames = frames.map_err(unavailable).inspect_ok(move |bytes| {
             let _ = &turn;
@@ -131,7 +137,7 @@ impl Asking {
         });
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
-        Ok((headers, Body::from_stream(frames)).into_response())
+        Ok((headers, Body::from_stream(OneByOne::new(frames))).into_response())
     }
 }
 

@@ -17,8 +17,8 @@ use tokio::sync::Semaphore;
 const PULLS: usize = 2;
 /// Registries that a request may have come through.
 const HOPS: usize = 8;
-/// Streams passed on at once; others wait.
-const PASSED: usize = 6;
+/// Streams passed on at once; others wait. Each holds a piece or two, of a few hundred KiB.
+const PASSED: usize = 64;
 
 pub(super) type Done = Result<(), Failure>;
 /// A snapshot, and on whose behalf it is pulled: a request that came through others must not wait for one that may be waiting for it.

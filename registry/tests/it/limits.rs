@@ -1,6 +1,7 @@
 //! Clients that send too much, too slowly, or all at once: they are refused or cut, and what they held is free again.
 
 use crate::common::snapshot::{Snapshot, page, snapshot, stream};
+use crate::common::trouble::{self, Trouble};
 use crate::common::{REPO, Registry, held_request, ok, problem, refused};
 use futures::StreamExt as _;
 use pfr_schema::api::{self, FramesStored};
@@ -148,31 +149,52 @@ async fn as_many_digests_as_a_session_allows_fit_into_one_request() {
 }
 
 #[tokio::test]
-async fn beyond_the_limit_requests_are_refused_at_once_and_health_is_not() {
-    let registry = Registry::start_with(|config| config.max_requests = 1).await;
-    let push = registry.open_push(REPO).await;
-    let mut held = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await;
-    let response = registry.get("/v1/repositories").await;
-    assert_eq!(response.headers()["retry-after"], "1");
-    refused(response, ErrorCode::Overloaded).await;
-    for path in ["/livez", "/readyz", "/metrics"] {
+async fn beyond_the_limit_requests_wait_and_are_then_refused_and_health_is_not() {
+    let (store, switch) = trouble::store().await;
+    let registry = Registry::start_over_with(store, |config| {
+        config.max_requests = 1;
+        config.queue_seconds = 1;
+    })
+    .await;
+    let sample = snapshot(0..2, vec![]);
+    registry.push(REPO, &sample, Some("latest")).await;
+    // A request that is worked on for as long as the storage does not answer.
+    switch.set(Trouble::Hang);
+    let path = format!("/v1/repositories/{REPO}/snapshots/latest");
+    let working = tokio::spawn(registry.request(Method::GET, &path).send());
+    let refusal = until(|| registry.get("/v1/repositories"), StatusCode::SERVICE_UNAVAILABLE).await;
+    assert_eq!(refusal.headers()["retry-after"], "1");
+    refused(refusal, ErrorCode::Overloaded).await;
+    for path in ["/livez", "/metrics"] {
         assert_eq!(registry.get(path).await.status(), StatusCode::OK, "{path}");
     }
-    held.write_all(HELD_BODY).await.expect("written");
-    let mut answer = [0; 15];
-    held.read_exact(&mut answer).await.expect("an answer");
-    assert_eq!(&answer, b"HTTP/1.1 200 OK", "the request that was there first is served");
+    // Streams of frames have places of their own.
+    let frames = registry.post(&format!("/v1/repositories/{REPO}/frames"), &json!({"digests": [Digest::sha256(b"absent")]})).await;
+    refused(frames, ErrorCode::BlobUnknown).await;
+    working.abort();
     until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_frees_its_place() {
-    let registry = Registry::start_with(|config| config.max_requests = 1).await;
+async fn a_request_that_waits_for_its_client_takes_no_place() {
+    let registry = Registry::start_with(|config| {
+        config.max_requests = 1;
+        config.queue_seconds = 1;
+    })
+    .await;
     let push = registry.open_push(REPO).await;
-    let held = held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await;
-    refused(registry.get("/v1/repositories").await, ErrorCode::Overloaded).await;
-    drop(held);
-    until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(held_request(&registry, "POST", &format!("{push}/missing"), "application/json", HELD_BODY.len()).await);
+        held.push(held_request(&registry, "PUT", &format!("{push}/frames"), media_type::FRAMES, 1 << 20).await);
+    }
+    assert_eq!(registry.get("/v1/repositories").await.status(), StatusCode::OK);
+    let sample = snapshot(0..2, vec![]);
+    registry.push(REPO, &sample, Some("latest")).await;
+    held[0].write_all(HELD_BODY).await.expect("written");
+    let mut answer = [0; 15];
+    held[0].read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 200 OK", "its body is taken when it comes");
 }
 
 #[tokio::test]

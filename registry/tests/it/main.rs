@@ -16,3 +16,5 @@ mod problems;
 mod protocol;
 mod round_trip;
 mod shutdown;
+mod slow;
+mod wire;

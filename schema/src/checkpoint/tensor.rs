@@ -51,7 +51,7 @@ impl Tensor {
         };
         let walk = tensor.check(limits, |tensor, field| format!("{}: {field}", tensor.name))?;
         tensor.value_hash = match walk {
-            Some(walk) => gather(tensor.canonical(), walk, payload)?,
+            Some(walk) => gather(tensor.canonical(), walk, payload, &mut || true)?.unwrap_or(tensor.value_hash),
             None => attest(&tensor.kind, payload),
         };
         Ok(tensor)
@@ -77,11 +77,32 @@ impl Tensor {
     /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`]; [`FormatError::PayloadHashMismatch`] if it is opaque;
     /// [`FormatError::LengthMismatch`], and [`FormatError::Field`] for a tensor that was not parsed and does not hold together.
     pub fn check_value(&self, payload: &[u8]) -> Result<Proof, FormatError> {
+        match self.check_value_while(payload, &mut || true)? {
+            Some(proof) => Ok(proof),
+            None => unreachable!("nobody stops it"),
+        }
+    }
+
+    /// The same, for as long as `go_on` says yes: it is asked after every MiB that was hashed. `None` if it said no.
+    ///
+    /// # Errors
+    /// As [`Self::check_value`].
+    pub fn check_value_while(&self, payload: &[u8], go_on: &mut dyn FnMut() -> bool) -> Result<Option<Proof>, FormatError> {
         let Some(walk) = self.check(&Limits::default(), |tensor, field| format!("{}: {field}", tensor.name))? else {
-            return self.check_payload(payload).map(|()| Proof::Attested);
+            return self.check_payload(payload).map(|()| Some(Proof::Attested));
         };
         self.check_length(payload)?;
-        self.check_value_hash(gather(self.canonical(), walk, payload)?).map(|()| Proof::Computed)
+        match gather(self.canonical(), walk, payload, go_on)? {
+            Some(found) => self.check_value_hash(found).map(|()| Some(Proof::Computed)),
+            None => Ok(None),
+        }
+    }
+
+    /// Bytes of the logical value. With strides of 0 they may be many more than the payload has.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        let elements = self.shape.iter().fold(1_u64, |product, dimension| product.saturating_mul(*dimension));
+        elements.saturating_mul(self.logical_dtype.bytes() as u64)
     }
 
     /// Compares a value hash that was computed elsewhere.

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 /// Bytes looked at in one go.
 const BLOCK: usize = 16 << 10;
+/// Bytes hashed between two questions whether to go on. A few bytes of payload may stand for gigabytes of value.
+const STEP: usize = 1 << 20;
 
 /// The hash of a logical value, SHA-256 over its canonical form: `pfv1:sha256:<hex>`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,7 +88,10 @@ pub fn value_hash(
     elements(shape, logical, Limits::default().blob_bytes)?;
     super::check_rank(shape).map_err(wrong)?;
     match layout.check(shape, (payload.len() / storage.bytes()) as u64).map_err(wrong)? {
-        Some(walk) => gather(Canonical::new(kind, kind, logical, shape, storage), walk, payload),
+        Some(walk) => match gather(Canonical::new(kind, kind, logical, shape, storage), walk, payload, &mut || true)? {
+            Some(hash) => Ok(hash),
+            None => unreachable!("nobody stops it"),
+        },
         None => Ok(attest(kind, payload)),
     }
 }
@@ -98,14 +103,29 @@ pub(super) fn attest(kind: &str, payload: &[u8]) -> ValueHash {
     ValueHash(hasher.finish())
 }
 
-/// Elements picked from a payload that is in memory.
-pub(super) fn gather(mut canonical: Canonical, walk: Walk, payload: &[u8]) -> Result<ValueHash, FormatError> {
+/// Elements picked from a payload that is in memory. Asks `go_on` after every [`STEP`] bytes; `None` if it says no.
+pub(super) fn gather(
+    mut canonical: Canonical,
+    walk: Walk,
+    payload: &[u8],
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<ValueHash>, FormatError> {
     let size = canonical.storage.bytes();
+    let mut since = 0;
     for span in walk {
         // Within the payload: the layout was checked against it.
-        canonical.push(&payload[span.start as usize * size..span.end as usize * size])?;
+        for part in payload[span.start as usize * size..span.end as usize * size].chunks(STEP) {
+            canonical.push(part)?;
+            since += part.len();
+            if since >= STEP {
+                since = 0;
+                if !go_on() {
+                    return Ok(None);
+                }
+            }
+        }
     }
-    canonical.finish()
+    canonical.finish().map(Some)
 }
 
 fn head(kind: &str, logical: Dtype, shape: &[u64]) -> Hasher {

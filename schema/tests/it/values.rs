@@ -259,6 +259,25 @@ fn a_payload_larger_than_any_block_hashes_as_its_definition_says() {
 }
 
 #[test]
+fn a_value_that_is_no_longer_wanted_is_not_hashed_to_its_end() {
+    let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };
+    let mut tensor = describe(&[1], Dtype::U8, layout, b"x");
+    // A byte that stands for 16 MiB.
+    tensor.shape = vec![16 << 20];
+    assert_eq!(tensor.value_bytes(), 16 << 20);
+    for stop_after in [0, 3] {
+        let mut asked = 0;
+        let go_on = &mut || {
+            asked += 1;
+            asked <= stop_after
+        };
+        assert_eq!(tensor.check_value_while(b"x", go_on), Ok(None));
+        assert_eq!(asked, stop_after + 1, "asked once a MiB");
+    }
+    assert_eq!(tensor.check_value_while(b"x", &mut || true).unwrap_err().code(), ErrorCode::ValueHashMismatch);
+}
+
+#[test]
 fn an_opaque_tensor_is_the_same_only_byte_for_byte() {
     let layout = Layout { tag: "vendor".into(), strides: None, offset: None };
     let mut tensor = describe(&[100], Dtype::F32, layout, b"bytes");

@@ -11,27 +11,94 @@ use pfr_schema::frame::Header;
 use pfr_schema::{Digest, FormatError};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Tensors by the payload that holds them, each with its checkpoint.
+/// Values may have this many times the bytes of their payloads…
+const TIMES: u64 = 16;
+/// …and this many bytes more. Honest tensors have 8 times at most: an `f64` that is stored in one byte.
+const BESIDES: u64 = 64 << 20;
+/// Bytes hashed between two looks at whether the caller is still there.
+const STEP: usize = 1 << 20;
+
+/// Work on blocking threads for one caller. It ends soon after the caller has left, and keeps the caller's place until then.
+#[derive(Clone, Default)]
+pub(super) struct Work(Arc<Shared>);
+
 #[derive(Default)]
+struct Shared {
+    left: AtomicBool,
+    /// The place among the verifications that run at once. The last blocking task gives it back.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Work {
+    pub(super) fn new(place: Option<OwnedSemaphorePermit>) -> Self {
+        Self(Arc::new(Shared { left: AtomicBool::new(false), _place: place }))
+    }
+
+    fn go_on(&self) -> bool {
+        !self.0.left.load(Ordering::Relaxed)
+    }
+
+    /// Runs `work` off the async threads. It holds on to the place, whatever becomes of the caller.
+    async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> Result<T> + Send + 'static) -> Result<T> {
+        let this = self.clone();
+        tokio::task::spawn_blocking(move || work(&this)).await.map_err(|e| Error::Internal(e.to_string()))?
+    }
+}
+
+/// Says that the caller has left, when it is dropped.
+pub(super) struct Caller(pub(super) Work);
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.0.0.left.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Nobody reads it: the caller has left.
+fn stopped() -> Error {
+    Error::Internal("a verification was stopped".into())
+}
+
+/// Tensors by the payload that holds them, each with its checkpoint.
 pub(super) struct Values {
+    work: Work,
     by_payload: HashMap<Digest, Arc<Vec<(Digest, Tensor)>>>,
+    /// Bytes of all values.
+    values: u64,
+    /// Bytes of the payloads, each counted once.
+    payloads: u64,
     pub computed: u64,
     pub attested: u64,
 }
 
 impl Values {
-    pub(super) fn add(&mut self, checkpoint: Digest, parsed: Checkpoint) {
+    pub(super) fn new(work: Work) -> Self {
+        Self { work, by_payload: HashMap::new(), values: 0, payloads: 0, computed: 0, attested: 0 }
+    }
+
+    /// Adds the tensors of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Unprovable`] if all of them together stand for much more than their payloads hold.
+    pub(super) fn add(&mut self, checkpoint: Digest, parsed: Checkpoint) -> Result<()> {
         for tensor in parsed.tensors {
             if tensor.layout.is_opaque() {
                 // Its payload is verified as every blob is, and there is nothing else to it.
                 self.attested += 1;
                 continue;
             }
+            self.values = self.values.saturating_add(tensor.value_bytes());
             let tensors = self.by_payload.entry(tensor.payload_hash).or_default();
+            if tensors.is_empty() {
+                self.payloads = self.payloads.saturating_add(tensor.payload_bytes);
+            }
             Arc::make_mut(tensors).push((checkpoint, tensor));
         }
+        let limit = self.payloads.saturating_mul(TIMES).saturating_add(BESIDES);
+        if self.values > limit { Err(Error::Unprovable { checkpoint, values: self.values, limit }) } else { Ok(()) }
     }
 
     /// Checks what lies in a payload that was read whole.
@@ -39,7 +106,7 @@ impl Values {
         let Some(tensors) = self.by_payload.get(payload).cloned() else { return Ok(()) };
         self.computed += tensors.len() as u64;
         let raw = raw()?;
-        blocking(move || tensors.iter().try_for_each(|(checkpoint, tensor)| check(checkpoint, tensor, &raw))).await
+        self.work.run(move |work| tensors.iter().try_for_each(|(checkpoint, tensor)| check(work, checkpoint, tensor, &raw))).await
     }
 
     /// Begins to check what lies in a payload that comes in pieces; none if nothing does.
@@ -55,12 +122,13 @@ impl Values {
             None
         };
         let decoder = Decoder::new(header.codec, header.raw_len)?;
-        Ok(Some(Box::new(Passing { tensors, hashers, decoder, whole: Vec::new(), permit })))
+        Ok(Some(Box::new(Passing { work: self.work.clone(), tensors, hashers, decoder, whole: Vec::new(), permit })))
     }
 }
 
 /// A payload on its way.
 pub(super) struct Passing {
+    work: Work,
     tensors: Arc<Vec<(Digest, Tensor)>>,
     /// For each tensor; none if its payload must be whole.
     hashers: Vec<Option<ValueHasher>>,
@@ -72,16 +140,20 @@ pub(super) struct Passing {
 impl Passing {
     /// The next piece, as it is stored.
     pub(super) async fn piece(mut self: Box<Self>, piece: Bytes) -> Result<Box<Self>> {
-        blocking(move || {
-            let Self { tensors, hashers, decoder, whole, permit } = &mut *self;
+        let work = self.work.clone();
+        work.run(move |work| {
+            let Self { tensors, hashers, decoder, whole, permit, .. } = &mut *self;
             let mut failed = None;
             decoder.update(&piece, &mut |raw| {
                 if permit.is_some() {
                     whole.extend_from_slice(raw);
                 }
+                // One payload may be that of many tensors.
                 for ((checkpoint, _), hasher) in tensors.iter().zip(hashers.iter_mut()) {
-                    if let Some(Err(error)) = hasher.as_mut().map(|hasher| hasher.update(raw)) {
-                        failed.get_or_insert_with(|| wrong(checkpoint, error));
+                    for step in raw.chunks(STEP).take_while(|_| work.go_on()) {
+                        if let Some(Err(error)) = hasher.as_mut().map(|hasher| hasher.update(step)) {
+                            failed.get_or_insert_with(|| wrong(checkpoint, error));
+                        }
                     }
                 }
             })?;
@@ -92,13 +164,14 @@ impl Passing {
 
     /// The payload has passed: how many values were computed.
     pub(super) async fn finish(self: Box<Self>) -> Result<u64> {
-        blocking(move || {
+        let work = self.work.clone();
+        work.run(move |work| {
             for ((checkpoint, tensor), hasher) in self.tensors.iter().zip(self.hashers) {
                 match hasher {
                     Some(hasher) => {
                         hasher.finish().and_then(|found| tensor.check_value_hash(found)).map_err(|error| wrong(checkpoint, error))?
                     }
-                    None => check(checkpoint, tensor, &self.whole)?,
+                    None => check(work, checkpoint, tensor, &self.whole)?,
                 }
             }
             Ok(self.tensors.len() as u64)
@@ -107,8 +180,11 @@ impl Passing {
     }
 }
 
-fn check(checkpoint: &Digest, tensor: &Tensor, raw: &[u8]) -> Result<()> {
-    let proof = tensor.check_value(raw).map_err(|error| wrong(checkpoint, error))?;
+fn check(work: &Work, checkpoint: &Digest, tensor: &Tensor, raw: &[u8]) -> Result<()> {
+    if !work.go_on() {
+        return Err(stopped());
+    }
+    let proof = tensor.check_value_while(raw, &mut || work.go_on()).map_err(|error| wrong(checkpoint, error))?.ok_or_else(stopped)?;
     debug_assert_eq!(proof, Proof::Computed, "opaque tensors are not looked at");
     Ok(())
 }
@@ -117,7 +193,32 @@ fn wrong(checkpoint: &Digest, source: FormatError) -> Error {
     Error::WrongValue { checkpoint: *checkpoint, source }
 }
 
-/// Off the async threads.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_verification_without_a_caller_stops_and_keeps_its_place_until_then() {
+        let places = Arc::new(Semaphore::new(1));
+        let caller = Caller(Work::new(Some(Arc::clone(&places).acquire_owned().await.unwrap())));
+        let work = caller.0.clone();
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let running = tokio::spawn(async move {
+            let hash = move |work: &Work| {
+                begin.send(()).unwrap();
+                while work.go_on() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            };
+            work.run(hash).await
+        });
+        begun.await.unwrap();
+        running.abort();
+        assert!(running.await.unwrap_err().is_cancelled());
+        assert_eq!(places.available_permits(), 0, "the work goes on, so its place is taken");
+        drop(caller);
+        drop(tokio::time::timeout(Duration::from_secs(60), places.acquire()).await.expect("the work ends").unwrap());
+    }
 }

@@ -1,7 +1,7 @@
 //! Proof that a manifest is whole: every blob it reaches is read and hashed.
 
 use super::ROWS;
-use super::values::Values;
+use super::values::{Caller, Values, Work};
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{Health, ObjectId, ObjectRow};
@@ -11,6 +11,7 @@ use futures::StreamExt as _;
 use pfr_schema::{Container, Digest, Kind, api};
 use std::collections::HashSet;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// How far [`Store::verify`] has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +31,26 @@ impl Store {
     /// # Errors
     /// [`Error::Corrupt`] naming the first blob that is not what its name says; [`Error::WrongValue`] naming the tensor whose value is not what its
     /// checkpoint says. A blob that is damaged where it lies is quarantined, and one that is not after all no longer.
+    ///
+    /// [`Error::Unprovable`] for checkpoints whose values have much more bytes than their payloads: they are not computed. A caller that leaves
+    /// stops the work within a MiB of hashing.
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
-        let verified = self.prove(manifest, progress).await;
+        self.verify_in(manifest, None, progress).await
+    }
+
+    /// The same in a place among the verifications that run at once. The place is free when the work has ended, which may be a moment after the
+    /// caller has left.
+    ///
+    /// # Errors
+    /// As [`Store::verify`].
+    pub async fn verify_in(
+        &self,
+        manifest: &Digest,
+        place: Option<OwnedSemaphorePermit>,
+        progress: &mut (dyn FnMut(VerifyProgress) + Send),
+    ) -> Result<api::Verified> {
+        let caller = Caller(Work::new(place));
+        let verified = self.prove(manifest, &caller.0, progress).await;
         if let Err(Error::Corrupt { digest, .. }) = &verified {
             // Only what is seen to be bad a second time: a bad reference or a passing fault of the storage is no damage to the blob.
             match self.examine(digest).await {
@@ -43,11 +62,11 @@ impl Store {
         verified
     }
 
-    async fn prove(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
+    async fn prove(&self, manifest: &Digest, work: &Work, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         let rows = self.reach(manifest).await?;
         self.look_again(&rows).await?;
         let reached: HashSet<Digest> = rows.iter().map(|row| row.digest).collect();
-        let mut values = self.values(&rows).await?;
+        let mut values = self.values(&rows, work).await?;
         let mut done = VerifyProgress { total_bytes: rows.iter().map(|row| row.size).sum(), ..VerifyProgress::default() };
         for batch in rows.chunks(ROWS) {
             self.verify_batch(batch.iter().map(|row| row.digest).collect(), &reached, &mut values, &mut done, progress).await?;
@@ -72,15 +91,15 @@ impl Store {
     }
 
     /// The tensors of the checkpoints among `rows`.
-    async fn values(&self, rows: &[ObjectRow]) -> Result<Values> {
-        let mut values = Values::default();
+    async fn values(&self, rows: &[ObjectRow], work: &Work) -> Result<Values> {
+        let mut values = Values::new(work.clone());
         for row in rows.iter().filter(|row| row.kind == Kind::Checkpoint) {
             let container = self.container(&row.digest, Kind::Checkpoint).await.map_err(|error| match error {
                 Error::Format(source) => Error::Corrupt { digest: row.digest, reason: source.to_string() },
                 other => other,
             })?;
             if let Container::Checkpoint(checkpoint) = container {
-                values.add(row.digest, checkpoint);
+                values.add(row.digest, checkpoint)?;
             }
         }
         Ok(values)

@@ -20,4 +20,5 @@ mod postgres;
 mod quarantine;
 mod rebuild;
 mod room;
+mod slow;
 mod vanished;

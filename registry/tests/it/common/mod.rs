@@ -53,8 +53,15 @@ impl Registry {
 
     /// Over a store that the test has made.
     pub async fn start_over(store: Store) -> Self {
+        Self::start_over_with(store, |_| {}).await
+    }
+
+    /// The same with other settings.
+    pub async fn start_over_with(store: Store, change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let server = Server::bind_over(store, config(&dir)).await.expect("the registry starts");
+        let mut config = config(&dir);
+        change(&mut config);
+        let server = Server::bind_over(store, config).await.expect("the registry starts");
         Self::serve(server, dir)
     }
 

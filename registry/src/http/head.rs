@@ -1,0 +1,231 @@
+//! Line ends in the heads of requests: a line feed without a carriage return is refused.
+//!
+//! hyper takes a bare line feed for the end of a line. A proxy in front may not, and then the two see different headers. So the bytes of a connection
+//! are looked at before hyper gets them: a bare line feed in a head is replaced by a byte that no head may have, and hyper answers 400 and closes.
+//! Bodies are passed over by the length that the head says, or chunk by chunk. Where that is not certain the connection is not looked at any more.
+
+/// Bytes of a line that are kept: enough for the headers that say how long a body is.
+const LINE: usize = 256;
+/// No head may have it.
+const FORBIDDEN: u8 = 0;
+
+/// Where in the stream of requests a connection is.
+#[derive(Debug, Default)]
+pub(crate) struct Heads {
+    state: State,
+    /// Heads that ended.
+    ended: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Head(Head),
+    Body(u64),
+    Chunks(Chunk),
+    /// It is not known where the next head begins.
+    Unknown,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Head(Head::default())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Head {
+    line: Vec<u8>,
+    /// Bytes of the line, also those that are not kept.
+    length: usize,
+    before: u8,
+    lines: usize,
+    content_length: Option<u64>,
+    chunked: bool,
+    odd: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Chunk {
+    /// In the line that says a chunk's size; the number so far, whether it has digits, and whether it is complete.
+    Size(u64, bool, bool),
+    SizeEnd(u64),
+    Data(u64),
+    DataEnd,
+    /// In the lines after the last chunk; how many bytes of the present one were seen.
+    Trailer(u64),
+    TrailerEnd(u64),
+}
+
+impl Heads {
+    /// Heads that ended so far.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Looks at no more bytes.
+    pub(crate) fn give_up(&mut self) {
+        self.state = State::Unknown;
+    }
+
+    /// Looks at the bytes that came next, and spoils a bare line feed in a head.
+    pub(crate) fn look(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            let seen = match &mut self.state {
+                State::Unknown => return,
+                State::Body(left) => {
+                    let seen = bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    *left -= seen as u64;
+                    if *left == 0 {
+                        self.state = State::default();
+                    }
+                    seen
+                }
+                State::Chunks(Chunk::Data(left)) if *left > 0 => {
+                    let seen = bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    *left -= seen as u64;
+                    seen
+                }
+                State::Chunks(chunk) => {
+                    self.state = chunk.next(bytes[0]);
+                    1
+                }
+                State::Head(head) => match head.take(&mut bytes[0]) {
+                    None => 1,
+                    Some(next) => {
+                        self.ended += 1;
+                        self.state = next;
+                        1
+                    }
+                },
+            };
+            bytes = &mut bytes[seen..];
+        }
+    }
+}
+
+impl Head {
+    /// The next byte; what follows if it was the head's last.
+    fn take(&mut self, byte: &mut u8) -> Option<State> {
+        if *byte != b'\n' {
+            if self.line.len() < LINE {
+                self.line.push(*byte);
+            }
+            self.length += 1;
+            self.before = *byte;
+            return None;
+        }
+        if self.before != b'\r' {
+            *byte = FORBIDDEN;
+            return Some(State::Unknown);
+        }
+        self.before = 0;
+        let (empty, whole) = (self.length == 1, self.length == self.line.len());
+        self.line.pop();
+        let line = std::mem::take(&mut self.line);
+        self.length = 0;
+        if empty {
+            // Empty lines before a request are passed over.
+            return (self.lines > 0).then(|| self.body());
+        }
+        if self.lines > 0 {
+            self.header(&line, whole);
+        }
+        self.lines += 1;
+        None
+    }
+
+    fn header(&mut self, line: &[u8], whole: bool) {
+        let text = String::from_utf8_lossy(line).to_ascii_lowercase();
+        let Some((name, value)) = text.split_once(':') else { return };
+        let value = value.trim();
+        match name.trim() {
+            "content-length" => match value.parse() {
+                Ok(length) if whole && self.content_length.is_none() && value.bytes().all(|b| b.is_ascii_digit()) => {
+                    self.content_length = Some(length);
+                }
+                _ => self.odd = true,
+            },
+            "transfer-encoding" => {
+                self.odd |= !whole || self.chunked || value != "chunked";
+                self.chunked = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn body(&self) -> State {
+        match (self.odd, self.chunked, self.content_length) {
+            (true, ..) | (_, true, Some(_)) => State::Unknown,
+            (_, true, None) => State::Chunks(Chunk::Size(0, false, false)),
+            (_, _, Some(length)) if length > 0 => State::Body(length),
+            _ => State::default(),
+        }
+    }
+}
+
+impl Chunk {
+    fn next(self, byte: u8) -> State {
+        State::Chunks(match (self, byte) {
+            (Self::Size(size, true, _), b'\r') => Self::SizeEnd(size),
+            (Self::Size(size, true, _), b' ' | b'\t' | b';') => Self::Size(size, true, true),
+            (Self::Size(size, digits, true), byte) if byte != b'\n' => Self::Size(size, digits, true),
+            (Self::Size(size, _, false), byte) if byte.is_ascii_hexdigit() && size >> 60 == 0 => {
+                Self::Size(size << 4 | (byte as char).to_digit(16).map_or(0, u64::from), true, false)
+            }
+            (Self::SizeEnd(0), b'\n') => Self::Trailer(0),
+            (Self::SizeEnd(size), b'\n') => Self::Data(size),
+            (Self::Data(0), b'\r') => Self::DataEnd,
+            (Self::DataEnd, b'\n') => Self::Size(0, false, false),
+            (Self::Trailer(seen), b'\r') => Self::TrailerEnd(seen),
+            (Self::Trailer(seen), byte) if byte != b'\n' => Self::Trailer(seen + 1),
+            (Self::TrailerEnd(0), b'\n') => return State::default(),
+            (Self::TrailerEnd(_), b'\n') => Self::Trailer(0),
+            _ => return State::Unknown,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What hyper gets if the bytes come in parts of `part` bytes, and how many heads ended.
+    fn seen(stream: &[u8], part: usize) -> (Vec<u8>, u64) {
+        let (mut bytes, mut heads) = (stream.to_vec(), Heads::default());
+        bytes.chunks_mut(part).for_each(|part| heads.look(part));
+        (bytes, heads.ended())
+    }
+
+    #[test]
+    fn bare_line_feeds_are_spoiled_in_heads_and_nowhere_else() {
+        let good: [(&[u8], u64); 6] = [
+            (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", 1),
+            (b"\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n", 2),
+            (b"PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n\n\na\nGET / HTTP/1.1\r\nhost: x\r\n\r\n", 2),
+            (b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\n\n\n\n\r\nA\r\n0123456\n89\r\n0\r\nt: u\r\n\r\nGET / HTTP/1.1\r\n\r\n", 2),
+            // Who cannot tell where the next head begins looks away.
+            (b"PUT / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n\n\n\n", 1),
+            (b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\n\n\n", 1),
+        ];
+        for (stream, ended) in good {
+            for part in [1, 2, 3, 7, stream.len()] {
+                let (bytes, found) = seen(stream, part);
+                assert_eq!((bytes.as_slice(), found), (stream, ended), "{}", String::from_utf8_lossy(stream));
+            }
+        }
+        let bad: [&[u8]; 6] = [
+            b"GET / HTTP/1.1\nhost: x\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: x\nx: y\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: x\r\n\n",
+            b"\nGET / HTTP/1.1\r\nhost: x\r\n\r\n",
+            b"PUT / HTTP/1.1\r\nContent-Length: 1\r\n\r\n\nGET / HTTP/1.1\nhost: x\r\n\r\n",
+            b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n\n\r\n0\r\n\r\nGET / HTTP/1.1\nhost: x\r\n\r\n",
+        ];
+        for stream in bad {
+            for part in [1, 5, stream.len()] {
+                let (bytes, _) = seen(stream, part);
+                assert_eq!(bytes.iter().filter(|byte| **byte == FORBIDDEN).count(), 1, "{}", String::from_utf8_lossy(stream));
+            }
+        }
+    }
+}

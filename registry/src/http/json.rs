@@ -1,0 +1,113 @@
+//! Reading a JSON body whole, within limits of size, memory and time.
+//!
+//! A body that comes fast takes a turn as soon as it is known to be a large one: then four of them are in memory at once. One that comes slowly does
+//! not: its bytes count against those that all slow bodies may have together, and it takes its turn when it is there.
+
+use crate::app::App;
+use crate::http::body::is_stall;
+use crate::problem::Failure;
+use axum::body::{Body, HttpBody as _};
+use futures::StreamExt as _;
+use pfr_schema::ErrorCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+/// Bodies above this are held a few at a time.
+pub(crate) const SMALL_BODY: usize = 256 << 10;
+/// Bytes of a body that any request may hold.
+const FREE: usize = 32 << 10;
+/// A body is slow once its client was waited for longer than this…
+const LINGER: Duration = Duration::from_millis(100);
+/// …and the time that its bytes take at this rate, in bytes a second.
+const FAST: f64 = (4 << 20) as f64;
+/// Bytes for which a slow body asks at a time.
+const STEP: usize = 256 << 10;
+
+/// A body that is there.
+pub(crate) struct Whole {
+    pub(crate) bytes: Vec<u8>,
+    /// The turn to hold a large body.
+    pub(crate) turn: Option<OwnedSemaphorePermit>,
+    _slow: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// `too_large`, `timeout`, `overloaded`, `invalid_request`.
+pub(crate) async fn read(body: Body, app: &App) -> Result<Whole, Failure> {
+    let hint = body.size_hint();
+    if hint.lower() > app.max_json_bytes as u64 {
+        return Err(too_large(hint.lower(), app.max_json_bytes));
+    }
+    // A body of unknown length may be a large one.
+    let large = hint.upper().is_none_or(|bytes| bytes > SMALL_BODY as u64);
+    let mut stream = body.into_data_stream();
+    let (mut bytes, mut turn, mut slow) = (Vec::new(), None, None::<OwnedSemaphorePermit>);
+    let mut waited = Duration::ZERO;
+    loop {
+        let is_slow = slow.is_some() || bytes.len() <= FREE;
+        let patience = LINGER + Duration::from_secs_f64(bytes.len() as f64 / FAST);
+        let left = if is_slow { app.json_time } else { patience.min(app.json_time) }.saturating_sub(waited);
+        let begun = Instant::now();
+        let received = tokio::time::timeout(left, stream.next()).await;
+        waited += begun.elapsed();
+        let Ok(received) = received else {
+            if waited >= app.json_time {
+                return Err(Failure::stalled());
+            }
+            slow = Some(room(app, bytes.len().max(STEP)).await?);
+            turn = None;
+            continue;
+        };
+        let Some(piece) = received else { break };
+        let piece = piece.map_err(|error| {
+            if is_stall(&error) { Failure::stalled() } else { Failure::invalid(format!("the request body ended early: {error}")) }
+        })?;
+        if bytes.len() + piece.len() > app.max_json_bytes {
+            return Err(too_large((bytes.len() + piece.len()) as u64, app.max_json_bytes));
+        }
+        bytes.extend_from_slice(&piece);
+        if bytes.len() <= FREE {
+            continue;
+        }
+        let is_late = waited > LINGER + Duration::from_secs_f64(bytes.len() as f64 / FAST);
+        match &mut slow {
+            Some(slow) => {
+                let lacking = bytes.len().div_ceil(1 << 10).saturating_sub(slow.num_permits());
+                if lacking > 0 {
+                    slow.merge(room(app, (lacking << 10).max(STEP)).await?);
+                }
+            }
+            None if is_late => {
+                slow = Some(room(app, bytes.len().max(STEP)).await?);
+                turn = None;
+            }
+            None if large && turn.is_none() => turn = Some(app.large_body().await?),
+            None => {}
+        }
+    }
+    if bytes.len() > SMALL_BODY && turn.is_none() {
+        turn = Some(app.large_body().await?);
+    }
+    Ok(Whole { bytes, turn, _slow: slow })
+}
+
+/// Leave to hold so many bytes of a body that comes slowly.
+async fn room(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, Failure> {
+    let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
+    let leave = Arc::clone(&app.slow_bodies).acquire_many_owned(kib);
+    match tokio::time::timeout(app.queue, leave).await {
+        Ok(leave) => leave.map_err(|e| Failure::internal(e.to_string())),
+        Err(_) => {
+            let detail = "this request body comes slowly, and slow ones hold as much memory as they may; try again in a moment";
+            Err(Failure::new(ErrorCode::Overloaded, detail))
+        }
+    }
+}
+
+fn too_large(found: u64, limit: usize) -> Failure {
+    Failure::new(ErrorCode::TooLarge, format!("the request body has {found} bytes or more, the limit is {limit}"))
+}

@@ -1,0 +1,291 @@
+//! Slow clients of every kind, and an innocent one beside them.
+
+use crate::common::snapshot::{Snapshot, page, snapshot, stream};
+use crate::common::{REPO, Registry, ok, refused};
+use pfr_schema::api::{self, FramesStored};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// Longer than any of this takes, on any machine.
+const FOR_EVER: Duration = Duration::from_secs(60);
+
+fn large(seed: u64, mib: usize) -> Document {
+    Document::new(Kind::Blob, page(seed).into_iter().cycle().take(mib << 20).collect())
+}
+
+/// What slow clients do.
+#[derive(Clone)]
+struct Slow {
+    address: SocketAddr,
+    push: String,
+    digest: Digest,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Upload,
+    LargeFrame,
+    Json,
+    ChunkedJson,
+    Download,
+    Idle,
+    Headers,
+}
+
+const WAYS: [Way; 7] = [Way::Upload, Way::LargeFrame, Way::Json, Way::ChunkedJson, Way::Download, Way::Idle, Way::Headers];
+
+impl Slow {
+    async fn new(registry: &Registry) -> Self {
+        let push = registry.open_push(REPO).await;
+        let blob = large(7, 24);
+        let _: FramesStored = ok(registry.put_frames(&push, stream(std::slice::from_ref(&blob))).await).await;
+        registry.push(REPO, &snapshot(0..2, vec![]), Some("base")).await;
+        Self { address: registry.address, push, digest: blob.digest }
+    }
+
+    /// Opens a connection and begins; then sends, or takes, some bytes now and then for as long as the registry lets it.
+    async fn go(self, way: Way, number: u64) -> std::io::Result<()> {
+        let Self { address, push, digest } = self;
+        let mut stream = TcpStream::connect(address).await?;
+        let head = |method: &str, path: &str, kind: &str, rest: &str| {
+            format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\n{rest}\r\n")
+        };
+        let json = "application/json";
+        let pause = Duration::from_millis(500);
+        // What is sent at once, what is sent bit by bit.
+        let (first, rest): (Vec<u8>, Vec<u8>) = match way {
+            Way::Upload | Way::LargeFrame => {
+                // Some pages that are complete, or most of one that is not.
+                let bytes = match way {
+                    Way::Upload => stream_of((0..40).map(|i| Document::new(Kind::Blob, page(number << 32 | i).repeat(40)))),
+                    _ => stream_of([large(number, 3)]),
+                };
+                let length = format!("content-length: {}\r\n", bytes.len());
+                let begun = bytes.len() * 9 / 10;
+                let head = head("PUT", &format!("{push}/frames"), media_type::FRAMES, &length);
+                ([head.as_bytes(), &bytes[..begun]].concat(), bytes[begun..bytes.len() - 1].to_vec())
+            }
+            Way::Json => {
+                let head = head("POST", &format!("{push}/missing"), json, "content-length: 8000000\r\n");
+                ([head.as_bytes(), &vec![b' '; 400_000]].concat(), vec![b' '; 100_000])
+            }
+            Way::ChunkedJson => {
+                let head = head("POST", &format!("{push}/missing"), json, "transfer-encoding: chunked\r\n");
+                ([head.as_bytes(), b"800000\r\n", &[b' '; 100]].concat(), vec![b' '; 100_000])
+            }
+            Way::Download => {
+                let body = json!({"digests": [digest]}).to_string();
+                let length = format!("content-length: {}\r\n", body.len());
+                let mut request = head("POST", &format!("/v1/repositories/{REPO}/frames"), json, &length);
+                request.push_str(&body);
+                stream.write_all(request.as_bytes()).await?;
+                let mut some = [0; 320];
+                loop {
+                    stream.read_exact(&mut some).await?;
+                    tokio::time::sleep(pause).await;
+                }
+            }
+            Way::Idle => (Vec::new(), Vec::new()),
+            Way::Headers => (b"GET /livez HTTP/1.1\r\nhost: x\r\nx: ".to_vec(), vec![b'y'; 100_000]),
+        };
+        stream.write_all(&first).await?;
+        for bits in rest.chunks(320) {
+            tokio::time::sleep(pause).await;
+            stream.write_all(bits).await?;
+        }
+        std::future::pending().await
+    }
+}
+
+fn stream_of(blobs: impl IntoIterator<Item = Document>) -> Vec<u8> {
+    stream(&blobs.into_iter().collect::<Vec<_>>())
+}
+
+/// What an innocent client does, and how long each took.
+struct Times {
+    push: Duration,
+    pull: Duration,
+    tag: Duration,
+}
+
+async fn innocent(registry: &Registry, seed: u64) -> Times {
+    let sample: Snapshot = snapshot(seed..seed + 20, vec![]);
+    let bulk: Vec<Document> = (0..8).map(|i| large(seed << 8 | i, 1)).collect();
+    let begun = Instant::now();
+    let push = registry.open_push(REPO).await;
+    // Large enough that its questions take turns.
+    let digests: Vec<Digest> = (0..5000_u64).map(|i| Digest::sha256(&i.to_le_bytes())).collect();
+    let groups = json!({"groups": [{"kind": "blob", "digests": digests}]});
+    let _: api::MissingResponse = ok(registry.post(&format!("{push}/missing"), &groups).await).await;
+    let _: FramesStored = ok(registry.put_frames(&push, stream(&bulk)).await).await;
+    let _: FramesStored = ok(registry.put_frames(&push, sample.stream()).await).await;
+    let commit = json!({"manifest": sample.manifest, "tag": format!("t{seed}")});
+    let _: api::Committed = ok(registry.post(&format!("{push}/commit"), &commit).await).await;
+    let pushed = begun.elapsed();
+    let begun = Instant::now();
+    let mut wanted: Vec<Digest> = bulk.iter().map(|blob| blob.digest).collect();
+    wanted.extend(sample.digests());
+    let pulled = registry.fetch(REPO, &wanted).await;
+    assert_eq!(pulled.len(), wanted.len());
+    let pull = begun.elapsed();
+    let begun = Instant::now();
+    assert_eq!(registry.get(&format!("/v1/repositories/{REPO}/tags/t{seed}")).await.status(), StatusCode::OK);
+    Times { push: pushed, pull, tag: begun.elapsed() }
+}
+
+/// Begins so many slow clients of each way. They end with the answer.
+async fn besiege(registry: &Registry, slow: &Slow, ways: &[Way], each: u64) -> JoinSet<std::io::Result<()>> {
+    let mut clients = JoinSet::new();
+    for number in 0..each {
+        for way in ways {
+            clients.spawn(slow.clone().go(*way, 1 << 40 | number));
+        }
+    }
+    let wanted = each as usize * ways.len();
+    let open = async {
+        loop {
+            let metrics = registry.get("/metrics").await.text().await.expect("text");
+            let open = metrics.lines().find_map(|line| line.strip_prefix("pf_http_open_connections ")).map_or(0.0, |n| n.parse().unwrap());
+            if open >= wanted as f64 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(FOR_EVER, open).await.expect("all of them are connected");
+    clients
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_innocent_client_beside_slow_ones_of_every_kind_is_served() {
+    let registry = Registry::start().await;
+    let slow = Slow::new(&registry).await;
+    let alone = innocent(&registry, 1000).await;
+    let besieged = besiege(&registry, &slow, &WAYS, 10).await;
+    let beside = tokio::time::timeout(FOR_EVER, innocent(&registry, 2000)).await.expect("an innocent client is served");
+    for (what, alone, beside) in [("push", alone.push, beside.push), ("pull", alone.pull, beside.pull), ("GET tag", alone.tag, beside.tag)]
+    {
+        println!("{what}: {alone:?} alone, {beside:?} beside {} slow clients", besieged.len());
+        assert!(beside < Duration::from_secs(10).max(alone * 10), "{what}: {alone:?} alone, {beside:?} beside slow clients");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_many_clients_as_there_are_connections_shut_nobody_out() {
+    let registry = Registry::start_with(|config| config.max_connections = 12).await;
+    let slow = Slow::new(&registry).await;
+    for ways in [&[Way::Idle, Way::Headers][..], &[Way::Upload, Way::Download, Way::ChunkedJson][..]] {
+        let mut clients = JoinSet::new();
+        for number in 0..30 {
+            clients.spawn(slow.clone().go(ways[number % ways.len()], number as u64));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        for path in ["/livez", "/readyz", "/metrics", "/v1/repositories"] {
+            // A new connection each time, as a supervisor has.
+            let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+            let asked = async {
+                loop {
+                    // It may be closed like any other before its request is there.
+                    if let Ok(answer) = client.get(registry.url(path)).send().await {
+                        return answer.status();
+                    }
+                }
+            };
+            assert_eq!(tokio::time::timeout(FOR_EVER, asked).await.expect("an answer"), StatusCode::OK, "{path} beside {ways:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_json_body_has_a_time_within_which_it_must_be_there() {
+    let registry = Registry::start_with(|config| {
+        config.json_body_seconds = 1;
+        config.body_bytes_per_second = 1;
+    })
+    .await;
+    let slow = Slow::new(&registry).await;
+    let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
+    let head =
+        format!("POST {}/missing HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n", slow.push);
+    stream.write_all(head.as_bytes()).await.expect("written");
+    let (mut reader, mut writer) = stream.into_split();
+    let trickle = tokio::spawn(async move {
+        while writer.write_all(&[b' '; 100]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let mut status = [0; 12];
+    tokio::time::timeout(FOR_EVER, reader.read_exact(&mut status)).await.expect("an answer").expect("an answer");
+    assert_eq!(&status, b"HTTP/1.1 504");
+    trickle.abort();
+}
+
+#[tokio::test]
+async fn a_scrub_has_a_least_rate_and_takes_no_place_of_a_verification() {
+    let registry = Registry::start().await;
+    let slow = Slow::new(&registry).await;
+    for rate in ["0", "1", "65535"] {
+        let detail = refused(registry.post(&format!("/v1/scrub?rate={rate}"), &json!({})).await, ErrorCode::InvalidRequest).await;
+        assert!(detail.contains("65536"), "{detail}");
+    }
+    // It reads 24 MiB: minutes.
+    let scrubs: Vec<_> = (0..3).map(|_| tokio::spawn(registry.request(Method::POST, "/v1/scrub?rate=65536").send())).collect();
+    let one_is_left = async {
+        while scrubs.iter().filter(|scrub| scrub.is_finished()).count() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(FOR_EVER, one_is_left).await.expect("two of three are refused");
+    let _: api::Verified = ok(registry.post(&format!("/v1/repositories/{REPO}/snapshots/base/verify"), &json!({})).await).await;
+    for scrub in scrubs {
+        match scrub.is_finished() {
+            true => drop(refused(scrub.await.unwrap().unwrap(), ErrorCode::Overloaded).await),
+            false => scrub.abort(),
+        }
+    }
+    drop(slow);
+}
+
+mod long {
+    use super::*;
+
+    /// Best of some rounds: this machine has other work.
+    async fn best(registry: &Registry, from: u64, rounds: u64) -> Times {
+        let mut best = innocent(registry, from).await;
+        for round in 1..rounds {
+            let times = innocent(registry, from + round * 100).await;
+            best = Times { push: best.push.min(times.push), pull: best.pull.min(times.pull), tag: best.tag.min(times.tag) };
+        }
+        best
+    }
+
+    /// `cargo nextest run -p pfr-registry --run-ignored all -E 'test(slow::long::)' --no-capture` prints the ratios.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_innocent_client_beside_five_hundred_slow_ones_takes_about_as_long_as_alone() {
+        let registry = Registry::start().await;
+        let slow = Slow::new(&registry).await;
+        drop(best(&registry, 1000, 2).await);
+        let alone = best(&registry, 10_000, 5).await;
+        let mixed: Vec<Vec<Way>> = std::iter::once(WAYS.to_vec()).chain(WAYS.map(|way| vec![way])).collect();
+        for (i, ways) in mixed.iter().enumerate() {
+            let besieged = besiege(&registry, &slow, ways, 500 / ways.len() as u64).await;
+            // What the system's buffers take at once has passed.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let beside = best(&registry, 100_000 * (i as u64 + 1), 5).await;
+            for (what, alone, beside) in
+                [("push", alone.push, beside.push), ("pull", alone.pull, beside.pull), ("GET tag", alone.tag, beside.tag)]
+            {
+                let ratio = beside.as_secs_f64() / alone.as_secs_f64();
+                println!("{what}: {alone:?} alone, {beside:?} beside {} slow clients {ways:?}: {ratio:.2}", besieged.len());
+                assert!(beside < Duration::from_secs(10).max(alone * 10), "{what} beside {ways:?}: {ratio:.2}");
+            }
+        }
+    }
+}

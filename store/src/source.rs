@@ -1,0 +1,291 @@
+//! Reading an upload: in a place at full speed, and with next to no memory while its client is slow.
+//!
+//! A place among [`crate::Options::ingests`] covers what an upload at full speed holds, about 20 MiB. An upload without a place reads up to [`WINDOW`]
+//! bytes, or to the end of the frame it is in, and only then takes one. It gives the place back when it mostly waits for its client and others want
+//! it. What it holds without a place beyond a window counts against [`crate::Options::slow_bytes`], which all slow uploads share.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::verify::WHOLE_MAX;
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt as _};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+/// Bytes that any upload may hold without a place.
+const WINDOW: u64 = 64 << 10;
+/// Pieces smaller than this are joined: each may keep a whole read buffer alive, and a list of them costs more than their bytes.
+const CRUMB: usize = 16 << 10;
+/// Time for which an upload in a place may wait for its client before others come first.
+const LINGER: Duration = Duration::from_millis(20);
+/// Time after which an upload in a place lets others have a turn, however fast it is.
+const SLICE: Duration = Duration::from_secs(5);
+/// Bytes a second below which an upload that cannot give its place back is refused.
+const SLOW: f64 = (1 << 20) as f64;
+/// Time for which a client may be waited for while others wait for the one place for large documents.
+const LARGE_LINGER: Duration = Duration::from_secs(2);
+/// Time after which a read without a place returns, so that leases are renewed and others are noticed.
+const TICK: Duration = Duration::from_secs(1);
+
+const NO_PLACE: &str = "the registry is busy with other uploads";
+const NO_MEMORY: &str = "this upload is slow, and slow uploads hold as much memory as they may";
+const IN_THE_WAY: &str = "this upload is slow, and others waited for its place";
+
+/// What the verifier is in the middle of.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    /// Bytes to the end of the frame that is held until it is complete.
+    pub rest: Option<u64>,
+    /// Whether that is a large document, of which there is one at a time.
+    pub large: bool,
+}
+
+/// What reading came to.
+pub(crate) enum Read {
+    Bytes(Bytes),
+    /// Others want the place: hand on what is complete, then call [`Source::leave`].
+    Leave,
+    /// Nothing yet.
+    Tick,
+    End(Result<()>),
+}
+
+/// An upload's bytes.
+pub(crate) struct Source<'a, S> {
+    store: &'a Store,
+    stream: S,
+    place: Option<OwnedSemaphorePermit>,
+    /// Leave to hold more than a window without a place, in KiB.
+    extra: Option<OwnedSemaphorePermit>,
+    /// Bytes that the upload holds elsewhere while it has no place.
+    elsewhere: u64,
+    crumbs: BytesMut,
+    ready: VecDeque<Bytes>,
+    ended: Option<Result<()>>,
+    /// When the place was taken, the time spent in it waiting for the client, and the bytes that came.
+    since: Instant,
+    waited: Duration,
+    received: u64,
+    /// Time for which the client was waited for while a large document is held.
+    large_waited: Duration,
+}
+
+impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
+    pub(crate) fn new(store: &'a Store, stream: S) -> Self {
+        Self {
+            store,
+            stream,
+            place: None,
+            extra: None,
+            elsewhere: 0,
+            crumbs: BytesMut::new(),
+            ready: VecDeque::new(),
+            ended: None,
+            since: Instant::now(),
+            waited: Duration::ZERO,
+            received: 0,
+            large_waited: Duration::ZERO,
+        }
+    }
+
+    /// The next bytes. They are handed out only while the upload has a place.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`]. Errors of the stream itself are in [`Read::End`].
+    pub(crate) async fn read(&mut self, wanted: Wanted) -> Result<Read> {
+        if !wanted.large {
+            self.large_waited = Duration::ZERO;
+        } else if self.large_waited > LARGE_LINGER && self.store.large.wanted() {
+            return Err(Error::Overloaded(IN_THE_WAY));
+        }
+        loop {
+            if self.place.is_none() {
+                // A frame that is nearly complete, or a part of a large document.
+                let target = WINDOW.max(wanted.rest.filter(|_| !wanted.large).unwrap_or(0)).min(WHOLE_MAX);
+                if self.ended.is_none() && self.ready.is_empty() && (self.crumbs.len() as u64) < target {
+                    if !self.gather(target).await? {
+                        return Ok(Read::Tick);
+                    }
+                    continue;
+                }
+                self.enter().await?;
+            }
+            if let Some(bytes) = self.ready.pop_front() {
+                return Ok(Read::Bytes(bytes));
+            }
+            if let Some(end) = self.ended.take() {
+                return Ok(Read::End(end));
+            }
+            if self.is_in_the_way() || !self.receive(wanted.rest).await {
+                return Ok(Read::Leave);
+            }
+        }
+    }
+
+    /// Takes a place, which covers what the upload holds from now on.
+    pub(crate) async fn enter(&mut self) -> Result<()> {
+        if self.place.is_none() {
+            self.place = Some(self.store.ingests.take(self.store.options.queue, NO_PLACE).await?);
+            self.flush();
+            self.extra = None;
+            self.elsewhere = 0;
+            self.stay();
+        }
+        Ok(())
+    }
+
+    /// Gives the place back if `held` bytes may be held without one; else the upload keeps it, and the answer is false.
+    pub(crate) fn leave(&mut self, held: u64) -> bool {
+        if !self.reserve(held + self.crumbs.len() as u64) {
+            return false;
+        }
+        self.elsewhere = held;
+        self.place = None;
+        true
+    }
+
+    /// Keeps the place for another while.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if the upload is so slow that others must not wait for it.
+    pub(crate) fn keep(&mut self) -> Result<()> {
+        if self.waited >= LINGER && self.received as f64 / self.waited.as_secs_f64() < SLOW {
+            return Err(Error::Overloaded(IN_THE_WAY));
+        }
+        self.stay();
+        Ok(())
+    }
+
+    fn stay(&mut self) {
+        (self.since, self.waited) = (Instant::now(), Duration::ZERO);
+        self.received = self.ready.iter().map(|bytes| bytes.len() as u64).sum();
+    }
+
+    /// Whether others wait for the place and the upload mostly waits for its client, or has had its turn.
+    fn is_in_the_way(&self) -> bool {
+        let held = self.since.elapsed();
+        self.store.ingests.wanted() && ((self.waited >= LINGER && self.waited * 2 >= held) || held >= SLICE)
+    }
+
+    /// Receives in a place; false if the place is wanted by others first.
+    async fn receive(&mut self, rest: Option<u64>) -> bool {
+        let (begun, before, since) = (Instant::now(), self.waited, self.since);
+        let places = &self.store.ingests;
+        let others = async {
+            tokio::time::sleep(LINGER.saturating_sub(before)).await;
+            loop {
+                places.when_wanted().await;
+                if (before + begun.elapsed()) * 2 >= since.elapsed() {
+                    return;
+                }
+                tokio::time::sleep(LINGER).await;
+            }
+        };
+        let received = tokio::select! {
+            biased;
+            received = self.stream.next() => Some(received),
+            () = others => None,
+        };
+        self.waited += begun.elapsed();
+        self.large_waited += begun.elapsed();
+        let Some(received) = received else { return false };
+        match received {
+            Some(Ok(bytes)) => {
+                self.received += bytes.len() as u64;
+                if bytes.len() >= CRUMB {
+                    self.flush();
+                    self.ready.push_back(bytes);
+                } else {
+                    self.crumbs.extend_from_slice(&bytes);
+                    // The end of a large document must not lie here: others wait for it.
+                    if self.crumbs.len() >= CRUMB || rest.is_some_and(|rest| self.crumbs.len() as u64 >= rest) {
+                        self.flush();
+                    }
+                }
+            }
+            Some(Err(error)) => self.close(Err(error)),
+            None => self.close(Ok(())),
+        }
+        true
+    }
+
+    /// Receives without a place until `target` bytes are there, or the end; false after a while.
+    async fn gather(&mut self, target: u64) -> Result<bool> {
+        let deadline = Instant::now() + TICK;
+        while (self.crumbs.len() as u64) < target {
+            let begun = Instant::now();
+            let received = tokio::time::timeout_at(deadline, self.stream.next()).await;
+            self.large_waited += begun.elapsed();
+            match received {
+                Err(_) => return Ok(false),
+                Ok(Some(Ok(bytes))) => {
+                    self.crumbs.extend_from_slice(&bytes);
+                    // What is enough waits for a place, and no longer for the client.
+                    if (self.crumbs.len() as u64) < target {
+                        self.reserve_or_wait(self.elsewhere + self.crumbs.len() as u64).await?;
+                    }
+                }
+                Ok(Some(Err(error))) => self.close(Err(error)),
+                Ok(None) => self.close(Ok(())),
+            }
+            if self.ended.is_some() {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    fn close(&mut self, result: Result<()>) {
+        self.flush();
+        self.ended = Some(result);
+    }
+
+    fn flush(&mut self) {
+        if !self.crumbs.is_empty() {
+            self.ready.push_back(std::mem::take(&mut self.crumbs).freeze());
+        }
+    }
+
+    /// KiB that are lacking for `held` bytes without a place.
+    fn lacking(&self, held: u64) -> u32 {
+        let had = self.extra.as_ref().map_or(0, |extra| extra.num_permits() as u64);
+        u32::try_from(held.saturating_sub(WINDOW).div_ceil(1 << 10).saturating_sub(had)).unwrap_or(u32::MAX)
+    }
+
+    fn reserve(&mut self, held: u64) -> bool {
+        match self.lacking(held) {
+            0 => true,
+            lacking => match Arc::clone(&self.store.slow).try_acquire_many_owned(lacking) {
+                Ok(more) => {
+                    self.add(more);
+                    true
+                }
+                Err(_) => false,
+            },
+        }
+    }
+
+    async fn reserve_or_wait(&mut self, held: u64) -> Result<()> {
+        let lacking = match self.lacking(held) {
+            0 => return Ok(()),
+            // A little more, so that not every piece asks again.
+            lacking => lacking.next_multiple_of(32),
+        };
+        let more = Arc::clone(&self.store.slow).acquire_many_owned(lacking);
+        match tokio::time::timeout(self.store.options.queue, more).await {
+            Ok(more) => self.add(more.map_err(|e| Error::Internal(e.to_string()))?),
+            Err(_) => return Err(Error::Overloaded(NO_MEMORY)),
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, more: OwnedSemaphorePermit) {
+        match &mut self.extra {
+            Some(extra) => extra.merge(more),
+            None => self.extra = Some(more),
+        }
+    }
+}

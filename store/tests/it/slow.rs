@@ -1,0 +1,235 @@
+//! Clients that send slowly, or take slowly: they hold next to nothing, and nobody waits for them.
+
+use crate::common::{blob_frame, page, repository, stream};
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::memory::InMemory;
+use pfr_rig::storage::{Moment, watched};
+use pfr_schema::checkpoint::{ABI, Checkpoint, Dtype, Key, Layout, Tensor};
+use pfr_schema::frame::Header;
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
+use pfr_schema::tree::Document;
+use pfr_schema::{Algorithm, Digest, ErrorCode, Kind, Limits, media_type};
+use pfr_store::{Clock, Error, Ingested, Options, Result, SqliteMetadata, Store, document_frame};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+/// Longer than any of this takes, on any machine: whoever is waited for in vain is waited for longer.
+const FOR_EVER: Duration = Duration::from_secs(60);
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(FOR_EVER, future).await.expect("it waits for a slow client")
+}
+
+/// So many KiB that are no others.
+fn blob(seed: u64, kib: u64) -> Vec<u8> {
+    (0..kib << 3).flat_map(|i| page(seed << 32 | i)).collect()
+}
+
+/// An upload whose bytes come when the test sends them.
+struct Upload {
+    sender: mpsc::UnboundedSender<Bytes>,
+    done: JoinHandle<Result<Ingested>>,
+}
+
+impl Upload {
+    async fn begin(store: &Store) -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel::<Bytes>();
+        let bytes = futures::stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|b| (b, receiver)) });
+        let (store, session) = (store.clone(), store.open_push(&repository()).await.unwrap());
+        let upload = async move { store.ingest(&session.id, bytes.map(Ok::<_, std::io::Error>).boxed()).await };
+        Self { sender, done: tokio::spawn(upload) }
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        for piece in bytes.chunks(10_000) {
+            self.sender.send(Bytes::copy_from_slice(piece)).unwrap();
+        }
+    }
+
+    async fn end(self) -> Result<Ingested> {
+        drop(self.sender);
+        in_time(self.done).await.unwrap()
+    }
+}
+
+async fn upload_at_once(store: &Store, bytes: &[u8]) -> Result<Ingested> {
+    let upload = Upload::begin(store).await;
+    upload.send(bytes);
+    upload.end().await
+}
+
+#[tokio::test]
+async fn slow_uploads_give_their_places_to_a_fast_one_and_go_on_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { ingests: 2, ..Options::default() };
+    for store in [Store::open(dir.path(), options.clone()).await.unwrap(), Store::open_in_memory(options).await.unwrap()] {
+        // Small frames, a frame that is half there, and a blob that passes in pieces.
+        let streams: Vec<Vec<u8>> = (0..9)
+            .map(|i| match i % 3 {
+                0 => stream((0..400).map(|j| blob_frame(&blob(i << 20 | j, 1)))),
+                1 => stream((0..3).map(|j| blob_frame(&blob(i << 20 | j, 300)))),
+                _ => stream([blob_frame(&blob(i << 20, 6 << 10))]),
+            })
+            .collect();
+        let mut slow = Vec::new();
+        for bytes in &streams {
+            let upload = Upload::begin(&store).await;
+            upload.send(&bytes[..bytes.len() / 2]);
+            slow.push(upload);
+        }
+        // It takes its turn while they wait for their clients.
+        for seed in 0..3 {
+            let fast = upload_at_once(&store, &stream((0..20).map(|i| blob_frame(&blob(1 << 30 | seed << 10 | i, 100))))).await.unwrap();
+            assert_eq!((fast.frames, fast.new), (20, 20));
+        }
+        for (upload, bytes) in slow.into_iter().zip(&streams) {
+            upload.send(&bytes[bytes.len() / 2..]);
+            let done = upload.end().await.unwrap();
+            assert_eq!(done.frames, done.new);
+        }
+        let digest = Digest::sha256(&blob(2 << 20, 6 << 10));
+        assert_eq!(read_back(store.frames(vec![digest]).await.unwrap()).await, blob(2 << 20, 6 << 10));
+    }
+}
+
+#[tokio::test]
+async fn slow_uploads_that_hold_too_much_are_refused_and_fast_ones_are_not() {
+    // Room for four frames that are nearly there.
+    let options = Options { ingests: 1, slow_bytes: 16 << 20, queue: Duration::from_millis(300), ..Options::default() };
+    let store = Store::open_in_memory(options).await.unwrap();
+    let mut slow = Vec::new();
+    for i in 0..10 {
+        let bytes = stream([blob_frame(&blob(i, 4000))]);
+        let upload = Upload::begin(&store).await;
+        upload.send(&bytes[..bytes.len() - 1000]);
+        slow.push((upload, bytes));
+    }
+    let mut refused = 0;
+    while slow.iter().filter(|(upload, _)| upload.done.is_finished()).count() < 5 {
+        let fast = upload_at_once(&store, &stream([blob_frame(&blob(1 << 20 | refused, 500))])).await;
+        // While all of them come at once it may have to wait for longer than a queue lasts here.
+        assert!(matches!(&fast, Ok(_) | Err(Error::Overloaded(_))), "{fast:?}");
+        refused += 1;
+    }
+    let (ended, waiting): (Vec<_>, Vec<_>) = slow.into_iter().partition(|(upload, _)| upload.done.is_finished());
+    for (upload, _) in ended {
+        let error = upload.end().await.unwrap_err();
+        assert_eq!((error.code(), error.code().retryable()), (ErrorCode::Overloaded, true), "{error}");
+    }
+    assert!(!waiting.is_empty(), "some fit");
+    for (upload, bytes) in waiting {
+        upload.send(&bytes[bytes.len() - 1000..]);
+        upload.end().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_waits_too_long_for_its_place_is_told_to_come_back() {
+    let stuck = Arc::new(Semaphore::new(0));
+    let until = Arc::clone(&stuck);
+    let say = move |moment| {
+        let until = Arc::clone(&until);
+        Box::pin(async move {
+            if moment == Moment::Complete {
+                drop(until.acquire().await);
+            }
+            Ok(())
+        }) as _
+    };
+    let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
+    let options = Options { ingests: 1, queue: Duration::from_millis(100), ..Options::default() };
+    let store = Store::new(watched(Arc::new(InMemory::new()), Arc::new(say)), Arc::new(metadata), options);
+    let first = Upload::begin(&store).await;
+    first.send(&stream([blob_frame(&blob(1, 100))]));
+    let first = tokio::spawn(first.end());
+    let refused = loop {
+        match upload_at_once_or_wait(&store).await {
+            Some(error) => break error,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    assert!(matches!(refused, Error::Overloaded(_)), "{refused}");
+    stuck.add_permits(100);
+    first.await.unwrap().unwrap();
+}
+
+/// The error of an upload while another one keeps the only place; none if it was faster than that one.
+async fn upload_at_once_or_wait(store: &Store) -> Option<Error> {
+    let upload = Upload::begin(store).await;
+    upload.send(&stream([blob_frame(&blob(2, 100))]));
+    tokio::time::timeout(Duration::from_secs(5), upload.end()).await.ok()?.err()
+}
+
+/// The payload of the one frame in a stream.
+async fn read_back(frames: pfr_store::BoxFrames) -> Vec<u8> {
+    let frames: Vec<Bytes> = in_time(frames.try_collect()).await.unwrap();
+    let (all, start) = (frames.concat(), Header::len(Algorithm::Sha256));
+    all[start..all.len() - pfr_schema::frame::END_LEN - pfr_schema::frame::CHECKSUM].to_vec()
+}
+
+#[tokio::test]
+async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { outputs: 2, ..Options::default() };
+    for store in [Store::open(dir.path(), options.clone()).await.unwrap(), Store::open_in_memory(options).await.unwrap()] {
+        let large = blob(1, 20 << 10);
+        let small: Vec<Vec<u8>> = (0..300).map(|i| blob(2 << 20 | i, 1 + i % 40)).collect();
+        upload_at_once(&store, &stream([&large].into_iter().chain(&small).map(|b| blob_frame(b)))).await.unwrap();
+        let digest = Digest::sha256(&large);
+        let mut slow = Vec::new();
+        for _ in 0..10 {
+            let mut frames = store.serve(vec![digest]).await.unwrap();
+            let first = in_time(frames.try_next()).await.unwrap().unwrap();
+            slow.push((frames, vec![first]));
+        }
+        assert!(read_back(store.serve(vec![digest]).await.unwrap()).await == large);
+        let all: Vec<Digest> = small.iter().map(|b| Digest::sha256(b)).collect();
+        let served: Vec<Bytes> = in_time(store.serve(all.clone()).await.unwrap().try_collect()).await.unwrap();
+        assert!(served.iter().all(|piece| piece.len() <= 64 << 10), "one piece is as much as a slow client holds");
+        let whole: Vec<Bytes> = in_time(store.frames(all).await.unwrap().try_collect()).await.unwrap();
+        assert!(served.concat() == whole.concat());
+        // Those that waited, and lost what was read ahead, are whole all the same.
+        for (frames, mut pieces) in slow {
+            pieces.extend(in_time(frames.try_collect::<Vec<_>>()).await.unwrap());
+            assert!(read_back(futures::stream::iter(pieces.into_iter().map(Ok)).boxed()).await == large);
+        }
+    }
+}
+
+/// A snapshot with one checkpoint tensor of `elements` bytes that are all the same byte of the payload.
+fn repeated(elements: u64) -> (Vec<u8>, Digest) {
+    let payload = Document::new(Kind::Blob, vec![7; 16]);
+    let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };
+    let limits = Limits::default();
+    let mut tensor =
+        Tensor::describe("t".into(), "recurrent".into(), None, vec![1], Dtype::U8, Dtype::U8, layout, &payload.bytes, &limits).unwrap();
+    tensor.shape = vec![elements];
+    let prefix = Digest::sha256(b"prefix");
+    let key = Key { scheme: "pf-prefix-v1".into(), prefix, tokens: 16, alignment: 16, salt: String::new(), adapter: None };
+    let checkpoint = Checkpoint { abi: ABI.into(), key, tensors: vec![tensor] };
+    let checkpoint = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
+    let config = Document::new(Kind::Blob, SnapshotConfig { ..SnapshotConfig::default() }.to_bytes());
+    let layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
+    let manifest = Manifest::snapshot(&config, layers, Default::default()).to_document();
+    let frames = [&payload, &checkpoint, &config, &manifest].map(document_frame);
+    (stream(frames), manifest.digest)
+}
+
+#[tokio::test]
+async fn a_few_bytes_that_stand_for_gigabytes_are_stored_but_not_computed() {
+    let store = Store::open_in_memory(Options::default()).await.unwrap();
+    let (bytes, manifest) = repeated(1 << 36);
+    upload_at_once(&store, &bytes).await.unwrap();
+    let session = store.open_push(&repository()).await.unwrap();
+    store.commit(&session.id, manifest, None, None).await.unwrap();
+    let error = in_time(store.verify(&manifest, &mut |_| ())).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::TooLarge, "{error}");
+    assert!(error.to_string().contains("68719476736 bytes"), "{error}");
+    // Some repetition is honest: that one is computed, and found wrong.
+    let (bytes, manifest) = repeated(1 << 20);
+    upload_at_once(&store, &bytes).await.unwrap();
+    assert_eq!(in_time(store.verify(&manifest, &mut |_| ())).await.unwrap_err().code(), ErrorCode::ValueHashMismatch);
+}
