@@ -3,13 +3,15 @@
 //! | URL | where | credentials from |
 //! |---|---|---|
 //! | `file:///dir` | a directory, with fsync; shared by replicas if the file system is | |
-//! | `s3://bucket/prefix` | S3 and what speaks it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, web identity, instance |
+//! | `s3://bucket/prefix` | S3 and what speaks it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, web identity, container, instance |
 //! | `gs://bucket/prefix` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, instance |
 //! | `az://container/prefix` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, … |
 //!
 //! Serving rests on nothing that an object store promises beyond "what was put whole can be read": keys are unique, so neither conditional writes nor
 //! listing are needed. Checkpoints of the journal list its folder, for what a killed process left there, and a rebuild lists everything.
 //! [`Storage::probe`] says what holds, for the operator.
+
+mod credentials;
 
 use crate::error::{Error, Result};
 use crate::pack_writer::PROBES;
@@ -99,6 +101,8 @@ pub struct Storage {
     prefix: Path,
     signer: Option<Arc<dyn Signer>>,
     dir: Option<std::path::PathBuf>,
+    /// The metadata service of a cloud host that credentials come from, if they come from there.
+    metadata_service: Option<String>,
 }
 
 /// What an object store was seen to do.
@@ -137,8 +141,10 @@ pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn ObjectStore>
         "s3" if named => {
             let settings = options.settings("AWS_", AmazonS3ConfigKey::Client);
             let builder = settings.into_iter().fold(AmazonS3Builder::new(), |b, (key, value)| b.with_config(key, value));
+            let metadata_service = credentials::metadata_service(url, &builder, &options.environment)?;
             let store = builder.with_url(bucket(&parsed)).with_retry(options.retry()).build().map_err(refused)?;
-            Ok(prefixed(url, Arc::new(store), prefix))
+            let (packs, storage) = prefixed(url, Arc::new(store), prefix);
+            Ok((packs, Storage { metadata_service, ..storage }))
         }
         "gs" if named => {
             let settings = options.settings("GOOGLE_", GoogleConfigKey::Client);
@@ -177,7 +183,14 @@ pub fn open_dir(dir: &std::path::Path) -> Result<(Arc<dyn ObjectStore>, Storage)
     make_dir(dir)?;
     let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(dir).map_err(|e| no_dir(dir, &e))?.with_fsync(true));
     let url = Url::from_file_path(dir).map_or_else(|()| dir.display().to_string(), String::from);
-    let storage = Storage { url, packs: Arc::clone(&packs), prefix: Path::default(), signer: None, dir: Some(dir.to_owned()) };
+    let storage = Storage {
+        url,
+        packs: Arc::clone(&packs),
+        prefix: Path::default(),
+        signer: None,
+        dir: Some(dir.to_owned()),
+        metadata_service: None,
+    };
     Ok((packs, storage))
 }
 
@@ -188,7 +201,8 @@ fn no_dir(dir: &std::path::Path, error: &dyn fmt::Display) -> Error {
 fn prefixed<S: ObjectStore + Signer>(url: &str, store: Arc<S>, prefix: Path) -> (Arc<dyn ObjectStore>, Storage) {
     let signer: Arc<dyn Signer> = Arc::clone(&store) as _;
     let packs: Arc<dyn ObjectStore> = if prefix.is_root() { store } else { Arc::new(PrefixStore::new(store, prefix.clone())) };
-    let storage = Storage { url: url.to_owned(), packs: Arc::clone(&packs), prefix, signer: Some(signer), dir: None };
+    let storage =
+        Storage { url: url.to_owned(), packs: Arc::clone(&packs), prefix, signer: Some(signer), dir: None, metadata_service: None };
     (packs, storage)
 }
 
@@ -225,7 +239,17 @@ impl Storage {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if writing or reading back fails: then it is of no use.
+    /// [`Error::Invalid`] if there are no credentials for it.
     pub async fn probe(&self) -> Result<Probe> {
+        let Some(service) = &self.metadata_service else { return self.try_all().await };
+        credentials::must_answer(&self.url, service).await?;
+        self.try_all().await.map_err(|error| match error {
+            Error::Unavailable { what, reason } => Error::Unavailable { what, reason: format!("{reason}; {}", credentials::hint(service)) },
+            other => other,
+        })
+    }
+
+    async fn try_all(&self) -> Result<Probe> {
         let folder = Path::from(PROBES);
         let path = folder.clone().join(uuid::Uuid::now_v7().to_string());
         let bytes = Bytes::from_static(b"pf: can this be read back?");
