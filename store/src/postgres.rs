@@ -1,6 +1,8 @@
 //! [`Metadata`] on PostgreSQL: any number of registries over one database.
 //!
-//! Time is the database's. Rows are locked in id order, objects before packs; every statement that deletes asks again whether it may.
+//! Time is the database's. A transaction locks all objects that it changes with one statement, in
+//! id order, before packs, tags and sessions: so transactions never wait for each other in a
+//! circle. Every statement that deletes asks again whether it may.
 //! The same behaviour suite runs here and against SQLite: where they differ, one of them is wrong.
 
 mod audit;
@@ -18,7 +20,7 @@ mod packs;
 mod restore;
 
 use crate::clock::Clock;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
     NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
@@ -33,8 +35,6 @@ use std::time::Duration;
 
 /// Everything lives in one domain until tokens and domains exist.
 const DOMAIN: i64 = 1;
-/// Objects that one transaction of collection deletes, at most: it holds their locks until it ends.
-const BUDGET: usize = 2000;
 
 /// Connections of one process.
 const MAX_CONNECTIONS: u32 = 16;
@@ -233,15 +233,7 @@ impl Metadata for PostgresMetadata {
     }
 
     async fn collect(&self, budget: usize) -> Result<Collected> {
-        let mut broken: Vec<ObjectId> = Vec::new();
-        loop {
-            let job = (budget.min(BUDGET), broken.clone());
-            match self.database.write(job, |tx, (budget, broken)| Box::pin(gc::collect(tx, *budget, broken))).await {
-                // It was rolled back: the same again without that one.
-                Err(Error::Broken { container, .. }) if !broken.contains(&container) => broken.push(container),
-                other => return other,
-            }
-        }
+        gc::collect(&self.database, budget).await
     }
 
     async fn queue(&self, due: bool, limit: usize) -> Result<Vec<Queued>> {

@@ -1,21 +1,27 @@
 //! Collection: suspects and what hangs on them. docs/gc.md has the argument why it is safe.
 //!
-//! Set by set: what is free is locked, looked at again, deleted; what only it held is the next set. Several instances may collect at
-//! the same time: each takes suspects that no other has taken.
+//! A call is a sequence of short transactions. Each takes suspects that no other collection has
+//! taken, looks at them without a lock, and then locks every object that it will change with one
+//! statement, in id order. Pushes and commits lock in the same order, so no circle of waiting
+//! transactions can form. Containers that become free below the deleted ones go into the queue for
+//! a later transaction.
 
-use super::connection::Tx;
+use super::connection::{Database, Tx};
 use super::error::{Fail, Outcome};
 use super::index::lose;
 use super::leases::{self, Leases, leased_by_a_session};
 use super::uint;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::metadata::arguments::at_most;
 use crate::metadata::{Collected, Lease, ObjectId, PackId, Queued, Suspect, children};
 use pfr_schema::Kind;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Most objects that are locked and deleted by one statement.
-const SET: usize = 10_000;
+/// Objects that one call deletes, at most.
+const BUDGET: usize = 2000;
+/// Objects that one transaction deletes, about. A push that shares an object with it waits for its
+/// end.
+const STEP: usize = 250;
 
 /// How long a container whose children are not known is left alone.
 const PARKED_MS: i64 = 24 * 3600 * 1000;
@@ -78,244 +84,282 @@ fn broken(container: ObjectId, reason: &str) -> Fail {
     Error::Broken { container, reason: reason.into() }.into()
 }
 
-/// One step of collection, within one transaction.
+/// Collects until about `budget` objects are deleted or nothing is left to take.
+pub(super) async fn collect(database: &Database, budget: usize) -> Result<Collected> {
+    let budget = budget.min(BUDGET) as u64;
+    let sessions = database.write((), |tx, ()| Box::pin(end_sessions(tx))).await?;
+    let mut done = Collected { sessions, ..Collected::default() };
+    let mut parked = HashSet::new();
+    loop {
+        let left = budget.saturating_sub(done.released + done.unclaimed);
+        let room = usize::try_from(left).unwrap_or(STEP).min(STEP);
+        let step = match database.write(room, |tx, room| Box::pin(step(tx, *room))).await {
+            Ok(step) => step,
+            // Its transaction was rolled back. The container is left alone, and the rest is
+            // collected.
+            Err(Error::Broken { container, .. }) if parked.insert(container) => {
+                database.write(container, |tx, container| Box::pin(park(tx, *container))).await?;
+                done.parked += 1;
+                continue;
+            }
+            // What the transactions before it deleted must be counted. The next call meets the
+            // error again, if it stays.
+            Err(error) if done.examined > 0 => {
+                tracing::debug!(%error, "a transaction of collection failed after others had succeeded");
+                done.more = true;
+                return Ok(done);
+            }
+            Err(error) => return Err(error),
+        };
+        done.examined += step.examined;
+        done.released += step.released;
+        done.unclaimed += step.unclaimed;
+        done.frame_bytes += step.frame_bytes;
+        done.more = step.more;
+        if !done.more || step.examined == 0 || done.released + done.unclaimed >= budget {
+            return Ok(done);
+        }
+    }
+}
+
+/// Forgets push sessions that ended. A transaction of its own: a push that ends renews its session
+/// while it holds objects, so whoever holds a session must not wait for objects.
+async fn end_sessions(tx: &mut Tx) -> Outcome<u64> {
+    let now = tx.now().await?;
+    let ended =
+        "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
+    tx.execute(sqlx::query(ended).bind(now)).await
+}
+
+/// Leaves a container alone as if it were leased: it comes back into the queue when that ends.
+async fn park(tx: &mut Tx, container: ObjectId) -> Outcome<()> {
+    let until = tx.now().await?.saturating_add(PARKED_MS);
+    tx.execute(sqlx::query("UPDATE objects SET keep_until = $1 WHERE id = $2").bind(until).bind(container)).await?;
+    Ok(())
+}
+
+/// One transaction: suspects of one kind, and the blobs that only the deleted containers held.
+async fn step(tx: &mut Tx, room: usize) -> Outcome<Collected> {
+    let now = tx.now().await?;
+    let entries = due(tx, true, room).await?;
+    let Some(first) = entries.first() else { return Ok(Collected::default()) };
+    let mut sweep = Sweep { now, released: first.queued.released, ..Sweep::default() };
+    // Objects that follow each other in the queue are one set.
+    let (objects, finished): (Vec<ObjectId>, Vec<i64>) = match first.queued.suspect {
+        Suspect::Object(_) => {
+            let object = |entry: &Entry| match entry.queued.suspect {
+                Suspect::Object(object) => Some((object, entry.id)),
+                Suspect::Pack(_) => None,
+            };
+            entries.iter().map_while(object).unzip()
+        }
+        Suspect::Pack(pack) => {
+            let (found, whole) = sweep_pack(tx, pack, room).await?;
+            // The entry of a pack in which more may be found stays, and finds again what is put
+            // back now.
+            sweep.found_again = !whole;
+            (found, if whole { vec![first.id] } else { Vec::new() })
+        }
+    };
+    let examined = if matches!(first.queued.suspect, Suspect::Pack(_)) { 1 } else { objects.len() as u64 };
+    sweep.run(tx, &objects, room).await?;
+    sweep.queue(tx).await?;
+    tx.execute_any(&finished, || sqlx::query("DELETE FROM suspects WHERE id = ANY($1)").bind(finished.clone())).await?;
+    lose(tx, std::mem::take(&mut sweep.lost)).await?;
+    let (released, unclaimed) = if sweep.released { (sweep.deleted, 0) } else { (0, sweep.deleted) };
+    let more = !due(tx, false, 1).await?.is_empty();
+    Ok(Collected { examined, released, unclaimed, frame_bytes: sweep.frame_bytes, more, ..Collected::default() })
+}
+
+/// Finds at most `room` objects of a pack that nothing holds, and whether these are all. Those that
+/// a lease covers are looked at again when it ends.
+async fn sweep_pack(tx: &mut Tx, pack: PackId, room: usize) -> Outcome<(Vec<ObjectId>, bool)> {
+    let now = tx.now().await?;
+    let found = unclaimed(tx, pack, room).await?;
+    let whole = found.len() < room;
+    if whole {
+        let select = "SELECT lessee, MAX(keep_until) FROM objects WHERE pack = $1 AND refs = 0 AND id <> ALL($2) GROUP BY lessee";
+        let rest: Vec<(i64, i64)> = sqlx::query_as(select).bind(pack).bind(found.clone()).fetch_all(tx.on()).await?;
+        let leases = Leases::load(tx, rest.iter().map(|row| row.0)).await?;
+        // What lost its lease since the first look is due now.
+        let again = |(lessee, until): (i64, i64)| leases.of(until, lessee).unwrap_or(Lease { until: uint(now), session: None });
+        let again: BTreeSet<Lease> = rest.into_iter().map(again).collect();
+        for lease in again {
+            let insert = sqlx::query("INSERT INTO suspects (due, pack, session) VALUES ($1, $2, $3)");
+            tx.execute(insert.bind(leases::due(lease)).bind(pack).bind(lease.session)).await?;
+        }
+    }
+    Ok((found, whole))
+}
+
+/// What a transaction deletes and puts back.
+#[derive(Default)]
 struct Sweep {
     now: i64,
-    /// Objects without references, to be deleted if no lease covers them.
-    free: BTreeSet<ObjectId>,
+    /// Whether the suspects are of deleted snapshots: what they leave to later transactions is too.
+    released: bool,
+    /// Objects for the queue, each with the lease at whose end it is due.
+    queued: Vec<(ObjectId, Lease)>,
+    /// Whether suspects that are not deleted now are found again without an entry of their own.
+    found_again: bool,
     /// Frame bytes that packs lose.
     lost: BTreeMap<PackId, u64>,
     deleted: u64,
     frame_bytes: u64,
-    /// Whether the entries that are worked on are of deleted snapshots: what they leave to later steps is too.
-    released: bool,
 }
 
-pub(super) async fn collect(tx: &mut Tx, budget: usize, broken: &[ObjectId]) -> Outcome<Collected> {
-    let now = tx.now().await?;
-    // As if they were leased: they come back into the queue when that ends.
-    tx.execute_any(broken, || {
-        sqlx::query("UPDATE objects SET keep_until = $1 WHERE id = ANY($2)").bind(now.saturating_add(PARKED_MS)).bind(broken.to_vec())
-    })
-    .await?;
-    let ended =
-        "DELETE FROM pushes WHERE id = ANY(ARRAY(SELECT id FROM pushes WHERE expires < $1 FOR UPDATE SKIP LOCKED)) AND expires < $1";
-    let sessions = tx.execute(sqlx::query(ended).bind(now)).await?;
-    let mut done = Collected { sessions, parked: broken.len() as u64, ..Collected::default() };
-    let mut sweep = Sweep { now, free: BTreeSet::new(), lost: BTreeMap::new(), deleted: 0, frame_bytes: 0, released: false };
-    let entries = due(tx, true, budget).await?;
-    let mut finished: Vec<i64> = Vec::new();
-    let mut rest = entries.as_slice();
-    while let Some(first) = rest.first() {
-        let left = budget.saturating_sub(sweep.deleted as usize);
-        if left == 0 {
-            break;
-        }
-        let before = sweep.deleted;
-        // Objects that follow each other in the queue are one set.
-        let same = match first.queued.suspect {
-            Suspect::Object(_) => rest.iter().take_while(|entry| matches!(entry.queued.suspect, Suspect::Object(_))).count(),
-            Suspect::Pack(_) => 1,
-        };
-        let (set, behind) = rest.split_at(same);
-        rest = behind;
-        done.examined += set.len() as u64;
-        sweep.released = first.queued.released;
-        match first.queued.suspect {
-            Suspect::Object(_) => {
-                sweep
-                    .free
-                    .extend(set.iter().filter_map(|e| if let Suspect::Object(object) = e.queued.suspect { Some(object) } else { None }));
-                finished.extend(set.iter().map(|entry| entry.id));
-                sweep.run(tx, left).await?;
-            }
-            Suspect::Pack(pack) => {
-                if sweep.pack(tx, pack, left).await? {
-                    finished.push(first.id);
-                }
-                sweep.run(tx, left).await?;
-            }
-        }
-        match first.queued.released {
-            true => done.released += sweep.deleted - before,
-            false => done.unclaimed += sweep.deleted - before,
-        }
-    }
-    done.frame_bytes = sweep.frame_bytes;
-    tx.execute_any(&finished, || sqlx::query("DELETE FROM suspects WHERE id = ANY($1)").bind(finished.clone())).await?;
-    lose(tx, sweep.lost).await?;
-    done.more = !due(tx, false, 1).await?.is_empty();
-    Ok(done)
+/// An object under lock.
+struct Locked {
+    refs: i64,
+    lease: Option<Lease>,
+    blob: bool,
+}
+
+/// Suspects that may be deleted, as they were before they were locked.
+#[derive(Default)]
+struct Free {
+    blobs: Vec<ObjectId>,
+    containers: BTreeMap<ObjectId, Vec<ObjectId>>,
 }
 
 impl Sweep {
-    /// Finds what nothing holds in a pack; false if there is more of it than `left`. What a lease still covers is looked at again when it ends.
-    async fn pack(&mut self, tx: &mut Tx, pack: PackId, left: usize) -> Outcome<bool> {
-        let found = unclaimed(tx, pack, left).await?;
-        let finished = found.len() < left;
-        if finished {
-            let select = "SELECT lessee, MAX(keep_until) FROM objects WHERE pack = $1 AND refs = 0 AND id <> ALL($2) GROUP BY lessee";
-            let rest: Vec<(i64, i64)> = sqlx::query_as(select).bind(pack).bind(found.clone()).fetch_all(tx.on()).await?;
-            let leases = Leases::load(tx, rest.iter().map(|row| row.0)).await?;
-            // What lost its lease since the first look is due now.
-            let again = |(lessee, until): (i64, i64)| leases.of(until, lessee).unwrap_or(Lease { until: uint(self.now), session: None });
-            let again: BTreeSet<Lease> = rest.into_iter().map(again).collect();
-            for lease in again {
-                let insert = sqlx::query("INSERT INTO suspects (due, pack, session) VALUES ($1, $2, $3)");
-                tx.execute(insert.bind(leases::due(lease)).bind(pack).bind(lease.session)).await?;
-            }
+    /// Deletes those suspects that are free, and the blobs that only they held.
+    async fn run(&mut self, tx: &mut Tx, suspects: &[ObjectId], room: usize) -> Outcome<()> {
+        let free = self.look(tx, suspects, room).await?;
+        let all: BTreeSet<ObjectId> =
+            free.blobs.iter().chain(free.containers.keys()).chain(free.containers.values().flatten()).copied().collect();
+        if all.is_empty() {
+            return Ok(());
         }
-        self.free.extend(found);
-        Ok(finished)
-    }
-
-    /// Deletes what is free and what becomes free below it; what is over `limit` goes back into the queue.
-    async fn run(&mut self, tx: &mut Tx, limit: usize) -> Outcome<()> {
-        let end = self.deleted + limit as u64;
-        while !self.free.is_empty() && self.deleted < end {
-            let room = usize::try_from(end - self.deleted).unwrap_or(usize::MAX).min(SET);
-            let set: Vec<ObjectId> = self.free.iter().copied().take(room).collect();
-            self.set(tx, set, room).await?;
-        }
-        let over: Vec<ObjectId> = std::mem::take(&mut self.free).into_iter().collect();
-        self.put_back(tx, over).await
-    }
-
-    async fn put_back(&self, tx: &mut Tx, objects: Vec<ObjectId>) -> Outcome<()> {
-        let now = Lease { until: uint(self.now), session: None };
-        self.again(tx, objects.into_iter().map(|object| (object, now)).collect()).await
-    }
-
-    /// Looks at objects again when their leases end.
-    async fn again(&self, tx: &mut Tx, leased: Vec<(ObjectId, Lease)>) -> Outcome<()> {
-        tx.execute_any(&leased, || {
-            sqlx::query(
-                "INSERT INTO suspects (due, object, session, released)
-                 SELECT u.due, u.id, u.session, $4 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, due, session)",
-            )
-            .bind(leased.iter().map(|(id, _)| *id).collect::<Vec<_>>())
-            .bind(leased.iter().map(|(_, lease)| leases::due(*lease)).collect::<Vec<_>>())
-            .bind(leased.iter().map(|(_, lease)| lease.session).collect::<Vec<_>>())
-            .bind(self.released)
-        })
-        .await?;
-        Ok(())
-    }
-
-    /// Looks at a set of objects and deletes what is free; containers only while about `room` objects are deleted.
-    async fn set(&mut self, tx: &mut Tx, set: Vec<ObjectId>, room: usize) -> Outcome<()> {
+        // The only statement that waits for other transactions: everything at once, in id order.
         let rows: Vec<(ObjectId, i64, i64, i64, i16)> =
             sqlx::query_as("SELECT id, refs, keep_until, lessee, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
-                .bind(set.clone())
+                .bind(all.into_iter().collect::<Vec<_>>())
                 .fetch_all(tx.on())
                 .await?;
+        // A later statement: it sees every session that leased one of them.
         let leases = Leases::load(tx, rows.iter().map(|row| row.3)).await?;
-        let (mut doomed, mut containers, mut leased) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, refs, keep_until, lessee, kind) in rows {
-            // Held again: not free.
+        let lock = |(id, refs, keep_until, lessee, kind): (ObjectId, i64, i64, i64, i16)| {
+            (id, Locked { refs, lease: leases.of(keep_until, lessee), blob: kind == Kind::Blob as i16 })
+        };
+        let locked: HashMap<ObjectId, Locked> = rows.into_iter().map(lock).collect();
+        let (mut doomed, mut listed) = (Vec::new(), BTreeMap::<ObjectId, i64>::new());
+        for id in &free.blobs {
+            if self.still_free(*id, true, &locked) {
+                doomed.push(*id);
+            }
+        }
+        let mut opened = Vec::new();
+        for (container, children) in &free.containers {
+            if self.still_free(*container, false, &locked) {
+                opened.push(*container);
+                for child in children {
+                    if !locked.contains_key(child) {
+                        return Err(broken(*container, &format!("it holds object {child}, which is gone")));
+                    }
+                    *listed.entry(*child).or_default() += 1;
+                }
+            }
+        }
+        tx.execute_any(&opened, || sqlx::query("DELETE FROM containers WHERE object = ANY($1)").bind(opened.clone())).await?;
+        doomed.append(&mut opened);
+        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 RETURNING pack, frame_len", doomed).await?;
+        self.release(tx, listed, &locked).await
+    }
+
+    /// Looks at suspects without a lock. Containers are taken only while about `room` objects are
+    /// deleted, and one at least. Unknown children are never taken for none: then nothing below the
+    /// container is deleted.
+    async fn look(&mut self, tx: &mut Tx, suspects: &[ObjectId], room: usize) -> Outcome<Free> {
+        type Row = (ObjectId, i64, i64, i64, i16, Option<i32>);
+        let rows: Vec<Row> = sqlx::query_as(
+            "SELECT o.id, o.refs, o.keep_until, o.lessee, o.kind, octet_length(c.children) FROM objects o
+             LEFT JOIN containers c ON c.object = o.id WHERE o.id = ANY($1) ORDER BY o.id",
+        )
+        .bind(suspects.to_vec())
+        .fetch_all(tx.on())
+        .await?;
+        let leases = Leases::load(tx, rows.iter().map(|row| row.3)).await?;
+        let (mut free, mut containers) = (Free::default(), Vec::new());
+        for (id, refs, keep_until, lessee, kind, bytes) in rows {
             if refs > 0 {
+                // Held again: the release that frees it puts it into the queue again.
                 continue;
             }
-            match leases.of(keep_until, lessee) {
-                Some(lease) => leased.push((id, lease)),
-                None if kind == Kind::Blob as i16 => doomed.push(id),
-                None => containers.push(id),
-            }
-        }
-        for id in &set {
-            self.free.remove(id);
-        }
-        self.again(tx, leased).await?;
-        let room = room.saturating_sub(doomed.len());
-        let opened = self.open(tx, &mut containers, room).await?;
-        doomed.append(&mut containers);
-        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) AND refs = 0 RETURNING pack, frame_len", doomed).await?;
-        self.release(tx, opened).await
-    }
-
-    /// Deletes the rows of containers and returns them. Containers for which there is no room go back to what is free. Unknown children are never
-    /// taken for none: then nothing below them is deleted.
-    async fn open(&mut self, tx: &mut Tx, containers: &mut Vec<ObjectId>, room: usize) -> Outcome<Vec<(ObjectId, Vec<u8>)>> {
-        if containers.is_empty() {
-            return Ok(Vec::new());
-        }
-        // A child takes a byte at least: a bound that does not need the lists.
-        let sizes: Vec<(ObjectId, i32)> =
-            sqlx::query_as("SELECT object, octet_length(children) FROM containers WHERE object = ANY($1) ORDER BY object")
-                .bind(containers.clone())
-                .fetch_all(tx.on())
-                .await?;
-        if sizes.len() != containers.len() {
-            let known: HashSet<ObjectId> = sizes.iter().map(|(id, _)| *id).collect();
-            let unknown = containers.iter().find(|id| !known.contains(id)).copied().unwrap_or_default();
-            return Err(broken(unknown, "its children are not recorded"));
-        }
-        let (mut taken, mut sum) = (Vec::new(), 0_usize);
-        for (id, bytes) in sizes {
-            if taken.is_empty() || sum < room {
-                taken.push(id);
-                sum += 1 + usize::try_from(bytes).unwrap_or(0);
+            if let Some(lease) = leases.of(keep_until, lessee) {
+                self.queued.push((id, lease));
+            } else if kind == Kind::Blob as i16 {
+                free.blobs.push(id);
             } else {
-                self.free.insert(id);
+                let bytes = bytes.ok_or_else(|| broken(id, "its children are not recorded"))?;
+                containers.push((id, usize::try_from(bytes).unwrap_or(0)));
             }
         }
-        let rows: Vec<(ObjectId, Vec<u8>)> = sqlx::query_as("DELETE FROM containers WHERE object = ANY($1) RETURNING object, children")
-            .bind(taken.clone())
-            .fetch_all(tx.on())
-            .await?;
-        tx.wrote(rows.len());
-        *containers = taken;
-        Ok(rows)
+        let (mut taken, mut sum) = (Vec::new(), free.blobs.len());
+        for (id, bytes) in containers {
+            if sum == 0 || sum < room {
+                taken.push(id);
+                // A child takes a byte at least: a bound that does not need the lists.
+                sum += 1 + bytes;
+            } else if !self.found_again {
+                self.queued.push((id, self.at_once()));
+            }
+        }
+        if taken.is_empty() {
+            return Ok(free);
+        }
+        let lists: Vec<(ObjectId, Vec<u8>)> =
+            sqlx::query_as("SELECT object, children FROM containers WHERE object = ANY($1)").bind(taken).fetch_all(tx.on()).await?;
+        // One that another collection has deleted meanwhile is not among them.
+        for (container, packed) in lists {
+            let children = children::unpack(&packed).map_err(|_| broken(container, "its children cannot be read"))?;
+            free.containers.insert(container, children);
+        }
+        Ok(free)
     }
 
-    /// Takes references away from children: those that only these containers held go with them if they are blobs, or are free now.
-    async fn release(&mut self, tx: &mut Tx, opened: Vec<(ObjectId, Vec<u8>)>) -> Outcome<()> {
-        // How often each child was listed.
-        let mut released: BTreeMap<ObjectId, i64> = BTreeMap::new();
-        for (container, packed) in &opened {
-            for child in children::unpack(packed).map_err(|_| broken(*container, "its children cannot be read"))? {
-                *released.entry(child).or_default() += 1;
-            }
+    /// Whether a suspect is what it was before it was locked. If it is leased or has become a
+    /// container, it goes back into the queue.
+    fn still_free(&mut self, id: ObjectId, blob: bool, locked: &HashMap<ObjectId, Locked>) -> bool {
+        let Some(now) = locked.get(&id).filter(|now| now.refs == 0) else { return false };
+        if now.lease.is_some() || now.blob != blob {
+            self.queued.push((id, now.lease.unwrap_or(self.at_once())));
+            return false;
         }
-        let all: Vec<(ObjectId, i64)> = released.into_iter().collect();
-        for part in all.chunks(SET) {
-            let ids: Vec<ObjectId> = part.iter().map(|(id, _)| *id).collect();
-            let rows: Vec<(ObjectId, i64, i64, i64, i16)> =
-                sqlx::query_as("SELECT id, refs, keep_until, lessee, kind FROM objects WHERE id = ANY($1) ORDER BY id FOR UPDATE")
-                    .bind(ids.clone())
-                    .fetch_all(tx.on())
-                    .await?;
-            if rows.len() != part.len() {
-                let known: HashSet<ObjectId> = rows.iter().map(|row| row.0).collect();
-                let gone = ids.into_iter().find(|id| !known.contains(id)).unwrap_or_default();
-                let holds = |packed: &[u8]| children::unpack(packed).is_ok_and(|listed| listed.contains(&gone));
-                let holder = opened.iter().find(|(_, packed)| holds(packed)).map(|(id, _)| *id).unwrap_or_default();
-                return Err(broken(holder, &format!("it holds object {gone}, which is gone")));
+        true
+    }
+
+    /// For what is due now.
+    fn at_once(&self) -> Lease {
+        Lease { until: uint(self.now), session: None }
+    }
+
+    /// Takes references away from locked children. Blobs that lose the last one are deleted: most
+    /// children of garbage are such. Others go into the queue.
+    async fn release(&mut self, tx: &mut Tx, listed: BTreeMap<ObjectId, i64>, locked: &HashMap<ObjectId, Locked>) -> Outcome<()> {
+        let (mut only_here, mut fewer) = (Vec::new(), (Vec::new(), Vec::new()));
+        for (id, times) in listed {
+            let Some(child) = locked.get(&id) else { continue };
+            if child.refs == times && child.lease.is_none() && child.blob {
+                only_here.push(id);
+                continue;
             }
-            let leases = Leases::load(tx, rows.iter().map(|row| row.3)).await?;
-            let (mut only_here, mut fewer) = (Vec::new(), (Vec::new(), Vec::new()));
-            for ((id, refs, keep_until, lessee, kind), (_, listed)) in rows.into_iter().zip(part) {
-                if refs == *listed && kind == Kind::Blob as i16 && leases.of(keep_until, lessee).is_none() {
-                    // Most children of garbage are blobs that only it held: they need no second look.
-                    only_here.push(id);
-                    continue;
-                }
-                if refs == *listed {
-                    self.free.insert(id);
-                }
-                fewer.0.push(id);
-                fewer.1.push(*listed);
+            if child.refs == times {
+                self.queued.push((id, child.lease.unwrap_or(self.at_once())));
             }
-            tx.execute_any(&fewer.0, || {
-                sqlx::query("UPDATE objects o SET refs = o.refs - u.listed FROM unnest($1::bigint[], $2::bigint[]) AS u(id, listed) WHERE o.id = u.id")
-                    .bind(fewer.0.clone())
-                    .bind(fewer.1.clone())
-            })
-            .await?;
-            // Locked and looked at: what lists them is gone.
-            self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) RETURNING pack, frame_len", only_here).await?;
+            fewer.0.push(id);
+            fewer.1.push(times);
         }
-        Ok(())
+        tx.execute_any(&fewer.0, || {
+            sqlx::query(
+                "UPDATE objects o SET refs = o.refs - u.listed FROM unnest($1::bigint[], $2::bigint[]) AS u(id, listed) WHERE o.id = u.id",
+            )
+            .bind(fewer.0.clone())
+            .bind(fewer.1.clone())
+        })
+        .await?;
+        // What listed them is gone, and they are locked.
+        self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) RETURNING pack, frame_len", only_here).await
     }
 
     async fn delete(&mut self, tx: &mut Tx, statement: &'static str, objects: Vec<ObjectId>) -> Outcome<()> {
@@ -333,6 +377,22 @@ impl Sweep {
             *self.lost.entry(pack).or_default() += uint(frame_len);
             self.frame_bytes += uint(frame_len);
         }
+        Ok(())
+    }
+
+    /// Writes what goes into the queue.
+    async fn queue(&self, tx: &mut Tx) -> Outcome<()> {
+        tx.execute_any(&self.queued, || {
+            sqlx::query(
+                "INSERT INTO suspects (due, object, session, released)
+                 SELECT u.due, u.id, u.session, $4 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(id, due, session)",
+            )
+            .bind(self.queued.iter().map(|(id, _)| *id).collect::<Vec<_>>())
+            .bind(self.queued.iter().map(|(_, lease)| leases::due(*lease)).collect::<Vec<_>>())
+            .bind(self.queued.iter().map(|(_, lease)| lease.session).collect::<Vec<_>>())
+            .bind(self.released)
+        })
+        .await?;
         Ok(())
     }
 }

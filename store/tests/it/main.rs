@@ -6,6 +6,7 @@
 mod common;
 mod checkpoints;
 mod clock;
+mod contention;
 mod faults;
 mod freeing;
 mod gc;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 const LEASE: Duration = Duration::from_secs(600);
 
-async fn connect(url: &str) -> Arc<PostgresMetadata> {
+pub async fn connect(url: &str) -> Arc<PostgresMetadata> {
     Arc::new(PostgresMetadata::connect(url, PostgresOptions { max_connections: 8, ..PostgresOptions::default() }).await.unwrap())
 }
 
@@ -32,7 +32,7 @@ fn unique(prefix: &str) -> String {
 }
 
 /// A snapshot as the frames of one pack, and its manifest.
-fn frames(numbers: &[u64]) -> (Vec<NewFrame>, Digest) {
+pub fn frames(numbers: &[u64]) -> (Vec<NewFrame>, Digest) {
     let s = snapshot(numbers, vec![]);
     let pages = s.pages.iter().map(|p| (Digest::sha256(p), Kind::Blob, p.len() as u64, None));
     let documents = s.documents().into_iter().map(|d| {
@@ -74,7 +74,7 @@ async fn push(metadata: &dyn Metadata, numbers: &[u64], name: &str) -> Result<u6
 }
 
 /// The same, with a lease of its blobs that may end at once.
-async fn push_for(lease: Duration, metadata: &dyn Metadata, numbers: &[u64], name: &str) -> Result<u64> {
+pub async fn push_for(lease: Duration, metadata: &dyn Metadata, numbers: &[u64], name: &str) -> Result<u64> {
     let (frames, manifest) = frames(numbers);
     let (push, new) = upload(metadata, &frames, lease).await?;
     metadata.commit(push, commit_of(manifest, Some(tag(name)))).await?;
