@@ -1,9 +1,9 @@
 //! The registry's `/v1` as methods, with retries.
 //!
 //! Everything here may be sent twice, so everything is retried: reading changes nothing; a second session merely expires unused;
-//! frames are content-addressed and a second copy is dropped; ending a session twice is no error. Where an effect can be seen by
-//! its own repetition — a tag that has moved, a name that is gone — the method that sends it knows (`send::Failed`), and takes
-//! "it is already as you wish" for success.
+//! frames are content-addressed and a second copy is dropped; ending a session twice is no error. A
+//! commit is known by its session and every other change of names by a key that is the same in all
+//! tries: the registry makes the change once and answers each try alike.
 //!
 //! `send` has the retries, `frames` the streams, `direct` the way around the registry to the storage behind it.
 
@@ -94,7 +94,7 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// A registry at `base_url`, `http(`send::Failed`)://host[:port][/prefix]`. Nothing is sent yet.
+    /// A registry at `base_url`, `http(s)://host[:port][/prefix]`. Nothing is sent yet.
     ///
     /// # Errors
     /// [`Error::Url`].

@@ -136,6 +136,7 @@ impl Server {
         let lock = DataLock::take(&config)?;
         let opened = crate::storage::open_parts(&config).await?;
         opened.store.names_are_known().await?;
+        write_what_a_killed_process_left(&opened.store).await?;
         Self::bind_opened(opened, config, lock).await
     }
 
@@ -275,6 +276,19 @@ impl Room {
             never = closing => never,
             () = tokio::time::sleep(self.limit) => None,
         }
+    }
+}
+
+/// Journals changes of names whose process ended before it had done so. A full disk is no reason
+/// not to start: nothing of them was acknowledged, and whoever asks for one again waits for the
+/// journal.
+async fn write_what_a_killed_process_left(store: &Store) -> pfr_store::Result<()> {
+    match store.flush_journal().await {
+        Err(error @ pfr_store::Error::Full(_)) => {
+            tracing::warn!(%error, "changes of names that an earlier process left are not in the journal yet");
+            Ok(())
+        }
+        other => other,
     }
 }
 

@@ -24,6 +24,7 @@ mod integrity;
 mod journal;
 mod marker;
 mod metadata;
+mod names;
 mod pack_writer;
 mod places;
 #[cfg(feature = "postgres")]

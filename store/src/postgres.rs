@@ -23,8 +23,8 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
-    RepositoryRow, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
+    NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin,
+    PushId, Queued, RepositoryRow, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use async_trait::async_trait;
 use connection::Database;
@@ -170,6 +170,10 @@ impl Metadata for PostgresMetadata {
         self.database.statements(ids, |tx, ids| Box::pin(objects::objects(tx, ids))).await
     }
 
+    async fn session(&self, session: PushId) -> Result<Session> {
+        self.database.statements(session, |tx, session| Box::pin(names::session(tx, session))).await
+    }
+
     async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed> {
         self.database.write((push, commit), |tx, (push, commit)| Box::pin(names::commit(tx, push, commit))).await
     }
@@ -190,6 +194,14 @@ impl Metadata for PostgresMetadata {
         self.database
             .write((repository, snapshot, moves), |tx, (repository, snapshot, moves)| {
                 Box::pin(names::put_tags(tx, repository, snapshot, moves))
+            })
+            .await
+    }
+
+    async fn change_names(&self, repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> Result<()> {
+        self.database
+            .write((repository, change, once, lease), |tx, (repository, change, once, lease)| {
+                Box::pin(names::change_names(tx, repository, change, once, millis(*lease)))
             })
             .await
     }

@@ -2,9 +2,9 @@
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::metadata::{Commit, Metadata, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
-use crate::room::{Disk, Freeing};
+use crate::metadata::{Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::places::Places;
+use crate::room::Disk;
 use crate::serve::Outputs;
 use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
@@ -239,7 +239,7 @@ impl Store {
         self.commit_as(push, manifest, tag, None, Some(pin)).await
     }
 
-    async fn commit_as(
+    pub(crate) async fn commit_as(
         &self,
         push: &PushId,
         manifest: Digest,
@@ -260,9 +260,8 @@ impl Store {
             tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),
             pin,
         };
-        let done = self.metadata.commit(push.clone(), commit).await?;
-        self.flush_journal().await?;
-        Ok(Committed { digest: manifest, created: done.created, logical_bytes: done.logical_bytes, new_bytes: done.new_bytes })
+        let done = self.journaled(self.metadata.commit(push.clone(), commit).await).await?;
+        Ok(done.of(manifest))
     }
 
     /// Ends a session without a commit.
@@ -393,8 +392,7 @@ impl Store {
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::TagMoved`].
     pub async fn put_tag(&self, repository: &RepositoryName, tag: Tag, snapshot: Digest, expected: Option<TagState>) -> Result<()> {
-        self.metadata.put_tags(repository.clone(), snapshot, vec![TagMove { tag, expected }]).await?;
-        self.flush_journal().await
+        self.change_names(repository, NameChange::PutTags { snapshot, moves: vec![TagMove { tag, expected }] }, None).await
     }
 
     /// Makes `count` tags `<prefix>-1…` that point at one snapshot; all or nothing, no bytes move.
@@ -402,13 +400,8 @@ impl Store {
     /// # Errors
     /// [`Error::Invalid`], [`Error::TagMoved`] if one of them exists.
     pub async fn fork(&self, repository: &RepositoryName, snapshot: Digest, prefix: &str, count: u32) -> Result<Vec<Tag>> {
-        if !(1..=10_000).contains(&count) {
-            return Err(Error::Invalid(format!("expected 1 to 10000 forks, found {count}")));
-        }
-        let tags: Vec<Tag> = (1..=count).map(|i| format!("{prefix}-{i}").parse()).collect::<std::result::Result<_, _>>()?;
-        let moves = tags.iter().map(|tag| TagMove { tag: tag.clone(), expected: Some(TagState::Absent) }).collect();
-        self.metadata.put_tags(repository.clone(), snapshot, moves).await?;
-        self.flush_journal().await?;
+        let (change, tags) = NameChange::fork(snapshot, prefix, count)?;
+        self.change_names(repository, change, None).await?;
         Ok(tags)
     }
 
@@ -417,9 +410,7 @@ impl Store {
     /// # Errors
     /// [`Error::TagUnknown`], [`Error::TagMoved`].
     pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Result<()> {
-        let _room = self.metadata.make_room(Freeing::Deletion).await?;
-        self.metadata.delete_tag(repository.clone(), tag.clone(), expected).await?;
-        self.flush_journal().await
+        self.change_names(repository, NameChange::DeleteTag { tag: tag.clone(), expected }, None).await
     }
 
     /// Deletes a snapshot and the tags that point at it. What only it reached becomes garbage.
@@ -427,9 +418,7 @@ impl Store {
     /// # Errors
     /// [`Error::SnapshotUnknown`].
     pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
-        let _room = self.metadata.make_room(Freeing::Deletion).await?;
-        self.metadata.delete_snapshot(repository.clone(), *digest).await?;
-        self.flush_journal().await
+        self.change_names(repository, NameChange::DeleteSnapshot(*digest), None).await
     }
 
     /// Repositories by name.

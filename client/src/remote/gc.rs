@@ -14,7 +14,7 @@ impl Remote {
     /// `overloaded` if one that was asked for is running.
     pub async fn start_gc(&self, request: &api::GcRequest) -> Result<api::GcReport> {
         let build = self.with_json(Method::POST, self.path(&["gc"]), request)?;
-        let response = self.send(PROOF_TIMEOUT, build).await.map_err(|failed| failed.error)?;
+        let response = self.send(PROOF_TIMEOUT, build).await?;
         let bytes = self.read(response, 1 << 20).await?;
         self.parse(&bytes)
     }

@@ -18,7 +18,7 @@ impl Remote {
         if full {
             url.query_pairs_mut().append_pair("full", "true");
         }
-        let response = self.send(PROOF_TIMEOUT, || self.client.post(url.clone())).await.map_err(|failed| failed.error)?;
+        let response = self.send(PROOF_TIMEOUT, || self.client.post(url.clone())).await?;
         let bytes = self.read(response, REPORT).await?;
         self.parse(&bytes)
     }

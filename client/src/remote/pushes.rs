@@ -1,9 +1,8 @@
 //! Endpoints of a push session.
 
-use super::send::Failed;
 use super::{BoxFrames, Remote, backoff};
-use crate::error::{Error, Result};
-use pfr_schema::api::{self, TagState};
+use crate::error::Result;
+use pfr_schema::api;
 use pfr_schema::{ErrorCode, RepositoryName};
 use reqwest::Method;
 
@@ -65,42 +64,14 @@ impl Remote {
         }
     }
 
-    /// Makes an uploaded manifest visible.
+    /// Makes an uploaded manifest visible. If an answer is lost, the registry answers the repeated
+    /// request as it answered the first.
     ///
     /// # Errors
     /// `tag_moved`, `push_unknown`, `missing_blobs`.
     pub async fn commit(&self, repository: &RepositoryName, push: &str, request: &api::CommitRequest) -> Result<api::Committed> {
         let url = self.repository_path(repository, &["pushes", push, "commit"]);
-        match self.send_whole(ANSWER, self.with_json(Method::POST, url, request)?).await {
-            Ok(bytes) => self.parse(&bytes),
-            Err(Failed { error, again }) => {
-                // The first try may have been carried out and its answer lost: then the session is over and the tag is where
-                // we wanted it, whatever state we demanded.
-                let ambiguous = matches!(error.code(), ErrorCode::TagMoved | ErrorCode::PushUnknown);
-                if again && ambiguous && self.stands(repository, request).await? {
-                    let summary = self.snapshot(repository, &pfr_schema::Selector::Digest(request.manifest)).await?.summary;
-                    return Ok(api::Committed {
-                        digest: request.manifest,
-                        created: true,
-                        logical_bytes: summary.logical_bytes,
-                        new_bytes: summary.new_bytes,
-                    });
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Whether what a commit asked for is so.
-    async fn stands(&self, repository: &RepositoryName, request: &api::CommitRequest) -> Result<bool> {
-        let seen = match &request.tag {
-            Some(tag) => self.tag(repository, tag).await.map(|tag| TagState::At(tag.digest) == TagState::At(request.manifest)),
-            None => self.snapshot(repository, &pfr_schema::Selector::Digest(request.manifest)).await.map(|_| true),
-        };
-        match seen {
-            Err(Error::Registry { problem }) if problem.status == 404 => Ok(false),
-            other => other,
-        }
+        self.json(self.with_json(Method::POST, url, request)?).await
     }
 
     /// Ends a session without a commit. Ending one that is over is no error.

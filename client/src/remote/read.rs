@@ -89,7 +89,7 @@ impl Remote {
     /// `corrupt_store` naming the first blob that is not what its name says.
     pub async fn verify(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<api::Verified> {
         let url = self.repository_path(repository, &["snapshots", &snapshot.to_string(), "verify"]);
-        let response = self.send(PROOF_TIMEOUT, || self.client.post(url.clone())).await.map_err(|failed| failed.error)?;
+        let response = self.send(PROOF_TIMEOUT, || self.client.post(url.clone())).await?;
         let bytes = self.read(response, 1 << 20).await?;
         self.parse(&bytes)
     }

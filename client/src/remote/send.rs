@@ -17,20 +17,12 @@ const PROBLEM: usize = 1 << 20;
 /// How long a registry may take to read and hash a whole snapshot.
 pub(super) const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
-/// A failed request.
-pub(super) struct Failed {
-    pub error: Error,
-    /// Whether an earlier try may have reached the registry: what stands in the way may be its effect.
-    pub again: bool,
-}
-
 impl Remote {
     /// Sends what `build` makes until it succeeds or there is no use.
-    pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> std::result::Result<Response, Failed> {
+    pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> Result<Response> {
         let mut failures = 0;
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
-            let again = failures > 0;
             let (error, retry_after) = match tokio::time::timeout(idle, self.dressed(build()).send()).await {
                 Err(_) => (self.silent(idle, failures + 1), None),
                 Ok(Err(error)) => (self.unreachable(&error, failures + 1), None),
@@ -39,7 +31,7 @@ impl Remote {
             };
             failures += 1;
             match backoff::after(&error, retry_after, failures, self.options.retries, self.options.longest_wait) {
-                None => return Err(Failed { error, again }),
+                None => return Err(error),
                 Some(wait) => {
                     tracing::debug!(%error, wait_ms = wait.as_millis(), failures, "trying again");
                     tokio::time::sleep(wait).await;
@@ -55,9 +47,9 @@ impl Remote {
         }
     }
 
-    /// [`Self::send`] for requests whose repetition cannot be told from the first.
+    /// [`Self::send`], without a time limit of its own.
     pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder) -> Result<Response> {
-        self.send(self.options.idle_timeout, build).await.map_err(|failed| failed.error)
+        self.send(self.options.idle_timeout, build).await
     }
 
     /// [`Self::request`], the answer as JSON. A cut answer is asked for again.
@@ -68,21 +60,20 @@ impl Remote {
 
     /// [`Self::request`], the answer whole.
     pub(super) async fn body(&self, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
-        self.send_whole(ANSWER, build).await.map_err(|failed| failed.error)
+        self.send_whole(ANSWER, build).await
     }
 
     /// [`Self::send`], the answer whole. One that is cut counts as lost: the request is sent again.
-    pub(super) async fn send_whole(&self, limit: usize, build: impl Fn() -> RequestBuilder) -> std::result::Result<Bytes, Failed> {
+    pub(super) async fn send_whole(&self, limit: usize, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
         let mut failures = 0;
         loop {
-            let sent = self.send(self.options.idle_timeout, &build).await;
-            let response = sent.map_err(|failed| Failed { again: failed.again || failures > 0, ..failed })?;
+            let response = self.send(self.options.idle_timeout, &build).await?;
             match self.read(response, limit).await {
                 Err(error) if error.retryable() && failures < self.options.retries => {
                     failures += 1;
                     tokio::time::sleep(backoff::wait(failures)).await;
                 }
-                result => return result.map_err(|error| Failed { error, again: true }),
+                result => return result,
             }
         }
     }

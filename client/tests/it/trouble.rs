@@ -64,6 +64,11 @@ async fn a_commit_whose_answer_is_lost_has_happened_even_under_compare_and_swap(
     let target = pfr_client::PushTarget { if_tag_is: Some(TagState::Absent), ..target("t") };
     let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target, &Progress::new()).await.unwrap();
     assert_eq!(registry.remote().tag(&repository(), &tag("t")).await.unwrap().digest, pushed.digest);
+    assert!(pushed.created, "the first commit made it");
+    // The answer is that of the commit, and not what the client makes of what it finds.
+    let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer)).await;
+    let again = push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
+    assert!(!again.created && again.digest == pushed.digest, "{again:?}");
 }
 
 #[tokio::test]

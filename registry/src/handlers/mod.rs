@@ -40,6 +40,14 @@ async fn resolve(app: &App, repository: &RepositoryName, snapshot: &str) -> Answ
     Ok(app.store.resolve(repository, &selector).await?)
 }
 
+/// The snapshot that a change named which was made before under the same key.
+async fn changed_before(app: &App, repository: &RepositoryName, once: Option<&pfr_store::Once>) -> Answer<Option<pfr_schema::Digest>> {
+    match once {
+        Some(once) => Ok(app.store.changed_before(repository, once).await?),
+        None => Ok(None),
+    }
+}
+
 /// Counts a conflict on its way to the caller.
 fn counted(error: pfr_store::Error) -> Failure {
     if error.code() == ErrorCode::TagMoved {

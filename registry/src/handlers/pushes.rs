@@ -65,6 +65,7 @@ pub(crate) async fn missing(
 /// Commits a snapshot
 ///
 /// In one transaction: the manifest becomes visible in the repository and the tag moves, if `if_tag_is` holds. Ends the session.
+/// While the session's lease lasts, the same commit again changes nothing and is answered alike.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/pushes/{id}/commit", operation_id = "commit", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
@@ -83,8 +84,8 @@ pub(crate) async fn commit(
     In(Push(push)): In<Push>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
-    belongs(&app, &repository, &push).await?;
-    let committed = app.store.commit(&push, request.manifest, request.tag, request.if_tag_is).await.map_err(counted)?;
+    let commit = app.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
+    let committed = commit.await.map_err(counted)?;
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
     let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(committed)))

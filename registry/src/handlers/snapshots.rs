@@ -3,12 +3,14 @@
 use super::Answer;
 use crate::app::App;
 use crate::http::extract::{Asked, In, Paging};
+use crate::http::once::once;
 use crate::problem::Failure;
 use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use pfr_schema::{RepositoryName, Selector, api};
+use pfr_store::NameChange;
 
 /// Lists snapshots, newest first
 #[utoipa::path(
@@ -50,13 +52,23 @@ pub(crate) async fn get(
 /// By digest only: a tag may move between looking and deleting. What only this snapshot reached becomes garbage.
 #[utoipa::path(
     delete, path = "/v1/repositories/{repo}/snapshots/{ref}", operation_id = "delete_snapshot", tag = "write",
-    params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = pfr_schema::Digest, Path, description = "A digest")),
+    params(
+        ("repo" = RepositoryName, Path, description = "Repository"),
+        ("ref" = pfr_schema::Digest, Path, description = "A digest"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The same request with the same key again is answered as the first was"),
+    ),
     responses((status = 204, description = "Deleted"), failures::Reading),
 )]
-pub(crate) async fn delete(State(app): State<App>, In(repository): In<RepositoryName>, In(selector): In<Selector>) -> Answer<StatusCode> {
+pub(crate) async fn delete(
+    State(app): State<App>,
+    In(repository): In<RepositoryName>,
+    In(selector): In<Selector>,
+    headers: HeaderMap,
+) -> Answer<StatusCode> {
     let Selector::Digest(digest) = selector else {
         return Err(Failure::invalid(format!("snapshots are deleted by digest, not as {selector}; to delete a tag use …/tags/{{tag}}")));
     };
-    app.store.delete_snapshot(&repository, &digest).await?;
+    let once = once(&headers, &("delete_snapshot", digest))?;
+    app.store.change_names(&repository, NameChange::DeleteSnapshot(digest), once).await?;
     Ok(StatusCode::NO_CONTENT)
 }

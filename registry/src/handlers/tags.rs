@@ -1,16 +1,17 @@
 //! Tags: names that move, by compare-and-swap when asked.
 
-use super::{Answer, counted, resolve};
+use super::{Answer, changed_before, counted, resolve};
 use crate::app::App;
 use crate::http::conditions::{etag, expected, not_modified};
 use crate::http::extract::{Asked, In, JsonBody, Paging};
+use crate::http::once::once;
 use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use pfr_schema::{RepositoryName, Tag, api};
-use pfr_store::TagRow;
+use pfr_store::{NameChange, TagMove, TagRow};
 
 /// Lists tags by name
 #[utoipa::path(
@@ -66,6 +67,7 @@ pub(crate) async fn get(
         ("tag" = Tag, Path, description = "Tag"),
         ("If-Match" = Option<String>, Header, description = "Only if the tag has this ETag"),
         ("If-None-Match" = Option<String>, Header, description = "`*`: only if the tag does not exist"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The same request with the same key again is answered as the first was"),
     ),
     request_body(content = api::TagRequest, example = json!({"snapshot": "latest~1"})),
     responses(
@@ -81,8 +83,16 @@ pub(crate) async fn put(
     JsonBody { value: request, .. }: JsonBody<api::TagRequest>,
 ) -> Answer<Response> {
     let expected = expected(&headers, request.if_tag_is)?;
-    let digest = resolve(&app, &repository, &request.snapshot).await?;
-    app.store.put_tag(&repository, tag.clone(), digest, expected).await.map_err(counted)?;
+    let once = once(&headers, &("put_tag", &tag, &request.snapshot, expected))?;
+    let digest = match changed_before(&app, &repository, once.as_ref()).await? {
+        Some(digest) => digest,
+        None => {
+            let snapshot = resolve(&app, &repository, &request.snapshot).await?;
+            let change = NameChange::PutTags { snapshot, moves: vec![TagMove { tag: tag.clone(), expected }] };
+            app.store.change_names(&repository, change, once).await.map_err(counted)?;
+            snapshot
+        }
+    };
     // Someone may have moved it since; the answer is about this move.
     let updated_at = match app.store.tag(&repository, &tag).await {
         Ok(row) if row.digest == digest => row.updated_at,
@@ -100,6 +110,7 @@ pub(crate) async fn put(
         ("repo" = RepositoryName, Path, description = "Repository"),
         ("tag" = Tag, Path, description = "Tag"),
         ("If-Match" = Option<String>, Header, description = "Only if the tag has this ETag"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The same request with the same key again is answered as the first was"),
     ),
     responses((status = 204, description = "Deleted"), failures::Tagging),
 )]
@@ -109,7 +120,9 @@ pub(crate) async fn delete(
     In(tag): In<Tag>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
-    app.store.delete_tag(&repository, &tag, expected(&headers, None)?).await.map_err(counted)?;
+    let expected = expected(&headers, None)?;
+    let once = once(&headers, &("delete_tag", &tag, expected))?;
+    app.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(counted)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod head;
 pub(crate) mod json;
 pub(crate) mod line;
 pub(crate) mod observe;
+pub(crate) mod once;
 pub(crate) mod patience;
 pub(crate) mod request;
 pub(crate) mod seat;

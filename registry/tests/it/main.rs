@@ -11,6 +11,7 @@ mod limits;
 mod logs;
 mod matching;
 mod metrics;
+mod names;
 mod openapi;
 mod problems;
 mod protocol;

@@ -6,9 +6,11 @@
 pub(crate) mod accept;
 pub(crate) mod arguments;
 pub(crate) mod children;
+mod once;
 mod plan;
 mod rows;
 
+pub use once::*;
 pub use rows::*;
 
 use crate::Result;
@@ -77,8 +79,15 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
     /// Objects by row id; ids that do not exist are left out.
     async fn objects(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>>;
 
-    /// Makes a snapshot visible, in one transaction; ends the session and with it its leases. The same commit of the same session again does nothing and answers as the
-    /// first did: who lost the answer may ask again while the lease lasts.
+    /// A session whose lease has not run out, open or ended.
+    ///
+    /// # Errors
+    /// [`crate::Error::PushUnknown`] if there is none.
+    async fn session(&self, session: PushId) -> Result<Session>;
+
+    /// Makes a snapshot visible, in one transaction; ends the session and with it its leases. Until
+    /// the session would have expired, the same commit of the same session again does nothing and
+    /// answers as the first did, whatever became of the snapshot since.
     async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed>;
 
     /// The snapshot a tag points at.
@@ -89,6 +98,14 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
 
     /// Points tags at a snapshot of the repository; all or nothing.
     async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()>;
+
+    /// Changes names, once. While the lease of its session lasts, the same change again does
+    /// nothing and answers as the first did.
+    ///
+    /// # Errors
+    /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if the
+    /// session stands for something else.
+    async fn change_names(&self, repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> Result<()>;
 
     /// Notes that a tag that points at `at` was put there because an upstream has it there; the next move forgets it. Nothing happens if it points
     /// elsewhere by now.
@@ -114,8 +131,9 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
 
     // ---- collection: docs/gc.md
 
-    /// Takes due suspects from the queue and deletes what nothing holds and no lease covers, and what hung on it, about `budget` objects in one
-    /// transaction. What is left to look at stays in the queue. Also forgets push sessions that ended.
+    /// Takes due suspects from the queue and deletes what nothing holds and no lease covers, and
+    /// what hung on it, about `budget` objects. What is left to look at stays in the queue. Also
+    /// forgets push sessions that ended.
     async fn collect(&self, budget: usize) -> Result<Collected>;
 
     /// Entries of the queue, without taking them, in the order in which collection would: those that are `due`, or all.

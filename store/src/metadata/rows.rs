@@ -111,7 +111,7 @@ pub struct Commit {
 }
 
 /// What a commit did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Committed {
     /// Whether the repository did not have the snapshot before.
     pub created: bool,

@@ -1,7 +1,8 @@
 //! Push sessions, commits, tags, snapshots.
 //!
-//! Locks are taken in this order: objects by id, then the row of the manifest, then tags by name, then the session. Who holds the
-//! object of a manifest decides about everything that names it.
+//! Locks are taken in this order: the session that a change of names makes for itself, objects by
+//! id, the row of the manifest, tags by name, the push session, the table of changes. Whoever holds
+//! the object of a manifest decides about everything that names it.
 
 use super::connection::Tx;
 use super::error::{Fail, Outcome};
@@ -9,7 +10,7 @@ use super::objects::{add_refs, lock};
 use super::{DOMAIN, int, leases, uint};
 use crate::error::Error;
 use crate::metadata::arguments::{can_be_kept, check_artifact_type};
-use crate::metadata::{Commit, Committed, Evictable, ObjectId, Pin, PushId, TagMove};
+use crate::metadata::{Commit, Committed, Ended, Evictable, NameChange, ObjectId, Once, Pin, PushId, Session, TagMove};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
@@ -91,40 +92,69 @@ pub(super) async fn close_push(tx: &mut Tx, push: &PushId) -> Outcome<()> {
     leases::ended(tx, number.as_slice()).await
 }
 
-// ---- commit
-
-/// What a session remembers of its commit: the manifest and the tag.
-fn commit_mark(commit: &Commit) -> Vec<u8> {
-    let mut mark = commit.manifest.to_key();
-    mark.extend_from_slice(commit.tag.as_ref().map_or("", |t| t.tag.as_str()).as_bytes());
-    mark
+/// A session whose lease has not run out, open or ended.
+async fn find_session(tx: &mut Tx, session: &PushId) -> Outcome<Option<Session>> {
+    let now = tx.now().await?;
+    if !can_be_kept(&session.0) {
+        return Ok(None);
+    }
+    let find = "SELECT r.name, p.committed FROM pushes p JOIN repositories r ON r.id = p.repository WHERE p.id = $1 AND p.expires >= $2";
+    let row: Option<(String, Option<Vec<u8>>)> = sqlx::query_as(find).bind(&session.0).bind(now).fetch_optional(tx.on()).await?;
+    let session = |(name, ended): (String, Option<Vec<u8>>)| -> Result<Session, Error> {
+        Ok(Session { repository: name.parse()?, ended: ended.as_deref().and_then(Ended::from_column) })
+    };
+    Ok(row.map(session).transpose()?)
 }
+
+pub(super) async fn session(tx: &mut Tx, session: &PushId) -> Outcome<Session> {
+    Ok(find_session(tx, session).await?.ok_or_else(|| Error::PushUnknown(session.0.clone()))?)
+}
+
+/// A change that is made once. Its session comes first: a repetition waits there, holding nothing,
+/// until the first has ended.
+pub(super) async fn change_names(tx: &mut Tx, repository: &RepositoryName, change: &NameChange, once: &Once, lease: i64) -> Outcome<()> {
+    if let Some(session) = find_session(tx, &once.session).await? {
+        return Ok(session.was_ended_by(repository, once).map(drop)?);
+    }
+    let now = tx.now().await?;
+    let id = visible(tx, repository).await?;
+    let open = "INSERT INTO pushes (id, repository, expires, committed) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO UPDATE
+                SET repository = excluded.repository, expires = excluded.expires, committed = excluded.committed WHERE pushes.expires < $5";
+    let open = sqlx::query(open).bind(once.session.0.clone()).bind(id).bind(now.saturating_add(lease));
+    if tx.execute(open.bind(Ended::by_change(change, once).to_column()?).bind(now)).await? == 0 {
+        return Err(Fail::Again);
+    }
+    match change {
+        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves).await,
+        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected).await,
+        NameChange::DeleteSnapshot(snapshot) => delete_snapshot(tx, repository, snapshot).await,
+    }
+}
+
+// ---- commit
 
 /// The answer of a commit that this session made before.
 async fn committed_before(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcome<Option<Committed>> {
-    let now = tx.now().await?;
-    let row: Option<(bool, i64, i64)> = sqlx::query_as(
-        "SELECT p.created, m.logical_bytes, m.new_bytes FROM pushes p
-         JOIN objects o ON o.domain = $1 AND o.digest = $2 JOIN manifests m ON m.repository = p.repository AND m.object = o.id
-         WHERE p.id = $3 AND p.expires >= $4 AND p.committed = $5",
-    )
-    .bind(DOMAIN)
-    .bind(commit.manifest.to_key())
-    .bind(&push.0)
-    .bind(now)
-    .bind(commit_mark(commit))
-    .fetch_optional(tx.on())
-    .await?;
-    Ok(row.map(|(created, logical, new)| Committed { created, logical_bytes: uint(logical), new_bytes: uint(new) }))
+    let ended = find_session(tx, push).await?.and_then(|session| session.ended);
+    Ok(ended.and_then(|ended| ended.answer_to_commit(&commit.manifest, commit.tag.as_ref().map(|t| &t.tag))))
 }
 
 pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcome<Committed> {
-    if !can_be_kept(&push.0) {
-        return Err(Error::PushUnknown(push.0.clone()).into());
-    }
     if let Some(before) = committed_before(tx, push, commit).await? {
         return Ok(before);
     }
+    match commit_now(tx, push, commit).await {
+        // The same commit may have ended while this one waited for it, and be what stands in its
+        // way: look again.
+        Err(Fail::Store(refused)) => match committed_before(tx, push, commit).await? {
+            Some(_) => Err(Fail::Again),
+            None => Err(refused.into()),
+        },
+        done => done,
+    }
+}
+
+async fn commit_now(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outcome<Committed> {
     let now = tx.now().await?;
     let Push { number, repository, name, .. } = live_push(tx, push).await?;
     check_artifact_type(commit.artifact_type.as_deref())?;
@@ -151,6 +181,7 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
             .bind(object)
             .fetch_optional(tx.on())
             .await?;
+    let mut records = Vec::new();
     let (manifest, logical_bytes, new_bytes) = match existing {
         Some(row) => {
             used(tx, row.0).await?;
@@ -170,22 +201,23 @@ pub(super) async fn commit(tx: &mut Tx, push: &PushId, commit: &Commit) -> Outco
                 new_bytes: uint(new),
             };
             let id = insert_snapshot(tx, repository, object, &record, logical).await?;
-            note(tx, &record).await?;
+            records.push(record);
             (id, logical, new)
         }
     };
-    put_tags_at(tx, (repository, &name), (manifest, object, digest), moves, before).await?;
+    records.extend(put_tags_at(tx, (repository, &name), (manifest, object, digest), moves, before).await?);
     if let Some(pin) = commit.pin {
         pin_row(tx, manifest, pin, true).await?;
     }
-    let created = existing.is_none();
-    let update = sqlx::query("UPDATE pushes SET committed = $1, created = $2 WHERE id = $3 AND committed IS NULL");
-    if tx.execute(update.bind(commit_mark(commit)).bind(created).bind(push.0.clone())).await? == 0 {
+    let done = Committed { created: existing.is_none(), logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) };
+    let update = sqlx::query("UPDATE pushes SET committed = $1 WHERE id = $2 AND committed IS NULL");
+    if tx.execute(update.bind(Ended::by_commit(commit, &done).to_column()?).bind(push.0.clone())).await? == 0 {
         // The same session committed or was closed at the same time: look again.
         return Err(Fail::Again);
     }
     leases::ended(tx, &[number]).await?;
-    Ok(Committed { created, logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
+    note(tx, &records).await?;
+    Ok(done)
 }
 
 /// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`].
@@ -217,10 +249,14 @@ pub(super) async fn insert_snapshot(tx: &mut Tx, repository: i64, object: Object
     Ok(id)
 }
 
-/// Notes a change for the journal, in the same transaction.
-pub(super) async fn note(tx: &mut Tx, record: &Record) -> Outcome<()> {
-    let record = serde_json::to_string(record).map_err(|e| Error::Internal(e.to_string()))?;
-    tx.execute(sqlx::query("INSERT INTO changes (record) VALUES ($1)").bind(record)).await?;
+/// Notes changes for the journal, in the same transaction and as its last statement: who reads them
+/// waits for all who have noted one, and others wait behind him. Nobody who has noted a change may
+/// wait for those.
+async fn note(tx: &mut Tx, records: &[Record]) -> Outcome<()> {
+    let texts = records.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>();
+    let texts = texts.map_err(|e| Error::Internal(e.to_string()))?;
+    let insert = "INSERT INTO changes (record) SELECT u.record FROM unnest($1::text[]) WITH ORDINALITY AS u(record, n) ORDER BY u.n";
+    tx.execute_any(records, || sqlx::query(insert).bind(texts)).await?;
     Ok(())
 }
 
@@ -298,29 +334,37 @@ pub(super) fn check_expected(tag: &Tag, expected: Option<TagState>, found: Optio
     }
 }
 
-/// Points tags at (manifest row, its object, its digest), and notes it; `before` is where the locked tags are.
+/// Points tags at (manifest row, its object, its digest); `before` is where the locked tags are.
+/// Returns what is to be noted.
 async fn put_tags_at(
     tx: &mut Tx,
     (repository, name): (i64, &RepositoryName),
     (manifest, object, digest): (i64, ObjectId, Digest),
     moves: &[TagMove],
     mut before: BTreeMap<String, Target>,
-) -> Outcome<()> {
+) -> Outcome<Vec<Record>> {
     let now = tx.now().await?;
+    let mut writes: Vec<(&Tag, Option<Target>)> = Vec::with_capacity(moves.len());
     for TagMove { tag, expected } in moves {
         let found = before.insert(tag.as_str().to_owned(), Target { manifest, object, digest });
         check_expected(tag, *expected, found.map(|target| target.digest))?;
-        if found.is_some_and(|target| target.manifest == manifest) {
-            continue;
+        if found.is_none_or(|target| target.manifest != manifest) {
+            writes.push((tag, found));
         }
+    }
+    let record = |tag: &Tag| Record::Tag { repository: name.clone(), tag: tag.clone(), manifest: digest, at: uint(now) };
+    let records = writes.iter().map(|(tag, _)| record(tag)).collect();
+    // A new tag is as good as locked by whoever inserts it first: tags are written in the order in
+    // which they are locked.
+    writes.sort_by_key(|(tag, _)| tag.as_str());
+    for (tag, found) in writes {
         point_tag(tx, repository, tag, manifest, found.is_some(), now).await?;
         add_refs(tx, object, 1).await?;
         if let Some(old) = found {
             release(tx, old.object, 1).await?;
         }
-        note(tx, &Record::Tag { repository: name.clone(), tag: tag.clone(), manifest: digest, at: uint(now) }).await?;
     }
-    Ok(())
+    Ok(records)
 }
 
 /// Writes a tag's row: a new one, or the one that is locked.
@@ -341,7 +385,8 @@ pub(super) async fn put_tags(tx: &mut Tx, repository: &RepositoryName, snapshot:
     let before = lock_with_targets(tx, id, object, moves).await?;
     // Again, now that nobody can delete it.
     let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
-    put_tags_at(tx, (id, repository), (manifest, object, *snapshot), moves, before).await
+    let records = put_tags_at(tx, (id, repository), (manifest, object, *snapshot), moves, before).await?;
+    note(tx, &records).await
 }
 
 pub(super) async fn mark_followed(tx: &mut Tx, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Outcome<()> {
@@ -366,7 +411,7 @@ pub(super) async fn delete_tag(tx: &mut Tx, repository: &RepositoryName, tag: &T
         return Err(Fail::Again);
     }
     release(tx, target.object, 1).await?;
-    note(tx, &Record::Untag { repository: repository.clone(), tag: tag.clone() }).await
+    note(tx, &[Record::Untag { repository: repository.clone(), tag: tag.clone() }]).await
 }
 
 // ---- snapshots
@@ -409,7 +454,7 @@ async fn delete_if(tx: &mut Tx, repository: &RepositoryName, digest: &Digest, us
         return Ok(false);
     }
     remove_snapshot(tx, manifest, object).await?;
-    note(tx, &Record::Delete { repository: repository.clone(), manifest: *digest }).await?;
+    note(tx, &[Record::Delete { repository: repository.clone(), manifest: *digest }]).await?;
     Ok(true)
 }
 

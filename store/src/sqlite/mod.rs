@@ -14,8 +14,8 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::metadata::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata, Moved,
-    NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId, Queued,
-    RepositoryRow, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
+    NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin,
+    PushId, Queued, RepositoryRow, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
@@ -184,6 +184,11 @@ impl Metadata for SqliteMetadata {
         self.database.read(move |tx| objects::objects(tx, &ids)).await
     }
 
+    async fn session(&self, session: PushId) -> Result<Session> {
+        let now = self.clock.now();
+        self.database.read(move |tx| names::session(tx, &session, now)).await
+    }
+
     async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed> {
         let now = self.clock.now();
         self.database.grow(move |tx| names::commit(tx, &push, &commit, now)).await
@@ -200,6 +205,14 @@ impl Metadata for SqliteMetadata {
     async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()> {
         let now = self.clock.now();
         self.database.grow(move |tx| names::put_tags(tx, &repository, &snapshot, &moves, now)).await
+    }
+
+    async fn change_names(&self, repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> Result<()> {
+        let (now, until) = (self.clock.now(), self.until(lease));
+        // Deletions go on while the disk is nearly full.
+        let grows = matches!(change, NameChange::PutTags { .. });
+        let work = move |tx: &rusqlite::Connection| names::change_names(tx, &repository, &change, &once, now, until);
+        if grows { self.database.grow(work).await } else { self.database.write(work).await }
     }
 
     async fn mark_followed(&self, repository: RepositoryName, tag: Tag, at: Digest) -> Result<()> {

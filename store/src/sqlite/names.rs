@@ -3,7 +3,10 @@
 use super::{DOMAIN, int, leases, uint};
 use crate::error::{Error, Result};
 use crate::metadata::arguments::{at_most, check_artifact_type, cursor, one_more};
-use crate::metadata::{Commit, Committed, Evictable, ObjectId, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{
+    Commit, Committed, Ended, Evictable, NameChange, ObjectId, Once, Page, Pin, PushId, RepositoryRow, Session, SnapshotRow, TagMove,
+    TagRow,
+};
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
@@ -62,29 +65,53 @@ pub(super) fn close_push(tx: &Connection, push: &PushId, now: u64) -> Result<()>
     number.map_or(Ok(()), |number| leases::ended(tx, number, now))
 }
 
-// ---- commit
-
-/// What a session remembers of its commit: the manifest and the tag.
-fn commit_mark(commit: &Commit) -> Vec<u8> {
-    let mut mark = commit.manifest.to_key();
-    mark.extend_from_slice(commit.tag.as_ref().map_or("", |t| t.tag.as_str()).as_bytes());
-    mark
+/// A session whose lease has not run out, open or ended.
+fn find_session(tx: &Connection, session: &PushId, now: u64) -> Result<Option<Session>> {
+    let find = "SELECT r.name, p.committed FROM pushes p JOIN repositories r ON r.id = p.repository WHERE p.id = ?1 AND p.expires >= ?2";
+    tx.prepare_cached(find)
+        .and_then(|mut s| s.query_row(params![session.0, int(now)], |r| Ok((r.get::<_, String>(0)?, r.get(1)?))).optional())
+        .map_err(sql)?
+        .map(|(name, ended): (String, Option<Vec<u8>>)| {
+            Ok(Session { repository: name.parse()?, ended: ended.as_deref().and_then(Ended::from_column) })
+        })
+        .transpose()
 }
+
+pub(super) fn session(tx: &Connection, session: &PushId, now: u64) -> Result<Session> {
+    find_session(tx, session, now)?.ok_or_else(|| Error::PushUnknown(session.0.clone()))
+}
+
+/// A change that is made once.
+pub(super) fn change_names(
+    tx: &Connection,
+    repository: &RepositoryName,
+    change: &NameChange,
+    once: &Once,
+    now: u64,
+    until: u64,
+) -> Result<()> {
+    if let Some(session) = find_session(tx, &once.session, now)? {
+        return session.was_ended_by(repository, once).map(drop);
+    }
+    let id = visible(tx, repository)?;
+    // One of the same id whose lease has run out may lie there still.
+    let ended = Ended::by_change(change, once).to_column()?;
+    tx.prepare_cached("INSERT OR REPLACE INTO pushes (id, repository, expires, committed) VALUES (?1, ?2, ?3, ?4)")
+        .and_then(|mut s| s.execute(params![once.session.0, id, int(until), ended]))
+        .map_err(sql)?;
+    match change {
+        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves, now),
+        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected, now),
+        NameChange::DeleteSnapshot(snapshot) => delete_snapshot(tx, repository, snapshot, now),
+    }
+}
+
+// ---- commit
 
 /// The answer of a commit that this session made before.
 fn committed_before(tx: &Connection, push: &PushId, commit: &Commit, now: u64) -> Result<Option<Committed>> {
-    tx.prepare_cached(
-        "SELECT p.created, m.logical_bytes, m.new_bytes FROM pushes p
-         JOIN objects o ON o.domain = ?1 AND o.digest = ?2 JOIN manifests m ON m.repository = p.repository AND m.object = o.id
-         WHERE p.id = ?3 AND p.expires >= ?4 AND p.committed = ?5",
-    )
-    .and_then(|mut s| {
-        s.query_row(params![DOMAIN, commit.manifest.to_key(), push.0, int(now), commit_mark(commit)], |r| {
-            Ok(Committed { created: r.get(0)?, logical_bytes: uint(r.get(1)?), new_bytes: uint(r.get(2)?) })
-        })
-        .optional()
-    })
-    .map_err(sql)
+    let ended = find_session(tx, push, now)?.and_then(|session| session.ended);
+    Ok(ended.and_then(|ended| ended.answer_to_commit(&commit.manifest, commit.tag.as_ref().map(|t| &t.tag))))
 }
 
 pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u64) -> Result<Committed> {
@@ -143,12 +170,13 @@ pub(super) fn commit(tx: &Connection, push_id: &PushId, commit: &Commit, now: u6
     if let Some(pin) = commit.pin {
         pin_row(tx, manifest, pin, true)?;
     }
-    let created = existing.is_none();
-    tx.prepare_cached("UPDATE pushes SET committed = ?1, created = ?2 WHERE id = ?3")
-        .and_then(|mut s| s.execute(params![commit_mark(commit), created, push_id.0]))
+    let done = Committed { created: existing.is_none(), logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) };
+    let ended = Ended::by_commit(commit, &done).to_column()?;
+    tx.prepare_cached("UPDATE pushes SET committed = ?1 WHERE id = ?2")
+        .and_then(|mut s| s.execute(params![ended, push_id.0]))
         .map_err(sql)?;
     leases::ended(tx, number, now)?;
-    Ok(Committed { created, logical_bytes: uint(logical_bytes), new_bytes: uint(new_bytes) })
+    Ok(done)
 }
 
 /// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`].

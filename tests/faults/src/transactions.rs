@@ -8,8 +8,8 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
 use pfr_store::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata,
-    Moved, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PushId,
-    Queued, RepositoryRow, Result, Retired, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
+    Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored, Packed,
+    Page, Pin, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,10 +101,12 @@ transactions! {
     locate(digests: Vec<Digest>) -> Vec<Option<Location>>;
     find(digests: Vec<Digest>) -> Vec<Option<ObjectRow>>;
     objects(ids: Vec<ObjectId>) -> Vec<ObjectRow>;
+    session(session: PushId) -> Session;
     commit(push: PushId, commit: Commit) -> Committed;
     tag(repository: RepositoryName, tag: Tag) -> TagRow;
     tags(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<TagRow>;
     put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ();
+    change_names(repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> ();
     mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> ();
     delete_tag(repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> ();
     snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow;

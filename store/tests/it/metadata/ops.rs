@@ -5,7 +5,10 @@ use super::transcript;
 use crate::common::{repository, tag};
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, Kind};
-use pfr_store::{Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, PackId, PackSizes, PackState, Pin, PushId, TagMove};
+use pfr_store::{
+    Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, NameChange, Once, PackId, PackSizes, PackState, Pin, PushId,
+    TagMove,
+};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -184,6 +187,26 @@ async fn collect(metadata: &dyn Metadata, universe: &Universe, model: &mut Model
     assert_eq!(deleted, gone.len() as u64, "what collection says it deleted");
 }
 
+/// Changes names, at every other step as a caller that repeats each request: the second time
+/// changes nothing.
+async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr_store::Result<()> {
+    if step.is_multiple_of(2) {
+        return match change {
+            NameChange::PutTags { snapshot, moves } => metadata.put_tags(repository(), snapshot, moves).await,
+            NameChange::DeleteTag { tag, expected } => metadata.delete_tag(repository(), tag, expected).await,
+            NameChange::DeleteSnapshot(snapshot) => metadata.delete_snapshot(repository(), snapshot).await,
+        };
+    }
+    let once = |request: &str| Once { session: PushId(format!("change-{step}")), request: Digest::sha256(request.as_bytes()) };
+    metadata.change_names(repository(), change.clone(), once("this"), LEASE).await?;
+    let changes = metadata.unjournaled(usize::MAX).await.unwrap();
+    metadata.change_names(repository(), change.clone(), once("this"), LEASE).await.unwrap();
+    let other = metadata.change_names(repository(), change, once("that"), LEASE).await.unwrap_err();
+    assert_eq!(other.code(), ErrorCode::InvalidRequest, "{other}");
+    assert_eq!(metadata.unjournaled(usize::MAX).await.unwrap(), changes, "a repeated change is made once");
+    Ok(())
+}
+
 async fn drain(metadata: &dyn Metadata, horizon: Duration) {
     metadata.retire_packs(1000).await.unwrap();
     let drained = metadata.drained_packs(horizon, 1000).await.unwrap();
@@ -283,7 +306,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         Op::PutTags { snapshot, tags, expected } => {
             let manifest = universe.manifest(*snapshot);
             let moves = tags.iter().map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) }).collect();
-            let found = metadata.put_tags(repository(), manifest, moves).await;
+            let found = change(metadata, NameChange::PutTags { snapshot: manifest, moves }, step).await;
             let outcome = model.visible().and_then(|()| {
                 model.snapshots.get(&manifest).ok_or(ErrorCode::SnapshotUnknown)?;
                 let mut after = model.tags.clone();
@@ -300,7 +323,8 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
             compare(outcome, found)
         }
         Op::DeleteTag { tag: t, expected } => {
-            let found = metadata.delete_tag(repository(), tag(&format!("t{t}")), universe.state(*expected)).await;
+            let (name, expected_state) = (tag(&format!("t{t}")), universe.state(*expected));
+            let found = change(metadata, NameChange::DeleteTag { tag: name, expected: expected_state }, step).await;
             let outcome = model.visible().and_then(|()| {
                 if universe.state(*expected).is_some_and(|e| e != model.tag_state(*t)) {
                     return Err(ErrorCode::TagMoved);
@@ -311,7 +335,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         }
         Op::DeleteSnapshot(snapshot) => {
             let manifest = universe.manifest(*snapshot);
-            let found = metadata.delete_snapshot(repository(), manifest).await;
+            let found = change(metadata, NameChange::DeleteSnapshot(manifest), step).await;
             let outcome = model.visible().and_then(|()| {
                 if !model.snapshots.remove(&manifest) {
                     return Err(ErrorCode::SnapshotUnknown);

@@ -1,0 +1,93 @@
+//! Changes of names as a caller sees them: answered only when the journal has what the answer
+//! speaks of.
+//!
+//! A change is one transaction, and its journal object comes after it. If that object cannot be
+//! written, or the process ends in between, the caller gets no answer and asks again, and then
+//! meets its own change. So a refusal waits for the journal as a success does: "the tag is there
+//! already" must not be said of a tag that a rebuild would not bring back.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{NameChange, Once, PushId};
+use crate::room::Freeing;
+use pfr_schema::api::{Committed, TagState};
+use pfr_schema::{Digest, RepositoryName, Tag};
+
+impl Store {
+    /// Changes names; with `once`, a repeated request is answered as the first was while the lease
+    /// of a session lasts.
+    ///
+    /// # Errors
+    /// Those of the change; [`Error::Invalid`] if the session of `once` stands for another request.
+    pub async fn change_names(&self, repository: &RepositoryName, change: NameChange, once: Option<Once>) -> Result<()> {
+        let repository = repository.clone();
+        // Until the journal is written.
+        let _room = match change {
+            NameChange::PutTags { .. } => None,
+            NameChange::DeleteTag { .. } | NameChange::DeleteSnapshot(_) => Some(self.metadata.make_room(Freeing::Deletion).await?),
+        };
+        let done = match (once, change) {
+            (Some(once), change) => self.metadata.change_names(repository, change, once, self.options.lease).await,
+            (None, NameChange::PutTags { snapshot, moves }) => self.metadata.put_tags(repository, snapshot, moves).await,
+            (None, NameChange::DeleteTag { tag, expected }) => self.metadata.delete_tag(repository, tag, expected).await,
+            (None, NameChange::DeleteSnapshot(snapshot)) => self.metadata.delete_snapshot(repository, snapshot).await,
+        };
+        self.journaled(done).await
+    }
+
+    /// The snapshot that the change named which `once` asks for, if it was made before: to be asked
+    /// before the words of a request are resolved, for after the change they may mean something
+    /// else.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the session stands for another request.
+    pub async fn changed_before(&self, repository: &RepositoryName, once: &Once) -> Result<Option<Digest>> {
+        match self.metadata.session(once.session.clone()).await {
+            Ok(session) => {
+                let snapshot = session.was_ended_by(repository, once)?;
+                self.flush_journal().await?;
+                Ok(snapshot)
+            }
+            Err(Error::PushUnknown(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// [`Store::commit`] in a session that must be one of `repository`. The same commit again is
+    /// answered as the first was.
+    ///
+    /// # Errors
+    /// As [`Store::commit`]; [`Error::PushUnknown`] also if the session belongs to another
+    /// repository.
+    pub async fn commit_in(
+        &self,
+        repository: &RepositoryName,
+        push: &PushId,
+        manifest: Digest,
+        tag: Option<Tag>,
+        if_tag_is: Option<TagState>,
+    ) -> Result<Committed> {
+        let unknown = || Error::PushUnknown(push.0.clone());
+        match self.push_repository(push).await {
+            Ok(found) if found == *repository => self.commit_as(push, manifest, tag, if_tag_is, None).await,
+            Ok(_) => Err(unknown()),
+            Err(Error::PushUnknown(_)) => {
+                let session = self.metadata.session(push.clone()).await?;
+                let ended = session.ended.filter(|_| session.repository == *repository);
+                let done = ended.and_then(|ended| ended.answer_to_commit(&manifest, tag.as_ref())).ok_or_else(unknown)?;
+                self.flush_journal().await?;
+                Ok(done.of(manifest))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The outcome of a change of names, when all that it may speak of is in the journal.
+    pub(crate) async fn journaled<T>(&self, outcome: Result<T>) -> Result<T> {
+        // A database that is out of reach has said nothing about names, and would not answer now.
+        if !outcome.as_ref().is_err_and(|error| error.code().status() >= 500) {
+            self.flush_journal().await?;
+        }
+        outcome
+    }
+}
