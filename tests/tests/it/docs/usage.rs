@@ -2,7 +2,7 @@
 
 use pfr_tests::binary;
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
+use std::process::{Command, Output};
 
 const PROGRAMS: [&str; 5] = ["pf", "pf-registry", "pf-agent", "pf-kv", "pf-bench"];
 
@@ -55,7 +55,7 @@ pub struct Helps(BTreeMap<Vec<String>, Help>);
 impl Helps {
     pub fn of(&mut self, path: &[String]) -> &Help {
         self.0.entry(path.to_vec()).or_insert_with(|| {
-            let output = Command::new(binary(&path[0])).args(&path[1..]).arg("--help").output().unwrap();
+            let output = run(path);
             assert!(output.status.success(), "{path:?} --help: {output:?}");
             Help::parse(&String::from_utf8_lossy(&output.stdout))
         })
@@ -79,10 +79,12 @@ impl Helps {
             if help.commands.is_empty() || word.starts_with('-') || is_placeholder(word) {
                 break;
             }
-            if !help.commands.contains(*word) {
-                return Err(format!("{} has no command {word:?}", path.join(" ")));
-            }
+            let listed = help.commands.contains(*word);
             path.push((*word).to_owned());
+            // An alias has a help of its own and is not listed.
+            if !listed && !run(&path).status.success() {
+                return Err(format!("there is no command {:?}", path.join(" ")));
+            }
             words.next();
         }
         let is_option = |word: &&str| word.starts_with('-') && word.len() > 1 && !word.ends_with('…');
@@ -94,6 +96,11 @@ impl Helps {
         }
         Ok(())
     }
+}
+
+/// `--help` of a program or of one of its commands.
+fn run(path: &[String]) -> Output {
+    Command::new(binary(&path[0])).args(&path[1..]).arg("--help").output().unwrap()
 }
 
 /// `COMMAND`, `…`: not a command but any of them.
