@@ -22,7 +22,9 @@ const CRUMB: usize = 16 << 10;
 /// Time for which an upload in a place may wait for its client before others come first.
 const LINGER: Duration = Duration::from_millis(20);
 /// Time after which an upload in a place lets others have a turn, however fast it is.
-const SLICE: Duration = Duration::from_secs(5);
+const SLICE: Duration = Duration::from_secs(10);
+/// Times that an upload waits as long for a place as the first time, once it had one.
+const AGAIN: u32 = 4;
 /// Bytes a second below which an upload that cannot give its place back is refused.
 const SLOW: f64 = (1 << 20) as f64;
 /// Time for which a client may be waited for while others wait for the one place for large documents.
@@ -58,6 +60,8 @@ pub(crate) struct Source<'a, S> {
     store: &'a Store,
     stream: S,
     place: Option<OwnedSemaphorePermit>,
+    /// Whether it had a place before.
+    entered: bool,
     /// Leave to hold more than a window without a place, in KiB.
     extra: Option<OwnedSemaphorePermit>,
     /// Bytes that the upload holds elsewhere while it has no place.
@@ -79,6 +83,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             store,
             stream,
             place: None,
+            entered: false,
             extra: None,
             elsewhere: 0,
             crumbs: BytesMut::new(),
@@ -128,7 +133,10 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
     /// Takes a place, which covers what the upload holds from now on.
     pub(crate) async fn enter(&mut self) -> Result<()> {
         if self.place.is_none() {
-            self.place = Some(self.store.ingests.take(self.store.options.queue, NO_PLACE).await?);
+            // An upload that gave its place back is waited for by a client that has sent much already.
+            let limit = self.store.options.queue * if self.entered { AGAIN } else { 1 };
+            self.place = Some(self.store.ingests.take(limit, NO_PLACE).await?);
+            self.entered = true;
             self.flush();
             self.extra = None;
             self.elsewhere = 0;

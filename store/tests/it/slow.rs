@@ -43,9 +43,10 @@ impl Upload {
         Self { sender, done: tokio::spawn(upload) }
     }
 
+    /// Sends bytes, unless the upload is over.
     fn send(&self, bytes: &[u8]) {
         for piece in bytes.chunks(10_000) {
-            self.sender.send(Bytes::copy_from_slice(piece)).unwrap();
+            drop(self.sender.send(Bytes::copy_from_slice(piece)));
         }
     }
 
@@ -119,11 +120,18 @@ async fn slow_uploads_that_hold_too_much_are_refused_and_fast_ones_are_not() {
         let error = upload.end().await.unwrap_err();
         assert_eq!((error.code(), error.code().retryable()), (ErrorCode::Overloaded, true), "{error}");
     }
-    assert!(!waiting.is_empty(), "some fit");
-    for (upload, bytes) in waiting {
+    for (upload, bytes) in &waiting {
         upload.send(&bytes[bytes.len() - 1000..]);
-        upload.end().await.unwrap();
     }
+    let mut served = 0;
+    for (upload, _) in waiting {
+        // One of them may have kept its place only as long as nobody wanted it.
+        match upload.end().await {
+            Ok(_) => served += 1,
+            Err(error) => assert_eq!(error.code(), ErrorCode::Overloaded, "{error}"),
+        }
+    }
+    assert!(served > 0, "some fit");
 }
 
 #[tokio::test]
@@ -211,7 +219,7 @@ fn repeated(elements: u64) -> (Vec<u8>, Digest) {
     let key = Key { scheme: "pf-prefix-v1".into(), prefix, tokens: 16, alignment: 16, salt: String::new(), adapter: None };
     let checkpoint = Checkpoint { abi: ABI.into(), key, tensors: vec![tensor] };
     let checkpoint = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
-    let config = Document::new(Kind::Blob, SnapshotConfig { ..SnapshotConfig::default() }.to_bytes());
+    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
     let layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
     let manifest = Manifest::snapshot(&config, layers, Default::default()).to_document();
     let frames = [&payload, &checkpoint, &config, &manifest].map(document_frame);
