@@ -15,9 +15,13 @@ const USAGE: &str = "usage: pf-rig run -- COMMAND [ARGUMENT…]
 Starts PostgreSQL and an S3 server in temporary directories on loopback, names them in PF_TEST_POSTGRES and PF_TEST_S3, runs the
 command, stops the servers and ends as the command did.
 
+In the long run (PF_LONG=1) it draws a seed for proptest and prints it, unless PROPTEST_RNG_SEED is set.
+
 Puts the command's temporary files into memory where there is enough of it, so that no test waits for a disk. Not with PF_LONG=1, and
 not if TMPDIR is set.";
 
+/// The seed of proptest. `.cargo/config.toml` has that of the normal run.
+const PROPTEST_SEED: &str = "PROPTEST_RNG_SEED";
 /// Bytes that must be free in memory before temporary files go there.
 const ENOUGH: u64 = 6 << 30;
 
@@ -34,6 +38,11 @@ async fn main() -> ExitCode {
     command.args(arguments).env(postgres::VARIABLE, cluster.url("postgres")).env(s3::VARIABLE, bucket.variable());
     let memory = folder_in_memory();
     command.envs(memory.iter().map(|folder| ("TMPDIR", folder.path())));
+    if run::long() && std::env::var_os(PROPTEST_SEED).is_none() {
+        let seed = run::random();
+        eprintln!("{PROPTEST_SEED}={seed}");
+        command.env(PROPTEST_SEED, seed.to_string());
+    }
     let code = match run_to_end(command).await {
         Ok(code) => code,
         Err(error) => {

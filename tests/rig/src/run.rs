@@ -30,12 +30,18 @@ pub fn long() -> bool {
     std::env::var("PF_LONG").is_ok_and(|value| !matches!(value.as_str(), "" | "0"))
 }
 
+/// A random number, from the keys of the standard hasher: no dependency is needed for it.
+#[must_use]
+pub fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 /// The seed of a random test: `PF_SEED`, else a new one in the long run and always the same in the normal run. Prints it.
 #[must_use]
 pub fn seed() -> u64 {
     let given = std::env::var("PF_SEED").ok();
     let given = given.map(|text| text.parse().unwrap_or_else(|error| panic!("PF_SEED={text:?}: expected a number: {error}")));
-    let seed = given.unwrap_or_else(|| if long() { RandomState::new().build_hasher().finish() } else { FIXED });
+    let seed = given.unwrap_or_else(|| if long() { random() } else { FIXED });
     println!("seed = {seed} (repeat with PF_SEED={seed})");
     seed
 }
