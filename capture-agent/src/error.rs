@@ -289,12 +289,15 @@ impl Error {
             Self::Live { .. } => ErrorCode::LiveMismatch,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
-            Self::Store(error) => error.code(),
+            Self::Store(error) => error.local_code(),
             Self::Client(error) => error.code(),
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => ErrorCode::StorageFull,
+            Self::Io { source, .. } => match ErrorCode::of_io(source.kind()) {
+                Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
+                _ => ErrorCode::Unavailable,
+            },
             Self::Timeout { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } => *code,
-            Self::Io { .. } | Self::Ended => ErrorCode::Unavailable,
+            Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
