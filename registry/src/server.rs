@@ -114,7 +114,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         Some(match self {
-            Self::Settings(SettingsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+            Self::Settings(SettingsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                ErrorCode::Denied
+            }
             Self::Settings(_) => ErrorCode::InvalidRequest,
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
             Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,

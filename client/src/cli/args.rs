@@ -161,8 +161,8 @@ mod tests {
     use super::reference::Relative;
     use super::*;
     use crate::cli::output::human;
-    use pfr_schema::Reference;
     use clap::CommandFactory as _;
+    use pfr_schema::Reference;
 
     #[test]
     fn every_help_text_renders_and_fits_120_columns() {

@@ -156,7 +156,9 @@ impl From<pfr_store::Error> for Failure {
         let code = error.local_code();
         let hint = match code {
             ErrorCode::Unavailable => Some("--store or PF_STORE says where the local store is".into()),
-            ErrorCode::Denied => Some("check the owner and the permissions of the store's directory; --store or PF_STORE names another".into()),
+            ErrorCode::Denied => {
+                Some("check the owner and the permissions of the store's directory; --store or PF_STORE names another".into())
+            }
             ErrorCode::RepositoryUnknown => Some(Suggestion::new("ls").local().then(" lists the repositories there are")),
             ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
                 Some(Suggestion::new("ls").local().repository().then(" lists its tags and snapshots"))
@@ -221,12 +223,10 @@ fn full(disk: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
 pub fn hint(code: ErrorCode) -> Option<Advice> {
     Some(match code {
         ErrorCode::RepositoryUnknown => Suggestion::new("ls").then(" lists the repositories there are"),
-        ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
-            Suggestion::new("ls").repository().then(" lists its tags and snapshots")
-        }
-        ErrorCode::TagMoved => Suggestion::new("ls").repository().then(
-            " shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag",
-        ),
+        ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => Suggestion::new("ls").repository().then(" lists its tags and snapshots"),
+        ErrorCode::TagMoved => Suggestion::new("ls")
+            .repository()
+            .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
         ErrorCode::StorageFull => full("the registry's disk", |command| command),
         ErrorCode::EngineUnknown => Suggestion::new("engines").agent().then(" lists the engines of this host"),
         code => text_hint(code)?.into(),
@@ -307,5 +307,17 @@ mod tests {
         assert_eq!([exit(io::ErrorKind::StorageFull), exit(io::ErrorKind::QuotaExceeded)], [8, 8]);
         assert_eq!([exit(io::ErrorKind::PermissionDenied), exit(io::ErrorKind::ReadOnlyFilesystem)], [6, 6]);
         assert_eq!([exit(io::ErrorKind::NotFound), exit(io::ErrorKind::Other)], [5, 1]);
+    }
+
+    #[test]
+    fn space_is_freed_where_it_is_missing() {
+        let site = Site { registry: Some("http://r:1".into()), store: Some("/s".into()), ..Site::default() };
+        let hint = |failure: Failure| failure.at(&site).document().hint.unwrap();
+        let local = hint(pfr_store::Error::Full("x".into()).into());
+        assert!(local.contains("`pf stats --local --store /s`") && local.contains("`pf gc --local --store /s`"), "{local}");
+        let remote = hint(Failure::of_code(ErrorCode::StorageFull, "x"));
+        assert!(remote.contains("`pf stats --registry http://r:1`") && remote.contains("`pf gc --registry http://r:1`"), "{remote}");
+        let full = pfr_client::Error::Io { action: "write", path: "/out".into(), source: io::ErrorKind::StorageFull.into() };
+        assert!(!hint(full.into()).contains('`'), "neither frees space for a directory");
     }
 }

@@ -259,7 +259,8 @@ fn agent(socket: &Path) {
             let (status, kind, body) = if request[..n].starts_with(b"GET /v1/engines ") {
                 ("200 OK", "application/json", r#"{"engines":[]}"#)
             } else {
-                let problem = r#"{"type":"t","title":"t","status":404,"detail":"no engine \"e\"","code":"engine_unknown","retryable":false}"#;
+                let problem =
+                    r#"{"type":"t","title":"t","status":404,"detail":"no engine \"e\"","code":"engine_unknown","retryable":false}"#;
                 ("404 Not Found", "application/problem+json", problem)
             };
             let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());

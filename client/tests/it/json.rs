@@ -23,7 +23,11 @@ async fn an_error_is_one_json_object_with_code_message_hint_and_exit_code() {
     for (args, code, exit) in [
         (&["ls", "no/such"][..], "repository_unknown", 5),
         (&["inspect", "team/agent:absent"], "tag_unknown", 5),
-        (&["tag", "team/agent:a", "b", "--if-tag-is", "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"], "tag_moved", 3),
+        (
+            &["tag", "team/agent:a", "b", "--if-tag-is", "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"],
+            "tag_moved",
+            3,
+        ),
         (&["rm", "team/agent"], "invalid_request", 1),
         (&["frobnicate"], "invalid_request", 1),
         (&["push"], "invalid_request", 1),
@@ -33,7 +37,11 @@ async fn an_error_is_one_json_object_with_code_message_hint_and_exit_code() {
         (&["engines", "--agent", "/nonexistent/agent.sock"], "unavailable", 7),
     ] {
         let (exited, document) = error(dir.path(), &[args, &["--json", "--registry", url]].concat());
-        assert_eq!((exited, document["exit_code"].as_i64(), document["code"].as_str()), (exit, Some(exit.into()), Some(code)), "{document}");
+        assert_eq!(
+            (exited, document["exit_code"].as_i64(), document["code"].as_str()),
+            (exit, Some(exit.into()), Some(code)),
+            "{document}"
+        );
         assert!(!document["message"].as_str().unwrap().is_empty(), "{document}");
         assert!(document["hint"].as_str().is_none_or(|hint| !hint.is_empty()), "{document}");
     }
@@ -103,7 +111,17 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
             seen.push(name.to_owned());
         }
     }
-    for name in ["pushed_at", "updated_at", "finished_at", "logical_bytes", "new_bytes", "sent_bytes", "received_bytes", "disk_bytes", "shared_bytes"] {
+    for name in [
+        "pushed_at",
+        "updated_at",
+        "finished_at",
+        "logical_bytes",
+        "new_bytes",
+        "sent_bytes",
+        "received_bytes",
+        "disk_bytes",
+        "shared_bytes",
+    ] {
         assert!(seen.iter().any(|seen| seen == name), "no {name}");
     }
 }

@@ -116,7 +116,8 @@ async fn prune_deletes_what_meets_every_criterion_in_the_registry_or_locally() {
             assert_eq!(count(other).await, 5, "the local store is as it was");
         }
         // `one` and `three` go: the newest stays, whatever it is called.
-        let (code, stdout, stderr) = pf(dir.path(), &[&["prune", "team/agent", "--keep-last", "1", "--older-than", "0s"], &side[..]].concat());
+        let (code, stdout, stderr) =
+            pf(dir.path(), &[&["prune", "team/agent", "--keep-last", "1", "--older-than", "0s"], &side[..]].concat());
         assert!(code == 0 && stdout.contains("2 snapshots deleted, 1 kept"), "{stdout}{stderr}");
         assert_eq!(tags(here, &repository()).await, set(&["five"]));
         let (code, _, stderr) = pf(dir.path(), &[&["prune", "nosuch/*", "--untagged"], &side[..]].concat());

@@ -35,7 +35,5 @@ fn words(r: &FsckReport) -> String {
     let named = r.discrepancies.len() as u64;
     let more = if r.wrong > named { format!("wrong  and {} more\n", number(r.wrong - named)) } else { String::new() };
     let (objects, nodes, packs) = (count(r.objects, "object"), count(r.containers, "node"), count(r.packs, "pack"));
-    format!("checked  {objects}, {nodes}, {packs}: {} wrong{repaired}\n", number(r.wrong))
-        + &lines("wrong", &r.discrepancies)
-        + &more
+    format!("checked  {objects}, {nodes}, {packs}: {} wrong{repaired}\n", number(r.wrong)) + &lines("wrong", &r.discrepancies) + &more
 }

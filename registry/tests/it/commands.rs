@@ -1,7 +1,7 @@
 //! The command line of `pf-registry`: help, sizes, errors as JSON, and mirrors that have nothing to do.
 
-use crate::common::{REPO, Registry};
 use crate::common::snapshot::snapshot;
+use crate::common::{REPO, Registry};
 use serde_json::Value;
 use std::process::Command;
 
@@ -85,7 +85,11 @@ fn an_error_with_json_is_one_object() {
         let (exited, _, stderr) = run(arguments);
         let last = stderr.lines().last().expect("a line");
         let document: Value = serde_json::from_str(last).unwrap_or_else(|e| panic!("{arguments:?}: {e}: {stderr}"));
-        assert_eq!((exited, document["code"].as_str(), document["exit_code"].as_i64()), (exit, Some(code), Some(exit.into())), "{document}");
+        assert_eq!(
+            (exited, document["code"].as_str(), document["exit_code"].as_i64()),
+            (exit, Some(code), Some(exit.into())),
+            "{document}"
+        );
         assert!(!document["message"].as_str().expect("a message").is_empty());
     }
 }

@@ -10,7 +10,7 @@ Examples:
   pf snapshot vllm-0 team/agent:step-9
   pf snapshot vllm-0 team/agent:step-9 --sequence req-17 --exact --push wait
 
-The engine stands still for a moment and goes on; the push runs in the background (`pf pushes`) and survives restarts.";
+The engine pauses for some milliseconds; the push runs in the background (`pf pushes`) and survives restarts.";
 
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
@@ -35,7 +35,7 @@ pub struct Snapshot {
     /// When the registry gets it
     #[arg(long, value_enum, default_value_t = WhenToPush::Background)]
     pub push: WhenToPush,
-    /// Highest scores of the next step to record, compared after a restore; 0 for none
+    /// Highest logits of the next step to record, compared after a restore; 0 for none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub oracle: Option<u32>,
     #[command(flatten)]

@@ -82,9 +82,10 @@ impl FromStr for Target {
         if !text.contains('*') {
             return text.parse().map(Self::One).map_err(|e: FormatError| e.to_string());
         }
-        let (repository, pattern) = text.rsplit_once(':').filter(|(repository, tag)| !repository.contains('*') && !tag.contains('/')).ok_or(
-            "expected REPOSITORY:PATTERN, such as 'team/agent:try-*'; a pattern stands for tags of one repository".to_owned(),
-        )?;
+        let (repository, pattern) = text
+            .rsplit_once(':')
+            .filter(|(repository, tag)| !repository.contains('*') && !tag.contains('/'))
+            .ok_or("expected REPOSITORY:PATTERN, such as 'team/agent:try-*'; a pattern stands for tags of one repository".to_owned())?;
         let repository: Reference = repository.parse().map_err(|e: FormatError| e.to_string())?;
         if repository.selector.is_some() {
             return Err(format!("expected REPOSITORY:PATTERN, found {text:?}"));

@@ -158,8 +158,11 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
     let Side::Local(store) = context.side(args.at, Some(&args.reference)).await? else {
         let pin = Suggestion::new("pin").local().arg(Reference { registry: None, ..args.reference });
         let pin = if args.remove { pin.arg("--remove") } else { pin };
-        return Err(Failure::usage("a registry has no pins: a pin keeps a snapshot in the local store")
-            .hint(pin.then(if args.remove { " removes the pin there" } else { " pins it there" })));
+        return Err(Failure::usage("a registry has no pins: a pin keeps a snapshot in the local store").hint(pin.then(if args.remove {
+            " removes the pin there"
+        } else {
+            " pins it there"
+        })));
     };
     let repository = &args.reference.repository;
     let digest = store.resolve(repository, &args.reference.selector_or_latest()).await?;

@@ -63,7 +63,11 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
             break;
         }
     }
-    if context.json { context.out.json(&report)? } else { print(context, &report, now)? }
+    if context.json {
+        context.out.json(&report)?
+    } else {
+        print(context, &report, now)?
+    }
     result
 }
 

@@ -62,7 +62,9 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
     }
     match text.parse::<Reference>() {
         Ok(Reference { registry: Some(registry), .. }) => Err(Failure::usage(format!("the source {text} names the registry {registry}"))
-            .hint(Suggestion::new("pull").both().arg(text).then(" fetches it first; a push starts from a directory or from the local store"))),
+            .hint(
+                Suggestion::new("pull").both().arg(text).then(" fetches it first; a push starts from a directory or from the local store"),
+            )),
         Ok(reference) => Ok(Place::Store(reference)),
         Err(error) => Err(Failure::usage(format!("there is no directory {text}, and it is no reference into the local store: {error}"))),
     }

@@ -132,7 +132,7 @@ impl Plan {
                 self.tags.push(RemovedTag { repository: repository.clone(), tag: tag.clone(), digest });
                 self.tags_of.insert((repository.clone(), digest), tags);
             }
-            Selector::Digest(_) => self.snapshots.push(RemovedSnapshot { repository: repository.clone(), digest, tags }),
+            _ => self.snapshots.push(RemovedSnapshot { repository: repository.clone(), digest, tags }),
         }
         Ok(())
     }
