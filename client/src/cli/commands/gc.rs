@@ -43,15 +43,18 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     }
     if args.unfinished && !args.at.local {
         let gc = Suggestion::new("gc").local().arg("--unfinished");
-        return Err(Failure::usage("--unfinished is for the local store, so it needs --local; a registry ends the leases of its pushes itself")
-            .hint(gc.then(" frees what interrupted pulls left here")));
+        return Err(Failure::usage(
+            "--unfinished is for the local store, so it needs --local; a registry ends the leases of its pushes itself",
+        )
+        .hint(gc.then(" frees what interrupted pulls left here")));
     }
     let side = context.side(args.at, None).await?;
     let report = match &side {
         Side::Remote(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, SILENCE, update)).await?,
         Side::Local(store) => {
             // Readers of this store look again when a pack is gone, so nothing needs to linger.
-            let options = GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
+            let options =
+                GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
             let work = async {
                 match args.max_size.or(context.max_store_size()) {
                     Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,
