@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
             engine.say(&json!({"open": {"tokens": prompt}}))?;
             session.name = text(&engine.expect("opened")?["sequence"])?;
             let first = host.snapshot("a", &session.name, &format!("bench/s{tokens}:first-{round}"))?;
-            session.resident = number(&first["bytes_resident"])?;
+            session.resident = number(&first["resident_bytes"])?;
             session.first.push(seconds(&first["total_seconds"])?);
             session.pause.push(seconds(&first["pause_seconds"])?);
             session.floor.push(floor(dir.path(), session.resident)?);
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
             let reference = format!("bench/s{tokens}:grown-{round}");
             let grown = host.snapshot("a", &session.name, &reference)?;
             session.grown.push(seconds(&grown["total_seconds"])?);
-            session.grown_moved = number(&grown["bytes_moved"])?;
+            session.grown_moved = number(&grown["moved_bytes"])?;
             session.pause.push(seconds(&grown["pause_seconds"])?);
             let restored = host.ask(&["restore", &reference, "a", "--local"])?;
             session.restore.push(seconds(&restored["total_seconds"])?);

@@ -24,7 +24,7 @@ pub enum Error {
         known: String,
     },
     /// No such sequence.
-    #[error("engine {engine:?} has no sequence {sequence:?}; it has: {known}")]
+    #[error("engine {engine:?} has no sequence{}; it has: {known}", if sequence.is_empty() { " to capture".to_owned() } else { format!(" {sequence:?}") })]
     SequenceUnknown {
         /// The engine.
         engine: String,
@@ -289,12 +289,15 @@ impl Error {
             Self::Live { .. } => ErrorCode::LiveMismatch,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
-            Self::Store(error) => error.code(),
+            Self::Store(error) => error.local_code(),
             Self::Client(error) => error.code(),
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => ErrorCode::StorageFull,
+            Self::Io { source, .. } => match ErrorCode::of_io(source.kind()) {
+                Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
+                _ => ErrorCode::Unavailable,
+            },
             Self::Timeout { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } => *code,
-            Self::Io { .. } | Self::Ended => ErrorCode::Unavailable,
+            Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -313,5 +316,21 @@ impl Error {
             missing: Vec::new(),
             request_id: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    #[test]
+    fn a_full_disk_and_missing_permissions_are_told_from_what_cannot_be_reached() {
+        let exit = |kind: ErrorKind| Error::io("cannot write the job")(kind.into()).problem().code.exit_code();
+        assert_eq!([exit(ErrorKind::StorageFull), exit(ErrorKind::PermissionDenied), exit(ErrorKind::ConnectionRefused)], [8, 6, 7]);
+        let store = |error| Error::Store(error).problem().code.exit_code();
+        assert_eq!(store(pfr_store::Error::Full("packs".into())), 8);
+        assert_eq!(store(pfr_store::Error::NotPermitted { what: "packs", reason: "no".into() }), 6);
+        assert_eq!(store(pfr_store::Error::Unavailable { what: "packs", reason: "gone".into() }), 7);
     }
 }

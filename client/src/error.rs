@@ -38,7 +38,7 @@ pub enum Error {
         reason: String,
     },
     /// No answer.
-    #[error("the registry at {url} does not answer: {reason} (tried {attempts} times)")]
+    #[error("the registry at {url} does not answer: {reason} (tried {})", times(*attempts))]
     Unreachable {
         /// Base URL.
         url: String,
@@ -212,15 +212,11 @@ impl Error {
             },
             Self::Protocol { .. } | Self::Changed { .. } | Self::NotAnAgent { .. } => ErrorCode::InvalidRequest,
             Self::Received { source, .. } | Self::Document { source, .. } => source.code(),
-            Self::Store(error) => error.code(),
+            Self::Store(error) => error.local_code(),
             Self::MissingBlob { .. } => ErrorCode::MissingBlobs,
             Self::WrongLength { .. } => ErrorCode::LengthMismatch,
             Self::Unsuitable { .. } => ErrorCode::InvalidDocument,
-            Self::Io { source, .. } => match source.kind() {
-                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorCode::StorageFull,
-                std::io::ErrorKind::NotFound => ErrorCode::NotFound,
-                _ => ErrorCode::InvalidRequest,
-            },
+            Self::Io { source, .. } => ErrorCode::of_io(source.kind()).unwrap_or(ErrorCode::InvalidRequest),
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -250,6 +246,10 @@ impl Error {
     pub(crate) fn joined(error: tokio::task::JoinError) -> Self {
         Self::Internal(error.to_string())
     }
+}
+
+fn times(n: u32) -> String {
+    if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
 fn request_id(problem: &Problem) -> String {

@@ -19,13 +19,16 @@ pub mod agent;
 pub mod cli;
 pub mod directory;
 pub mod error;
+pub mod human;
 pub mod import;
+pub mod json;
 pub mod progress;
 pub mod pull;
 pub mod push;
 pub mod remote;
 pub mod settings;
 pub mod size;
+pub mod text;
 
 mod meter;
 mod plain;

@@ -13,22 +13,39 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
-/// Parses the arguments of this process, for whom a variable that is set to nothing is one that is not set: `PF_STORE= pf ls`, or a line
+/// Parses the arguments of this process. An empty environment variable counts as unset: `PF_STORE= pf ls`, or a line
 /// `PF_AGENT_LOG=` in a service's file of variables.
 ///
 /// # Errors
-/// What clap says of the arguments, help and version among it.
+/// What clap says of the arguments, help and version among it. The usage in it does not depend on the environment.
 pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
-    let mut command = without_empty(P::command());
-    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
-    P::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+    let mut command = without(P::command(), &|name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
+    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    parsed.and_then(|mut matches| P::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))).map_err(|error| {
+        // clap's usage lists what the environment gives as if the user had to type it.
+        match without(P::command(), &|_| true).try_get_matches_from(std::env::args_os()) {
+            Err(plain) if plain.kind() == error.kind() => plain,
+            _ => error,
+        }
+    })
 }
 
-fn without_empty(command: clap::Command) -> clap::Command {
-    let is_empty = |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+/// The command without the environment variables of these names.
+fn without(command: clap::Command, unset: &dyn Fn(&std::ffi::OsStr) -> bool) -> clap::Command {
     let command = command.mut_args(|argument| match argument.get_env() {
-        Some(name) if is_empty(name) => argument.env(None::<&str>),
+        Some(name) if unset(name) => argument.env(None::<&str>),
         _ => argument,
     });
-    command.mut_subcommands(without_empty)
+    command.mut_subcommands(|command| without(command, unset))
+}
+
+/// What an error of the command line says, and what it advises, without the usage that clap prints between them.
+#[must_use]
+pub fn explain(error: &clap::Error) -> (String, Option<String>) {
+    let text = error.to_string();
+    let (message, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let tips: Vec<&str> = rest.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).collect();
+    let usage = rest.lines().map(str::trim).find(|line| line.starts_with("Usage: "));
+    let message = message.strip_prefix("error: ").unwrap_or(message).trim().to_owned();
+    (message, if tips.is_empty() { usage.map(str::to_owned) } else { Some(tips.join("; ")) })
 }

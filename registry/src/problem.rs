@@ -101,7 +101,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = error.code();
         match error {
-            Error::Unavailable { what, reason } => {
+            Error::Unavailable { what, reason } | Error::NotPermitted { what, reason } => {
                 Self::new(code, format!("the registry cannot reach its {what}; this says nothing about what it holds, try again"))
                     .because(reason)
             }
@@ -139,6 +139,7 @@ mod tests {
         let secret = "/var/lib/secret: Permission denied";
         let errors = [
             Error::Unavailable { what: "packs", reason: secret.into() },
+            Error::NotPermitted { what: "packs", reason: secret.into() },
             Error::Full(secret.into()),
             Error::Internal(secret.into()),
             Error::Corrupt { digest: Digest::sha256(b"x"), reason: secret.into() },

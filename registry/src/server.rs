@@ -19,6 +19,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use pfr_schema::ErrorCode;
 use pfr_store::Store;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -104,14 +105,28 @@ impl Error {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Settings(_) | Self::Listen { .. } | Self::Locked { .. } => 1,
-            Self::Store(error) | Self::Work(error) => error.code().exit_code(),
-            Self::Mirror(error) => error.code().exit_code(),
-            Self::Found(_) => 4,
-            Self::OtherRegistry(_) => 7,
             Self::Interrupted { exit, .. } => *exit,
-            Self::Runtime(_) | Self::Metrics(_) => 70,
+            other => other.code().map_or(1, ErrorCode::exit_code),
         }
+    }
+
+    /// The kind of error; none for an interruption, which is no error.
+    #[must_use]
+    pub fn code(&self) -> Option<ErrorCode> {
+        Some(match self {
+            Self::Settings(SettingsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                ErrorCode::Denied
+            }
+            Self::Settings(_) => ErrorCode::InvalidRequest,
+            Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+            Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,
+            Self::Store(error) | Self::Work(error) => error.local_code(),
+            Self::Mirror(error) => error.code(),
+            Self::Found(_) => ErrorCode::CorruptStore,
+            Self::OtherRegistry(_) => ErrorCode::Unavailable,
+            Self::Runtime(_) | Self::Metrics(_) => ErrorCode::Internal,
+            Self::Interrupted { .. } => return None,
+        })
     }
 }
 

@@ -249,8 +249,8 @@ error_codes! {
     TagMoved = "tag_moved", 412, 3, false, "The tag does not point where the caller said";
     /// A token is needed.
     Unauthorized = "unauthorized", 401, 6, false, "A token is needed";
-    /// The token does not allow this.
-    Denied = "denied", 403, 6, false, "The token does not allow this";
+    /// Not permitted: by the token, or by the permissions of a file.
+    Denied = "denied", 403, 6, false, "Not permitted";
     /// A payload does not hash to its payload_hash.
     PayloadHashMismatch = "payload_hash_mismatch", 422, 4, false, "A payload does not hash to its payload_hash";
     /// A tensor's logical value does not hash to its value_hash.
@@ -292,17 +292,31 @@ error_codes! {
     /// The engine refused or broke the protocol.
     EngineRefused = "engine_refused", 502, 70, false, "The engine refused or broke the protocol";
     /// Not enough memory, GPU memory, disk or ring for this; nothing was begun.
-    NoRoom = "no_room", 507, 7, true, "There is not enough room for this";
+    NoRoom = "no_room", 507, 8, true, "There is not enough room for this";
     /// Too many requests at once.
     Overloaded = "overloaded", 503, 7, true, "Too many requests at once";
     /// The store behind the registry cannot be reached or is full; nothing is said about what it holds.
     Unavailable = "unavailable", 503, 7, true, "The store behind the registry cannot be reached";
     /// The disk or quota is full.
-    StorageFull = "storage_full", 507, 7, true, "The disk or quota is full";
+    StorageFull = "storage_full", 507, 8, true, "The disk or quota is full";
     /// The request took longer than it may.
     Timeout = "timeout", 504, 7, true, "The request took longer than it may";
     /// A bug. Please report it with the request id.
     Internal = "internal", 500, 70, false, "A bug";
+}
+
+impl ErrorCode {
+    /// What kind of error the system's is, where it is more than that a file cannot be used: no space, no permission, no file.
+    #[must_use]
+    pub fn of_io(kind: std::io::ErrorKind) -> Option<Self> {
+        use std::io::ErrorKind;
+        match kind {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(Self::StorageFull),
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Some(Self::Denied),
+            ErrorKind::NotFound => Some(Self::NotFound),
+            _ => None,
+        }
+    }
 }
 
 impl std::fmt::Display for ErrorCode {

@@ -124,6 +124,14 @@ pub enum Error {
     /// The disk is full.
     #[error("the store's disk is full: {0}; free space and try again, nothing acknowledged is lost")]
     Full(String),
+    /// The permissions of the store's files do not allow it.
+    #[error("no permission for the store's {what}: {reason}")]
+    NotPermitted {
+        /// The directory, packs or metadata.
+        what: &'static str,
+        /// The system's words.
+        reason: String,
+    },
     /// Another error of the disk, bucket or database.
     #[error("the store cannot reach its {what}: {reason}")]
     Unavailable {
@@ -168,9 +176,28 @@ impl Error {
             Self::Overloaded(_) => ErrorCode::Overloaded,
             Self::Full(_) => ErrorCode::StorageFull,
             Self::PackLost(_) => ErrorCode::Unavailable,
-            Self::Unavailable { .. } => ErrorCode::Unavailable,
+            Self::Unavailable { .. } | Self::NotPermitted { .. } => ErrorCode::Unavailable,
             Self::Input(_) => ErrorCode::Truncated,
             Self::Broken { .. } | Self::Internal(_) => ErrorCode::Internal,
+        }
+    }
+
+    /// The code for a user of this machine, who can change the permissions of files; a client of a registry cannot.
+    #[must_use]
+    pub fn local_code(&self) -> ErrorCode {
+        match self {
+            Self::NotPermitted { .. } => ErrorCode::Denied,
+            other => other.code(),
+        }
+    }
+
+    /// An error of the file system.
+    pub(crate) fn io(what: &'static str, path: &std::path::Path, error: &std::io::Error) -> Self {
+        let reason = format!("{}: {error}", path.display());
+        match ErrorCode::of_io(error.kind()) {
+            Some(ErrorCode::StorageFull) => Self::Full(reason),
+            Some(ErrorCode::Denied) => Self::NotPermitted { what, reason },
+            _ => Self::Unavailable { what, reason },
         }
     }
 
@@ -182,23 +209,24 @@ impl Error {
             // What the tables must never say.
             return Self::Internal(format!("the tables refuse it ({error}); run fsck"));
         }
+        if matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::ReadOnly | rusqlite::ErrorCode::PermissionDenied)) {
+            return Self::NotPermitted { what: "metadata", reason: error.to_string() };
+        }
         Self::Unavailable { what: "metadata", reason: error.to_string() }
     }
 
     pub(crate) fn packs(error: object_store::Error) -> Self {
         let mut cause: Option<&dyn std::error::Error> = Some(&error);
         while let Some(e) = cause {
-            if e.downcast_ref::<std::io::Error>().is_some_and(is_full) {
-                return Self::Full(error.to_string());
+            match e.downcast_ref::<std::io::Error>().and_then(|io| ErrorCode::of_io(io.kind())) {
+                Some(ErrorCode::StorageFull) => return Self::Full(error.to_string()),
+                Some(ErrorCode::Denied) => return Self::NotPermitted { what: "packs", reason: error.to_string() },
+                _ => {}
             }
             cause = e.source();
         }
         Self::Unavailable { what: "packs", reason: error.to_string() }
     }
-}
-
-fn is_full(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
 fn count(n: usize, noun: &str) -> String {

@@ -22,8 +22,8 @@ pub struct Pf {
 /// What `--json` says, of push or pull.
 #[derive(Deserialize)]
 struct Report {
-    #[serde(alias = "bytes_received")]
-    bytes_sent: u64,
+    #[serde(rename = "sent_bytes", alias = "received_bytes")]
+    moved_bytes: u64,
     round_trips: u64,
 }
 
@@ -70,7 +70,7 @@ impl Contender for Pf {
                 let ran = run(&mut command)?;
                 let report: Report = serde_json::from_slice(&ran.stdout)?;
                 Ok(Said {
-                    bytes_moved: Some(report.bytes_sent),
+                    bytes_moved: Some(report.moved_bytes),
                     round_trips: Some(report.round_trips),
                     client_memory: Some(ran.peak_memory),
                     server_memory: peak_memory(servers[0]),

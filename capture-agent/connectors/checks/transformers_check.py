@@ -62,7 +62,7 @@ def _family(family: str, python: str, a: Host, b: Host, reference: str) -> list[
     right = restored["boundary"] == report["boundary"] == boundary and before["computed"] == boundary
     equal = done["tokens"] == full["tokens"] and done["logits"] == full["logits"]
     seen = (
-        f"T={boundary}, {len(done['tokens'])} tokens; {report['bytes_state']:,} bytes of state, "
+        f"T={boundary}, {len(done['tokens'])} tokens; {report['state_bytes']:,} bytes of state, "
         f"{restored['values_computed']} values proven, oracle {'compared' if restored['oracle'] else 'not compared'}, {report['exactness']}"
     )
     return [Outcome(f"{family}: a fresh process continues with the same logits, bit for bit", right and equal, seen), refused]

@@ -77,8 +77,8 @@ def _capture(
         proxy.close()
     same = full["tokens"] == whole["tokens"] and full["scores"] == whole["scores"]
     seen = (
-        f"T={report['boundary']}, {report['pages']} pages, {report['bytes_moved']:,} bytes moved, "
-        f"{report['bytes_state']:,} of them state, paused {report['pause_seconds'] * 1e3:.0f} ms, {report['exactness']}"
+        f"T={report['boundary']}, {report['pages']} pages, {report['moved_bytes']:,} bytes moved, "
+        f"{report['state_bytes']:,} of them state, paused {report['pause_seconds'] * 1e3:.0f} ms, {report['exactness']}"
     )
     return full, report, [Outcome("a running generation is captured, and goes on as if nothing had been", same, seen)]
 
@@ -114,7 +114,7 @@ def _restore(
         engine.send(tokens=tokens, count=STEPS - made, name="continued")
         done = engine.until("done")
         cached = done["cached"]
-        seen = f"{cached} tokens taken as computed, {restored['bytes_pulled']:,} bytes pulled, "
+        seen = f"{cached} tokens taken as computed, {restored['pulled_bytes']:,} bytes pulled, "
         seen += f"{restored['values_computed']} state values proven"
         outcomes.append(Outcome("a fresh process takes the state at T and computes none of it", cached == boundary, seen))
         equal = done["tokens"] == full["tokens"][made:]

@@ -1,12 +1,20 @@
 //! What can be typed. Each flag is declared once; commands that share one flatten the struct that has it.
 
-use super::output::human;
+mod engines;
+mod names;
+mod reference;
+mod transfer;
+mod upkeep;
+
+pub use engines::{DrainArgs, Match, Restore, Snapshot, WhenToPush};
+pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
+pub use reference::{Target, repository_of};
+pub use transfer::{Import, ImportProcessfork, Pull, Push};
+pub use upkeep::{Completions, Demo, DemoModel, Df, Gc, Pin, Scrub, Stats, Verify};
+
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
-use pfr_schema::api::TagState;
-use pfr_schema::{FormatError, Reference, RepositoryName, Selector, Tag};
 use std::path::PathBuf;
-use std::str::FromStr;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::White.on_default().bold())
@@ -18,14 +26,16 @@ const AFTER: &str = "\
 A REF is [http(s)://host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
 parents up. Without a tag it means the tag `latest`.
 
+Every command means the registry, unless --local says the local store.
+
 Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted, 7 unreachable, \
-70 bug.
+8 full (a disk or memory), 70 bug.
 
 Try `pf demo` for all of it with a real model.";
 
 /// Keep, fork and move the paged KV caches of LLM agents, each named by its digest.
 #[derive(Debug, Parser)]
-#[command(name = "pf", version, styles = STYLES, after_help = AFTER, max_term_width = 120, arg_required_else_help = true)]
+#[command(name = "pf", version, styles = STYLES, after_help = AFTER, max_term_width = 120)]
 pub struct Args {
     #[command(flatten)]
     pub global: Global,
@@ -47,7 +57,7 @@ pub struct Global {
     /// does not answer [default: 5]
     #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
     pub retries: Option<u32>,
-    /// Write one JSON document to stdout instead of text
+    /// Write one JSON document to stdout instead of text; an error is one JSON object on stderr
     #[arg(long, global = true)]
     pub json: bool,
     /// No progress bars, no summaries
@@ -55,12 +65,15 @@ pub struct Global {
     pub quiet: bool,
 }
 
-/// Which store a command looks at.
-#[derive(Clone, Copy, Debug, clap::Args)]
+/// Which store a command means: one rule for all commands.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Where {
-    /// Look at the local store, not at a registry
-    #[arg(long)]
+    /// The local store, not the registry
+    #[arg(long, conflicts_with = "remote")]
     pub local: bool,
+    /// The registry, which is meant without --local too
+    #[arg(long)]
+    pub remote: bool,
 }
 
 /// Which capture agent a command asks.
@@ -75,12 +88,13 @@ pub struct AgentAt {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Store a snapshot in a registry, sending only what it lacks
-    #[command(after_help = PUSH_EXAMPLES)]
+    #[command(after_help = transfer::PUSH_EXAMPLES)]
     Push(Push),
     /// Fetch a snapshot, only what is missing here
-    #[command(after_help = PULL_EXAMPLES)]
+    #[command(after_help = transfer::PULL_EXAMPLES)]
     Pull(Pull),
     /// List repositories, or what one of them holds
+    #[command(visible_alias = "list")]
     Ls(Ls),
     /// Draw the lineage of a snapshot, or of a whole repository
     Log(Log),
@@ -90,33 +104,39 @@ pub enum Command {
     Diff(Diff),
     /// Give a snapshot another name
     Tag(TagArgs),
-    /// Delete a tag, or a snapshot with all its tags
+    /// Delete tags, or snapshots with all their tags
+    #[command(visible_alias = "delete", after_help = names::RM_EXAMPLES)]
     Rm(Rm),
+    /// Delete old or untagged snapshots of a repository
+    #[command(after_help = names::PRUNE_EXAMPLES)]
+    Prune(Prune),
     /// Make N tags of one snapshot: forks share every byte
-    #[command(after_help = FORK_EXAMPLES)]
+    #[command(after_help = names::FORK_EXAMPLES)]
     Fork(Fork),
     /// Show how much snapshots share and what each costs
-    #[command(after_help = STATS_EXAMPLES)]
+    #[command(after_help = upkeep::STATS_EXAMPLES)]
     Stats(Stats),
     /// Show what takes up room, what can be freed, and from when
-    #[command(after_help = DF_EXAMPLES)]
+    #[command(visible_alias = "du", after_help = upkeep::DF_EXAMPLES)]
     Df(Df),
-    /// Free what nothing holds any more, in the local store or in a registry
-    #[command(after_help = GC_EXAMPLES)]
+    /// Free what nothing refers to any more
+    #[command(after_help = upkeep::GC_EXAMPLES)]
     Gc(Gc),
-    /// Keep a snapshot of the local store whatever its size
+    /// Keep a snapshot in the local store, however large the store is
+    #[command(after_help = upkeep::PIN_EXAMPLES)]
     Pin(Pin),
-    /// Prove a snapshot whole: every byte read and hashed
+    /// Verify a snapshot: every byte is read and hashed
     Verify(Verify),
     /// Check every stored byte, and name what is damaged
+    #[command(after_help = upkeep::SCRUB_EXAMPLES)]
     Scrub(Scrub),
     /// List the engines whose state this host's capture agent can take and restore
     Engines(AgentAt),
     /// Capture a sequence of a running engine
-    #[command(after_help = SNAPSHOT_EXAMPLES)]
+    #[command(after_help = engines::SNAPSHOT_EXAMPLES)]
     Snapshot(Snapshot),
     /// Restore a snapshot into a running engine, proven bit by bit
-    #[command(after_help = RESTORE_EXAMPLES)]
+    #[command(after_help = engines::RESTORE_EXAMPLES)]
     Restore(Restore),
     /// Find the deepest snapshot that given tokens can be resumed from
     Match(Match),
@@ -129,486 +149,20 @@ pub enum Command {
     Import(Import),
     /// Print a completion script for a shell
     Completions(Completions),
-    /// Show the whole of it with a real model, in under two minutes
+    /// Show everything with a real model, in under two minutes
     Demo(Demo),
-}
-
-const SNAPSHOT_EXAMPLES: &str = "\
-Examples:
-  pf snapshot vllm-0 team/agent:step-9
-  pf snapshot vllm-0 team/agent:step-9 --sequence req-17 --exact --push wait
-
-The engine stands still for a moment and goes on; the push runs in the background (`pf pushes`) and survives restarts.";
-
-/// Arguments of `snapshot`.
-#[derive(Debug, clap::Args)]
-pub struct Snapshot {
-    /// Which engine, as `pf engines` lists it
-    pub engine: String,
-    /// Where to: repository and tag; by default engines/ENGINE and the sequence's name
-    #[arg(value_name = "REF")]
-    pub target: Option<Reference>,
-    /// Which sequence; may be left out if there is just one
-    #[arg(long, short)]
-    pub sequence: Option<String>,
-    /// Whose state it is, for people
-    #[arg(long = "as", value_name = "AGENT")]
-    pub agent_id: Option<String>,
-    /// A label for the snapshot; may be given several times
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub label: Vec<Label>,
-    /// Refuse if something that decides the next token is not recorded
-    #[arg(long)]
-    pub exact: bool,
-    /// When the registry gets it
-    #[arg(long, value_enum, default_value_t = WhenToPush::Background)]
-    pub push: WhenToPush,
-    /// Highest scores of the next step to record, compared after a restore; 0 for none
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
-    pub oracle: Option<u32>,
-    #[command(flatten)]
-    pub at: AgentAt,
-}
-
-/// When a snapshot is pushed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum WhenToPush {
-    /// Soon, without waiting for it
-    Background,
-    /// Now; the command ends when the registry has it
-    Wait,
-    /// It stays in the agent's store
-    Never,
-}
-
-const RESTORE_EXAMPLES: &str = "\
-Examples:
-  pf restore team/agent:step-9 vllm-0
-  pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
-  pf restore team/agent:step-9 vllm-0 --local    without asking the registry
-
-An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
-What cannot be proven equal is refused, and the engine is as it was.";
-
-/// Arguments of `restore`.
-#[derive(Debug, clap::Args)]
-pub struct Restore {
-    /// What
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    /// Into which engine, as `pf engines` lists it
-    pub engine: String,
-    /// Take it from the agent's store, do not ask a registry
-    #[arg(long)]
-    pub local: bool,
-    #[command(flatten)]
-    pub at: AgentAt,
-}
-
-/// Arguments of `match`.
-#[derive(Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("deployment").required(true)))]
-pub struct Match {
-    /// Repository to look in
-    #[arg(value_name = "REPOSITORY")]
-    pub repository: Reference,
-    /// Token ids: a JSON array, or u32 little-endian; `-` reads stdin
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    pub tokens: PathBuf,
-    /// Deployment fingerprint that must match
-    #[arg(long, value_name = "DIGEST", group = "deployment")]
-    pub fingerprint: Option<pfr_schema::Digest>,
-    /// The fingerprint of this engine, as the agent knows it
-    #[arg(long, value_name = "ENGINE", group = "deployment")]
-    pub engine: Option<String>,
-    /// Tenant salt of the prefix
-    #[arg(long, default_value = "")]
-    pub salt: String,
-    /// Adapter (LoRA) of the prefix
-    #[arg(long)]
-    pub adapter: Option<String>,
-    #[command(flatten)]
-    pub side: Where,
-    #[command(flatten)]
-    pub at: AgentAt,
-}
-
-/// Arguments of `drain`.
-#[derive(Debug, clap::Args)]
-pub struct DrainArgs {
-    /// Repository under which every engine gets one of its own
-    pub repository: RepositoryName,
-    /// Only say what there is to do
-    #[arg(long)]
-    pub plan: bool,
-    /// Seconds to wait for the registry to have it; what is late goes on in the background
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
-    pub wait: Option<u64>,
-    #[command(flatten)]
-    pub at: AgentAt,
-}
-
-/// What can be imported.
-#[derive(Debug, Subcommand)]
-pub enum Import {
-    /// The images of ProcessFork stores, with their lineage
-    #[command(after_help = IMPORT_EXAMPLES)]
-    Processfork(ImportProcessfork),
-}
-
-const IMPORT_EXAMPLES: &str = "\
-Examples:
-  pf import processfork ~/.processfork --dry-run
-  pf import processfork ~/.processfork --repository team/old
-  pf import processfork ~/.processfork/images/9f86d081884c….json --local
-
-Images of agent KIND go to PREFIX/KIND, tagged with the first 16 digits of their own digest. Run it again whenever there \
-are more of them: what is there already is neither made nor sent twice.";
-
-/// Arguments of `import processfork`.
-#[derive(Debug, clap::Args)]
-pub struct ImportProcessfork {
-    /// Directories of stores, or single images within them; an image's ancestors come along
-    #[arg(value_name = "STORE|FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
-    pub paths: Vec<PathBuf>,
-    /// Repository, of a registry too, below which they go
-    #[arg(long, value_name = "PREFIX", default_value = "processfork")]
-    pub repository: Reference,
-    /// Into the local store, not into a registry
-    #[arg(long)]
-    pub local: bool,
-    /// Only read and check everything but the contents of pages
-    #[arg(long)]
-    pub dry_run: bool,
-}
-
-/// `KEY=VALUE`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Label(pub String, pub String);
-
-impl FromStr for Label {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
-            Some((key, value)) if !key.is_empty() => Ok(Self(key.into(), value.into())),
-            _ => Err("expected KEY=VALUE".into()),
-        }
-    }
-}
-
-const PUSH_EXAMPLES: &str = "\
-Examples:
-  pf push ./snapshot team/agent:step-1
-  pf push ./snapshot team/agent:step-2 --parent :step-1
-  pf push ./snapshot team/agent:head --if-tag-is absent
-  pf push team/agent:step-1 https://host/team/agent:step-1
-
-The third fails if the tag exists; the last takes a snapshot of the local store. The last line of stdout is the digest. \
-Interrupted, run the same command again: what arrived is not sent twice.";
-
-/// Arguments of `push`.
-#[derive(Debug, clap::Args)]
-pub struct Push {
-    /// A snapshot directory, or a REF in the local store
-    #[arg(value_hint = clap::ValueHint::DirPath)]
-    pub source: String,
-    /// Where to: repository and tag
-    #[arg(value_name = "REF")]
-    pub target: Reference,
-    /// Move the tag only if it is at this digest, or is `absent`
-    #[arg(long, value_name = "DIGEST|absent")]
-    pub if_tag_is: Option<TagState>,
-    /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
-    #[arg(long, value_name = "REF")]
-    pub parent: Vec<Relative>,
-}
-
-const PULL_EXAMPLES: &str = "\
-Examples:
-  pf pull team/agent:step-1
-  pf pull team/agent:step-1 ./snapshot
-  pf pull team/agent@sha256:9f86d081884c…
-
-The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
-Interrupted, run the same command again: what arrived is not fetched twice.";
-
-/// Arguments of `pull`.
-#[derive(Debug, clap::Args)]
-pub struct Pull {
-    /// What to fetch
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    /// Write a snapshot directory here, past the local store
-    #[arg(value_hint = clap::ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-}
-
-/// Arguments of `ls`.
-#[derive(Debug, clap::Args)]
-pub struct Ls {
-    /// List this repository's snapshots and tags
-    #[arg(value_name = "REPOSITORY")]
-    pub repository: Option<Reference>,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-/// Arguments of `log`.
-#[derive(Debug, clap::Args)]
-pub struct Log {
-    /// A snapshot and its ancestors; without tag or digest every snapshot of the repository
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    #[command(flatten)]
-    pub at: Where,
-    /// Most snapshots to show
-    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub limit: u32,
-}
-
-/// Arguments of `inspect`.
-#[derive(Debug, clap::Args)]
-pub struct Inspect {
-    /// Which snapshot
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-/// Arguments of `diff`.
-#[derive(Debug, clap::Args)]
-pub struct Diff {
-    /// The first snapshot
-    #[arg(value_name = "A")]
-    pub a: Reference,
-    /// The second; `:TAG` or `@DIGEST` alone mean the first one's repository
-    #[arg(value_name = "B")]
-    pub b: Relative,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-/// Arguments of `tag`.
-#[derive(Debug, clap::Args)]
-pub struct TagArgs {
-    /// Which snapshot
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    /// The new name, in the same repository
-    #[arg(value_name = "NEWTAG")]
-    pub tag: Tag,
-    /// Move the tag only if it is at this digest, or is `absent`
-    #[arg(long, value_name = "DIGEST|absent")]
-    pub if_tag_is: Option<TagState>,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-/// Arguments of `rm`.
-#[derive(Debug, clap::Args)]
-pub struct Rm {
-    /// repository:tag deletes the tag and keeps its snapshot; repository@digest deletes the snapshot and its tags
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-const FORK_EXAMPLES: &str = "\
-Examples:
-  pf fork team/agent:step-2 -n 3
-  pf fork team/agent:step-2 -n 100 --prefix try
-
-The first makes the tags step-2-fork-1 to step-2-fork-3, the second try-1 to try-100. If one of the tags exists, none is \
-made. No bytes move.";
-
-/// Arguments of `fork`.
-#[derive(Debug, clap::Args)]
-pub struct Fork {
-    /// What to fork
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    /// How many forks
-    #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub count: u32,
-    /// Tags are PREFIX-1 … PREFIX-N; by default TAG-fork
-    #[arg(long)]
-    pub prefix: Option<String>,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-const STATS_EXAMPLES: &str = "\
-Columns:
-  logical     bytes the snapshot reaches
-  new         bytes it brought first
-  shared      bytes that another snapshot holds as well
-  exclusive   bytes that deleting it would free
-
-Examples:
-  pf stats team/agent
-  pf stats team/agent --json | jq .dedup_ratio";
-
-/// Arguments of `stats`.
-#[derive(Debug, clap::Args)]
-pub struct Stats {
-    /// Only this repository
-    #[arg(value_name = "REPOSITORY")]
-    pub repository: Option<Reference>,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-const DF_EXAMPLES: &str = "\
-Rows:
-  snapshots    held by a snapshot; deleting snapshots and garbage collection free it
-  leased       held by no snapshot, kept for a push or pull that has not ended
-  garbage      held by nothing; the next `pf gc` frees it
-  dead         room between blobs in packs; compaction gives it back once half of a pack is dead
-  deleted      kept on storage for the grace period
-  unfinished   uploads that have not ended";
-
-/// Arguments of `df`.
-#[derive(Debug, clap::Args)]
-pub struct Df {
-    #[command(flatten)]
-    pub at: Where,
-}
-
-const GC_EXAMPLES: &str = "\
-Examples:
-  pf gc
-  pf gc --max-size 50GiB
-  pf gc --unfinished
-  pf gc --remote --dry-run
-
-With a size, which `max-store-size` in the configuration file gives for every pull, the local store is a cache: it loses the \
-least recently used snapshots until it fits, wherever else they are. `pf pin` keeps one. What an unfinished push or pull \
-stored stays until its lease ends; --unfinished frees it now.";
-
-/// Arguments of `gc`.
-#[derive(Debug, clap::Args)]
-pub struct Gc {
-    /// Delete the least recently used snapshots until the local store is no larger
-    #[arg(long, value_name = "SIZE", conflicts_with = "remote")]
-    pub max_size: Option<pfr_client::ByteSize>,
-    /// Free what interrupted pulls left, too: ends every unfinished pull, import and capture into the local store; one that still runs starts again
-    #[arg(long, conflicts_with = "remote")]
-    pub unfinished: bool,
-    /// Change nothing, show what would go
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Have the registry collect, not the local store
-    #[arg(long)]
-    pub remote: bool,
-}
-
-/// Arguments of `pin`.
-#[derive(Debug, clap::Args)]
-pub struct Pin {
-    /// Which snapshot of the local store
-    #[arg(value_name = "REF")]
-    pub reference: Reference,
-    /// No longer
-    #[arg(long)]
-    pub remove: bool,
-}
-
-/// Arguments of `verify`.
-#[derive(Debug, clap::Args)]
-pub struct Verify {
-    /// Which snapshot; with --local, without a REF: whatever has a tag
-    #[arg(value_name = "REF", required_unless_present = "local")]
-    pub reference: Option<Reference>,
-    #[command(flatten)]
-    pub at: Where,
-}
-
-/// Arguments of `scrub`.
-#[derive(Debug, clap::Args)]
-pub struct Scrub {
-    /// Have the registry check what it stores, not the local store
-    #[arg(long)]
-    pub remote: bool,
-    /// Decode and hash every blob, and not only compare checksums
-    #[arg(long)]
-    pub full: bool,
-}
-
-/// Arguments of `completions`.
-#[derive(Debug, clap::Args)]
-pub struct Completions {
-    /// The shell
-    pub shell: clap_complete::Shell,
-}
-
-/// Arguments of `demo`.
-#[derive(Debug, clap::Args)]
-pub struct Demo {
-    /// Work in this directory and keep it
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub keep: Option<PathBuf>,
-    /// The model that runs
-    #[arg(long, value_enum, default_value_t = DemoModel::Smollm2)]
-    pub model: DemoModel,
-}
-
-/// A model of the demo.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum DemoModel {
-    /// SmolLM2-135M: tells a story; fetched once, 93 MB
-    Smollm2,
-    /// Random weights and recurrent state: tells numbers; needs no network
-    Hybrid,
-}
-
-/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, or a whole [`Reference`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Relative {
-    /// In the repository at hand.
-    Same(Selector),
-    /// Anywhere.
-    Other(Reference),
-}
-
-impl Relative {
-    /// The whole reference, seen from `base`; a registry is inherited too.
-    pub fn seen_from(&self, base: &Reference) -> Reference {
-        match self {
-            Self::Same(selector) => Reference { selector: Some(selector.clone()), ..base.clone() },
-            Self::Other(reference) => {
-                Reference { registry: reference.registry.clone().or_else(|| base.registry.clone()), ..reference.clone() }
-            }
-        }
-    }
-}
-
-impl FromStr for Relative {
-    type Err = FormatError;
-
-    fn from_str(text: &str) -> Result<Self, FormatError> {
-        match text.strip_prefix([':', '@']) {
-            Some(selector) => selector.parse().map(Self::Same),
-            None => text.parse().map(Self::Other),
-        }
-    }
-}
-
-/// The repository that a reference without tag or digest names.
-pub fn repository_of(reference: &Reference) -> Result<RepositoryName, super::failure::Failure> {
-    match &reference.selector {
-        None => Ok(reference.repository.clone()),
-        Some(_) => Err(super::failure::Failure::usage(format!("expected a repository without a tag or digest, found {reference}"))
-            .hint(format!("`pf inspect {}` shows one snapshot", human::one_line(&reference.to_string())))),
-    }
+    /// Print the version
+    #[command(hide = true)]
+    Version,
 }
 
 #[cfg(test)]
 mod tests {
+    use super::reference::Relative;
     use super::*;
+    use crate::cli::output::human;
     use clap::CommandFactory as _;
+    use pfr_schema::Reference;
 
     #[test]
     fn every_help_text_renders_and_fits_120_columns() {

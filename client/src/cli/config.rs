@@ -46,6 +46,9 @@ impl Config {
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", path.display()))),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => Ok(Self::default()),
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+                Err(Failure::io(&format!("cannot read the configuration {}", path.display()), &e))
+            }
             Err(e) => Err(Failure::usage(format!("{}: cannot read the configuration: {e}", path.display()))),
         }
     }

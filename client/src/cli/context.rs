@@ -5,9 +5,11 @@ use super::config::{Config, DEFAULT_REGISTRY, Environment, Secret};
 use super::failure::Failure;
 use super::output::Out;
 use super::side::Side;
+use super::suggest::{Site, Suggestion};
 use pfr_client::{AgentClient, Remote, RemoteOptions};
 use pfr_schema::{ErrorCode, Reference};
 use pfr_store::{Options, Store};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Everything a command needs besides its own arguments.
@@ -19,6 +21,8 @@ pub struct Context {
     /// Whether to keep quiet about how it goes.
     pub quiet: bool,
     settings: Settings,
+    /// What commands in messages need to mean the same stores.
+    site: RefCell<Site>,
 }
 
 /// Settings from all sources, resolved.
@@ -43,12 +47,21 @@ impl Context {
             Some(Ok(token)) => Some(Secret(token)),
             Some(Err(_)) => return Err(Failure::usage("PF_TOKEN is not text")),
         };
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let store = global.store.clone().filter(|path| !path.as_os_str().is_empty());
+        let site = Site { registry: given(&global.registry), store, ..Site::default() };
         let settings = Settings::resolve(global.registry, global.store, global.retries, file, token, &environment);
-        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, settings })
+        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, settings, site: site.into() })
+    }
+
+    /// What commands in messages need to mean the same stores as the command that runs.
+    pub fn site(&self) -> Site {
+        self.site.borrow().clone()
     }
 
     /// The registry that `reference` lives in.
     pub fn remote(&self, reference: Option<&Reference>) -> Result<Remote, Failure> {
+        self.note(reference);
         let url = self.settings.registry_of(reference);
         let token = self.settings.token_for(url).map(|s| s.0.clone());
         let defaults = RemoteOptions::default();
@@ -63,11 +76,23 @@ impl Context {
     /// The local store, if there is one: looking at nothing should not make something.
     pub async fn existing_store(&self) -> Result<Store, Failure> {
         let dir = self.store_dir()?;
-        if !dir.join("metadata.sqlite").exists() {
-            return Err(Failure::of_code(ErrorCode::NotFound, format!("there is no local store at {}", dir.display()))
-                .hint("`pf pull REF` makes one; --store or PF_STORE says where it is"));
+        let exists = dir.join("metadata.sqlite").try_exists();
+        if !exists.map_err(|e| Failure::io(&format!("cannot open the local store at {}", dir.display()), &e))? {
+            return Err(Failure::bare(ErrorCode::NotFound, format!("there is no local store at {}", dir.display()))
+                .hint("the first pull makes one; --store or PF_STORE says where it is"));
         }
         self.store().await
+    }
+
+    /// Remembers which stores `reference` means, for commands in messages.
+    fn note(&self, reference: Option<&Reference>) {
+        let mut site = self.site.borrow_mut();
+        if let Some(reference) = reference {
+            site.repository = Some(reference.repository.clone());
+            if reference.registry.is_some() {
+                site.registry.clone_from(&reference.registry);
+            }
+        }
     }
 
     /// What a command looks at: the local store, or the registry of `reference`.
@@ -75,18 +100,27 @@ impl Context {
         if !at.local {
             return Ok(Side::Remote(self.remote(reference)?));
         }
+        self.note(reference);
+        self.site.borrow_mut().local = true;
         if let Some(registry) = reference.and_then(|r| r.registry.as_ref()) {
-            return Err(Failure::usage(format!("--local looks at the local store, but the reference names the registry {registry}")));
+            return Err(Failure::usage(format!("--local means the local store, but the reference names the registry {registry}")));
         }
         Ok(Side::Local(self.existing_store().await?))
     }
 
     /// The capture agent of this host: the one at `given`, else the configured one.
     pub fn agent(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
-        let socket = given.filter(|p| !p.as_os_str().is_empty()).or(self.settings.agent.as_deref());
+        let given = given.filter(|path| !path.as_os_str().is_empty());
+        self.site.borrow_mut().agent = given.map(Path::to_owned);
+        let socket = given.or(self.settings.agent.as_deref());
         let socket =
             socket.ok_or_else(|| Failure::usage("there is no home directory to look for a capture agent in").hint("use --agent SOCKET"))?;
         Ok(AgentClient::new(socket)?)
+    }
+
+    /// A command in a message, with the flags that it needs here.
+    pub fn suggest(&self, command: &Suggestion) -> String {
+        format!("`{}`", command.render(&self.site.borrow()))
     }
 
     /// Size above which the local store gives up what was not used for longest.

@@ -1,6 +1,8 @@
 //! How a command fails: an exit code, what happened, and what the user can do about it.
 
 use super::output::paint::Paint;
+use super::suggest::{Advice, Site, Suggestion};
+use pfr_client::json::ErrorDocument;
 use pfr_schema::{ErrorCode, FormatError};
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -9,10 +11,10 @@ use std::process::ExitCode;
 /// Why a command ended early.
 #[derive(Debug)]
 pub enum Failure {
-    /// Whoever read stdout has read enough. Not a failure at all.
+    /// The reader of stdout has closed it. Not a failure at all.
     BrokenPipe,
-    /// A message without the word error, such as after Ctrl-C.
-    Plain {
+    /// The command was interrupted: a message without the word error.
+    Interrupted {
         /// Exit code.
         exit: u8,
         /// What to say.
@@ -20,70 +22,111 @@ pub enum Failure {
     },
     /// An error.
     Error {
-        /// Exit code.
+        /// Exit code: the code's, except for a child process that ended with one of its own.
         exit: u8,
+        /// What kind of error.
+        code: ErrorCode,
         /// What, and where.
         message: String,
         /// What to do.
-        hint: Option<String>,
+        hint: Option<Advice>,
     },
 }
 
 impl Failure {
-    /// An error without a hint.
+    /// An error without a hint, by its exit code.
     pub fn new(exit: u8, message: impl Into<String>) -> Self {
-        Self::Error { exit, message: message.into(), hint: None }
+        let code = match exit {
+            1 => ErrorCode::InvalidRequest,
+            4 => ErrorCode::CorruptStore,
+            5 => ErrorCode::NotFound,
+            6 => ErrorCode::Denied,
+            7 => ErrorCode::Unavailable,
+            8 => ErrorCode::StorageFull,
+            _ => ErrorCode::Internal,
+        };
+        Self::Error { exit, code, message: message.into(), hint: None }
     }
 
     /// The command line is wrong: exit code 1.
     pub fn usage(message: impl Into<String>) -> Self {
-        Self::new(ErrorCode::InvalidRequest.exit_code(), message)
+        Self::bare(ErrorCode::InvalidRequest, message)
     }
 
-    /// An error that one of the closed set of codes describes, with the code's hint.
+    /// An error of this kind without a hint.
+    pub fn bare(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::Error { exit: code.exit_code(), code, message: message.into(), hint: None }
+    }
+
+    /// An error of a registry, with the code's hint.
     pub fn of_code(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self::Error { exit: code.exit_code(), message: message.into(), hint: hint(code).map(Into::into) }
+        Self::Error { exit: code.exit_code(), code, message: message.into(), hint: hint(code) }
+    }
+
+    /// A file or stream failed: a full disk and missing permissions have their own exit codes.
+    pub fn io(what: &str, error: &io::Error) -> Self {
+        let code = ErrorCode::of_io(error.kind()).unwrap_or(ErrorCode::InvalidRequest);
+        Self::Error { exit: code.exit_code(), code, message: format!("{what}: {error}"), hint: file_hint(code) }
     }
 
     /// Not an error, but an end.
-    pub fn plain(exit: u8, message: impl Into<String>) -> Self {
-        Self::Plain { exit, message: message.into() }
+    pub fn interrupted(exit: u8, message: impl Into<String>) -> Self {
+        Self::Interrupted { exit, message: message.into() }
     }
 
     /// Says what to do instead of what the code would say.
     #[must_use]
-    pub fn hint(self, hint: impl Into<String>) -> Self {
-        match self {
-            Self::Error { exit, message, .. } => Self::Error { exit, message, hint: Some(hint.into()) },
-            other => other,
+    pub fn hint(mut self, advice: impl Into<Advice>) -> Self {
+        if let Self::Error { hint, .. } = &mut self {
+            *hint = Some(advice.into());
         }
+        self
     }
 
     /// Puts what was being done before the message.
     #[must_use]
-    pub fn context(self, what: &str) -> Self {
-        match self {
-            Self::Error { exit, message, hint } => Self::Error { exit, message: format!("{what}: {message}"), hint },
-            other => other,
+    pub fn context(mut self, what: &str) -> Self {
+        if let Self::Error { message, .. } = &mut self {
+            *message = format!("{what}: {message}");
         }
+        self
+    }
+
+    /// Completes the commands in the hint with the flags of the command that failed.
+    #[must_use]
+    pub fn at(mut self, site: &Site) -> Self {
+        if let Self::Error { hint: Some(hint), .. } = &mut self {
+            *hint = hint.render(site).into();
+        }
+        self
     }
 
     /// The process exit code.
     pub fn exit(&self) -> u8 {
         match self {
             Self::BrokenPipe => 0,
-            Self::Plain { exit, .. } | Self::Error { exit, .. } => *exit,
+            Self::Interrupted { exit, .. } | Self::Error { exit, .. } => *exit,
         }
     }
 
+    /// The error as `--json` gives it.
+    pub fn document(&self) -> ErrorDocument {
+        let (code, hint) = match self {
+            Self::Error { code, hint, .. } => (code.name(), hint.as_ref().map(ToString::to_string)),
+            Self::BrokenPipe | Self::Interrupted { .. } => ("interrupted", None),
+        };
+        ErrorDocument { code, message: self.to_string(), hint, exit_code: self.exit() }
+    }
+
     /// Writes the message to stderr and gives the exit code.
-    pub fn report(&self) -> ExitCode {
+    pub fn report(&self, json: bool) -> ExitCode {
         let paint = Paint::for_stream(io::stderr().is_terminal());
         let mut stderr = io::stderr().lock();
         // If stderr is gone there is nobody left to tell.
         let _ = match self {
             Self::BrokenPipe => Ok(()),
-            Self::Plain { message, .. } => writeln!(stderr, "{message}"),
+            _ if json => writeln!(stderr, "{}", self.document()),
+            Self::Interrupted { message, .. } => writeln!(stderr, "{message}"),
             Self::Error { message, hint, .. } => {
                 let hint = hint.as_ref().map(|h| format!("\n  {} {h}", paint.bold("hint:"))).unwrap_or_default();
                 writeln!(stderr, "{} {}{hint}", paint.red("error:"), super::output::human::printable(message))
@@ -97,7 +140,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BrokenPipe => f.write_str("the output was closed"),
-            Self::Plain { message, .. } | Self::Error { message, .. } => f.write_str(&super::output::human::printable(message)),
+            Self::Interrupted { message, .. } | Self::Error { message, .. } => f.write_str(&super::output::human::printable(message)),
         }
     }
 }
@@ -110,41 +153,94 @@ impl From<FormatError> for Failure {
 
 impl From<pfr_store::Error> for Failure {
     fn from(error: pfr_store::Error) -> Self {
-        let local = match error.code() {
-            ErrorCode::Unavailable => Some("--store or PF_STORE says where the local store is"),
-            ErrorCode::RepositoryUnknown => Some("`pf ls --local` lists the repositories there are"),
-            ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => Some("`pf ls REPOSITORY --local` lists its tags and snapshots"),
-            ErrorCode::CorruptStore => Some("pull the snapshot again: that heals the store"),
+        let code = error.local_code();
+        let hint = match code {
+            ErrorCode::Unavailable => Some("--store or PF_STORE says where the local store is".into()),
+            ErrorCode::Denied => {
+                Some("check the owner and the permissions of the store's directory; --store or PF_STORE names another".into())
+            }
+            ErrorCode::RepositoryUnknown => Some(Suggestion::new("ls").local().then(" lists the repositories there are")),
+            ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
+                Some(Suggestion::new("ls").local().repository().then(" lists its tags and snapshots"))
+            }
+            ErrorCode::CorruptStore => Some("pull the snapshot again: that heals the store".into()),
+            ErrorCode::StorageFull => Some(full("the store's disk", |command| command.local())),
             code => hint(code),
         };
-        Self::Error { exit: error.code().exit_code(), message: format!("local store: {error}"), hint: local.map(Into::into) }
+        Self::Error { exit: code.exit_code(), code, message: format!("local store: {error}"), hint }
     }
 }
 
 impl From<pfr_client::Error> for Failure {
     fn from(error: pfr_client::Error) -> Self {
-        match error {
-            pfr_client::Error::Store(error) => error.into(),
-            // The hint of this code speaks of the registry.
-            pfr_client::Error::NoAgent { .. } => Self::new(ErrorCode::Unavailable.exit_code(), error.to_string())
-                .hint("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too"),
-            pfr_client::Error::AgentGone { .. } => Self::new(ErrorCode::Unavailable.exit_code(), error.to_string())
-                .hint("`pf engines` says whether it is back; look before you ask again"),
-            error => Self::of_code(error.code(), error.to_string()),
-        }
+        use pfr_client::Error;
+        let (code, message) = (error.code(), error.to_string());
+        let hint = match error {
+            Error::Store(error) => return error.into(),
+            // The hints of the codes speak of the registry.
+            Error::NoAgent { .. } => Some("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too".into()),
+            Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
+            Error::Agent { .. } => agent_hint(code),
+            Error::Io { .. } => file_hint(code),
+            _ => hint(code),
+        };
+        Self::Error { exit: code.exit_code(), code, message, hint }
     }
 }
 
-/// What a user can do about an error of this kind, where there is something to do.
-pub fn hint(code: ErrorCode) -> Option<&'static str> {
+/// What a user can do about a file.
+fn file_hint(code: ErrorCode) -> Option<Advice> {
+    match code {
+        ErrorCode::StorageFull => Some("free space on that disk, and run the same command again".into()),
+        ErrorCode::Denied => Some("check the owner and the permissions of that path".into()),
+        _ => None,
+    }
+}
+
+/// What a user can do about an error of the capture agent. Its store and its registry are not those of `pf`.
+fn agent_hint(code: ErrorCode) -> Option<Advice> {
+    match code {
+        ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
+            Some("the agent looks in its own store and in the registry that it was started with".into())
+        }
+        ErrorCode::StorageFull => Some("free space on the disk of the agent's store, and run the same command again".into()),
+        ErrorCode::Denied => Some("check the owner and the permissions of the agent's data directory".into()),
+        ErrorCode::Unavailable => Some("the agent's log says what it cannot reach".into()),
+        code => hint(code),
+    }
+}
+
+/// How to free space where snapshots are stored.
+fn full(disk: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
+    Advice::from(format!("free space on {disk}: "))
+        .run(scope(Suggestion::new("stats")))
+        .text(" shows what deleting each snapshot would free, ")
+        .run(scope(Suggestion::new("gc")))
+        .text(" frees what was deleted; then run the same command again")
+}
+
+/// What a user can do about an error of this kind in a registry, where there is something to do.
+pub fn hint(code: ErrorCode) -> Option<Advice> {
+    Some(match code {
+        ErrorCode::RepositoryUnknown => Suggestion::new("ls").then(" lists the repositories there are"),
+        ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => Suggestion::new("ls").repository().then(" lists its tags and snapshots"),
+        ErrorCode::TagMoved => Suggestion::new("ls")
+            .repository()
+            .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
+        ErrorCode::StorageFull => full("the registry's disk", |command| command),
+        ErrorCode::EngineUnknown => Suggestion::new("engines").agent().then(" lists the engines of this host"),
+        code => text_hint(code)?.into(),
+    })
+}
+
+/// Hints without a command.
+fn text_hint(code: ErrorCode) -> Option<&'static str> {
     Some(match code {
         ErrorCode::InvalidName => "a reference is [http(s)://host[:port]/]repository[:tag[~N]|@digest]",
-        ErrorCode::RepositoryUnknown => "`pf ls` lists the repositories there are",
-        ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => "`pf ls REPOSITORY` lists its tags and snapshots",
-        ErrorCode::TagMoved => "look at `pf log REPOSITORY`, then use --if-tag-is with where the tag is now, or another tag",
-        ErrorCode::CorruptFrame | ErrorCode::Truncated | ErrorCode::DigestMismatch | ErrorCode::LengthMismatch => {
-            "the bytes are not what their name says; nothing of the snapshot became visible"
+        ErrorCode::CorruptFrame | ErrorCode::Truncated | ErrorCode::DigestMismatch => {
+            "the bytes do not match their digest; nothing of the snapshot became visible"
         }
+        ErrorCode::LengthMismatch => "the snapshot's documents do not fit its blobs; nothing of the snapshot became visible",
         ErrorCode::CorruptStore => "push the snapshot again from a good copy: that heals the store",
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
         ErrorCode::PushUnknown => "the upload's lease ended; run the same command again, what arrived is not sent twice",
@@ -154,7 +250,6 @@ pub fn hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Unavailable => {
             "is the registry up? `pf-registry serve --data DIR` starts one; --registry or PF_REGISTRY says where it is"
         }
-        ErrorCode::StorageFull => "free space (`pf rm`, then garbage collection), and run the same command again",
         ErrorCode::Internal => "this is a bug; please report it with the message above",
         ErrorCode::PayloadHashMismatch | ErrorCode::ValueHashMismatch | ErrorCode::LiveMismatch | ErrorCode::OracleMismatch => {
             "the state is not the one that was captured; the sequence was not started"
@@ -165,19 +260,8 @@ pub fn hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::TornCopy | ErrorCode::EngineBusy | ErrorCode::EngineLost => "run the same command again in a while",
         ErrorCode::NoRoom => "free memory or disk on this host and run the same command again; nothing was begun",
         ErrorCode::NotExact => "take the snapshot without asking for exactness, or turn off what cannot be recorded",
-        ErrorCode::EngineUnknown | ErrorCode::SequenceUnknown => "`pf engines` lists the engines of this host and their sequences",
-        ErrorCode::InvalidRequest
-        | ErrorCode::InvalidDocument
-        | ErrorCode::TooLarge
-        | ErrorCode::BlobUnknown
-        | ErrorCode::NotFound
-        | ErrorCode::InexactStorage
-        | ErrorCode::PageCountMismatch
-        | ErrorCode::PrefixMismatch
-        | ErrorCode::MissingGroup
-        | ErrorCode::MissingState
-        | ErrorCode::BoundaryMismatch
-        | ErrorCode::EngineRefused => return None,
+        ErrorCode::SequenceUnknown => "--sequence takes one of the names above; an engine has sequences while it works on requests",
+        _ => return None,
     })
 }
 
@@ -189,21 +273,51 @@ mod tests {
     fn every_code_ends_in_a_documented_exit_code() {
         for code in ErrorCode::ALL {
             let exit = Failure::of_code(*code, "x").exit();
-            assert!([1, 3, 4, 5, 6, 7, 70].contains(&exit), "{code} exits {exit}");
+            assert!([1, 3, 4, 5, 6, 7, 8, 70].contains(&exit), "{code} exits {exit}");
         }
     }
 
     #[test]
     fn a_closed_pipe_is_success_and_ctrl_c_is_130() {
         assert_eq!(Failure::BrokenPipe.exit(), 0);
-        assert_eq!(Failure::plain(130, "interrupted").exit(), 130);
+        assert_eq!(Failure::interrupted(130, "interrupted").exit(), 130);
     }
 
     #[test]
     fn context_keeps_code_and_hint() {
         let failure = Failure::of_code(ErrorCode::TagMoved, "tag x is elsewhere").context("push");
-        let Failure::Error { exit, message, hint } = failure else { panic!("an error stays one") };
+        let Failure::Error { exit, message, hint, .. } = failure else { panic!("an error stays one") };
         assert_eq!((exit, message.as_str()), (3, "push: tag x is elsewhere"));
         assert!(hint.is_some());
+    }
+
+    #[test]
+    fn as_json_an_error_has_code_message_hint_and_exit_code() {
+        let site = Site { registry: Some("http://r:1".into()), ..Site::default() };
+        let document = Failure::of_code(ErrorCode::RepositoryUnknown, "no \x1b such").at(&site).document().to_string();
+        let value: serde_json::Value = serde_json::from_str(&document).unwrap();
+        let hint = "`pf ls --registry http://r:1` lists the repositories there are";
+        let expected = serde_json::json!({"code": "repository_unknown", "message": "no \u{fffd} such", "hint": hint, "exit_code": 5});
+        assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn a_full_disk_and_missing_permissions_have_their_own_exit_codes() {
+        let exit = |kind: io::ErrorKind| Failure::io("cannot write x", &kind.into()).exit();
+        assert_eq!([exit(io::ErrorKind::StorageFull), exit(io::ErrorKind::QuotaExceeded)], [8, 8]);
+        assert_eq!([exit(io::ErrorKind::PermissionDenied), exit(io::ErrorKind::ReadOnlyFilesystem)], [6, 6]);
+        assert_eq!([exit(io::ErrorKind::NotFound), exit(io::ErrorKind::Other)], [5, 1]);
+    }
+
+    #[test]
+    fn space_is_freed_where_it_is_missing() {
+        let site = Site { registry: Some("http://r:1".into()), store: Some("/s".into()), ..Site::default() };
+        let hint = |failure: Failure| failure.at(&site).document().hint.unwrap();
+        let local = hint(pfr_store::Error::Full("x".into()).into());
+        assert!(local.contains("`pf stats --local --store /s`") && local.contains("`pf gc --local --store /s`"), "{local}");
+        let remote = hint(Failure::of_code(ErrorCode::StorageFull, "x"));
+        assert!(remote.contains("`pf stats --registry http://r:1`") && remote.contains("`pf gc --registry http://r:1`"), "{remote}");
+        let full = pfr_client::Error::Io { action: "write", path: "/out".into(), source: io::ErrorKind::StorageFull.into() };
+        assert!(!hint(full.into()).contains('`'), "neither frees space for a directory");
     }
 }

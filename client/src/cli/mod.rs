@@ -14,10 +14,13 @@ mod output;
 mod progress;
 mod side;
 mod signals;
+mod suggest;
+mod usage;
 
 use args::{Args, Command};
 use context::Context;
 use failure::Failure;
+use pfr_schema::ErrorCode;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,25 +29,23 @@ const BUG: u8 = 70;
 
 /// Parses the arguments, runs the command, tells how it went.
 pub fn main() -> ExitCode {
-    std::panic::set_hook(Box::new(|panic| {
+    // Known before the arguments are parsed: an error in them is JSON, too.
+    let json = usage::asks_for_json(std::env::args_os());
+    std::panic::set_hook(Box::new(move |panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
         let what = panic.payload_as_str().unwrap_or("a panic without a message");
-        eprintln!("error: bug in pf: {what}{place}\n  hint: please report this with the command you ran; nothing acknowledged is lost");
+        let bug = Failure::bare(ErrorCode::Internal, format!("bug in pf: {what}{place}"));
+        bug.hint("please report this with the command you ran; nothing acknowledged is lost").report(json);
         std::process::exit(i32::from(BUG));
     }));
-    let args = match pfr_client::settings::parse::<Args>() {
+    let args = match usage::parse(json) {
         Ok(args) => args,
-        Err(usage) => {
-            let code = if usage.use_stderr() { 1 } else { 0 };
-            // A closed pipe is the only way this fails, and then nobody reads.
-            let _ = usage.print();
-            return ExitCode::from(code);
-        }
+        Err(code) => return code,
     };
     start_log();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return Failure::new(BUG, format!("cannot start worker threads: {error}")).report(),
+        Err(error) => return Failure::bare(ErrorCode::Internal, format!("cannot start worker threads: {error}")).report(json),
     };
     let farewell = match &args.command {
         Command::Demo(_) => "everything the demo started has been stopped",
@@ -56,18 +57,20 @@ pub fn main() -> ExitCode {
             interrupted = signals::interrupted(farewell) => Err(interrupted),
         }
     });
-    // Hashing threads may still be busy with pages nobody wants any more.
+    // Hashing threads may still be busy with pages that are no longer needed.
     runtime.shutdown_timeout(Duration::from_millis(50));
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(json),
     }
 }
 
 async fn run(args: Args) -> Result<(), Failure> {
     let mut context = Context::new(args.global)?;
-    commands::run(&mut context, args.command).await?;
-    context.out.flush()
+    let result = commands::run(&mut context, args.command).await;
+    let flushed = context.out.flush();
+    result.map_err(|failure| failure.at(&context.site()))?;
+    flushed
 }
 
 /// A log on stderr, only if `RUST_LOG` asks for one.

@@ -55,7 +55,7 @@ impl Standing {
                 parts.push(format!("{} left", human::duration(Duration::from_secs_f64((left as f64 / rate).min(1e9)))));
             }
         }
-        if self.deduplicated > 0 && width >= ROOMY {
+        if self.deduplicated.saturating_mul(1000) > self.total && width >= ROOMY {
             parts.push(format!("{} deduplicated", human::bytes(self.deduplicated)));
         }
         parts.join(", ")

@@ -10,7 +10,7 @@ pub async fn interrupted(farewell: &str) -> Failure {
         () = next(SignalKind::terminate()) => 15,
         () = next(SignalKind::hangup()) => 1,
     };
-    Failure::plain(128 + number, format!("interrupted; {farewell}"))
+    Failure::interrupted(128 + number, format!("interrupted; {farewell}"))
 }
 
 async fn next(kind: SignalKind) {

@@ -21,7 +21,7 @@ fn run(home: &Path, args: &[&str]) -> (i32, String, String) {
 #[test]
 fn help_and_version_go_to_stdout_and_succeed() {
     let home = tempfile::tempdir().unwrap();
-    for args in [&["--help"][..], &["--version"], &["push", "--help"], &["help", "stats"]] {
+    for args in [&[][..], &["--help"], &["--version"], &["push", "--help"], &["help", "stats"]] {
         let (code, stdout, stderr) = run(home.path(), args);
         assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
         assert!(!stdout.is_empty() && !stdout.contains('\x1b'), "{args:?}: {stdout}");
@@ -31,8 +31,7 @@ fn help_and_version_go_to_stdout_and_succeed() {
 #[test]
 fn a_wrong_command_line_exits_1_and_leaves_stdout_alone() {
     let home = tempfile::tempdir().unwrap();
-    let cases: [&[&str]; 9] = [
-        &[],
+    let cases: [&[&str]; 8] = [
         &["nonsense"],
         &["push", "./x"],
         &["inspect", "Upper/Case"],
@@ -115,4 +114,33 @@ fn a_reader_that_has_read_enough_is_no_failure() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+#[test]
+fn the_usage_does_not_depend_on_the_environment() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["push"][..], &["fork"], &["verify"], &["match"], &["gc", "--max-size"], &["prune"]] {
+        let (code, _, plain) = run(home.path(), args);
+        let variables = [("PF_REGISTRY", "http://r:1"), ("PF_STORE", "/s"), ("PF_RETRIES", "3"), ("PF_AGENT_SOCKET", "/a")];
+        let output = pf(home.path(), args).envs(variables).output().unwrap();
+        assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(code), plain), "{args:?}");
+    }
+    // The program alone prints its help, also where variables are set.
+    let output = pf(home.path(), &[]).env("PF_REGISTRY", "http://r:1").output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && stdout.contains("Usage: pf") && stdout.contains("prune"), "{stdout}");
+}
+
+#[test]
+fn words_of_other_tools_work_or_get_a_tip() {
+    let home = tempfile::tempdir().unwrap();
+    let (code, stdout, _) = run(home.path(), &["version"]);
+    assert!(code == 0 && stdout.starts_with("pf "), "{stdout}");
+    for (alias, command) in [("list", "ls"), ("delete", "rm")] {
+        assert_eq!(run(home.path(), &[alias, "--help"]).1, run(home.path(), &[command, "--help"]).1);
+    }
+    for (word, says) in [("images", "`pf ls`"), ("login", "PF_TOKEN"), ("copy", "pf-registry mirror"), ("forget", "pf prune")] {
+        let (code, stdout, stderr) = run(home.path(), &[word]);
+        assert!(code == 1 && stdout.is_empty() && stderr.contains("hint:") && stderr.contains(says), "{word}: {stderr}");
+    }
 }

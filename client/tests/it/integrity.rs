@@ -55,14 +55,14 @@ async fn a_damaged_snapshot_does_not_keep_the_others_from_being_proven() {
     let (code, stdout, stderr) = pf(dir.path(), &["verify", "--local"]);
     assert_eq!(code, 4, "{stderr}");
     let lines = |word: &str| stdout.lines().filter(|line| line.starts_with(word)).count();
-    assert_eq!((lines("whole"), lines("not proven")), (2, 1), "{stdout}");
+    assert_eq!((lines("verified"), lines("failed")), (2, 1), "{stdout}");
     assert!(stderr.contains("1 of 3 snapshots"), "{stderr}");
     let (code, stdout, stderr) = pf(dir.path(), &["verify", "--local", "--json"]);
     assert_eq!(code, 4, "{stderr}");
     let proofs: Vec<serde_json::Value> = serde_json::from_str(&stdout).unwrap();
     let failed: Vec<_> = proofs.iter().filter(|proof| proof.get("error").is_some()).collect();
     assert_eq!((proofs.len(), failed.len()), (3, 1), "{stdout}");
-    assert!(failed[0]["exit"] == 4 && failed[0]["name"] == format!("{}:a", repository()), "{stdout}");
+    assert!(failed[0]["error"]["exit_code"] == 4 && failed[0]["name"] == format!("{}:a", repository()), "{stdout}");
     assert!(proofs.iter().filter(|proof| proof["blobs"].as_u64() > Some(40)).count() == 2, "{stdout}");
 }
 
@@ -73,14 +73,14 @@ async fn a_pack_that_cannot_be_read_is_unread_and_not_damaged() {
     std::fs::rename(&packs[1], &aside).unwrap();
     // Who opens it is told that there are too many links.
     std::os::unix::fs::symlink(&packs[1], &packs[1]).unwrap();
-    let (code, stdout, stderr) = pf(dir.path(), &["scrub", "--json"]);
+    let (code, stdout, stderr) = pf(dir.path(), &["scrub", "--local", "--json"]);
     let report: ScrubReport = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, report.unread.len()), (7, 1), "{stdout}{stderr}");
     assert!(report.damaged.is_empty() && report.bad_packs.is_empty(), "{stdout}");
-    let (code, stdout, stderr) = pf(dir.path(), &["scrub"]);
+    let (code, stdout, stderr) = pf(dir.path(), &["scrub", "--local"]);
     assert!(code == 7 && stdout.contains("unread") && !stderr.contains("named above"), "{stdout}{stderr}");
     std::fs::rename(&aside, &packs[1]).unwrap();
-    assert_eq!(pf(dir.path(), &["scrub"]).0, 0);
+    assert_eq!(pf(dir.path(), &["scrub", "--local"]).0, 0);
 }
 
 #[tokio::test]

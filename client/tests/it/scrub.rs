@@ -1,4 +1,4 @@
-//! `pf scrub` and `pf scrub --remote`: what is damaged is named and quarantined, and comes back from the other side.
+//! `pf scrub` of a registry and of the local store: what is damaged is named and quarantined, and comes back from the other side.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, packs, pf, pull_store, push_dir, repository};
@@ -44,7 +44,7 @@ async fn a_local_store_is_healed_by_a_pull() {
     push_dir(&registry.remote(), directory(SMALL, &[1, 2, 3]).path(), "t").await.unwrap();
     let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
     let digest = pull_store(&registry.remote(), "t", &store).await.unwrap().digest;
-    story(dir.path(), &["scrub"], packs(&dir.path().join("store")), async || {
+    story(dir.path(), &["scrub", "--local"], packs(&dir.path().join("store")), async || {
         pull_store(&registry.remote(), "t", &store).await.unwrap();
     })
     .await;
@@ -56,7 +56,7 @@ async fn a_registry_is_healed_by_a_push() {
     let (registry, dir, source) = (Registry::start().await, tempfile::tempdir().unwrap(), directory(SMALL, &[1, 2, 3]));
     let digest = push_dir(&registry.remote(), source.path(), "t").await.unwrap().digest;
     let url = registry.url.clone();
-    story(dir.path(), &["scrub", "--remote", "--registry", &url], registry.packs(), async || {
+    story(dir.path(), &["scrub", "--rate", "1GB", "--registry", &url], registry.packs(), async || {
         push_dir(&registry.remote(), source.path(), "t").await.unwrap();
     })
     .await;

@@ -4,6 +4,7 @@ use super::Settings;
 use super::tool::{lines, on_store, print};
 use crate::server;
 use clap::Args;
+use pfr_client::human::{count, number};
 use pfr_schema::api::FsckReport;
 
 /// Arguments of `fsck`.
@@ -26,14 +27,13 @@ pub(super) fn run(args: Fsck) -> Result<(), server::Error> {
     if report.wrong == 0 || report.repaired {
         return Ok(());
     }
-    Err(server::Error::Found(format!("{} differences between the tables and what they should say", report.wrong)))
+    Err(server::Error::Found(format!("{} between the tables and what they should say", count(report.wrong, "difference"))))
 }
 
 fn words(r: &FsckReport) -> String {
     let repaired = if r.repaired { ", corrected" } else { "" };
     let named = r.discrepancies.len() as u64;
-    let more = if r.wrong > named { format!("wrong  and {} more\n", r.wrong - named) } else { String::new() };
-    format!("checked  {} objects, {} containers, {} packs: {} wrong{repaired}\n", r.objects, r.containers, r.packs, r.wrong)
-        + &lines("wrong", &r.discrepancies)
-        + &more
+    let more = if r.wrong > named { format!("wrong  and {} more\n", number(r.wrong - named)) } else { String::new() };
+    let (objects, nodes, packs) = (count(r.objects, "object"), count(r.containers, "node"), count(r.packs, "pack"));
+    format!("checked  {objects}, {nodes}, {packs}: {} wrong{repaired}\n", number(r.wrong)) + &lines("wrong", &r.discrepancies) + &more
 }

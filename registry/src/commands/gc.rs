@@ -1,12 +1,13 @@
 //! `pf-registry gc`.
 
 use super::Settings;
+use super::tool::print;
 use crate::{server, storage};
 use clap::Args;
+use pfr_client::human::{bytes, count, number};
 use pfr_schema::api::GcReport;
 use pfr_store::{GcOptions, GcTrigger};
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::time::Duration;
 
 /// Arguments of `gc`.
@@ -35,10 +36,7 @@ pub(super) fn run(args: Gc) -> Result<(), server::Error> {
         let mut last = GcReport::default();
         let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
         // What was done is told also if something failed.
-        let text = if args.json { serde_json::to_string(&last).unwrap_or_default() + "\n" } else { words(&last) };
-        let mut stdout = std::io::stdout().lock();
-        // A closed standard output is no reason to have failed.
-        let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        print(&last, args.json, words);
         done.map(|_| ()).map_err(server::Error::Work)
     })
 }
@@ -47,7 +45,7 @@ fn words(r: &GcReport) -> String {
     let would = if r.dry_run { "would be " } else { "" };
     let parked = match r.parked {
         0 => String::new(),
-        parked => format!("deferred         {parked} containers whose content is not known, for a day: run fsck\n"),
+        parked => format!("deferred         {} whose content is not known, for a day: run fsck\n", count(parked, "node")),
     };
     let now = r.finished_at.unwrap_or(r.started_at);
     let until =
@@ -59,24 +57,25 @@ fn words(r: &GcReport) -> String {
                 true => "a lease".to_owned(),
                 false => format!("unfinished pushes to {}", sessions.into_iter().collect::<Vec<_>>().join(", ")),
             };
-            format!("protected        {} objects, {} bytes: unreferenced, leased by {whose}{}\n", p.objects, p.bytes, until(p.expires_at))
+            let (objects, size) = (count(p.objects, "object"), bytes(p.bytes));
+            format!("protected        {objects}, {size}: unreferenced, leased by {whose}{}\n", until(p.expires_at))
         }
         _ => String::new(),
     };
     format!(
-        "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {} bytes\n\
-         packs {would}deleted   {}, {} bytes\n\
-         packs compacted  {}, {} bytes moved\n\
-         grace period     {} bytes{}\n{protected}{parked}",
-        r.released + r.unclaimed,
-        r.released,
-        r.unclaimed,
-        r.freed_bytes,
-        r.packs_deleted,
-        r.deleted_bytes,
-        r.packs_compacted,
-        r.moved_bytes,
-        r.draining_bytes,
+        "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {}\n\
+         packs {would}deleted   {}, {}\n\
+         packs compacted  {}, {} moved\n\
+         grace period     {}{}\n{protected}{parked}",
+        number(r.released + r.unclaimed),
+        number(r.released),
+        number(r.unclaimed),
+        bytes(r.freed_bytes),
+        number(r.packs_deleted),
+        bytes(r.deleted_bytes),
+        number(r.packs_compacted),
+        bytes(r.moved_bytes),
+        bytes(r.draining_bytes),
         until(r.draining_ends_at),
     )
 }

@@ -1,6 +1,7 @@
 //! `pf-registry mirror`.
 
 use super::Settings;
+use super::tool::json_line;
 use crate::mirror::{End, Error, Options, Report, mirror};
 use crate::{server, storage};
 use clap::Args;
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 pub(crate) struct Mirror {
     #[command(flatten)]
     settings: Settings,
-    /// Registry to copy from; without it, the store that the settings name. PF_REGISTRY_FROM_TOKEN is its token.
+    /// Registry to copy from; without it, this store. PF_REGISTRY_FROM_TOKEN is its token.
     #[arg(long, value_name = "URL", required_unless_present = "to")]
     from: Option<String>,
-    /// Registry to copy to; without it, the store that the settings name. PF_REGISTRY_TO_TOKEN is its token.
+    /// Registry to copy to; without it, this store. PF_REGISTRY_TO_TOKEN is its token.
     #[arg(long, value_name = "URL")]
     to: Option<String>,
     /// Repositories to copy, all if none is named; `*` stands for anything, as in `team/*`.
@@ -92,9 +93,9 @@ fn end(url: Option<String>, token: &str, store: Option<&pfr_store::Store>) -> Re
 
 fn tell(report: &Report, json: bool) {
     let text = match json {
-        true => serde_json::to_string(report).unwrap_or_default(),
-        false => report.to_string(),
+        true => json_line(report),
+        false => format!("{report}\n"),
     };
-    // Whoever closed standard output has read enough.
-    let _ = writeln!(std::io::stdout(), "{text}");
+    // The reader of a closed standard output has read enough.
+    let _ = write!(std::io::stdout(), "{text}");
 }

@@ -12,7 +12,9 @@ mod tool;
 
 use crate::config::{Config, Overrides};
 use crate::{server, telemetry};
-use clap::{Args, Parser, Subcommand};
+use clap::{Arg, Args, Parser, Subcommand};
+use pfr_client::json::ErrorDocument;
+use pfr_schema::ErrorCode;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,23 +32,43 @@ const USAGE: u8 = 1;
 
 /// Runs the command that the arguments of this process name, and returns its exit code.
 pub fn main() -> ExitCode {
+    let json = std::env::args_os().any(|argument| argument == "--json");
     // Buckets and databases are reached with TLS; nothing else in this process has chosen a provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let cli = match pfr_client::settings::parse::<Cli>() {
         Ok(cli) => cli,
         Err(error) => {
-            // A closed standard error leaves no place to report that it is closed.
+            if std::env::args_os().len() < 2 {
+                // A closed standard output leaves no place to report that it is closed.
+                let _ = write!(std::io::stdout(), "{error}");
+                return ExitCode::SUCCESS;
+            }
+            if json && error.use_stderr() {
+                let (message, hint) = pfr_client::settings::explain(&error);
+                return report(&ErrorDocument { code: ErrorCode::InvalidRequest.name(), message, hint, exit_code: USAGE });
+            }
+            // The same for standard error.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if json => {
+            let code = error.code().map_or("interrupted", ErrorCode::name);
+            report(&ErrorDocument { code, message: error.to_string(), hint: None, exit_code: error.exit_code() })
+        }
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "pf-registry: {error}");
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Writes an error as JSON, on one line.
+fn report(error: &ErrorDocument) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "{error}");
+    ExitCode::from(error.exit_code)
 }
 
 /// A command.
@@ -55,15 +77,36 @@ pub(crate) enum Command {
     /// Serves a store over HTTP. Prints `listening on http://ADDRESS` when ready; logs go to standard error.
     Serve(Settings),
     /// Collects garbage, once. May run beside a registry that serves the same store.
+    #[command(mut_args(of_tool), after_help = MORE)]
     Gc(gc::Gc),
-    /// Copies snapshots and tags from one registry to another, or between a registry and the own store.
+    /// Copies snapshots and tags from one registry to another, or between a registry and this store.
+    #[command(mut_args(of_tool), after_help = MORE)]
     Mirror(Box<mirror::Mirror>),
     /// Reads every pack and names what is damaged. May run beside a registry that serves the same store.
+    #[command(mut_args(of_tool), after_help = MORE)]
     Scrub(scrub::Scrub),
-    /// Compares the tables with what the containers say. Let nothing else write to the store meanwhile if counts are to be corrected.
+    /// Compares the tables with what the stored nodes say. With --repair nothing else may write to the store meanwhile.
+    #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use the store meanwhile.
+    #[command(mut_args(of_tool), after_help = MORE)]
     Rebuild(rebuild::Rebuild),
+}
+
+/// Settings that say which store a tool works on.
+const WHICH_STORE: [&str; 3] = ["data", "database", "storage"];
+const MORE: &str = "The other settings of `pf-registry serve` are accepted, too; most matter to a server only.";
+
+/// Leaves the settings of a server out of a tool's help. They are accepted all the same: one settings file and one environment
+/// serve all commands.
+fn of_tool(argument: Arg) -> Arg {
+    let id = argument.get_id().as_str();
+    if id == "config" || WHICH_STORE.contains(&id) {
+        return argument.help_heading("Store");
+    }
+    let settings = Overrides::augment_args(clap::Command::new("serve"));
+    let of_server = settings.get_arguments().any(|setting| setting.get_id().as_str() == id);
+    argument.hide(of_server)
 }
 
 /// Where the settings come from: the same for every command, so that all of them mean the same store.

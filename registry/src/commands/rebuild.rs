@@ -4,6 +4,7 @@ use super::Settings;
 use super::tool::{lines, on_store, print};
 use crate::{DataLock, server};
 use clap::Args;
+use pfr_client::human::count;
 use pfr_schema::api::RebuildReport;
 
 /// Arguments of `rebuild`.
@@ -24,17 +25,20 @@ pub(super) fn run(args: Rebuild) -> Result<(), server::Error> {
     if report.lost.is_empty() && report.refused.is_empty() {
         return Ok(());
     }
-    Err(server::Error::Found(format!(
-        "{} snapshots are lost, {} objects on storage could not be read",
-        report.lost.len(),
-        report.refused.len()
-    )))
+    let found = [(report.lost.len(), "lost snapshot"), (report.refused.len(), "unreadable object")];
+    let found: Vec<String> = found.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| count(n as u64, what)).collect();
+    Err(server::Error::Found(format!("rebuilt with {}", found.join(" and "))))
 }
 
 fn words(r: &RebuildReport) -> String {
     format!(
-        "rebuilt  {} snapshots and {} tags from {} journal objects; {} blobs and {} containers from {} packs\n",
-        r.snapshots, r.tags, r.journal, r.objects, r.containers, r.packs
+        "rebuilt  {} and {} from {}; {} and {} from {}\n",
+        count(r.snapshots, "snapshot"),
+        count(r.tags, "tag"),
+        count(r.journal, "journal object"),
+        count(r.objects, "blob"),
+        count(r.containers, "node"),
+        count(r.packs, "pack"),
     ) + &lines("refused", &r.refused)
         + &lines("lost   ", &r.lost)
 }

@@ -4,7 +4,8 @@ use super::Settings;
 use super::tool::{lines, on_store, print};
 use crate::{mirror, server};
 use clap::Args;
-use pfr_client::{Remote, RemoteOptions};
+use pfr_client::human::{bytes, count};
+use pfr_client::{ByteSize, Remote, RemoteOptions};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
 use pfr_store::{ScrubOptions, Store};
@@ -19,9 +20,9 @@ pub(crate) struct Scrub {
     /// Decode and hash every blob, and not only compare checksums.
     #[arg(long)]
     full: bool,
-    /// Bytes read a second at most.
-    #[arg(long, value_name = "BYTES")]
-    rate: Option<u64>,
+    /// Read at most this much per second, such as 100MB.
+    #[arg(long, value_name = "SIZE")]
+    rate: Option<ByteSize>,
     /// Another registry that has the same snapshots: what is damaged is fetched from it.
     #[arg(long, value_name = "URL")]
     heal_from: Option<String>,
@@ -40,7 +41,7 @@ pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
     let mirror =
         args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
     let mirror = mirror.transpose().map_err(mirror::Error::from)?;
-    let options = ScrubOptions { full: args.full, bytes_per_second: args.rate };
+    let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
     let (report, healing) = on_store(&config, async |store| {
         let mut report = store.scrub(&options, &mut |_| ()).await.map_err(server::Error::Work)?;
         let mut healing = Ok(());
@@ -62,12 +63,15 @@ pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
         return match report.unread.len() {
             0 => Ok(()),
             unread => {
-                let reason = format!("{unread} packs could not be read, nothing is known of what lies there: run it again");
+                let unread = count(unread as u64, "pack");
+                let reason = format!("{unread} could not be read, nothing is known of what lies there: run it again");
                 Err(server::Error::Work(pfr_store::Error::Unavailable { what: "packs", reason }))
             }
         };
     }
-    Err(server::Error::Found(format!("{} damaged blobs, {} bad packs", report.damaged.len(), report.bad_packs.len())))
+    let found = [(report.damaged.len(), "damaged blob"), (report.bad_packs.len(), "bad pack")];
+    let found: Vec<String> = found.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| count(n as u64, what)).collect();
+    Err(server::Error::Found(found.join(" and ")))
 }
 
 /// Fetches what is damaged, repository by repository; what one does not have, another may.
@@ -118,7 +122,9 @@ async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, dige
         Ok(frames) => match store.heal(repository, digests, frames).await {
             Ok(_) => return Ok(Next::Batch),
             // Of the own store.
-            Err(error @ (pfr_store::Error::Unavailable { .. } | pfr_store::Error::Full(_))) => return Err(server::Error::Work(error)),
+            Err(error @ (pfr_store::Error::Unavailable { .. } | pfr_store::Error::NotPermitted { .. } | pfr_store::Error::Full(_))) => {
+                return Err(server::Error::Work(error));
+            }
             Err(error) => error.to_string(),
         },
         Err(error) => match error.code() {
@@ -153,8 +159,8 @@ fn words(r: &ScrubReport) -> String {
             format!("{}: {}; {reached}", blob.digest, blob.reason)
         })
         .collect();
-    let healed = if r.healed > 0 { format!("healed    {} blobs\n", r.healed) } else { String::new() };
-    format!("scrubbed  {} packs, {} frames, {} bytes, {how}\n{healed}", r.packs, r.frames, r.bytes)
+    let healed = if r.healed > 0 { format!("healed    {}\n", count(r.healed, "blob")) } else { String::new() };
+    format!("scrubbed  {}, {}, {}, {how}\n{healed}", count(r.packs, "pack"), count(r.frames, "blob"), bytes(r.bytes))
         + &lines("bad pack", &r.bad_packs)
         + &lines("dead    ", &r.dead_frames)
         + &lines("unread  ", &r.unread)

@@ -13,10 +13,15 @@ pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Resu
 
 /// Prints a report: as JSON, or in words.
 pub(super) fn print<T: Serialize>(report: &T, json: bool, words: impl FnOnce(&T) -> String) {
-    let text = if json { serde_json::to_string(report).unwrap_or_default() + "\n" } else { words(report) };
+    let text = if json { json_line(report) } else { words(report) };
     let mut stdout = std::io::stdout().lock();
     // A closed standard output is no reason to have failed.
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// A report as `--json` gives it.
+pub(super) fn json_line<T: Serialize>(report: &T) -> String {
+    pfr_client::json::document(report).map(|document| document.to_string()).unwrap_or_default() + "\n"
 }
 
 /// One line for each.

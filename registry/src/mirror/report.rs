@@ -1,5 +1,6 @@
 //! What one pass of a mirror did.
 
+use pfr_client::human::{bytes, count, number};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use serde::Serialize;
 
@@ -50,6 +51,8 @@ pub struct Report {
     pub blobs: u64,
     /// Bytes moved.
     pub bytes: u64,
+    /// Patterns that no repository matches.
+    pub unmatched: Vec<String>,
     /// Tags that were left alone.
     pub conflicts: Vec<Conflict>,
     /// Snapshots and repositories that could not be copied.
@@ -72,10 +75,14 @@ impl Report {
                 );
                 (ErrorCode::TagMoved, why)
             }
-            (None, None) => return None,
+            (None, None) if self.unmatched.is_empty() => return None,
+            (None, None) => {
+                let detail = format!("no repository at the source matches {}", self.unmatched.join(", "));
+                return Some(super::Error::Incomplete { code: ErrorCode::RepositoryUnknown, detail });
+            }
         };
-        let (failures, conflicts) = (self.failures.len(), self.conflicts.len());
-        let detail = format!("{failures} not copied, {conflicts} tags in conflict; first: {first}");
+        let (failures, conflicts) = (self.failures.len(), count(self.conflicts.len() as u64, "tag"));
+        let detail = format!("{failures} not copied, {conflicts} in conflict; first: {first}");
         Some(super::Error::Incomplete { code, detail })
     }
 }
@@ -84,19 +91,18 @@ impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} repositories: {} snapshots copied, {} there already, {} gone meanwhile, {} deleted; {} tags moved, {} deleted; \
-             {} blobs, {} bytes moved; {} conflicts, {} failures; {:.1} s",
-            self.repositories,
-            self.snapshots_copied,
-            self.snapshots_present,
-            self.snapshots_skipped,
-            self.snapshots_deleted,
-            self.tags_moved,
-            self.tags_deleted,
-            self.blobs,
-            self.bytes,
-            self.conflicts.len(),
-            self.failures.len(),
+            "{}: {} copied, {} there already, {} gone meanwhile, {} deleted; {} moved, {} deleted; {}, {} moved; {}, {}; {:.1} s",
+            if self.repositories == 1 { "1 repository".to_owned() } else { format!("{} repositories", number(self.repositories)) },
+            count(self.snapshots_copied, "snapshot"),
+            number(self.snapshots_present),
+            number(self.snapshots_skipped),
+            number(self.snapshots_deleted),
+            count(self.tags_moved, "tag"),
+            number(self.tags_deleted),
+            count(self.blobs, "blob"),
+            bytes(self.bytes),
+            count(self.conflicts.len() as u64, "conflict"),
+            count(self.failures.len() as u64, "failure"),
             self.seconds
         )
     }

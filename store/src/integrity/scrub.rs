@@ -100,7 +100,7 @@ impl Scrub<'_> {
     async fn pack(&mut self, row: &PackRow) -> Result<()> {
         let mut findings = match self.look(row).await {
             Ok(findings) => findings,
-            Err(error @ (Error::Unavailable { what: "packs", .. } | Error::Full(_))) => {
+            Err(error @ (Error::Unavailable { what: "packs", .. } | Error::NotPermitted { what: "packs", .. } | Error::Full(_))) => {
                 self.unreadable += 1;
                 if self.unreadable >= UNREADABLE {
                     return Err(error);

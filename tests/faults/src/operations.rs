@@ -237,7 +237,7 @@ pub(crate) async fn push(
     for _ in 0..3 {
         match store.commit(&session.id, snapshot.digest, tag.clone(), expected.flatten()).await {
             Ok(_) => return (Ok(()), unsure),
-            Err(Error::Unavailable { .. } | Error::Full(_)) => unsure = true,
+            Err(Error::Unavailable { .. } | Error::NotPermitted { .. } | Error::Full(_)) => unsure = true,
             Err(error) => return (Err(error), unsure),
         }
     }

@@ -16,7 +16,7 @@ pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> 
         return context.out.json(&answer);
     }
     if answer.engines.is_empty() {
-        return context.out.line("no engine has registered with the agent yet");
+        return context.out.line("no engine is registered with the agent now");
     }
     print_engines(&mut context.out, &answer)
 }
@@ -26,9 +26,9 @@ pub fn print_engines(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
     let mut table = Table::new([
         Column::left("ENGINE").style(Style::Bold),
         Column::left("STATE"),
-        Column::right("WORLD"),
-        Column::left("GROUPS").optional(),
-        Column::right("MAPPED"),
+        Column::right("RANKS"),
+        Column::left("CACHE GROUPS").optional(),
+        Column::right("KV MEMORY"),
         Column::right("SNAPSHOTS"),
         Column::right("RESTORES"),
     ]);

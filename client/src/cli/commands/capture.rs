@@ -5,6 +5,7 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, number, one_line};
 use crate::cli::progress::{Standing, watch};
+use crate::cli::suggest::Suggestion;
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
 use std::time::Duration;
@@ -30,11 +31,9 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
     let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
     let failure = failed.map(|push| {
         let why = push.error.as_deref().unwrap_or("no reason was given");
-        Failure::new(
-            push.code.map_or(7, ErrorCode::exit_code),
-            format!("{} lies in the agent's store, but was not pushed: {}", report.reference, one_line(why)),
-        )
-        .hint("`pf pushes` shows what becomes of it")
+        let words = format!("{} is in the agent's store, but was not pushed: {}", report.reference, one_line(why));
+        Failure::bare(push.code.unwrap_or(ErrorCode::Unavailable), words)
+            .hint(Suggestion::new("pushes").agent().then(" shows whether a later attempt succeeds"))
     });
     if context.json {
         context.out.json(&report)?;
@@ -74,7 +73,7 @@ fn seconds(seconds: f64) -> String {
 /// What a capture did, in lines for people.
 pub fn told_of_snapshot(report: &SnapshotReport) -> Vec<String> {
     let exact = match (report.exactness, report.oracle) {
-        (pfr_schema::snapshot::Exactness::BitExact, true) => "bit-exact, with the scores of the next step".to_owned(),
+        (pfr_schema::snapshot::Exactness::BitExact, true) => "bit-exact, with the logits of the next step".to_owned(),
         (pfr_schema::snapshot::Exactness::BitExact, false) => "bit-exact".to_owned(),
         (pfr_schema::snapshot::Exactness::NearExact, _) if report.unrecorded.is_empty() => "near-exact".to_owned(),
         (pfr_schema::snapshot::Exactness::NearExact, _) => format!("near-exact, not recorded: {}", one_line(&report.unrecorded.join(", "))),
@@ -87,13 +86,13 @@ pub fn told_of_snapshot(report: &SnapshotReport) -> Vec<String> {
     let mut lines = vec![
         format!("{} of {} at token {}, {exact}", report.reference, one_line(&report.sequence), number(report.boundary)),
         format!(
-            "{}, {} resident: {} moved, {} new",
+            "{}, {} resident: {} copied from the engine, {} new",
             count(report.pages, "page"),
             bytes(report.bytes_resident),
             bytes(report.bytes_moved),
             bytes(report.bytes_new)
         ),
-        format!("the engine stood still for {}, {} in all", seconds(report.pause_seconds), seconds(report.total_seconds)),
+        format!("the engine paused for {}, {} in all", seconds(report.pause_seconds), seconds(report.total_seconds)),
     ];
     lines.extend(push);
     lines
@@ -106,10 +105,10 @@ pub fn told_of_restore(report: &RestoreReport) -> Vec<String> {
         |sequence| format!("runs as {}", one_line(sequence)),
     );
     let proofs = match (report.values_computed + report.values_attested, report.oracle) {
-        (0, true) => "every page hashed in the engine's memory, the next step's scores equal".to_owned(),
+        (0, true) => "every page hashed in the engine's memory, the logits of the next step equal".to_owned(),
         (0, false) => "every page hashed".to_owned(),
         (n, oracle) => {
-            format!("every page and {} hashed{}", count(n, "state tensor"), if oracle { ", the next step's scores equal" } else { "" })
+            format!("every page and {} hashed{}", count(n, "state tensor"), if oracle { ", the logits of the next step equal" } else { "" })
         }
     };
     vec![

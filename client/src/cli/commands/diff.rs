@@ -8,6 +8,8 @@ use crate::cli::output::human::{bytes, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::side::Side;
+use crate::cli::suggest::{Advice, Suggestion};
+use pfr_schema::Reference;
 use pfr_schema::api::GroupDiff;
 
 pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
@@ -16,15 +18,22 @@ pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
     if let Side::Remote(_) = &side
         && (b.repository != args.a.repository || b.registry != args.a.registry)
     {
-        return Err(Failure::usage(format!("a registry compares snapshots of one repository, found {} and {b}", args.a))
-            .hint("pull both and use --local"));
+        let diff = Suggestion::new("diff").local().arg(local(&args.a)).arg(local(&b));
+        return Err(Failure::usage(format!("a registry compares snapshots of one repository, found {} and {b}", args.a)).hint(
+            Advice::from("the local store compares any two: ")
+                .run(Suggestion::new("pull").both().arg(&args.a))
+                .text(", ")
+                .run(Suggestion::new("pull").both().arg(&b))
+                .text(", then ")
+                .run(diff),
+        ));
     }
     let diff = side.diff((&args.a.repository, &args.a.selector_or_latest()), (&b.repository, &b.selector_or_latest())).await?;
     if context.json {
         return context.out.json(&diff);
     }
     let paint = context.out.paint;
-    let label = |r: &pfr_schema::Reference| one_line(&r.selector_or_latest().to_string());
+    let label = |r: &Reference| one_line(&r.selector_or_latest().to_string());
     context.out.pairs(&[
         ("A", format!("{}  {}", paint.yellow(&diff.a.short()), label(&args.a))),
         ("B", format!("{}  {}", paint.yellow(&diff.b.short()), label(&b))),
@@ -52,6 +61,11 @@ pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
         table.row(["other layers".into(), String::new(), String::new(), String::new(), bytes(a), bytes(b)]);
     }
     context.out.table(&table)
+}
+
+/// The same reference in the local store.
+fn local(reference: &Reference) -> Reference {
+    Reference { registry: None, ..reference.clone() }
 }
 
 fn row(g: &GroupDiff, ranks: bool, scale: u64) -> [String; 7] {

@@ -27,7 +27,7 @@ pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> 
             let sequences = (sequences > 0).then(|| format!("{sequences} of {all} sequences are still here only"));
             let engines = (engines > 0).then(|| format!("it is not known what {} may hold", count(engines as u64, "engine")));
             let said: Vec<String> = sequences.into_iter().chain(engines).collect();
-            let failure = Failure::new(first.problem.code.exit_code(), said.join(", and "));
+            let failure = Failure::bare(first.problem.code, said.join(", and "));
             Err(failure.hint("run the same command again; what was pushed is not sent twice"))
         }
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! `pf gc` and `pf pin`: what the local store takes up, and what stays in it. `pf gc --remote` asks a registry.
+//! `pf gc` and `pf pin`: the registry collects garbage, or the local store does; pins are the local store's.
 
 use super::usage::whose;
 use crate::cli::args;
@@ -6,9 +6,11 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, now_ms, number, until};
 use crate::cli::progress::{Standing, watch};
+use crate::cli::side::Side;
+use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::Remote;
 use pfr_schema::api::{GcReport, GcRequest};
-use pfr_schema::{Digest, ErrorCode};
+use pfr_schema::{Digest, ErrorCode, Reference};
 use pfr_store::{GcOptions, Pin, Store};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,32 +36,45 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
         Standing { phase: "collecting".into(), done: report.freed_bytes + report.moved_bytes + report.deleted_bytes, ..Standing::default() }
     };
     let update = |report: &GcReport| seen.lock().unwrap_or_else(PoisonError::into_inner).clone_from(report);
-    let report = if args.remote {
-        let remote = context.remote(None)?;
-        watch(context.quiet, standing, remotely(&remote, args.dry_run, SILENCE, update)).await?
-    } else {
-        let (store, most) = (context.existing_store().await?, args.max_size.or(context.max_store_size()));
-        // Readers of this store look again when a pack is gone, so nothing needs to linger.
-        let options = GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
-        let work = async {
-            match most {
-                Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,
-                None => store.gc(&options, &mut |report| update(report)).await,
-            }
-        };
-        watch(context.quiet, standing, work).await?
+    if let (Some(size), false) = (args.max_size, args.at.local) {
+        let gc = Suggestion::new("gc").local().arg(format!("--max-size={size}"));
+        return Err(Failure::usage("--max-size limits the local store, so it needs --local; a registry evicts nothing")
+            .hint(gc.then(" evicts what was not used for longest")));
+    }
+    if args.unfinished && !args.at.local {
+        let gc = Suggestion::new("gc").local().arg("--unfinished");
+        return Err(Failure::usage(
+            "--unfinished is for the local store, so it needs --local; a registry ends the leases of its pushes itself",
+        )
+        .hint(gc.then(" frees what interrupted pulls left here")));
+    }
+    let side = context.side(args.at, None).await?;
+    let report = match &side {
+        Side::Remote(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, SILENCE, update)).await?,
+        Side::Local(store) => {
+            // Readers of this store look again when a pack is gone, so nothing needs to linger.
+            let options =
+                GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
+            let work = async {
+                match args.max_size.or(context.max_store_size()) {
+                    Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,
+                    None => store.gc(&options, &mut |report| update(report)).await,
+                }
+            };
+            watch(context.quiet, standing, work).await?
+        }
     };
     if context.json {
         context.out.json(&report)?;
     } else {
-        print(context, &report, !args.remote)?;
+        print(context, &report, args.at.local)?;
     }
     // The local store's own failure has ended the command above; what is left is said of a size that cannot be reached.
     match &report.error {
-        Some(error) if args.remote => {
+        Some(error) if matches!(side, Side::Remote(_)) => {
             // What was done is told before what was not.
             context.out.flush()?;
-            Err(Failure::of_code(ErrorCode::Unavailable, format!("the collection failed in the registry: {error}"))
+            Err(Failure::bare(ErrorCode::Unavailable, format!("the collection failed in the registry: {error}"))
                 .hint("the registry's log has more; run the same command again, it goes on where it stopped"))
         }
         _ => Ok(()),
@@ -78,8 +93,8 @@ async fn remotely(remote: &Remote, dry_run: bool, silence: Duration, update: imp
             news = Instant::now();
         } else if news.elapsed() >= silence {
             let words = format!("collection {} has said nothing new for {} seconds", report.id, silence.as_secs());
-            return Err(Failure::of_code(ErrorCode::Unavailable, words)
-                .hint("the process that ran it may have died; `pf gc --remote` starts another, which goes on where it stopped"));
+            let hint = Advice::from("the process that ran it may have died; ").run(Suggestion::new("gc"));
+            return Err(Failure::bare(ErrorCode::Unavailable, words).hint(hint.text(" starts another, which goes on where it stopped")));
         }
         report = now;
     }
@@ -87,11 +102,12 @@ async fn remotely(remote: &Remote, dry_run: bool, silence: Duration, update: imp
 }
 
 fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure> {
+    let unfinished = context.suggest(&Suggestion::new("gc").local().arg("--unfinished"));
     let out = &mut context.out;
     if r.dry_run {
         out.line(out.paint.dim("nothing was changed; this is what would go"))?;
     }
-    let lines = words(r, local, now_ms());
+    let lines = words(r, local, now_ms(), &unfinished);
     let (pairs, sentences): (Vec<_>, Vec<_>) = lines.into_iter().partition(|(label, _)| !label.is_empty());
     let freed = pairs.iter().any(|(label, _)| *label == "freed");
     if freed {
@@ -107,7 +123,7 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
 }
 
 /// What a run did and left, line by line: a label, if the line has one, and the text.
-fn words(r: &GcReport, local: bool, now: u64) -> Vec<(&'static str, String)> {
+fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static str, String)> {
     let objects = r.released + r.unclaimed;
     let mut lines = Vec::new();
     let protected = r.protected.as_ref().filter(|p| p.bytes > 0).map(|p| {
@@ -129,7 +145,7 @@ fn words(r: &GcReport, local: bool, now: u64) -> Vec<(&'static str, String)> {
         lines.extend(protected.map(|words| ("protected", words)));
     }
     if local && r.protected.as_ref().is_some_and(|p| !p.sessions.is_empty()) {
-        lines.push(("", "`pf gc --unfinished` frees it now; the interrupted command again resumes it instead".into()));
+        lines.push(("", format!("{unfinished} frees it now; the interrupted command again resumes it instead")));
     }
     if r.parked > 0 {
         lines.push(("deferred", format!("{} of unknown content, kept for a day", count(r.parked, "list"))));
@@ -142,10 +158,15 @@ fn words(r: &GcReport, local: bool, now: u64) -> Vec<(&'static str, String)> {
 }
 
 pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> {
-    if let Some(registry) = &args.reference.registry {
-        return Err(Failure::usage(format!("a pin is for the local store, but the reference names the registry {registry}")));
-    }
-    let store = context.existing_store().await?;
+    let Side::Local(store) = context.side(args.at, Some(&args.reference)).await? else {
+        let pin = Suggestion::new("pin").local().arg(Reference { registry: None, ..args.reference });
+        let pin = if args.remove { pin.arg("--remove") } else { pin };
+        return Err(Failure::usage("a registry has no pins: a pin keeps a snapshot in the local store").hint(pin.then(if args.remove {
+            " removes the pin there"
+        } else {
+            " pins it there"
+        })));
+    };
     let repository = &args.reference.repository;
     let digest = store.resolve(repository, &args.reference.selector_or_latest()).await?;
     let pinned = store.pin(repository, &digest, Pin::ByHand, !args.remove).await?;
@@ -195,7 +216,7 @@ mod tests {
         let session = OpenSession { repository: "team/agent".parse().unwrap(), expires_at: now + 3_540_000 };
         let protected = Protected { objects: 3, bytes: 28 << 20, expires_at: Some(now + 3_540_000), sessions: vec![session] };
         let text = |report: &GcReport, local| {
-            words(report, local, now).into_iter().map(|(label, text)| format!("{label}|{text}")).collect::<Vec<_>>()
+            words(report, local, now, "`pf gc --unfinished`").into_iter().map(|(label, text)| format!("{label}|{text}")).collect::<Vec<_>>()
         };
         let report = GcReport { protected: Some(protected), ..GcReport::default() };
         assert_eq!(

@@ -59,7 +59,7 @@ async fn processfork(context: &mut Context, args: ImportProcessfork) -> Result<(
     ended?;
     if failed > 0 {
         let of = count(report.images.len() as u64, "image");
-        return Err(Failure::new(ErrorCode::InvalidRequest.exit_code(), format!("{failed} of {of} could not be imported")));
+        return Err(Failure::bare(ErrorCode::InvalidRequest, format!("{failed} of {of} could not be imported")));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `pf inspect`: one snapshot, whole.
+//! `pf inspect`: all of one snapshot.
 
 use crate::cli::args::Inspect;
 use crate::cli::context::Context;
@@ -42,7 +42,7 @@ fn head(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
     };
     out.pairs(&[
         ("snapshot", paint.yellow(&s.digest.to_string())),
-        ("tags", paint.cyan(&s.tags.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))),
+        ("tags", paint.cyan(&super::tags(&s.tags))),
         ("parents", parents.join("  ")),
         ("pushed", format!("{}, {}", utc(s.pushed_at), age(s.pushed_at, now_ms()))),
         ("tokens", number(detail.trees.iter().map(PageTree::tokens).max().unwrap_or(0))),
@@ -50,7 +50,7 @@ fn head(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
         ("logical", format!("{}, of which {} were new", bytes(s.logical_bytes), bytes(s.new_bytes))),
         ("agent", text(&config.agent)),
         ("engine", text(&config.engine)),
-        ("boundary", config.boundary.map(number).unwrap_or_default()),
+        ("prefix length", config.boundary.map(|tokens| count(tokens, "token")).unwrap_or_default()),
         ("prefix", config.prefix.as_ref().map(|key| format!("{} {}", one_line(&key.scheme), key.prefix)).unwrap_or_default()),
         ("exactness", exactness.to_owned()),
         ("unrecorded", one_line(&config.unrecorded.join(", "))),
@@ -77,7 +77,7 @@ fn groups(out: &mut Out, trees: &[PageTree]) -> Result<(), Failure> {
         Column::left("SHAPE"),
         Column::right("PAGES"),
         Column::right("PAGE"),
-        Column::right("RUNS").optional(),
+        Column::right("CHUNKS").optional(),
         Column::left("RANK").optional(),
         Column::left("LAYOUT").style(Style::Dim).optional(),
     ]);

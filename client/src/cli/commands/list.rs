@@ -36,7 +36,7 @@ async fn repositories(context: &mut Context, side: &Side) -> Result<(), Failure>
     }
     let now = now_ms();
     let unfinished = match side {
-        Side::Local(_) => unfinished(&side.usage().await?, now),
+        Side::Local(_) => unfinished(&side.usage().await?, now, &context.site()),
         Side::Remote(_) => None,
     };
     if repositories.is_empty() {

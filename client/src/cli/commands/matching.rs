@@ -4,6 +4,7 @@ use crate::cli::args::Match;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{count, number, one_line};
+use crate::cli::suggest::Suggestion;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::MatchRequest;
 use std::io::Read as _;
@@ -34,10 +35,9 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
                 context.out.line(context.out.paint.dim(&line))?;
             }
         }
-        return Err(Failure::of_code(
-            ErrorCode::SnapshotUnknown,
-            format!("no snapshot in {repository} that these tokens can be resumed from"),
-        ));
+        let words = format!("no snapshot in {repository} that these tokens can be resumed from");
+        let hint = Suggestion::new("ls").here().repository().then(" lists its tags and snapshots");
+        return Err(Failure::bare(ErrorCode::SnapshotUnknown, words).hint(hint));
     };
     if !context.json {
         if !context.quiet {
@@ -51,10 +51,7 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    let failed = |e: std::io::Error| {
-        let exit = if e.kind() == std::io::ErrorKind::NotFound { 5 } else { 1 };
-        Failure::new(exit, format!("cannot read {}: {e}", path.display()))
-    };
+    let failed = |e: std::io::Error| Failure::io(&format!("cannot read {}", path.display()), &e);
     if path == Path::new("-") {
         std::io::stdin().lock().take(TOKENS_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     } else {

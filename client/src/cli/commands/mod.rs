@@ -11,8 +11,10 @@ mod list;
 pub mod log;
 mod matching;
 mod names;
+mod prune;
 pub mod pull;
 pub mod push;
+mod remove;
 mod scrub;
 pub mod stats;
 mod usage;
@@ -22,6 +24,7 @@ use super::args::{Args, Command};
 use super::context::Context;
 use super::demo;
 use super::failure::Failure;
+use super::output::human::{natural, number};
 use clap::CommandFactory as _;
 use pfr_schema::Tag;
 
@@ -35,7 +38,8 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Inspect(args) => inspect::run(context, args).await,
         Command::Diff(args) => diff::run(context, args).await,
         Command::Tag(args) => names::tag(context, args).await,
-        Command::Rm(args) => names::remove(context, args).await,
+        Command::Rm(args) => remove::run(context, args).await,
+        Command::Prune(args) => prune::run(context, args).await,
         Command::Fork(args) => names::fork(context, args).await,
         Command::Stats(args) => stats::run(context, args).await,
         Command::Df(args) => usage::run(context, args).await,
@@ -56,15 +60,18 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
             context.out.write(&script)
         }
         Command::Demo(args) => demo::run(context, args).await,
+        Command::Version => context.out.line(format!("pf {}", env!("CARGO_PKG_VERSION"))),
     }
 }
 
 /// Tags in a table cell: the first few, and how many more.
 fn tags(tags: &[Tag]) -> String {
     const SHOWN: usize = 3;
-    let mut text = tags.iter().take(SHOWN).map(Tag::as_str).collect::<Vec<_>>().join(", ");
+    let mut sorted: Vec<&str> = tags.iter().map(Tag::as_str).collect();
+    sorted.sort_by(|a, b| natural(a, b));
+    let mut text = sorted.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
     if tags.len() > SHOWN {
-        text.push_str(&format!(" +{}", tags.len() - SHOWN));
+        text.push_str(&format!(" +{}", number((tags.len() - SHOWN) as u64)));
     }
     text
 }
@@ -77,5 +84,8 @@ mod tests {
     fn many_tags_are_counted() {
         let named = |n: usize| (1..=n).map(|i| format!("t-{i}").parse().unwrap()).collect::<Vec<Tag>>();
         assert_eq!([tags(&named(0)), tags(&named(2)), tags(&named(5))], ["", "t-1, t-2", "t-1, t-2, t-3 +2"]);
+        assert_eq!(tags(&named(10_003)), "t-1, t-2, t-3 +10,000");
+        let by_name: Vec<Tag> = ["f-1", "f-10", "f-2"].map(|t| t.parse().unwrap()).into();
+        assert_eq!(tags(&by_name), "f-1, f-2, f-10");
     }
 }

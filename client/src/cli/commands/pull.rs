@@ -1,5 +1,6 @@
 //! `pf pull`: a snapshot from a registry, into the local store or a directory.
 
+use super::push::deduplicated;
 use crate::cli::args::Pull;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -43,12 +44,11 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
 /// One line about a pull, without its time.
 pub fn brief(report: &PullReport) -> String {
     format!(
-        "{}, {}: received {} ({}), {} already here, {}",
+        "{}, {}: received {} ({}){}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
-        count(report.blobs_received, "frame"),
+        count(report.blobs_received, "blob"),
         bytes(report.bytes_received),
-        bytes(report.bytes_deduplicated),
-        count(report.round_trips, "round trip")
+        deduplicated(report.bytes_deduplicated, report.bytes_raw, "already here")
     )
 }

@@ -1,4 +1,4 @@
-//! `pf push`: a directory or a local snapshot, made whole in a registry.
+//! `pf push`: a directory or a local snapshot, stored in a registry.
 
 use crate::cli::args::Push;
 use crate::cli::context::Context;
@@ -6,6 +6,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::side::Side;
+use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::{Digest, Reference, Selector, Tag};
 use std::path::{Path, PathBuf};
@@ -38,8 +39,11 @@ async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
             let store = context.existing_store().await.map_err(|f| f.context(&format!("{text} is not a directory")))?;
             let snapshot =
                 store.resolve(&reference.repository, &reference.selector_or_latest()).await.map_err(Failure::from).map_err(|f| {
-                    f.context(&format!("{text} is not a directory"))
-                        .hint("SOURCE is a snapshot directory, or a REF that `pf ls --local` knows")
+                    f.context(&format!("{text} is not a directory")).hint(
+                        Advice::from("SOURCE is a snapshot directory, or a REF in the local store, which ")
+                            .run(Suggestion::new("ls").local())
+                            .text(" lists"),
+                    )
                 })?;
             Ok(Source::Store { store, snapshot })
         }
@@ -58,7 +62,9 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
     }
     match text.parse::<Reference>() {
         Ok(Reference { registry: Some(registry), .. }) => Err(Failure::usage(format!("the source {text} names the registry {registry}"))
-            .hint("`pf pull` it first; a push starts from a directory or from the local store")),
+            .hint(
+                Suggestion::new("pull").both().arg(text).then(" fetches it first; a push starts from a directory or from the local store"),
+            )),
         Ok(reference) => Ok(Place::Store(reference)),
         Err(error) => Err(Failure::usage(format!("there is no directory {text}, and it is no reference into the local store: {error}"))),
     }
@@ -93,16 +99,20 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
     Ok(digests)
 }
 
+/// What need not move, unless it is next to nothing: an empty configuration is in every registry.
+pub fn deduplicated(saved: u64, of: u64, what: &str) -> String {
+    if saved.saturating_mul(1000) < of { String::new() } else { format!(", {} {what}", bytes(saved)) }
+}
+
 /// One line about a push, without its time.
 pub fn brief(report: &PushReport) -> String {
     format!(
-        "{}, {}: sent {} ({}), {} deduplicated, {}",
+        "{}, {}: sent {} ({}){}",
         count(report.pages, "page"),
         bytes(report.bytes_raw),
-        count(report.blobs_sent, "frame"),
+        count(report.blobs_sent, "blob"),
         bytes(report.bytes_sent),
-        bytes(report.bytes_deduplicated),
-        count(report.round_trips, "round trip")
+        deduplicated(report.bytes_deduplicated, report.bytes_raw, "deduplicated")
     )
 }
 

@@ -5,18 +5,21 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count};
 use crate::cli::progress::{Standing, watch};
+use crate::cli::side::Side;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
 use pfr_store::{ScrubOptions, Store};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
-    let report = if args.remote {
-        let remote = context.remote(None)?;
-        let standing = || Standing { phase: "the registry reads and checks".into(), ..Standing::default() };
-        watch(context.quiet, standing, async { Ok::<_, Failure>(remote.scrub(args.full).await?) }).await?
-    } else {
-        local(context.quiet, &context.existing_store().await?, args.full).await?
+    let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
+    let report = match context.side(args.at, None).await? {
+        Side::Remote(remote) => {
+            let standing = || Standing { phase: "the registry reads and checks".into(), ..Standing::default() };
+            let work = async { Ok::<_, Failure>(remote.scrub(options.full, options.bytes_per_second).await?) };
+            watch(context.quiet, standing, work).await?
+        }
+        Side::Local(store) => local(context.quiet, &store, &options).await?,
     };
     if context.json {
         context.out.json(&report)?;
@@ -29,21 +32,21 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
             return Ok(());
         }
         let words = format!("{} could not be read: nothing is known of what lies there", count(unread, "pack"));
-        return Err(Failure::of_code(ErrorCode::Unavailable, words).hint("look at the storage and run the same command again"));
+        return Err(Failure::bare(ErrorCode::Unavailable, words).hint("look at the storage and run the same command again"));
     }
     let found = format!("{} and {} damaged", count(report.damaged.len() as u64, "blob"), count(report.bad_packs.len() as u64, "pack"));
     let hint = match report.damaged.iter().any(|blob| !blob.snapshots.is_empty()) {
         true => "push or pull the snapshots named above again: that heals them",
         false => "no snapshot is affected; what was good in a bad pack lies in a new one",
     };
-    Err(Failure::of_code(ErrorCode::CorruptStore, found).hint(hint))
+    Err(Failure::bare(ErrorCode::CorruptStore, found).hint(hint))
 }
 
 fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
     let paint = context.out.paint;
     let how = if report.full { "hashed" } else { "compared with checksums" };
-    let (packs, frames) = (count(report.packs, "pack"), count(report.frames, "frame"));
-    context.out.line(format!("{packs}, {frames}, {} read and {how}", bytes(report.bytes)))?;
+    let (packs, blobs) = (count(report.packs, "pack"), count(report.frames, "blob"));
+    context.out.line(format!("{packs}, {blobs}, {} read and {how}", bytes(report.bytes)))?;
     for pack in &report.bad_packs {
         context.out.line(format!("{} {pack}", paint.yellow("pack")))?;
     }
@@ -62,7 +65,7 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
     context.out.flush()
 }
 
-async fn local(quiet: bool, store: &Store, full: bool) -> Result<ScrubReport, Failure> {
+async fn local(quiet: bool, store: &Store, options: &ScrubOptions) -> Result<ScrubReport, Failure> {
     let total = store.metadata().disk_bytes().await?;
     let seen = Arc::new(Mutex::new(0));
     let standing = || {
@@ -71,6 +74,6 @@ async fn local(quiet: bool, store: &Store, full: bool) -> Result<ScrubReport, Fa
     };
     let update = seen.clone();
     let mut on_progress = move |report: &ScrubReport| *update.lock().unwrap_or_else(PoisonError::into_inner) = report.bytes;
-    let work = async { store.scrub(&ScrubOptions { full, bytes_per_second: None }, &mut on_progress).await };
+    let work = async { store.scrub(options, &mut on_progress).await };
     Ok(watch(quiet, standing, work).await?)
 }

@@ -56,9 +56,9 @@ pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
             format!("{}  {}", bytes(stats.logical), out.paint.dim(&format!("in {}", count(stats.snapshots.len() as u64, "snapshot")))),
         ),
         ("unique", format!("{}  {}", bytes(stats.unique), out.paint.dim("each blob once"))),
-        ("stored", format!("{}  {}", bytes(stats.stored), out.paint.dim("the same, encoded"))),
+        ("stored", format!("{}  {}", bytes(stats.stored), out.paint.dim("after compression, with headers"))),
         ("disk", format!("{}  {}", bytes(stats.disk), out.paint.dim(packs))),
         ("dedup ratio", out.paint.green(&ratio(stats.dedup_ratio))),
-        ("codec ratio", ratio(stats.codec_ratio)),
+        ("compression", ratio(stats.codec_ratio)),
     ])
 }

@@ -6,6 +6,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, now_ms, until};
 use crate::cli::output::table::{Column, Table};
 use crate::cli::side::Side;
+use crate::cli::suggest::{Site, Suggestion};
 use pfr_schema::api::{Protected, Usage};
 use std::collections::BTreeSet;
 
@@ -19,22 +20,23 @@ pub async fn run(context: &mut Context, args: Df) -> Result<(), Failure> {
         return context.out.json(&usage);
     }
     let mut table = Table::new([Column::left("WHAT"), Column::right("BYTES"), Column::left("FREED").optional()]);
-    for [what, size, freed] in rows(&usage, matches!(side, Side::Local(_)), now_ms()) {
+    for [what, size, freed] in rows(&usage, matches!(side, Side::Local(_)), now_ms(), &context.site()) {
         table.row([what, size, freed]);
     }
     context.out.table(&table)
 }
 
-fn rows(usage: &Usage, local: bool, now: u64) -> Vec<[String; 3]> {
+fn rows(usage: &Usage, local: bool, now: u64, site: &Site) -> Vec<[String; 3]> {
     let Usage { leased, .. } = usage;
     let pinned = if usage.pinned > 0 { format!(", {} pinned", usage.pinned) } else { String::new() };
-    let gc = if local { "by `pf gc`" } else { "by garbage collection" };
+    let collect = format!("by `{}`", Suggestion::new("gc").local().render(site));
+    let gc = if local { collect } else { "by garbage collection".to_owned() };
     let end = |bytes: u64, end: Option<u64>| if bytes == 0 { String::new() } else { ends(end, now) };
     let mut rows = vec![("snapshots", usage.live_bytes, format!("{}{pinned}", count(usage.snapshots, "snapshot")))];
     if leased.bytes > 0 {
         rows.push(("leased", leased.bytes, format!("{}, {}", end(leased.bytes, leased.expires_at), whose(leased, local))));
     }
-    rows.push(("garbage", usage.garbage_bytes, if usage.garbage_bytes > 0 { gc.to_owned() } else { String::new() }));
+    rows.push(("garbage", usage.garbage_bytes, if usage.garbage_bytes > 0 { gc } else { String::new() }));
     rows.push(("dead", usage.dead_bytes, if usage.dead_bytes > 0 { "by compaction".into() } else { String::new() }));
     rows.push(("deleted", usage.draining_bytes, end(usage.draining_bytes, usage.draining_ends_at)));
     if usage.unfinished_packs > 0 {
@@ -70,14 +72,16 @@ pub fn whose(protected: &Protected, local: bool) -> String {
 }
 
 /// What an interrupted pull left in the local store, and how to go on; none if there is nothing of it.
-pub fn unfinished(usage: &Usage, now: u64) -> Option<String> {
+pub fn unfinished(usage: &Usage, now: u64, site: &Site) -> Option<String> {
+    let gc = Suggestion::new("gc").local();
+    let end = gc.clone().arg("--unfinished").render(site);
     let (leased, garbage) = (&usage.leased, usage.garbage_bytes + usage.unfinished_bytes);
     let go_on = "the same command again resumes it";
     if leased.bytes > 0 {
         let kept = leased.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
-        return Some(format!("{} of {}{kept}: {go_on}, `pf gc --unfinished` frees it", bytes(leased.bytes + garbage), whose(leased, true)));
+        return Some(format!("{} of {}{kept}: {go_on}, `{end}` frees it", bytes(leased.bytes + garbage), whose(leased, true)));
     }
-    let command = if usage.unfinished_bytes > 0 { "pf gc --unfinished" } else { "pf gc" };
+    let command = if usage.unfinished_bytes > 0 { end } else { gc.render(site) };
     (garbage > 0).then(|| format!("{} that no snapshot holds: `{command}` frees it", bytes(garbage)))
 }
 
@@ -103,28 +107,28 @@ mod tests {
             pinned: 1,
             ..Usage::default()
         };
-        let rows = rows(&usage, true, now);
+        let rows = rows(&usage, true, now, &Site::default());
         let text: Vec<String> = rows.iter().map(|row| row.join(" | ")).collect();
         assert_eq!(
             text,
             [
                 "snapshots | 4.00 KiB | 2 snapshots, 1 pinned",
                 "leased | 2.00 KiB | after 00:58 UTC, in 59 min, an unfinished pull, import or capture into team/agent",
-                "garbage | 1.00 KiB | by `pf gc`",
+                "garbage | 1.00 KiB | by `pf gc --local`",
                 "dead | 512 B | by compaction",
                 "deleted | 512 B | after 00:00:59 UTC, in 60 s",
                 "total | 8.00 KiB | ",
             ]
         );
         assert_eq!(
-            unfinished(&usage, now).unwrap(),
+            unfinished(&usage, now, &Site::default()).unwrap(),
             "3.00 KiB of an unfinished pull, import or capture into team/agent, kept until 00:58 UTC, in 59 min: \
-             the same command again resumes it, `pf gc --unfinished` frees it"
+             the same command again resumes it, `pf gc --unfinished --local` frees it"
         );
         assert_eq!(
-            unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now).unwrap(),
-            "1.00 KiB that no snapshot holds: `pf gc` frees it"
+            unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now, &Site::default()).unwrap(),
+            "1.00 KiB that no snapshot holds: `pf gc --local` frees it"
         );
-        assert_eq!(unfinished(&Usage::default(), now), None);
+        assert_eq!(unfinished(&Usage::default(), now, &Site::default()), None);
     }
 }

@@ -1,4 +1,4 @@
-//! `pf verify`: proof that snapshots are whole, by whoever holds them.
+//! `pf verify`: every byte of snapshots is read and hashed where they are stored.
 
 use crate::cli::args::Verify;
 use crate::cli::context::Context;
@@ -6,6 +6,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::side::Side;
+use pfr_client::json::ErrorDocument;
 use pfr_schema::api::Verified;
 use pfr_schema::{Digest, ErrorCode};
 use pfr_store::{Store, VerifyProgress};
@@ -45,10 +46,11 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
             Err(failure) => {
                 if !context.json {
                     let paint = context.out.paint;
-                    context.out.line(format!("{} {name}  {}  {failure}", paint.red("not proven"), paint.yellow(&digest.short())))?;
+                    context.out.line(format!("{} {name}  {}  {failure}", paint.red("failed"), paint.yellow(&digest.short())))?;
                     context.out.flush()?;
                 }
-                proofs.push(Proof::Failed { digest, name, exit: failure.exit(), error: failure.to_string() });
+                let error = failure.document();
+                proofs.push(Proof::Failed { digest, name, error });
                 failures.push(failure);
                 continue;
             }
@@ -57,7 +59,7 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
             let paint = context.out.paint;
             context.out.line(format!(
                 "{} {name}  {}  {}",
-                paint.green("whole"),
+                paint.green("verified"),
                 paint.yellow(&digest.short()),
                 paint.dim(&format!(
                     "{}, {} read and hashed{} in {}",
@@ -85,7 +87,7 @@ pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
 #[serde(untagged)]
 enum Proof {
     Whole(Verified),
-    Failed { digest: Digest, name: String, exit: u8, error: String },
+    Failed { digest: Digest, name: String, error: ErrorDocument },
 }
 
 /// One failure for all: damage goes before what could not be looked at.
@@ -93,7 +95,7 @@ fn worst(failures: Vec<Failure>, of: usize) -> Option<Failure> {
     let damage = ErrorCode::CorruptStore.exit_code();
     let count = failures.len();
     let worst = failures.into_iter().max_by_key(|failure| (failure.exit() == damage, failure.exit()))?;
-    Some(if of == 1 { worst } else { worst.context(&format!("{count} of {of} snapshots are not proven whole; one of them")) })
+    Some(if of == 1 { worst } else { worst.context(&format!("{count} of {of} snapshots failed; one of them")) })
 }
 
 /// What was proven of state tensors beyond their bytes.

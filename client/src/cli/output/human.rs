@@ -1,60 +1,7 @@
-//! Numbers, sizes and times for people.
+//! Text for people and terminals; numbers and times come from the library.
 
-use std::time::Duration;
-
-/// `12.3 MiB`: three digits, binary units.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1024.0;
-    let mut unit = 0;
-    // 1023.96 KiB would print as 1024 KiB.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let decimals = if value < 9.995 {
-        2
-    } else if value < 99.95 {
-        1
-    } else {
-        0
-    };
-    format!("{value:.decimals$} {}", UNITS[unit])
-}
-
-/// `12,345`.
-pub fn number(n: u64) -> String {
-    let digits = n.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// `1 page`, `12,345 pages`.
-pub fn count(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", number(n), if n == 1 { "" } else { "s" })
-}
-
-/// `0.12 s`, `3.4 s`, `2 min 5 s`.
-pub fn duration(time: Duration) -> String {
-    let seconds = time.as_secs_f64();
-    if seconds < 9.95 {
-        return format!("{seconds:.2} s");
-    }
-    if seconds < 99.5 {
-        return format!("{seconds:.1} s");
-    }
-    let whole = seconds.round() as u64;
-    if whole < 3600 { format!("{} min {} s", whole / 60, whole % 60) } else { format!("{} h {} min", whole / 3600, whole / 60 % 60) }
-}
+pub use pfr_client::human::{bytes, count, duration, number, utc};
+pub use pfr_client::text::natural;
 
 /// `2.61×`; ratios without a meaning are a dash.
 pub fn ratio(value: f64) -> String {
@@ -74,14 +21,6 @@ pub fn age(then_ms: u64, now_ms: u64) -> String {
     }
 }
 
-/// `2026-11-21 05:29:06 UTC`.
-pub fn utc(ms: u64) -> String {
-    let seconds = ms / 1000;
-    let (year, month, day) = civil(seconds / 86_400);
-    let time = seconds % 86_400;
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
-}
-
 /// `15:04 UTC, in 59 min`: when something ends, both in milliseconds since 1970.
 pub fn until(then_ms: u64, now_ms: u64) -> String {
     let text = utc(then_ms);
@@ -92,18 +31,6 @@ pub fn until(then_ms: u64, now_ms: u64) -> String {
         120..=86_399 => format!("{} UTC, in {} min", &text[11..16], left.div_ceil(60)),
         _ => format!("{} UTC", &text[..16]),
     }
-}
-
-/// Year, month and day, `days` after 1970-01-01: the Gregorian calendar counted in eras of 400 years that start on 1 March.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
 /// Milliseconds since 1970.
@@ -181,43 +108,13 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_three_digits_and_never_four() {
-        let cases = [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (1536, "1.50 KiB"),
-            (10 * 1024, "10.0 KiB"),
-            (1023 * 1024, "1.00 MiB"),
-            (123 << 20, "123 MiB"),
-            (u64::MAX, "16.0 EiB"),
-        ];
-        for (n, text) in cases {
-            assert_eq!(bytes(n), text);
-        }
-    }
-
-    #[test]
-    fn numbers_are_grouped() {
-        assert_eq!([number(0), number(999), number(1000), number(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([count(1, "page"), count(2000, "page")], ["1 page", "2,000 pages"]);
-    }
+    use std::time::Duration;
 
     #[test]
     fn durations_and_ratios() {
         let text = |s: f64| duration(Duration::from_secs_f64(s));
         assert_eq!([text(0.123), text(12.34), text(125.0), text(7260.0)], ["0.12 s", "12.3 s", "2 min 5 s", "2 h 1 min"]);
         assert_eq!([ratio(2.612), ratio(f64::NAN)], ["2.61×", "–"]);
-    }
-
-    #[test]
-    fn dates_are_right_around_leap_days() {
-        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(utc(951_782_400_000), "2000-02-29 00:00:00 UTC");
-        assert_eq!(utc(1_709_251_199_000), "2024-02-29 23:59:59 UTC");
-        assert_eq!(utc(4_107_542_400_000), "2100-03-01 00:00:00 UTC");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The only place that writes to stdout. A pipe that nobody reads any more ends a command as a success.
+//! The only place that writes to stdout. A pipe whose reader is gone ends a command as a success.
 
 pub mod bar;
 pub mod graph;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal as _, Write};
 use table::Table;
 
-/// Stdout, and what is known about who reads it.
+/// Stdout, and what is known about its reader.
 pub struct Out {
     writer: BufWriter<Box<dyn Write + Send>>,
     /// Colours, or none.
@@ -59,7 +59,11 @@ impl Out {
 
     /// One JSON document: indented for a person, on one line for a program.
     pub fn json<T: Serialize>(&mut self, value: &T) -> Result<(), Failure> {
-        let text = if self.width.is_some() { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
+        let document = pfr_client::json::document(value);
+        let text = document.and_then(|document| match self.width {
+            Some(_) => serde_json::to_string_pretty(&document),
+            None => serde_json::to_string(&document),
+        });
         self.line(text.map_err(|e| Failure::new(super::BUG, format!("cannot write JSON: {e}")))?)
     }
 
@@ -96,7 +100,7 @@ fn stdout_failed(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::BrokenPipe;
     }
-    Failure::new(1, format!("cannot write to stdout: {error}"))
+    Failure::io("cannot write to stdout", error)
 }
 
 /// Columns of the terminal that stderr is; none if it is something else.

@@ -80,7 +80,7 @@ fn equal_and_overlapping_pushes_at_once_leave_what_one_after_the_other_leaves() 
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         }
         let stats = hosts[0].json(&["stats"]);
-        (stats["unique"].clone(), stats["logical"].clone(), hosts[0].tags("a"))
+        (stats["unique_bytes"].clone(), stats["logical_bytes"].clone(), hosts[0].tags("a"))
     };
     for round in 0..3 {
         assert_eq!(unique(true, round), unique(false, round), "round {round}");

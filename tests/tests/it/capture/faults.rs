@@ -148,7 +148,7 @@ fn a_full_disk_refuses_the_capture_and_the_engine_goes_on() {
     let mut engine = host.engine("e", Model::Dense, &[]);
     let sequence = engine.open(&Model::Dense.prompt(150));
     let output = host.pf.run(&["snapshot", "e", "team/agent:x", "--sequence", &sequence]);
-    assert_eq!((output.code, host.last_problem().as_str()), (7, "no_room"), "{output:?}");
+    assert_eq!((output.code, host.last_problem().as_str()), (8, "no_room"), "{output:?}");
     assert!(output.stderr.contains("disk"), "{output:?}");
     assert!(host.pf.tags("team/agent").is_empty());
     engine.generate(&sequence, 2);
@@ -162,7 +162,7 @@ fn a_ring_smaller_than_a_page_is_said_before_anything_begins() {
     let sequence = engine.open(&Model::Dense.prompt(20));
     let before = engine.fingerprint();
     let output = host.pf.run(&["snapshot", "e", "team/agent:x", "--sequence", &sequence, "--json"]);
-    assert_eq!(output.code, 7, "{output:?}");
+    assert_eq!(output.code, 8, "{output:?}");
     assert!(output.stderr.contains("ring") && output.stderr.contains("184320"), "{output:?}");
     assert_eq!(engine.fingerprint(), before);
     engine.generate(&sequence, 2);

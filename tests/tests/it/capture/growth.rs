@@ -11,18 +11,18 @@ fn a_grown_session_moves_its_new_pages_only() {
     let first = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
     let page = 2 * 184_320;
     assert_eq!(first["pages"], 7, "{first}");
-    assert_eq!(first["bytes_resident"], 7 * page);
-    assert_eq!(first["bytes_moved"], 7 * page);
+    assert_eq!(first["resident_bytes"], 7 * page);
+    assert_eq!(first["moved_bytes"], 7 * page);
 
     let again = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
-    assert_eq!((&again["bytes_moved"], &again["bytes_new"]), (&0.into(), &0.into()), "nothing has changed: {again}");
+    assert_eq!((&again["moved_bytes"], &again["new_bytes"]), (&0.into(), &0.into()), "nothing has changed: {again}");
 
     engine.generate(&sequence, 20);
     let grown = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
     // 100 → 120 tokens: the partial page is another one now, and one is new.
     assert_eq!(grown["pages"], 8, "{grown}");
-    assert_eq!(grown["bytes_resident"], 8 * page);
-    assert_eq!(grown["bytes_moved"], 2 * page, "{grown}");
+    assert_eq!(grown["resident_bytes"], 8 * page);
+    assert_eq!(grown["moved_bytes"], 2 * page, "{grown}");
     assert_eq!(grown["parent"], again["digest"]);
 }
 
@@ -39,8 +39,8 @@ fn a_restore_moves_what_the_host_lacks() {
     let first = b.restore("team/agent:one", "there");
     let second = b.restore("team/agent:two", "there");
     let page = 2 * 184_320;
-    let pulled = |report: &serde_json::Value| report["bytes_pulled"].as_u64().unwrap();
+    let pulled = |report: &serde_json::Value| report["pulled_bytes"].as_u64().unwrap();
     assert!((7 * page..7 * page + 50_000).contains(&pulled(&first)), "{first}");
     assert!((2 * page..2 * page + 50_000).contains(&pulled(&second)), "{second}");
-    assert_eq!(second["bytes_written"], 8 * page, "{second}");
+    assert_eq!(second["written_bytes"], 8 * page, "{second}");
 }

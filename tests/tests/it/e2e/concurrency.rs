@@ -28,7 +28,7 @@ fn overlapping_and_equal_pushes_at_once_all_succeed_and_are_stored_once() {
         }
         let stats = hosts[0].json(&["stats"]);
         let pages = 450 * 2 * Shape::SMALL.page_bytes() as u64;
-        let unique = stats["unique"].as_u64().unwrap();
+        let unique = stats["unique_bytes"].as_u64().unwrap();
         assert!(unique >= pages && unique < pages + (1 << 19), "450 pages are {pages} bytes, unique is {unique}");
         assert_eq!(stats["snapshots"].as_array().unwrap().len(), 3);
         for (i, host) in hosts.iter().enumerate() {

@@ -29,7 +29,7 @@ fn twelve_forks_with_one_percent_new_pages_occupy_little_more_than_one() {
         let report = pf.json(&["push", dir.arg(), &reference, "--parent", "team/agent:base"]);
         assert!(report["round_trips"].as_u64().unwrap() <= 6, "{report}");
         let new = 8 * Shape::SMALL.page_bytes() as u64;
-        let sent = report["bytes_sent"].as_u64().unwrap();
+        let sent = report["sent_bytes"].as_u64().unwrap();
         assert!(sent <= new * 102 / 100 + (128 << 10), "{report}");
     }
     let all = on_disk(&registry);
@@ -37,18 +37,18 @@ fn twelve_forks_with_one_percent_new_pages_occupy_little_more_than_one() {
 
     let stats = pf.json(&["stats", "team/agent"]);
     let number = |field: &str| stats[field].as_u64().unwrap();
-    assert_eq!(number("disk"), all, "disk is what lies on the disk");
-    assert!(number("stored") <= all && number("stored") * 100 > all * 97, "{} of {all}", number("stored"));
+    assert_eq!(number("disk_bytes"), all, "disk is what lies on the disk");
+    assert!(number("stored_bytes") <= all && number("stored_bytes") * 100 > all * 97, "{} of {all}", number("stored_bytes"));
     let page = 2 * Shape::SMALL.page_bytes() as u64;
     let pages = (400 + 12 * 4) * page;
-    assert!(number("unique") >= pages && number("unique") < pages + (1 << 20), "{} against {pages}", number("unique"));
-    assert!(number("logical") >= 13 * 400 * page, "{stats}");
+    assert!(number("unique_bytes") >= pages && number("unique_bytes") < pages + (1 << 20), "{} against {pages}", number("unique_bytes"));
+    assert!(number("logical_bytes") >= 13 * 400 * page, "{stats}");
     let snapshots = stats["snapshots"].as_array().unwrap();
     assert_eq!(snapshots.len(), 13);
-    assert_eq!(snapshots.iter().map(|s| s["new"].as_u64().unwrap()).sum::<u64>(), number("unique"));
+    assert_eq!(snapshots.iter().map(|s| s["new_bytes"].as_u64().unwrap()).sum::<u64>(), number("unique_bytes"));
     for fork in &snapshots[1..] {
         assert_eq!(fork["parents"][0], parent);
-        let exclusive = fork["exclusive"].as_u64().unwrap();
+        let exclusive = fork["exclusive_bytes"].as_u64().unwrap();
         assert!((4 * page..4 * page + (64 << 10)).contains(&exclusive), "{fork}");
     }
 }
@@ -61,7 +61,7 @@ fn an_unchanged_push_sends_nothing_in_three_round_trips() {
     let first = pf.json(&["push", dir.arg(), "a:one"]);
     let again = pf.json(&["push", dir.arg(), "a:one"]);
     assert_eq!(again["blobs_sent"], 0);
-    assert_eq!(again["bytes_sent"], 0);
+    assert_eq!(again["sent_bytes"], 0);
     assert!(again["round_trips"].as_u64().unwrap() <= 3, "{again}");
     assert_eq!(again["digest"], first["digest"]);
     // Another host with the same bytes: the same.
@@ -97,8 +97,8 @@ fn different_snapshots_in_different_repositories_share_pages() {
     let b = SnapshotDir::write(&pf.path("b"), Shape::SMALL, &(50..150).collect::<Vec<_>>());
     pf.run(&["push", a.arg(), "team/a:x"]).ok();
     let report = pf.json(&["push", b.arg(), "team/b:x"]);
-    let sent = report["bytes_sent"].as_u64().unwrap();
+    let sent = report["sent_bytes"].as_u64().unwrap();
     assert!(sent < 51 * 2 * Shape::SMALL.page_bytes() as u64, "{report}");
     let stats = pf.json(&["stats"]);
-    assert!(stats["unique"].as_u64().unwrap() < 151 * 2 * Shape::SMALL.page_bytes() as u64, "{stats}");
+    assert!(stats["unique_bytes"].as_u64().unwrap() < 151 * 2 * Shape::SMALL.page_bytes() as u64, "{stats}");
 }

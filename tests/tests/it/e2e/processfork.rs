@@ -164,7 +164,7 @@ fn images_of_processfork_become_snapshots_with_their_lineage_and_only_once() {
         assert_eq!((&again["imported"], &again["unchanged"]), (&0.into(), &3.into()), "{from}: {again}");
         for image in [&first, &second, &merge] {
             let (one, before) = (of(&again, image.as_str()), of(&report, image.as_str()));
-            assert_eq!((&one["digest"], &one["created"], &one["bytes_new"]), (&before["digest"], &false.into(), &0.into()));
+            assert_eq!((&one["digest"], &one["created"], &one["new_bytes"]), (&before["digest"], &false.into(), &0.into()));
         }
     }
     // The local store gets the very same snapshots.

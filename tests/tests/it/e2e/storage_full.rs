@@ -28,7 +28,7 @@ fn a_full_disk_is_said_clearly_reads_go_on_and_a_retry_succeeds() {
     std::fs::write(&ballast, vec![1; 18 << 20]).unwrap();
     let before = pf.visible();
     let output = pf.run(&["push", large.arg(), "a:large"]);
-    assert_eq!(output.code, 7, "{output:?}");
+    assert_eq!(output.code, 8, "{output:?}");
     assert!(output.stderr.contains("full"), "{output:?}");
     assert_eq!(pf.visible(), before);
     pf.run(&["verify", "a:small"]).ok();

@@ -11,7 +11,7 @@ fn everyday_use(database: Database, packs: Packs) {
     let digest = pf.run(&["push", first.arg(), "team/agent:base"]).ok().last_line().to_owned();
     let second = SnapshotDir::write(&pf.path("second"), Shape::SMALL, &(20..720).collect::<Vec<_>>());
     let pushed = pf.json(&["push", second.arg(), "team/agent:next"]);
-    let new = pushed["bytes_sent"].as_u64().unwrap();
+    let new = pushed["sent_bytes"].as_u64().unwrap();
     assert!(new < 60 * Shape::SMALL.page_bytes() as u64, "20 of 700 pages are new, {new} bytes were sent: {pushed}");
     pf.run(&["fork", "team/agent:base", "-n", "3", "--prefix", "try"]).ok();
     pf.run(&["tag", "team/agent:next", "best"]).ok();
@@ -29,7 +29,7 @@ fn everyday_use(database: Database, packs: Packs) {
     }
     let stats = other.json(&["stats"]);
     let page = 2 * Shape::SMALL.page_bytes() as u64;
-    let unique = stats["unique"].as_u64().unwrap();
+    let unique = stats["unique_bytes"].as_u64().unwrap();
     assert!(unique >= 720 * page && unique < 721 * page + (1 << 18), "720 pages of {page} bytes, unique is {unique}");
 }
 

@@ -1,0 +1,121 @@
+//! Commands that talk to the capture agent of this host.
+
+use super::reference::Label;
+use super::{AgentAt, Where};
+use pfr_schema::{Reference, RepositoryName};
+use std::path::PathBuf;
+
+pub const SNAPSHOT_EXAMPLES: &str = "\
+Examples:
+  pf snapshot vllm-0 team/agent:step-9
+  pf snapshot vllm-0 team/agent:step-9 --sequence req-17 --exact --push wait
+
+The engine pauses for some milliseconds; the push runs in the background (`pf pushes`) and survives restarts.";
+
+/// Arguments of `snapshot`.
+#[derive(Debug, clap::Args)]
+pub struct Snapshot {
+    /// Which engine, as `pf engines` lists it
+    pub engine: String,
+    /// Where to: repository and tag; by default engines/ENGINE and the sequence's name
+    #[arg(value_name = "REF")]
+    pub target: Option<Reference>,
+    /// Which sequence; may be left out if there is just one
+    #[arg(long, short)]
+    pub sequence: Option<String>,
+    /// Whose state it is, for people
+    #[arg(long = "as", value_name = "AGENT")]
+    pub agent_id: Option<String>,
+    /// A label for the snapshot; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub label: Vec<Label>,
+    /// Refuse if something that decides the next token is not recorded
+    #[arg(long)]
+    pub exact: bool,
+    /// When the registry gets it
+    #[arg(long, value_enum, default_value_t = WhenToPush::Background)]
+    pub push: WhenToPush,
+    /// Highest logits of the next step to record, compared after a restore; 0 for none
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub oracle: Option<u32>,
+    #[command(flatten)]
+    pub at: AgentAt,
+}
+
+/// When a snapshot is pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WhenToPush {
+    /// Soon, without waiting for it
+    Background,
+    /// Now; the command ends when the registry has it
+    Wait,
+    /// It stays in the agent's store
+    Never,
+}
+
+pub const RESTORE_EXAMPLES: &str = "\
+Examples:
+  pf restore team/agent:step-9 vllm-0
+  pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
+  pf restore team/agent:step-9 vllm-0 --local    without asking the registry
+
+An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
+What cannot be proven equal is refused, and the engine is as it was.";
+
+/// Arguments of `restore`.
+#[derive(Debug, clap::Args)]
+pub struct Restore {
+    /// What
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// Into which engine, as `pf engines` lists it
+    pub engine: String,
+    /// Take it from the agent's store, do not ask a registry
+    #[arg(long)]
+    pub local: bool,
+    #[command(flatten)]
+    pub at: AgentAt,
+}
+
+/// Arguments of `match`.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("deployment").required(true)))]
+pub struct Match {
+    /// Repository to look in
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: Reference,
+    /// Token ids: a JSON array, or u32 little-endian; `-` reads stdin
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub tokens: PathBuf,
+    /// Deployment fingerprint that must match
+    #[arg(long, value_name = "DIGEST", group = "deployment")]
+    pub fingerprint: Option<pfr_schema::Digest>,
+    /// The fingerprint of this engine, as the agent knows it
+    #[arg(long, value_name = "ENGINE", group = "deployment")]
+    pub engine: Option<String>,
+    /// Tenant salt of the prefix
+    #[arg(long, default_value = "")]
+    pub salt: String,
+    /// Adapter (LoRA) of the prefix
+    #[arg(long)]
+    pub adapter: Option<String>,
+    #[command(flatten)]
+    pub side: Where,
+    #[command(flatten)]
+    pub at: AgentAt,
+}
+
+/// Arguments of `drain`.
+#[derive(Debug, clap::Args)]
+pub struct DrainArgs {
+    /// Repository under which every engine gets one of its own
+    pub repository: RepositoryName,
+    /// Only say what there is to do
+    #[arg(long)]
+    pub plan: bool,
+    /// Seconds to wait for the registry to have it; what is late goes on in the background
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub wait: Option<u64>,
+    #[command(flatten)]
+    pub at: AgentAt,
+}

@@ -1,0 +1,182 @@
+//! How arguments name snapshots.
+
+use crate::cli::failure::Failure;
+use crate::cli::suggest::Suggestion;
+use pfr_schema::{FormatError, Reference, RepositoryName, Selector};
+use std::str::FromStr;
+
+/// `KEY=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label(pub String, pub String);
+
+impl FromStr for Label {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok(Self(key.into(), value.into())),
+            _ => Err("expected KEY=VALUE".into()),
+        }
+    }
+}
+
+/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, or a whole [`Reference`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Relative {
+    /// In the repository at hand.
+    Same(Selector),
+    /// Anywhere.
+    Other(Reference),
+}
+
+impl Relative {
+    /// The whole reference, seen from `base`; a registry is inherited too.
+    pub fn seen_from(&self, base: &Reference) -> Reference {
+        match self {
+            Self::Same(selector) => Reference { selector: Some(selector.clone()), ..base.clone() },
+            Self::Other(reference) => {
+                Reference { registry: reference.registry.clone().or_else(|| base.registry.clone()), ..reference.clone() }
+            }
+        }
+    }
+}
+
+impl FromStr for Relative {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text.strip_prefix([':', '@']) {
+            Some(selector) => selector.parse().map(Self::Same),
+            None => text.parse().map(Self::Other),
+        }
+    }
+}
+
+/// What `pf rm` deletes: one tag or snapshot, or every tag that a pattern matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A tag or a snapshot.
+    One(Reference),
+    /// The tags of a repository that match.
+    Tags {
+        /// The repository, without tag or digest.
+        repository: Reference,
+        /// What the tags match.
+        pattern: Pattern,
+    },
+}
+
+impl Target {
+    /// The reference without the pattern.
+    pub fn reference(&self) -> &Reference {
+        match self {
+            Self::One(reference) | Self::Tags { repository: reference, .. } => reference,
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !text.contains('*') {
+            return text.parse().map(Self::One).map_err(|e: FormatError| e.to_string());
+        }
+        let (repository, pattern) = text
+            .rsplit_once(':')
+            .filter(|(repository, tag)| !repository.contains('*') && !tag.contains('/'))
+            .ok_or("expected REPOSITORY:PATTERN, such as 'team/agent:try-*'; a pattern stands for tags of one repository".to_owned())?;
+        let repository: Reference = repository.parse().map_err(|e: FormatError| e.to_string())?;
+        if repository.selector.is_some() {
+            return Err(format!("expected REPOSITORY:PATTERN, found {text:?}"));
+        }
+        Ok(Self::Tags { repository, pattern: pattern.parse()? })
+    }
+}
+
+/// A name in which each `*` stands for any characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// Whether the whole name matches.
+    pub fn matches(&self, name: &str) -> bool {
+        pfr_client::text::matches(&self.0, name)
+    }
+}
+
+impl std::fmt::Display for Pattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '*' | '.' | '_' | '-' | '/');
+        if text.is_empty() || !text.chars().all(legal) {
+            return Err(format!("expected letters, digits, '.', '_', '-', '/' and '*' for anything, found {text:?}"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// An age such as `30d`, `12h`, `90m` or `2w`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Age(pub std::time::Duration);
+
+impl FromStr for Age {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected a number with s, m, h, d or w, such as 30d, found {text:?}");
+        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?);
+        let seconds: u64 = match unit {
+            "s" => 1,
+            "m" | "min" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            "w" => 604_800,
+            _ => return Err(wrong()),
+        };
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        number.checked_mul(seconds).map(|s| Self(std::time::Duration::from_secs(s))).ok_or_else(wrong)
+    }
+}
+
+/// The repository that a reference without tag or digest names.
+pub fn repository_of(reference: &Reference) -> Result<RepositoryName, Failure> {
+    match &reference.selector {
+        None => Ok(reference.repository.clone()),
+        Some(_) => Err(Failure::usage(format!("expected a repository without a tag or digest, found {reference}"))
+            .hint(Suggestion::new("inspect").here().arg(reference).then(" shows one snapshot"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_in_a_tag_is_a_pattern_and_nowhere_else() {
+        let target = |text: &str| text.parse::<Target>();
+        let Ok(Target::Tags { repository, pattern }) = target("http://r:1/team/agent:try-*") else { panic!("a pattern") };
+        assert_eq!(repository.to_string(), "http://r:1/team/agent");
+        assert!(pattern.matches("try-1") && !pattern.matches("retry-1") && !pattern.matches("main"));
+        assert!(matches!(target("team/agent:main"), Ok(Target::One(_))));
+        for wrong in ["team/*", "team/*:x", "team/agent:x:*", "*", "team/agent:a?*", "http://r:1/te*m"] {
+            assert!(target(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ages_have_a_unit() {
+        let seconds = |text: &str| text.parse::<Age>().map(|age| age.0.as_secs());
+        assert_eq!([seconds("30d"), seconds("2w"), seconds("0s")], [Ok(2_592_000), Ok(1_209_600), Ok(0)]);
+        for wrong in ["30", "d", "1y", "-1d", "99999999999999999999d", "999999999999999w"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

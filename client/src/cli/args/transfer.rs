@@ -1,0 +1,88 @@
+//! Commands that move snapshots.
+
+use super::reference::Relative;
+use clap::Subcommand;
+use pfr_schema::Reference;
+use pfr_schema::api::TagState;
+use std::path::PathBuf;
+
+/// What can be imported.
+#[derive(Debug, Subcommand)]
+pub enum Import {
+    /// The images of ProcessFork stores, with their lineage
+    #[command(after_help = IMPORT_EXAMPLES)]
+    Processfork(ImportProcessfork),
+}
+
+pub const IMPORT_EXAMPLES: &str = "\
+Examples:
+  pf import processfork ~/.processfork --dry-run
+  pf import processfork ~/.processfork --repository team/old
+  pf import processfork ~/.processfork/images/9f86d081884c….json --local
+
+Images of agent KIND go to PREFIX/KIND, tagged with the first 16 digits of their own digest. Run it again whenever there \
+are more of them: what is there already is neither made nor sent twice.";
+
+/// Arguments of `import processfork`.
+#[derive(Debug, clap::Args)]
+pub struct ImportProcessfork {
+    /// Directories of stores, or single images within them; an image's ancestors come along
+    #[arg(value_name = "STORE|FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
+    pub paths: Vec<PathBuf>,
+    /// Repository, of a registry too, below which they go
+    #[arg(long, value_name = "PREFIX", default_value = "processfork")]
+    pub repository: Reference,
+    /// Into the local store, not into a registry
+    #[arg(long)]
+    pub local: bool,
+    /// Only read and check everything but the contents of pages
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+pub const PUSH_EXAMPLES: &str = "\
+Examples:
+  pf push ./snapshot team/agent:step-1
+  pf push ./snapshot team/agent:step-2 --parent :step-1
+  pf push ./snapshot team/agent:head --if-tag-is absent
+  pf push team/agent:step-1 https://host/team/agent:step-1
+
+The third fails if the tag exists; the last takes a snapshot of the local store. The last line of stdout is the digest. \
+Interrupted, run the same command again: what arrived is not sent twice.";
+
+/// Arguments of `push`.
+#[derive(Debug, clap::Args)]
+pub struct Push {
+    /// A snapshot directory, or a REF in the local store
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    pub source: String,
+    /// Where to: repository and tag
+    #[arg(value_name = "REF")]
+    pub target: Reference,
+    /// Move the tag only if it is at this digest, or is `absent`
+    #[arg(long, value_name = "DIGEST|absent")]
+    pub if_tag_is: Option<TagState>,
+    /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
+    #[arg(long, value_name = "REF")]
+    pub parent: Vec<Relative>,
+}
+
+pub const PULL_EXAMPLES: &str = "\
+Examples:
+  pf pull team/agent:step-1
+  pf pull team/agent:step-1 ./snapshot
+  pf pull team/agent@sha256:9f86d081884c…
+
+The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
+Interrupted, run the same command again: what arrived is not fetched twice.";
+
+/// Arguments of `pull`.
+#[derive(Debug, clap::Args)]
+pub struct Pull {
+    /// What to fetch
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// Write a snapshot directory here, past the local store
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+}

@@ -1,0 +1,147 @@
+//! Commands about a whole store, and about `pf` itself.
+
+use super::Where;
+use pfr_client::ByteSize;
+use pfr_schema::Reference;
+use std::path::PathBuf;
+
+pub const STATS_EXAMPLES: &str = "\
+Columns:
+  logical     bytes the snapshot reaches
+  new         bytes it brought first
+  shared      bytes that another snapshot holds as well
+  exclusive   bytes that deleting it would free
+
+Examples:
+  pf stats team/agent
+  pf stats team/agent --json | jq .dedup_ratio";
+
+/// Arguments of `stats`.
+#[derive(Debug, clap::Args)]
+pub struct Stats {
+    /// Only this repository
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: Option<Reference>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+pub const DF_EXAMPLES: &str = "\
+Rows:
+  snapshots    held by a snapshot; deleting snapshots and garbage collection free it
+  leased       held by no snapshot, kept for a push or pull that has not ended
+  garbage      held by nothing; the next `pf gc` frees it
+  dead         room between blobs in packs; compaction gives it back once half of a pack is dead
+  deleted      kept on storage for the grace period
+  unfinished   uploads that have not ended";
+
+/// Arguments of `df`.
+#[derive(Debug, clap::Args)]
+pub struct Df {
+    #[command(flatten)]
+    pub at: Where,
+}
+
+pub const GC_EXAMPLES: &str = "\
+Examples:
+  pf gc --dry-run
+  pf gc --local
+  pf gc --local --max-size 50GiB
+  pf gc --local --unfinished
+
+With a size, which `max-store-size` in the configuration file gives for every pull, the local store is a cache: the least \
+recently used snapshots go until it fits. `pf pin --local` keeps one. What an unfinished push or pull stored stays until its \
+lease ends; --unfinished frees it now.";
+
+/// Arguments of `gc`.
+#[derive(Debug, clap::Args)]
+pub struct Gc {
+    /// With --local: delete the least recently used snapshots until the store is no larger
+    #[arg(long, value_name = "SIZE")]
+    pub max_size: Option<ByteSize>,
+    /// With --local: free what interrupted pulls left, too. Ends every unfinished pull, import and capture into the local store; one
+    /// that still runs starts again
+    #[arg(long)]
+    pub unfinished: bool,
+    /// Change nothing, show what would go
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+pub const PIN_EXAMPLES: &str = "\
+Examples:
+  pf pin --local team/agent:step-1
+  pf pin --local --remove team/agent:step-1
+
+Only the local store has pins, so --local is needed.";
+
+/// Arguments of `pin`.
+#[derive(Debug, clap::Args)]
+pub struct Pin {
+    /// Which snapshot of the local store
+    #[arg(value_name = "REF")]
+    pub reference: Reference,
+    /// Remove the pin
+    #[arg(long)]
+    pub remove: bool,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, clap::Args)]
+pub struct Verify {
+    /// Which snapshot; with --local, without a REF: every snapshot that has a tag
+    #[arg(value_name = "REF", required_unless_present = "local")]
+    pub reference: Option<Reference>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+pub const SCRUB_EXAMPLES: &str = "\
+Examples:
+  pf scrub
+  pf scrub --full --rate 100MB
+  pf scrub --local";
+
+/// Arguments of `scrub`.
+#[derive(Debug, clap::Args)]
+pub struct Scrub {
+    /// Decode and hash every blob, and not only compare checksums
+    #[arg(long)]
+    pub full: bool,
+    /// Read at most this much per second
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<ByteSize>,
+    #[command(flatten)]
+    pub at: Where,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, clap::Args)]
+pub struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `demo`.
+#[derive(Debug, clap::Args)]
+pub struct Demo {
+    /// Work in this directory and keep it
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub keep: Option<PathBuf>,
+    /// The model that runs
+    #[arg(long, value_enum, default_value_t = DemoModel::Smollm2)]
+    pub model: DemoModel,
+}
+
+/// A model of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoModel {
+    /// SmolLM2-135M: tells a story; fetched once, 93 MB
+    Smollm2,
+    /// Random weights and recurrent state: tells numbers; needs no network
+    Hybrid,
+}

@@ -1,0 +1,255 @@
+//! Commands that a message tells the user to run.
+//!
+//! A command that was written by hand into a message loses the flags of the command that failed, and then means another
+//! store: a hint after `pf rm --local` once deleted a snapshot in the registry. So a message holds a [`Suggestion`], which is
+//! rendered with the flags of its [`Site`]. No other text may spell a command of `pf`; a test reads the sources for it.
+
+use pfr_schema::{Reference, RepositoryName};
+use std::fmt::{self, Display, Write as _};
+use std::path::PathBuf;
+
+/// Which stores the running command works with, as far as its own command line or environment says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Site {
+    /// Registry that was given, or that the last reference names.
+    pub registry: Option<String>,
+    /// Local store that was given.
+    pub store: Option<PathBuf>,
+    /// Socket of the capture agent that was given.
+    pub agent: Option<PathBuf>,
+    /// Whether the command means the local store.
+    pub local: bool,
+    /// Repository of the last reference.
+    pub repository: Option<RepositoryName>,
+}
+
+/// What a suggested command works with, and so which flags it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// The same store as the running command.
+    Here,
+    Local,
+    Registry,
+    /// From a registry into the local store.
+    Both,
+    Agent,
+}
+
+/// A command line of `pf` to be suggested.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suggestion {
+    words: Vec<String>,
+    scope: Scope,
+    names_registry: bool,
+    in_repository: bool,
+}
+
+impl Suggestion {
+    /// A command that means the registry.
+    pub fn new(command: &str) -> Self {
+        Self { words: vec![command.to_owned()], scope: Scope::Registry, names_registry: false, in_repository: false }
+    }
+
+    /// It means the same store as the running command.
+    #[must_use]
+    pub fn here(self) -> Self {
+        Self { scope: Scope::Here, ..self }
+    }
+
+    /// It means the local store.
+    #[must_use]
+    pub fn local(self) -> Self {
+        Self { scope: Scope::Local, ..self }
+    }
+
+    /// It reads the registry and writes the local store.
+    #[must_use]
+    pub fn both(self) -> Self {
+        Self { scope: Scope::Both, ..self }
+    }
+
+    /// It asks the capture agent.
+    #[must_use]
+    pub fn agent(self) -> Self {
+        Self { scope: Scope::Agent, ..self }
+    }
+
+    /// Its next argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl Display) -> Self {
+        let word = argument.to_string();
+        self.names_registry |= word.starts_with("http://") || word.starts_with("https://");
+        self.words.push(word);
+        self
+    }
+
+    /// Its next argument is the repository that the running command is about, if there is one.
+    #[must_use]
+    pub fn repository(self) -> Self {
+        Self { in_repository: true, ..self }
+    }
+
+    /// Advice that begins with this command.
+    pub fn then(self, text: &str) -> Advice {
+        Advice::default().run(self).text(text)
+    }
+
+    /// The command line, with the flags of `site`.
+    pub fn render(&self, site: &Site) -> String {
+        let mut words = vec!["pf".to_owned()];
+        words.extend(self.words.iter().map(|word| quoted(word)));
+        if let Some(repository) = site.repository.as_ref().filter(|_| self.in_repository) {
+            words.push(repository.to_string());
+        }
+        let local = self.scope == Scope::Local || (self.scope == Scope::Here && site.local);
+        let registry = !local && self.scope != Scope::Agent;
+        if local {
+            words.push("--local".to_owned());
+        }
+        let mut flag = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                words.extend([name.to_owned(), quoted(&value)]);
+            }
+        };
+        flag("--registry", site.registry.clone().filter(|_| registry && !self.names_registry));
+        let store = site.store.as_ref().filter(|_| local || self.scope == Scope::Both);
+        flag("--store", store.map(|path| path.display().to_string()));
+        flag("--agent", site.agent.as_ref().filter(|_| self.scope == Scope::Agent).map(|path| path.display().to_string()));
+        words.join(" ")
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@~,=+%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// What a user can do: text, and commands in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advice(Vec<Part>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Run(Suggestion),
+}
+
+impl Advice {
+    /// Adds text.
+    #[must_use]
+    pub fn text(mut self, text: impl Into<String>) -> Self {
+        self.0.push(Part::Text(text.into()));
+        self
+    }
+
+    /// Adds a command.
+    #[must_use]
+    pub fn run(mut self, command: Suggestion) -> Self {
+        self.0.push(Part::Run(command));
+        self
+    }
+
+    /// The text, each command in it complete and between backticks.
+    pub fn render(&self, site: &Site) -> String {
+        self.0.iter().fold(String::new(), |mut all, part| {
+            // Writing to a string does not fail.
+            let _ = match part {
+                Part::Text(text) => all.write_str(text),
+                Part::Run(command) => write!(all, "`{}`", command.render(site)),
+            };
+            all
+        })
+    }
+}
+
+impl From<&str> for Advice {
+    fn from(text: &str) -> Self {
+        Self::default().text(text)
+    }
+}
+
+impl From<String> for Advice {
+    fn from(text: String) -> Self {
+        Self::default().text(text)
+    }
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(&Site::default()))
+    }
+}
+
+/// The repository of a reference, with its registry.
+pub fn repository(reference: &Reference) -> Reference {
+    Reference { selector: None, ..reference.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn site() -> Site {
+        Site {
+            registry: Some("http://r:1".into()),
+            store: Some("/my store".into()),
+            agent: Some("/a.sock".into()),
+            local: true,
+            repository: Some("team/agent".parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn a_command_carries_the_flags_of_its_site() {
+        let (here, there) = (site(), Site { local: false, ..site() });
+        let rm = Suggestion::new("rm").here().arg("team/agent:x");
+        assert_eq!(rm.render(&here), "pf rm team/agent:x --local --store '/my store'");
+        assert_eq!(rm.render(&there), "pf rm team/agent:x --registry http://r:1");
+        assert_eq!(rm.render(&Site::default()), "pf rm team/agent:x");
+        assert_eq!(Suggestion::new("ls").repository().render(&here), "pf ls team/agent --registry http://r:1");
+        assert_eq!(Suggestion::new("engines").agent().render(&here), "pf engines --agent /a.sock");
+        let pull = Suggestion::new("pull").both().arg("https://s/a:b");
+        assert_eq!(pull.render(&here), "pf pull https://s/a:b --store '/my store'");
+    }
+
+    #[test]
+    fn words_survive_the_shell() {
+        let shell = |word: &str| {
+            let command = format!("printf %s {}", quoted(word));
+            String::from_utf8(std::process::Command::new("sh").args(["-c", &command]).output().unwrap().stdout).unwrap()
+        };
+        for word in ["team/agent:try-*", "it's", "a b", "~x", "$HOME", "", "a\"b"] {
+            assert_eq!(shell(word), word);
+        }
+    }
+
+    /// A command that is spelled by hand has no flags.
+    #[test]
+    fn no_message_spells_a_command_by_hand() {
+        let mut found = Vec::new();
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+                let spelled = |line: &&str| line.contains("`pf ") && !line.trim_start().starts_with("//");
+                // Help texts are no messages: nothing has failed there. The demo prints what it does itself.
+                if path.components().any(|part| part.as_os_str() == "args" || part.as_os_str() == "args.rs") {
+                    continue;
+                }
+                found.extend(text.lines().filter(spelled).map(|line| format!("{}: {}", path.display(), line.trim())));
+            }
+        }
+        assert!(found.is_empty(), "use a Suggestion: {found:#?}");
+    }
+}
