@@ -4,7 +4,8 @@ use super::output::human;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 use pfr_schema::api::TagState;
-use pfr_schema::{FormatError, Reference, RepositoryName, Selector, Tag};
+use pfr_schema::name::is_bare_digest;
+use pfr_schema::{DigestPrefix, FormatError, Reference, RepositoryName, Selector, Tag};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -15,8 +16,8 @@ const STYLES: Styles = Styles::styled()
     .placeholder(AnsiColor::White.on_default().dimmed());
 
 const AFTER: &str = "\
-A REF is [http(s)://host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
-parents up. Without a tag it means the tag `latest`.
+A REF is [[http(s)://]host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
+parents up. Without a tag it means the tag `latest`. A digest may be cut short, as in team/agent@2a19b2c9309a.
 
 Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted, 7 unreachable, \
 70 bug.
@@ -43,10 +44,12 @@ pub struct Global {
     /// Directory of the local store
     #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
     pub store: Option<PathBuf>,
-    /// How often a request is tried again: 5 outlasts about 25 seconds in which the registry says that it is unavailable, and 5 in which it
-    /// does not answer [default: 5]
+    /// How often a request is tried again, however long that takes [default: 5, and --retry-for for a registry that is gone]
     #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
     pub retries: Option<u32>,
+    /// How long a registry that has answered and is gone is tried again, such as while it restarts [default: 120]
+    #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
+    pub retry_for: Option<u64>,
     /// Write one JSON document to stdout instead of text
     #[arg(long, global = true)]
     pub json: bool,
@@ -318,7 +321,7 @@ pub struct Push {
     pub target: Reference,
     /// Move the tag only if it is at this digest, or is `absent`
     #[arg(long, value_name = "DIGEST|absent")]
-    pub if_tag_is: Option<TagState>,
+    pub if_tag_is: Option<Expected>,
     /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
     #[arg(long, value_name = "REF")]
     pub parent: Vec<Relative>,
@@ -401,7 +404,7 @@ pub struct TagArgs {
     pub tag: Tag,
     /// Move the tag only if it is at this digest, or is `absent`
     #[arg(long, value_name = "DIGEST|absent")]
-    pub if_tag_is: Option<TagState>,
+    pub if_tag_is: Option<Expected>,
     #[command(flatten)]
     pub at: Where,
 }
@@ -564,7 +567,7 @@ pub enum DemoModel {
     Hybrid,
 }
 
-/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, or a whole [`Reference`].
+/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, `sha256:…`, or a whole [`Reference`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Relative {
     /// In the repository at hand.
@@ -589,10 +592,29 @@ impl FromStr for Relative {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        match text.strip_prefix([':', '@']) {
+        match text.strip_prefix(':') {
             Some(selector) => selector.parse().map(Self::Same),
+            None if text.starts_with('@') || is_bare_digest(text) => text.parse().map(Self::Same),
             None => text.parse().map(Self::Other),
         }
+    }
+}
+
+/// Where a tag should be for a command to move it: `absent`, or a digest, which may be cut short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// Known in full.
+    State(TagState),
+    /// To be looked up.
+    Prefix(DigestPrefix),
+}
+
+impl FromStr for Expected {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        let digest = text.strip_prefix('@').unwrap_or(text);
+        digest.parse().map(Self::State).or_else(|_| digest.parse().map(Self::Prefix))
     }
 }
 
@@ -638,6 +660,20 @@ mod tests {
         assert_eq!(seen("other:b"), "http://r:1/other:b");
         assert_eq!(seen("http://s/other"), "http://s/other");
         assert!(":".parse::<Relative>().is_err());
+        assert_eq!(seen("@2a19b2c9"), "http://r:1/team/agent@2a19b2c9");
+        assert_eq!(seen("sha256:2a19b2c9"), "http://r:1/team/agent@sha256:2a19b2c9");
+    }
+
+    #[test]
+    fn the_state_of_a_tag_is_absent_or_a_digest_that_may_be_cut_short() {
+        let expected = |text: &str| text.parse::<Expected>();
+        assert_eq!(expected("absent"), Ok(Expected::State(TagState::Absent)));
+        let digest = pfr_schema::Digest::sha256(b"x");
+        assert_eq!(expected(&digest.to_string()), Ok(Expected::State(TagState::At(digest))));
+        for short in [digest.short(), format!("@{}", digest.short()), format!("sha256:{}", digest.short())] {
+            assert!(matches!(expected(&short), Ok(Expected::Prefix(prefix)) if prefix.matches(&digest)), "{short}");
+        }
+        assert!(expected("latest").is_err() && expected("2a1").is_err());
     }
 
     #[test]

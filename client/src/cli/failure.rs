@@ -138,7 +138,8 @@ impl From<pfr_client::Error> for Failure {
 /// What a user can do about an error of this kind, where there is something to do.
 pub fn hint(code: ErrorCode) -> Option<&'static str> {
     Some(match code {
-        ErrorCode::InvalidName => "a reference is [http(s)://host[:port]/]repository[:tag[~N]|@digest]",
+        ErrorCode::InvalidName => "a reference is [[http(s)://]host[:port]/]repository[:tag[~N]|@digest]",
+        ErrorCode::AmbiguousDigest => "run the same command with one of these digests, or more of its digits",
         ErrorCode::RepositoryUnknown => "`pf ls` lists the repositories there are",
         ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => "`pf ls REPOSITORY` lists its tags and snapshots",
         ErrorCode::TagMoved => "look at `pf log REPOSITORY`, then use --if-tag-is with where the tag is now, or another tag",

@@ -10,6 +10,8 @@ mod integrity;
 mod pull;
 mod push;
 mod refusals;
+mod retries;
 mod scrub;
+mod slow_answers;
 mod slow_push;
 mod trouble;

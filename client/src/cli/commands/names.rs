@@ -31,7 +31,8 @@ struct Removed {
 pub async fn tag(context: &mut Context, args: TagArgs) -> Result<(), Failure> {
     let side = context.side(args.at, Some(&args.reference)).await?;
     let repository = args.reference.repository.clone();
-    let digest = side.put_tag(&repository, &args.tag, &args.reference.selector_or_latest(), args.if_tag_is).await?;
+    let expected = side.expected(&repository, args.if_tag_is).await?;
+    let digest = side.put_tag(&repository, &args.tag, &args.reference.selector_or_latest(), expected).await?;
     if context.json {
         return context.out.json(&Tagged { repository, tag: args.tag, digest });
     }
@@ -43,7 +44,7 @@ pub async fn remove(context: &mut Context, args: Rm) -> Result<(), Failure> {
     let side = context.side(args.at, Some(&args.reference)).await?;
     let repository = args.reference.repository.clone();
     let selector = match &args.reference.selector {
-        Some(selector @ (Selector::Digest(_) | Selector::Tag { back: 0, .. })) => selector.clone(),
+        Some(selector @ (Selector::Digest(_) | Selector::Prefix(_) | Selector::Tag { back: 0, .. })) => selector.clone(),
         None => {
             return Err(Failure::usage(format!("{repository} is a whole repository; name a tag or a digest in it"))
                 .hint(format!("`pf rm {repository}:TAG` or `pf rm {repository}@DIGEST`")));
@@ -70,7 +71,8 @@ pub async fn remove(context: &mut Context, args: Rm) -> Result<(), Failure> {
                 tag: Some(tag),
             }
         }
-        Selector::Digest(digest) => {
+        Selector::Digest(_) | Selector::Prefix(_) => {
+            let digest = before.digest;
             side.delete_snapshot(&repository, &digest).await?;
             Removed { repository, tag: None, digest, snapshot_deleted: true, tags_deleted: before.tags.clone(), tags_remaining: Vec::new() }
         }
@@ -116,6 +118,7 @@ pub async fn fork(context: &mut Context, args: Fork) -> Result<(), Failure> {
         (Some(prefix), _) => prefix,
         (None, Selector::Tag { tag, .. }) => format!("{tag}-fork"),
         (None, Selector::Digest(digest)) => format!("{}-fork", digest.short()),
+        (None, Selector::Prefix(prefix)) => format!("{}-fork", prefix.hex().chars().take(12).collect::<String>()),
     };
     let forked = side.fork(&args.reference.repository, &selector, args.count, &prefix).await;
     let forked = forked.map_err(|f| if f.exit() == 3 { f.hint("no fork was made; choose another --prefix") } else { f })?;
