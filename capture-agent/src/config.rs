@@ -275,6 +275,6 @@ impl Config {
     pub fn remote(&self, registry: &str) -> Result<Remote> {
         let own = self.registry.as_deref().is_some_and(|own| own.trim_end_matches('/') == registry.trim_end_matches('/'));
         let token = self.token.as_ref().filter(|_| own).map(|token| token.0.clone());
-        Ok(Remote::new(registry, RemoteOptions { token, retries: 2, ..RemoteOptions::default() })?)
+        Ok(Remote::new(registry, RemoteOptions { token, retries: 2, retry_for: Duration::ZERO, ..RemoteOptions::default() })?)
     }
 }

@@ -85,14 +85,22 @@ pub enum Error {
         /// What happened.
         reason: String,
     },
+    /// An answer that came, but too slowly.
+    #[error("the answer of the registry at {url} comes too slowly: {reason}")]
+    TooSlow {
+        /// Base URL.
+        url: String,
+        /// How slowly.
+        reason: String,
+    },
     /// An answer that is none of the protocol's.
-    #[error("{url} answered {status} without a problem document; is it a pf registry? It said {said:?}")]
+    #[error("{url} answered {status} with {said}; is it a pf registry?")]
     Foreign {
         /// The URL that was asked.
         url: String,
         /// HTTP status.
         status: u16,
-        /// The first bytes of the answer.
+        /// What the answer is, in a few words.
         said: String,
     },
     /// An answer that contradicts the protocol.
@@ -201,12 +209,15 @@ impl Error {
             Self::Url { .. } | Self::Refused { .. } | Self::OtherSnapshot { .. } => ErrorCode::InvalidRequest,
             Self::Registry { problem } | Self::Agent { problem } => problem.code,
             Self::WrongBytes { code, .. } => *code,
-            Self::Unreachable { .. } | Self::Cut { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => ErrorCode::Unavailable,
+            Self::Unreachable { .. } | Self::Cut { .. } | Self::TooSlow { .. } | Self::NoAgent { .. } | Self::AgentGone { .. } => {
+                ErrorCode::Unavailable
+            }
             Self::Foreign { status, .. } => match status {
                 401 => ErrorCode::Unauthorized,
                 403 => ErrorCode::Denied,
                 413 => ErrorCode::TooLarge,
-                404 => ErrorCode::NotFound,
+                // Whatever this is, it does not know the protocol.
+                501 => ErrorCode::InvalidRequest,
                 500.. => ErrorCode::Unavailable,
                 _ => ErrorCode::InvalidRequest,
             },

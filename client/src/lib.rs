@@ -41,5 +41,5 @@ pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
 pub use pull::{Destination, PullReport, fetch_blobs, pull};
 pub use push::{PushReport, PushTarget, Source, push};
-pub use remote::{BoxFrames, Remote, RemoteOptions, VIA};
+pub use remote::{BoxFrames, Entry, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages};
 pub use size::ByteSize;

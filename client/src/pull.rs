@@ -90,6 +90,9 @@ pub async fn pull(
         Selector::Digest(asked) if *asked != said => {
             return Err(remote.protocol(format!("{asked} was asked for, it told of {said}")));
         }
+        Selector::Prefix(asked) if !asked.matches(&said) => {
+            return Err(remote.protocol(format!("{asked}… was asked for, it told of {said}")));
+        }
         _ => said,
     };
     let fetcher = Fetcher::new(remote, repository, progress);

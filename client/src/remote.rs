@@ -13,11 +13,14 @@ mod frames;
 mod gc;
 mod integrity;
 mod names;
+mod pace;
+mod pages;
 mod pushes;
 mod read;
 mod send;
 
 pub use frames::BoxFrames;
+pub use pages::{Entry, PageOf, all_pages};
 pub use pushes::FrameSource;
 
 use crate::error::{Error, Result};
@@ -26,12 +29,37 @@ use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Header with the ids of the registries that a request was passed on by, comma-separated, the first asked first: whoever finds itself in it
 /// must not pass the request on.
 pub const VIA: &str = "pf-via";
+
+/// A request that failed and is about to be tried again.
+#[derive(Clone, Debug)]
+pub struct Retrying {
+    /// The registry.
+    pub url: String,
+    /// How often it has failed.
+    pub attempt: u32,
+    /// Whether the registry answered, and said that it cannot serve the request now.
+    pub answered: bool,
+    /// What happened.
+    pub error: String,
+}
+
+/// Takes note of retries. Called from any task; must not block.
+pub type OnRetry = Arc<dyn Fn(Option<&Retrying>) + Send + Sync>;
+
+/// What is known of the way to the registry.
+#[derive(Debug, Default)]
+struct Connection {
+    /// Whether the registry has ever answered.
+    answered: AtomicBool,
+    /// Failures in a row of the request that has failed most often.
+    failures: AtomicU32,
+}
 
 /// Settings of a [`Remote`].
 #[derive(Clone)]
@@ -40,12 +68,21 @@ pub struct RemoteOptions {
     pub token: Option<String>,
     /// How often a request is tried again before giving up. Default 5.
     pub retries: u32,
+    /// How long a registry that has answered before and does not any more is tried again, however often: a restart takes its time.
+    /// With zero only `retries` counts. Default 2 minutes.
+    pub retry_for: Duration,
     /// Longest wait between two tries; a registry that asks for more is not asked again. Default 30 s.
     pub longest_wait: Duration,
     /// Limit on making a connection. Default 10 s.
     pub connect_timeout: Duration,
     /// A request in which no byte has moved for this long is given up. Default 120 s.
     pub idle_timeout: Duration,
+    /// Bytes a second that must move on average while `idle_timeout` is waited. Default 4 KiB.
+    pub min_rate: u64,
+    /// Limit on receiving an answer that is a document, once it has begun. Default 10 minutes.
+    pub answer_timeout: Duration,
+    /// Told when a request is about to be tried again, and with `None` when the registry answers again.
+    pub on_retry: Option<OnRetry>,
     /// Whether proxies from the environment are used. Default no: registries are near, and loopback must never be proxied.
     pub system_proxy: bool,
 }
@@ -55,9 +92,13 @@ impl Default for RemoteOptions {
         Self {
             token: None,
             retries: 5,
+            retry_for: Duration::from_secs(120),
             longest_wait: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(120),
+            min_rate: 4 << 10,
+            answer_timeout: Duration::from_secs(600),
+            on_retry: None,
             system_proxy: false,
         }
     }
@@ -68,9 +109,12 @@ impl fmt::Debug for RemoteOptions {
         f.debug_struct("RemoteOptions")
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("retries", &self.retries)
+            .field("retry_for", &self.retry_for)
             .field("longest_wait", &self.longest_wait)
             .field("connect_timeout", &self.connect_timeout)
             .field("idle_timeout", &self.idle_timeout)
+            .field("min_rate", &self.min_rate)
+            .field("answer_timeout", &self.answer_timeout)
             .field("system_proxy", &self.system_proxy)
             .finish()
     }
@@ -83,6 +127,7 @@ pub struct Remote {
     base: Arc<Url>,
     options: Arc<RemoteOptions>,
     round_trips: Arc<AtomicU64>,
+    connection: Arc<Connection>,
     direct: Arc<direct::Direct>,
     via: Option<Arc<str>>,
 }
@@ -133,7 +178,15 @@ impl Remote {
         // Storage that the registry sends to is not told the token.
         let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));
         let client = client(headers)?;
-        Ok(Self { client, base: Arc::new(base), options: Arc::new(options), round_trips: Arc::default(), direct, via: None })
+        Ok(Self {
+            client,
+            base: Arc::new(base),
+            options: Arc::new(options),
+            round_trips: Arc::default(),
+            connection: Arc::default(),
+            direct,
+            via: None,
+        })
     }
 
     /// The same registry, told with each request on whose behalf it is asked: ids of registries, as in [`VIA`].

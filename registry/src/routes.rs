@@ -113,10 +113,11 @@ pub(crate) mod failures {
         /// Reads that name no repository.
         Listing = [ANY, &[CorruptStore]];
         /// Reads in a repository.
-        Reading = [ANY, NAMED, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
+        Reading = [ANY, NAMED, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
         /// Proofs.
         Verifying = [ANY, NAMED, &[
-            RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage, TooLarge
+            AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage,
+            TooLarge
         ]];
         /// Matches.
         Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];
@@ -141,7 +142,7 @@ pub(crate) mod failures {
         /// Reads about collections.
         Collected = [ANY, &[NotFound]];
         /// Changes of names.
-        Tagging = [ANY, NAMED, BODY, &[RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
+        Tagging = [ANY, NAMED, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
     }
 
     fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {

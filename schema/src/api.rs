@@ -21,19 +21,20 @@ macro_rules! api {
 #[cfg(feature = "openapi")]
 mod openapi {
     //! Validated names are strings on the wire.
-    use super::{Digest, RepositoryName, Tag};
-    use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+    use super::{Digest, RepositoryName, Tag, TagState};
+    use crate::name::Selector;
+    use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, SchemaType, Type};
     use utoipa::openapi::{RefOr, Schema};
     use utoipa::{PartialSchema, ToSchema};
 
-    fn string(pattern: &str, example: &str) -> RefOr<Schema> {
-        ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).pattern(Some(pattern)).examples([example]).into()
+    fn string(pattern: &str, example: &str) -> ObjectBuilder {
+        ObjectBuilder::new().schema_type(SchemaType::Type(Type::String)).pattern(Some(pattern)).examples([example])
     }
     macro_rules! string_schema {
-        ($type:ty, $pattern:literal, $example:literal) => {
+        ($type:ty, $pattern:expr, $example:literal $(, $bound:ident = $number:literal)*) => {
             impl PartialSchema for $type {
                 fn schema() -> RefOr<Schema> {
-                    string($pattern, $example)
+                    string($pattern, $example)$(.$bound(Some($number)))*.into()
                 }
             }
             impl ToSchema for $type {}
@@ -44,8 +45,38 @@ mod openapi {
         "^(sha256|blake3):[0-9a-f]{64}$|^sha512:[0-9a-f]{128}$",
         "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     );
+    string_schema!(
+        TagState,
+        "^absent$|^(sha256|blake3):[0-9a-f]{64}$|^sha512:[0-9a-f]{128}$",
+        "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    );
+    string_schema!(
+        Selector,
+        concat!(
+            "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(~(100000|[0-9]{0,5}))?$",
+            "|^@[0-9a-f]{6,128}$|^@?(sha256|blake3):[0-9a-f]{6,64}$|^@?sha512:[0-9a-f]{6,128}$"
+        ),
+        "latest~2"
+    );
     string_schema!(Tag, "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", "latest");
-    string_schema!(RepositoryName, r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$", "team/agent");
+    string_schema!(
+        RepositoryName,
+        r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$",
+        "team/agent",
+        min_length = 1,
+        max_length = 255
+    );
+
+    /// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older tools understand it too.
+    pub(super) struct Pair;
+
+    impl PartialSchema for Pair {
+        fn schema() -> RefOr<Schema> {
+            let number = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer)).minimum(Some(0));
+            ArrayBuilder::new().items(number).min_items(Some(2)).max_items(Some(2)).description(Some("Two numbers.")).into()
+        }
+    }
+    impl ToSchema for Pair {}
 }
 
 api! {
@@ -102,6 +133,7 @@ api! {
     /// What the registry lacks.
     pub struct MissingResponse {
         /// Positions in the concatenated groups as `[start, count]`, ascending.
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<openapi::Pair>))]
         pub missing: Vec<(u64, u64)>,
     }
 
@@ -231,12 +263,15 @@ api! {
         /// Rank.
         pub rank: u32,
         /// Tokens of the longest sequence, in each.
+        #[cfg_attr(feature = "openapi", schema(value_type = openapi::Pair))]
         pub tokens: (u64, u64),
         /// Pages in each.
+        #[cfg_attr(feature = "openapi", schema(value_type = openapi::Pair))]
         pub pages: (u64, u64),
         /// Pages found in both.
         pub pages_shared: u64,
         /// Raw bytes of blobs only in the first, only in the second.
+        #[cfg_attr(feature = "openapi", schema(value_type = openapi::Pair))]
         pub bytes_only: (u64, u64),
         /// Raw bytes of blobs in both.
         pub bytes_shared: u64,
@@ -251,6 +286,7 @@ api! {
         /// By group and rank.
         pub groups: Vec<GroupDiff>,
         /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only in the second.
+        #[cfg_attr(feature = "openapi", schema(value_type = openapi::Pair))]
         pub other_bytes_only: (u64, u64),
     }
 
@@ -276,7 +312,8 @@ api! {
     /// Points a tag at a snapshot of the same repository.
     #[serde(deny_unknown_fields)]
     pub struct TagRequest {
-        /// The snapshot: a tag, `tag~N` or a digest.
+        /// The snapshot: a tag, `tag~N` or a digest, which may be cut short.
+        #[cfg_attr(feature = "openapi", schema(value_type = crate::name::Selector))]
         pub snapshot: String,
         /// Move the tag only from this state; same meaning as `If-Match`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -286,11 +323,14 @@ api! {
     /// Makes tags that point at one snapshot. No bytes move.
     #[serde(deny_unknown_fields)]
     pub struct ForkRequest {
-        /// The snapshot: a tag, `tag~N` or a digest.
+        /// The snapshot: a tag, `tag~N` or a digest, which may be cut short.
+        #[cfg_attr(feature = "openapi", schema(value_type = crate::name::Selector))]
         pub snapshot: String,
         /// How many, 1 to 10,000.
+        #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10000))]
         pub count: u32,
         /// Tags are named `<prefix>-1` … `<prefix>-<count>`; existing ones make the request fail as a whole.
+        #[cfg_attr(feature = "openapi", schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,121}$"))]
         pub prefix: String,
     }
 
@@ -639,12 +679,3 @@ impl<'de> Deserialize<'de> for TagState {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
-
-#[cfg(feature = "openapi")]
-impl utoipa::PartialSchema for TagState {
-    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-        <String as utoipa::PartialSchema>::schema()
-    }
-}
-#[cfg(feature = "openapi")]
-impl utoipa::ToSchema for TagState {}

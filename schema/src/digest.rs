@@ -1,5 +1,9 @@
 //! Digests: the name of a blob, always over its raw (uncompressed) bytes.
 
+mod prefix;
+
+pub use prefix::DigestPrefix;
+
 use crate::error::FormatError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::Digest as _;

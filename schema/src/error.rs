@@ -217,6 +217,8 @@ error_codes! {
     InvalidRequest = "invalid_request", 400, 1, false, "The request is malformed";
     /// A repository name, tag, reference or digest is malformed.
     InvalidName = "invalid_name", 400, 1, false, "A name, reference or digest is malformed";
+    /// A shortened digest means several snapshots.
+    AmbiguousDigest = "ambiguous_digest", 400, 1, false, "A shortened digest means several snapshots";
     /// A manifest, tree, run, checkpoint or configuration is malformed or contradicts itself.
     InvalidDocument = "invalid_document", 422, 1, false, "A document is malformed or contradicts itself";
     /// Something is over a limit.

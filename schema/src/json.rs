@@ -1,16 +1,22 @@
-//! Parsing of foreign JSON documents: a size limit, then errors that carry a JSON path.
+//! Parsing of foreign JSON, documents and requests alike: a size limit, then errors that carry a JSON path.
+
+mod strict;
 
 use crate::error::{FormatError, shorten};
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
+use strict::Strict;
 
-/// Parses a whole document. Trailing bytes are refused.
-pub(crate) fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u64) -> Result<T, FormatError> {
+/// Parses a whole document of at most `limit` bytes. Trailing bytes are refused, and an array where an object belongs.
+///
+/// # Errors
+/// [`FormatError::TooLarge`]; [`FormatError::Json`] with the JSON path, what was expected there and what was found.
+pub fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u64) -> Result<T, FormatError> {
     if bytes.len() as u64 > limit {
         return Err(FormatError::TooLarge { what: document, found: bytes.len() as u64, limit });
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| FormatError::Json {
+    let value = serde_path_to_error::deserialize(Strict(&mut deserializer)).map_err(|e| FormatError::Json {
         document,
         path: shorten(path(e.path())),
         reason: shorten(e.inner().to_string()),

@@ -25,6 +25,7 @@ pub mod flat;
 pub mod frame;
 pub mod geometry;
 pub mod journal;
+pub mod json;
 pub mod media_type;
 pub mod name;
 pub mod pack;
@@ -34,11 +35,10 @@ pub mod run;
 pub mod snapshot;
 pub mod tree;
 
-mod json;
 mod limits;
 
 pub use container::{Container, Kind};
-pub use digest::{Algorithm, Digest, Hasher};
+pub use digest::{Algorithm, Digest, DigestPrefix, Hasher};
 pub use error::{ErrorCode, FormatError};
 pub use limits::Limits;
 pub use name::{Reference, RepositoryName, Selector, Tag};

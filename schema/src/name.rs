@@ -1,9 +1,10 @@
 //! Names: repositories, tags and references to snapshots.
 
-use crate::digest::Digest;
+use crate::digest::{Algorithm, Digest, DigestPrefix};
 use crate::error::FormatError;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 macro_rules! text_newtype {
@@ -110,9 +111,9 @@ impl FromStr for Tag {
     }
 }
 
-/// Which snapshot of a repository: by tag, `N` parents above a tag, or by digest.
+/// Which snapshot of a repository: by tag, `N` parents above a tag, or by digest, which may be cut short.
 ///
-/// As text: `tag`, `tag~N` or `sha256:…`; this is also the `{ref}` of REST paths.
+/// As text: `tag`, `tag~N`, `sha256:2a19b2…` or `@2a19b2…`; this is also the `{ref}` of REST paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Selector {
     /// The snapshot a tag points to, or the `back`-th first parent of it.
@@ -124,6 +125,15 @@ pub enum Selector {
     },
     /// The snapshot itself.
     Digest(Digest),
+    /// The one snapshot whose digest begins so.
+    Prefix(DigestPrefix),
+}
+
+impl Selector {
+    /// A digest, or the beginning of one.
+    fn of_digest(text: &str) -> Result<Self, FormatError> {
+        text.parse().map(Self::Digest).or_else(|_| text.parse().map(Self::Prefix))
+    }
 }
 
 impl fmt::Display for Selector {
@@ -132,6 +142,9 @@ impl fmt::Display for Selector {
             Self::Tag { tag, back: 0 } => write!(f, "{tag}"),
             Self::Tag { tag, back } => write!(f, "{tag}~{back}"),
             Self::Digest(digest) => write!(f, "{digest}"),
+            // Without its algorithm a prefix looks like a tag.
+            Self::Prefix(prefix) if prefix.algorithm().is_none() => write!(f, "@{prefix}"),
+            Self::Prefix(prefix) => write!(f, "{prefix}"),
         }
     }
 }
@@ -140,8 +153,11 @@ impl FromStr for Selector {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
+        if let Some(digest) = text.strip_prefix('@') {
+            return Self::of_digest(digest);
+        }
         if text.contains(':') {
-            return Ok(Self::Digest(text.parse()?));
+            return Self::of_digest(text);
         }
         let (tag, back) = match text.split_once('~') {
             None => (text, 0),
@@ -159,7 +175,10 @@ impl FromStr for Selector {
     }
 }
 
-/// `[http(s)://host[:port]/]repository[:tag[~N]|@digest]`.
+/// `[[http(s)://]host[:port]/]repository[:tag[~N]|@digest]`.
+///
+/// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is `localhost` or contains a `.`
+/// or a `:`. A loopback host is asked over http, any other over https. `/` before a repository says that there is no host in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
     /// The registry's base URL without a trailing slash, if the reference names one.
@@ -180,14 +199,17 @@ impl Reference {
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(registry) = &self.registry {
-            write!(f, "{registry}/")?;
+        match &self.registry {
+            Some(registry) => write!(f, "{registry}/")?,
+            None if host_and_path(self.repository.as_str()).is_some() => f.write_str("/")?,
+            None => {}
         }
         write!(f, "{}", self.repository)?;
         match &self.selector {
             None => Ok(()),
             Some(s @ Selector::Tag { .. }) => write!(f, ":{s}"),
-            Some(s @ Selector::Digest(_)) => write!(f, "@{s}"),
+            Some(Selector::Digest(digest)) => write!(f, "@{digest}"),
+            Some(Selector::Prefix(prefix)) => write!(f, "@{prefix}"),
         }
     }
 }
@@ -199,23 +221,12 @@ impl FromStr for Reference {
         if text.len() > 2048 {
             return Err(name_error("reference", text, "expected at most 2048 bytes"));
         }
-        let scheme = ["http://", "https://"].into_iter().find(|s| text.starts_with(s));
-        let (registry, path) = match scheme {
-            None => (None, text),
-            Some(scheme) => {
-                let (host, path) = text[scheme.len()..]
-                    .split_once('/')
-                    .ok_or_else(|| name_error("reference", text, "expected a repository after the registry's address"))?;
-                // A user name or password in an address would end up in logs and shell history.
-                let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '[' | ']');
-                if host.is_empty() || host.starts_with(':') || !host.chars().all(legal) {
-                    return Err(name_error("reference", text, "expected host or host:port after the scheme"));
-                }
-                (Some(format!("{scheme}{host}")), path)
-            }
-        };
+        let (registry, path) = split_registry(text)?;
+        if registry.is_none() && is_bare_digest(path) {
+            return Err(name_error("reference", text, "a digest needs its repository: REPOSITORY@DIGEST"));
+        }
         let (repository, selector) = if let Some((repository, digest)) = path.split_once('@') {
-            (repository, Some(Selector::Digest(digest.parse()?)))
+            (repository, Some(Selector::of_digest(digest)?))
         } else if let Some((repository, tag)) = path.split_once(':') {
             (repository, Some(tag.parse()?))
         } else if let Some((repository, steps)) = path.split_once('~') {
@@ -225,4 +236,67 @@ impl FromStr for Reference {
         };
         Ok(Self { registry, repository: repository.parse()?, selector })
     }
+}
+
+/// Whether `text` is `<algorithm>:<hex>`, whole or cut short: as a reference it would be a tag of a repository `sha256`.
+#[must_use]
+pub fn is_bare_digest(text: &str) -> bool {
+    let known = |name: &str| Algorithm::ALL.iter().any(|algorithm| algorithm.name() == name);
+    text.split_once(':').is_some_and(|(name, _)| known(name)) && text.parse::<DigestPrefix>().is_ok()
+}
+
+/// The registry's base URL, if the text names one, and the rest.
+fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
+    if let Some((scheme, rest)) = text.split_once("://") {
+        if !matches!(scheme, "http" | "https") {
+            return Err(name_error("reference", text, "unknown scheme; a registry is at http://HOST or https://HOST"));
+        }
+        let (host, path) =
+            rest.split_once('/').ok_or_else(|| name_error("reference", text, "expected a repository after the registry's address"))?;
+        check_host(text, host)?;
+        return Ok((Some(format!("{scheme}://{host}")), path));
+    }
+    if let Some((host, path)) = host_and_path(text) {
+        // Nobody has said that this is a host: a path of a file system is none.
+        if !host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[') || host.contains("..") {
+            return Err(name_error("reference", text, "expected a repository, or host/repository"));
+        }
+        check_host(text, host)?;
+        let scheme = if is_loopback(host) { "http" } else { "https" };
+        return Ok((Some(format!("{scheme}://{host}")), path));
+    }
+    // Only where it is needed: a path of a file system that was given by mistake is no repository.
+    match text.strip_prefix('/') {
+        Some(path) if host_and_path(path).is_some() => Ok((None, path)),
+        _ => Ok((None, text)),
+    }
+}
+
+/// The first component, if it is a host by docker's rule, and what follows.
+fn host_and_path(text: &str) -> Option<(&str, &str)> {
+    let (first, rest) = text.split_once('/')?;
+    let is_host = first == "localhost" || first.contains(['.', ':']);
+    is_host.then_some((first, rest))
+}
+
+fn check_host(text: &str, host: &str) -> Result<(), FormatError> {
+    // A user name or password in an address would end up in logs and shell history.
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '[' | ']');
+    if host.is_empty() || host.starts_with(':') || !host.chars().all(legal) {
+        return Err(name_error("reference", text, "expected host or host:port before the repository"));
+    }
+    let port = if host.ends_with(']') { None } else { host.rsplit_once(':').map(|(_, port)| port) };
+    if port.is_some_and(|port| port.is_empty() || port.len() > 5 || !port.bytes().all(|b| b.is_ascii_digit())) {
+        return Err(name_error("reference", text, "expected a number after the host's colon; a tag comes after the repository"));
+    }
+    Ok(())
+}
+
+/// Whether `host[:port]` is this machine.
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }

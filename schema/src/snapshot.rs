@@ -78,6 +78,11 @@ impl SnapshotConfig {
         if config.parents.len() > 2 {
             return Err(FormatError::field(CONFIG, "$.parents", "at most 2 parents", config.parents.len()));
         }
+        if let Some(created) = &config.created
+            && !is_time(created)
+        {
+            return Err(FormatError::field(CONFIG, "$.created", "an RFC 3339 time such as 2026-01-31T12:00:00Z", created));
+        }
         Ok(config)
     }
 
@@ -86,6 +91,12 @@ impl SnapshotConfig {
     pub fn to_bytes(&self) -> Vec<u8> {
         json::bytes(self)
     }
+}
+
+/// Whether a text is an RFC 3339 time.
+#[must_use]
+pub fn is_time(text: &str) -> bool {
+    chrono::DateTime::parse_from_rfc3339(text).is_ok()
 }
 
 /// A pointer to a blob: OCI's descriptor.

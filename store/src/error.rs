@@ -1,7 +1,7 @@
 //! Errors of the store: values that say what to do.
 
 use pfr_schema::api::TagState;
-use pfr_schema::{Digest, ErrorCode, FormatError, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, ErrorCode, FormatError, Kind, RepositoryName, Tag};
 
 /// What a store operation returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -53,6 +53,16 @@ pub enum Error {
         repository: RepositoryName,
         /// What was asked for.
         snapshot: String,
+    },
+    /// A shortened digest that several snapshots of the repository begin with.
+    #[error("{repository} has several snapshots {prefix}…: {}; give more digits", some(candidates))]
+    SnapshotAmbiguous {
+        /// The repository.
+        repository: RepositoryName,
+        /// What was asked for.
+        prefix: DigestPrefix,
+        /// Some of the snapshots it may mean.
+        candidates: Vec<Digest>,
     },
     /// No such tag in the repository.
     #[error("{repository} has no tag {tag}")]
@@ -166,6 +176,7 @@ impl Error {
             Self::WrongShape { .. } => ErrorCode::LengthMismatch,
             Self::RepositoryUnknown(_) => ErrorCode::RepositoryUnknown,
             Self::SnapshotUnknown { .. } => ErrorCode::SnapshotUnknown,
+            Self::SnapshotAmbiguous { .. } => ErrorCode::AmbiguousDigest,
             Self::TagUnknown { .. } => ErrorCode::TagUnknown,
             Self::BlobUnknown { .. } => ErrorCode::BlobUnknown,
             Self::PushUnknown(_) => ErrorCode::PushUnknown,
@@ -231,4 +242,14 @@ impl Error {
 
 fn count(n: usize, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
+/// The first few, each whole: what is common to them is what was not enough.
+fn some(candidates: &[Digest]) -> String {
+    const FEW: usize = 4;
+    let mut text = candidates.iter().take(FEW).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if candidates.len() > FEW {
+        text.push_str(" and more");
+    }
+    text
 }

@@ -30,7 +30,7 @@ use async_trait::async_trait;
 use connection::Database;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
 use std::time::Duration;
 
 /// Everything lives in one domain until tokens and domains exist.
@@ -222,6 +222,14 @@ impl Metadata for PostgresMetadata {
 
     async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow> {
         self.database.snapshot((repository, digest), |tx, (repository, digest)| Box::pin(lists::snapshot(tx, repository, digest))).await
+    }
+
+    async fn snapshots_like(&self, repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Result<Vec<Digest>> {
+        self.database
+            .snapshot((repository, prefix, limit), |tx, (repository, prefix, limit)| {
+                Box::pin(lists::snapshots_like(tx, repository, prefix, *limit))
+            })
+            .await
     }
 
     async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {

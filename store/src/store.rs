@@ -21,6 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+/// Snapshots looked for of a shortened digest: more than one is too many, and a few are named.
+const CANDIDATES: usize = 5;
+
 /// Settings of a store, with the defaults of a registry.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -337,9 +340,18 @@ impl Store {
     /// The snapshot that a selector means.
     ///
     /// # Errors
-    /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`], [`Error::SnapshotUnknown`] (also for `tag~N` beyond the first snapshot).
+    /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`], [`Error::SnapshotUnknown`] (also for `tag~N` beyond the first snapshot),
+    /// [`Error::SnapshotAmbiguous`].
     pub async fn resolve(&self, repository: &RepositoryName, selector: &Selector) -> Result<Digest> {
         match selector {
+            Selector::Prefix(prefix) => {
+                let candidates = self.metadata.snapshots_like(repository.clone(), prefix.clone(), CANDIDATES).await?;
+                match candidates[..] {
+                    [digest] => Ok(digest),
+                    [] => Err(Error::SnapshotUnknown { repository: repository.clone(), snapshot: prefix.to_string() }),
+                    _ => Err(Error::SnapshotAmbiguous { repository: repository.clone(), prefix: prefix.clone(), candidates }),
+                }
+            }
             Selector::Digest(digest) => Ok(self.metadata.snapshot(repository.clone(), *digest).await?.digest),
             Selector::Tag { tag, back } => {
                 let mut digest = self.metadata.tag(repository.clone(), tag.clone()).await?.digest;

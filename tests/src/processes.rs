@@ -269,6 +269,8 @@ impl Pf {
             .env_clear()
             .env("HOME", self.dir.path())
             .env("PF_STORE", self.path("store"))
+            // A registry that is gone for good should not hold a test for two minutes.
+            .env("PF_RETRY_FOR", "20")
             .env("PF_REGISTRY", &self.registry)
             .env("PF_AGENT_SOCKET", self.path("agent.sock"))
             .current_dir(self.dir.path())

@@ -13,7 +13,8 @@ type Answer<T> = Result<Json<T>, Failure>;
 
 /// Reads a body, whatever its content type says: `curl -d` has another one.
 fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|e| Error::Invalid(format!("the body makes no sense: {e}")))
+    // The control socket limits how long it is.
+    pfr_schema::json::parse("request body", body, u64::MAX).map_err(|e| Error::Invalid(e.to_string()))
 }
 
 pub(super) async fn engines(State(shared): State<Shared>) -> Json<Engines> {

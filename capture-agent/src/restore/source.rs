@@ -23,11 +23,12 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
         agent.store().touch(repository, &digest).await?;
         return Ok(Found { digest, bytes_pulled: 0 });
     }
-    if let Selector::Digest(digest) = &selector
-        && agent.store().snapshot(repository, digest).await.is_ok()
+    // A tag may have moved in the registry; what a digest names stays the same.
+    if matches!(selector, Selector::Digest(_) | Selector::Prefix(_))
+        && let Ok(digest) = agent.store().resolve(repository, &selector).await
     {
-        agent.store().touch(repository, digest).await?;
-        return Ok(Found { digest: *digest, bytes_pulled: 0 });
+        agent.store().touch(repository, &digest).await?;
+        return Ok(Found { digest, bytes_pulled: 0 });
     }
     let registry = reference.registry.as_deref().or(agent.config().registry.as_deref());
     let registry = registry.ok_or_else(|| {

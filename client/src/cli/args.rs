@@ -8,7 +8,7 @@ mod upkeep;
 
 pub use engines::{DrainArgs, Match, Restore, Snapshot, WhenToPush};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
-pub use reference::{Target, repository_of};
+pub use reference::{Expected, Target, repository_of};
 pub use transfer::{Import, ImportProcessfork, Pull, Push};
 pub use upkeep::{Completions, Demo, DemoModel, Df, Gc, Pin, Scrub, Stats, Verify};
 
@@ -23,8 +23,8 @@ const STYLES: Styles = Styles::styled()
     .placeholder(AnsiColor::White.on_default().dimmed());
 
 const AFTER: &str = "\
-A REF is [http(s)://host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
-parents up. Without a tag it means the tag `latest`.
+A REF is [[http(s)://]host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
+parents up. Without a tag it means the tag `latest`. A digest may be cut short, as in team/agent@2a19b2c9309a.
 
 Every command means the registry, unless --local says the local store.
 
@@ -53,10 +53,12 @@ pub struct Global {
     /// Directory of the local store
     #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
     pub store: Option<PathBuf>,
-    /// How often a request is tried again: 5 outlasts about 25 seconds in which the registry says that it is unavailable, and 5 in which it
-    /// does not answer [default: 5]
+    /// How often a request is tried again, however long that takes [default: 5, and --retry-for for a registry that is gone]
     #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
     pub retries: Option<u32>,
+    /// How long a registry that has answered and is gone is tried again, such as while it restarts [default: 120]
+    #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
+    pub retry_for: Option<u64>,
     /// Write one JSON document to stdout instead of text; an error is one JSON object on stderr
     #[arg(long, global = true)]
     pub json: bool,

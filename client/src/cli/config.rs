@@ -33,6 +33,9 @@ pub struct Config {
     pub agent: Option<PathBuf>,
     /// How often a request is tried again.
     pub retries: Option<u32>,
+    /// Seconds for which a registry that has answered before is tried again.
+    #[serde(rename = "retry-for")]
+    pub retry_for: Option<u64>,
     /// Size above which the local store loses what was not used for longest, after a pull.
     #[serde(rename = "max-store-size")]
     pub max_store_size: Option<pfr_client::ByteSize>,

@@ -4,6 +4,7 @@ use super::args::{Global, Where};
 use super::config::{Config, DEFAULT_REGISTRY, Environment, Secret};
 use super::failure::Failure;
 use super::output::Out;
+use super::progress;
 use super::side::Side;
 use super::suggest::{Site, Suggestion};
 use pfr_client::{AgentClient, Remote, RemoteOptions};
@@ -11,6 +12,7 @@ use pfr_schema::{ErrorCode, Reference};
 use pfr_store::{Options, Store};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Everything a command needs besides its own arguments.
 pub struct Context {
@@ -34,6 +36,7 @@ pub struct Settings {
     store: Option<PathBuf>,
     agent: Option<PathBuf>,
     retries: Option<u32>,
+    retry_for: Option<u64>,
 }
 
 impl Context {
@@ -50,7 +53,7 @@ impl Context {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let store = global.store.clone().filter(|path| !path.as_os_str().is_empty());
         let site = Site { registry: given(&global.registry), store, ..Site::default() };
-        let settings = Settings::resolve(global.registry, global.store, global.retries, file, token, &environment);
+        let settings = Settings::resolve(global.registry, global.store, (global.retries, global.retry_for), file, token, &environment);
         Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, settings, site: site.into() })
     }
 
@@ -65,7 +68,14 @@ impl Context {
         let url = self.settings.registry_of(reference);
         let token = self.settings.token_for(url).map(|s| s.0.clone());
         let defaults = RemoteOptions::default();
-        Ok(Remote::new(url, RemoteOptions { token, retries: self.settings.retries.unwrap_or(defaults.retries), ..defaults })?)
+        let retries = self.settings.retries.unwrap_or(defaults.retries);
+        let retry_for = match (self.settings.retries, self.settings.retry_for) {
+            (Some(_), _) => Duration::ZERO,
+            (None, Some(seconds)) => Duration::from_secs(seconds),
+            (None, None) => defaults.retry_for,
+        };
+        let on_retry = Some(progress::on_retry(self.quiet || self.json));
+        Ok(Remote::new(url, RemoteOptions { token, retries, retry_for, on_retry, ..defaults })?)
     }
 
     /// The local store, made if there is none.
@@ -103,7 +113,13 @@ impl Context {
         self.note(reference);
         self.site.borrow_mut().local = true;
         if let Some(registry) = reference.and_then(|r| r.registry.as_ref()) {
-            return Err(Failure::usage(format!("--local means the local store, but the reference names the registry {registry}")));
+            let failure = Failure::usage(format!("--local means the local store, but the reference names the registry {registry}"));
+            let host = registry.split("://").nth(1).unwrap_or_default();
+            // It may be a part of a repository's name that looks like a host.
+            return Err(match host.parse::<pfr_schema::RepositoryName>() {
+                Ok(_) => failure.hint(format!("if {host} is a part of the repository's name, write /{host}/…")),
+                Err(_) => failure,
+            });
         }
         Ok(Side::Local(self.existing_store().await?))
     }
@@ -140,7 +156,7 @@ impl Settings {
     fn resolve(
         registry: Option<String>,
         store: Option<PathBuf>,
-        retries: Option<u32>,
+        (retries, retry_for): (Option<u32>, Option<u64>),
         file: Config,
         token: Option<Secret>,
         environment: &Environment,
@@ -152,6 +168,7 @@ impl Settings {
             store: store.filter(|s| !s.as_os_str().is_empty()).or_else(|| file.store.clone()).or_else(|| environment.store_dir()),
             agent: file.agent.clone().or_else(|| environment.agent_socket()),
             retries: retries.or(file.retries),
+            retry_for: retry_for.or(file.retry_for),
             file,
         }
     }
@@ -178,7 +195,7 @@ mod tests {
 
     fn settings(flag: Option<&str>, file: &str, token: Option<&str>) -> Settings {
         let environment = Environment { home: Some("/h".into()), ..Environment::default() };
-        Settings::resolve(flag.map(Into::into), None, None, toml::from_str(file).unwrap(), token.map(|t| Secret(t.into())), &environment)
+        Settings::resolve(flag.map(Into::into), None, (None, None), toml::from_str(file).unwrap(), token.map(|t| Secret(t.into())), &environment)
     }
 
     #[test]
@@ -192,12 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn how_often_to_try_again_comes_from_the_flag_and_else_from_the_file() {
-        let of = |flag, file| {
+    fn how_often_and_how_long_to_try_again_comes_from_the_flag_and_else_from_the_file() {
+        let of = |flags, file| {
             let file = toml::from_str(file).unwrap();
-            Settings::resolve(None, None, flag, file, None, &Environment::default()).retries
+            let settings = Settings::resolve(None, None, flags, file, None, &Environment::default());
+            (settings.retries, settings.retry_for)
         };
-        assert_eq!([of(Some(9), "retries = 3"), of(None, "retries = 3"), of(None, "")], [Some(9), Some(3), None]);
+        let file = "retries = 3\nretry-for = 30";
+        assert_eq!(of((Some(9), Some(60)), file), (Some(9), Some(60)));
+        assert_eq!(of((None, None), file), (Some(3), Some(30)));
+        assert_eq!(of((None, None), ""), (None, None));
     }
 
     #[test]

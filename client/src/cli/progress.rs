@@ -2,7 +2,8 @@
 
 use super::output::{human, stderr_width};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pfr_client::Progress;
+use pfr_client::{OnRetry, Progress, Retrying};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -17,6 +18,51 @@ const ROOMY: usize = 90;
 const WIDEST: usize = 60;
 /// Spaces between the parts, and one behind them: a line that wraps could not be cleared.
 const MARGIN: usize = 3;
+
+/// What is said on stderr of a registry that cannot be reached. The terminal is one for the whole process, and so is this.
+static TROUBLE: Mutex<Trouble> = Mutex::new(Trouble { words: None, bar: false, said: false });
+
+struct Trouble {
+    /// What a bar shows instead of the phase.
+    words: Option<String>,
+    /// Whether a bar is drawn: then nothing else may be written.
+    bar: bool,
+    /// Whether a line was written that says so.
+    said: bool,
+}
+
+fn trouble() -> MutexGuard<'static, Trouble> {
+    TROUBLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that requests are tried again: in the bar where there is one, else in one line, and in another when it is over.
+pub fn on_retry(quiet: bool) -> OnRetry {
+    Arc::new(move |retrying| {
+        let mut trouble = trouble();
+        match retrying {
+            Some(retrying) => {
+                let words = retry_words(retrying);
+                // One failure is over before anybody has read of it.
+                if !quiet && !trouble.bar && !trouble.said && retrying.attempt > 1 {
+                    eprintln!("{words} ({})", human::printable(&retrying.error));
+                    trouble.said = true;
+                }
+                trouble.words = Some(words);
+            }
+            None => {
+                if std::mem::take(&mut trouble.said) && !trouble.bar {
+                    eprintln!("the registry answers again");
+                }
+                trouble.words = None;
+            }
+        }
+    })
+}
+
+fn retry_words(retrying: &Retrying) -> String {
+    let what = if retrying.answered { "registry busy or unavailable" } else { "registry not reachable" };
+    format!("{what}, retrying ({}) …", retrying.attempt)
+}
 
 /// Where an operation stands. Bytes are raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,9 +122,12 @@ pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl F
         tokio::select! {
             result = &mut work => return result,
             now = ticks.tick() => {
-                let standing = standing();
+                let mut standing = standing();
                 let rate = rate.after(standing.done, now);
                 if start.elapsed() >= PATIENCE {
+                    if let Some(words) = trouble().words.clone() {
+                        standing.phase = words;
+                    }
                     // The terminal may have been resized.
                     bar.get_or_insert_with(Bar::new).show(&standing, rate, stderr_width().unwrap_or(ROOMY));
                 }
@@ -117,6 +166,7 @@ struct Bar(ProgressBar);
 
 impl Bar {
     fn new() -> Self {
+        trouble().bar = true;
         Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)))
     }
 
@@ -142,6 +192,7 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+        trouble().bar = false;
     }
 }
 

@@ -1,14 +1,14 @@
 //! The same questions, asked of a registry or of the local store. Commands do not know which of them answers.
 
+use super::args::Expected;
 use super::failure::Failure;
-use pfr_client::Remote;
+use pfr_client::{PageOf, Remote, all_pages};
 use pfr_schema::api::{
     Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo,
     TagRequest, TagState, Usage, Verified,
 };
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
-use pfr_store::{RepositoryRow, Store, TagRow};
-use std::convert::identity;
+use pfr_store::{Page, RepositoryRow, Store, TagRow};
 use std::time::Duration;
 
 /// Entries in one page of a list.
@@ -22,26 +22,27 @@ pub enum Side {
     Remote(Remote),
 }
 
-/// Walks a paged list to its end, or until there are enough.
-macro_rules! all_pages {
-    ($most:expr, |$after:ident| $page:expr, $items:ident as $convert:expr) => {{
-        let most: usize = $most;
-        let mut all = Vec::new();
-        let mut $after: Option<String> = None;
-        loop {
-            let page = $page.await?;
-            all.extend(page.$items.into_iter().map($convert));
-            match page.next {
-                Some(next) if all.len() < most => $after = Some(next),
-                _ => break,
-            }
-        }
-        all.truncate(most);
-        Ok(all)
-    }};
-}
-
 impl Side {
+    /// Where it is, for errors about what it answers.
+    fn place(&self) -> &str {
+        match self {
+            Self::Local(_) => self.name(),
+            Self::Remote(remote) => remote.url(),
+        }
+    }
+
+    /// The state in which a tag should be, its digest in full.
+    pub async fn expected(&self, repository: &RepositoryName, expected: Option<Expected>) -> Result<Option<TagState>, Failure> {
+        Ok(match expected {
+            None => None,
+            Some(Expected::State(state)) => Some(state),
+            Some(Expected::Prefix(prefix)) => {
+                let snapshot = self.snapshot(repository, &Selector::Prefix(prefix)).await.map_err(|f| f.context("--if-tag-is"))?;
+                Some(TagState::At(snapshot.digest))
+            }
+        })
+    }
+
     /// For sentences.
     pub fn name(&self) -> &'static str {
         match self {
@@ -52,10 +53,16 @@ impl Side {
 
     /// Every repository.
     pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>, Failure> {
-        match self {
-            Self::Local(store) => all_pages!(usize::MAX, |after| store.repositories(after.clone(), PAGE), rows as repository_info),
-            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.repositories(after.as_deref(), PAGE), repositories as identity),
-        }
+        all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Local(store) => listed(store.repositories(after, PAGE).await?, repository_info),
+                Self::Remote(remote) => {
+                    let page = remote.repositories(after.as_deref(), PAGE).await?;
+                    (page.repositories, page.next)
+                }
+            })
+        })
+        .await
     }
 
     /// Every snapshot, newest first.
@@ -65,18 +72,30 @@ impl Side {
 
     /// The newest snapshots.
     pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>, Failure> {
-        match self {
-            Self::Local(store) => all_pages!(most, |after| store.snapshots(repository, after.clone(), PAGE), rows as Into::into),
-            Self::Remote(remote) => all_pages!(most, |after| remote.snapshots(repository, after.as_deref(), PAGE), snapshots as identity),
-        }
+        all_pages(self.place(), most, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Local(store) => listed(store.snapshots(repository, after, PAGE).await?, Into::into),
+                Self::Remote(remote) => {
+                    let page = remote.snapshots(repository, after.as_deref(), PAGE).await?;
+                    (page.snapshots, page.next)
+                }
+            })
+        })
+        .await
     }
 
     /// Every tag, by name.
     pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>, Failure> {
-        match self {
-            Self::Local(store) => all_pages!(usize::MAX, |after| store.tags(repository, after.clone(), PAGE), rows as tag_info),
-            Self::Remote(remote) => all_pages!(usize::MAX, |after| remote.tags(repository, after.as_deref(), PAGE), tags as identity),
-        }
+        all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Local(store) => listed(store.tags(repository, after, PAGE).await?, tag_info),
+                Self::Remote(remote) => {
+                    let page = remote.tags(repository, after.as_deref(), PAGE).await?;
+                    (page.tags, page.next)
+                }
+            })
+        })
+        .await
     }
 
     /// The deepest snapshot that tokens can be resumed from.
@@ -203,6 +222,11 @@ impl Side {
             Self::Remote(remote) => Ok(remote.verify(repository, &digest).await?),
         }
     }
+}
+
+/// A page of rows of the local store.
+fn listed<R, T>(page: Page<R>, convert: impl Fn(R) -> T) -> PageOf<T> {
+    (page.rows.into_iter().map(convert).collect(), page.next)
 }
 
 fn repository_info(row: RepositoryRow) -> RepositoryInfo {

@@ -7,7 +7,7 @@ use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, Hasher, Kind};
+use pfr_schema::{Digest, FormatError, Hasher, Kind};
 use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -128,6 +128,11 @@ impl Directory {
         }
         let path = self.root.path().join(relative);
         let (mut file, length) = self.root.file(relative)?;
+        // Before it is read: a file with holes costs nothing to make and hours to hash.
+        if length > self.limits.blob_bytes {
+            let source = FormatError::TooLarge { what: "a blob in bytes", found: length, limit: self.limits.blob_bytes };
+            return Err(Error::Document { path, source });
+        }
         let (mut hasher, mut buffer, mut hashed) = (Hasher::new(pfr_schema::Algorithm::Sha256), vec![0; STEP], 0);
         loop {
             match file.read(&mut buffer).map_err(Error::io("read", &path))? {
@@ -135,11 +140,14 @@ impl Directory {
                 n => {
                     hasher.update(&buffer[..n]);
                     hashed += n as u64;
+                    if hashed > length {
+                        break;
+                    }
                 }
             }
         }
         if hashed != length {
-            return Err(Error::Changed { path, reason: format!("it had {length} bytes, then {hashed}") });
+            return Err(Error::Changed { path, reason: format!("it had {length} bytes, then {hashed} or more") });
         }
         let digest = hasher.finish();
         self.named.insert(digest, PathBuf::from(relative));

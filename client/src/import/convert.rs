@@ -16,7 +16,7 @@ use crate::directory::Directory;
 use crate::directory::blobs::{self, Described};
 use crate::directory::build::Opaque;
 use crate::error::{Error, Result};
-use pfr_schema::snapshot::SnapshotConfig;
+use pfr_schema::snapshot::{SnapshotConfig, is_time};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, Limits};
 use serde::Deserialize;
@@ -108,7 +108,8 @@ fn config(image: &Image, parents: Vec<Digest>) -> SnapshotConfig {
     let from = json!({ "image": image.digest, "agent_version": image.agent.version, "agent_fingerprint": image.agent.fingerprint });
     SnapshotConfig {
         agent: Some(image.agent.kind.clone()),
-        created: Some(image.created.clone()),
+        // Kept as it is in `image.json`, whatever it is.
+        created: Some(image.created.clone()).filter(|created| is_time(created)),
         deployment: BTreeMap::from([("processfork".to_owned(), from)]),
         parents,
         ..SnapshotConfig::default()

@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
 use crate::plan::{Giver, Item, check_size, cut};
 use crate::progress::Progress;
-use crate::remote::{BoxFrames, Remote, backoff};
+use crate::remote::backoff::Tries;
+use crate::remote::{BoxFrames, Remote};
 use crate::slot::Slot;
 use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::codec;
@@ -87,7 +88,7 @@ impl<'a> Fetcher<'a> {
         F: Fn(Arc<[Item]>) -> T,
         T: Future<Output = (Vec<Item>, Result<()>)>,
     {
-        let (mut left, mut failures) = (items, 0);
+        let (mut left, mut tries) = (items, Tries::of(self.remote));
         while !left.is_empty() {
             let before = left.len();
             let (rest, result) = attempt(left.into()).await;
@@ -97,13 +98,13 @@ impl<'a> Fetcher<'a> {
                 Ok(()) => return Err(self.remote.protocol(format!("it did not send {}", left[0].digest))),
                 Err(error) => error,
             };
-            failures = if left.len() < before { 1 } else { failures + 1 };
-            if !matches!(error, Error::Cut { .. }) || failures > self.remote.options().retries {
+            if left.len() < before {
+                tries = Tries::of(self.remote);
+            }
+            if !matches!(error, Error::Cut { .. }) {
                 return Err(error);
             }
-            let wait = backoff::wait(failures);
-            tracing::debug!(%error, left = left.len(), wait_ms = wait.as_millis(), "fetching the rest");
-            tokio::time::sleep(wait).await;
+            tries.again(error, None).await?;
         }
         Ok(())
     }

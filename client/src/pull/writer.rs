@@ -2,21 +2,30 @@
 //!
 //! A file appears under its name only whole. Blobs are not synced one by one: [`Writer::sync`] makes all of them durable at once,
 //! before the page manifest, whose presence says that everything is there, is published by [`Writer::publish`].
+//!
+//! Every name is opened in the open directory above it, and links are not followed: what is written lies below the directory that
+//! the user named, and nowhere else.
+
+mod folders;
 
 use crate::directory::layout;
 use crate::error::{Error, Result};
 use crate::plan::Item;
 use bytes::Bytes;
+use folders::Folders;
 use pfr_schema::codec::{Codec, Decoder};
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Hasher};
 use pfr_store::Whole;
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes hashed at a time.
 const STEP: usize = 1 << 20;
@@ -25,7 +34,7 @@ const STEP: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Writer {
     root: PathBuf,
-    lock: File,
+    folders: Folders,
     /// Blobs that do not lie in `blobs/`.
     named: HashMap<Digest, PathBuf>,
 }
@@ -40,10 +49,10 @@ impl Writer {
                 let unfinished = root.join(layout::UNFINISHED);
                 match std::fs::remove_dir_all(&unfinished) {
                     Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("clear", &unfinished)(error)),
-                    _ => Ok(Self { root: root.to_owned(), lock, named }),
+                    _ => Ok(Self { root: root.to_owned(), folders: Folders::below(root, lock.into())?, named }),
                 }
             }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK) => {
                 let reason = "another pull is writing into it; wait for that, or pull into another directory".into();
                 Err(Error::Refused { path: root.to_owned(), reason })
             }
@@ -55,9 +64,9 @@ impl Writer {
         &self.root
     }
 
-    /// Where a blob belongs.
-    pub fn path(&self, digest: &Digest) -> PathBuf {
-        self.root.join(self.named.get(digest).cloned().unwrap_or_else(|| layout::blob(digest)))
+    /// Where a blob belongs, below the root.
+    fn place(&self, digest: &Digest) -> PathBuf {
+        self.named.get(digest).cloned().unwrap_or_else(|| layout::blob(digest))
     }
 
     /// Whether a blob has a place outside of `blobs/`.
@@ -67,12 +76,13 @@ impl Writer {
 
     /// Whether a blob is there, every byte of it.
     pub fn holds(&self, item: &Item) -> Result<bool> {
-        let path = self.path(&item.digest);
-        match std::fs::symlink_metadata(&path) {
-            Ok(metadata) if metadata.is_file() && item.size.is_none_or(|size| size == metadata.len()) => {}
-            _ => return Ok(false),
+        let place = self.place(&item.digest);
+        let path = self.root.join(&place);
+        let Some(mut file) = self.read(&place)? else { return Ok(false) };
+        let metadata = file.metadata().map_err(Error::io("look at", &path))?;
+        if !metadata.is_file() || item.size.is_some_and(|size| size != metadata.len()) {
+            return Ok(false);
         }
-        let mut file = File::open(&path).map_err(Error::io("open", &path))?;
         let (mut hasher, mut buffer) = (Hasher::new(item.digest.algorithm()), vec![0; STEP]);
         loop {
             match file.read(&mut buffer) {
@@ -84,10 +94,23 @@ impl Writer {
         }
     }
 
+    /// Opens what lies at `place`; `None` if there is nothing, or a link.
+    fn read(&self, place: &Path) -> Result<Option<File>> {
+        let (parent, name) = split(place)?;
+        let Some(folder) = self.folders.find(parent)? else { return Ok(None) };
+        // Without waiting: a pipe must not be waited for.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match rustix::fs::openat(&*folder, &name, flags, Mode::empty()) {
+            Ok(file) => Ok(Some(file.into())),
+            Err(Errno::NOENT | Errno::LOOP) => Ok(None),
+            Err(errno) => Err(Error::io("open", &self.root.join(place))(errno.into())),
+        }
+    }
+
     /// Writes a verified frame.
     pub fn write(&self, whole: &Whole) -> Result<()> {
         let digest = whole.header.digest;
-        let mut temporary = self.begin(self.path(&digest))?;
+        let mut temporary = self.begin(&self.place(&digest))?;
         if whole.header.codec == Codec::Raw {
             for piece in &whole.payload {
                 temporary.append(piece)?;
@@ -100,45 +123,58 @@ impl Writer {
 
     /// Writes bytes to a file of this directory.
     pub fn write_bytes(&self, name: &Path, bytes: &[u8]) -> Result<()> {
-        let mut temporary = self.begin(self.root.join(name))?;
+        let mut temporary = self.begin(name)?;
         temporary.append(bytes)?;
         temporary.rename()
     }
 
     /// Copies a blob to a second place.
     pub fn copy(&self, digest: &Digest, target: &Path) -> Result<()> {
-        let path = self.path(digest);
-        let mut from = File::open(&path).map_err(Error::io("open", &path))?;
-        let mut temporary = self.begin(self.root.join(target))?;
+        let place = self.place(digest);
+        let absent = || Error::io("open", &self.root.join(&place))(ErrorKind::NotFound.into());
+        let mut from = self.read(&place)?.ok_or_else(absent)?;
+        let mut temporary = self.begin(target)?;
         std::io::copy(&mut from, &mut temporary.file).map_err(Error::io("copy to", &temporary.path))?;
         temporary.rename()
     }
 
-    /// Makes everything written so far durable.
+    /// Makes everything written so far durable, on every file system that some of it lies on.
     pub fn sync(&self) -> Result<()> {
-        rustix::fs::syncfs(&self.lock).map_err(|errno| Error::io("sync", &self.root)(errno.into()))
+        self.folders.sync()
     }
 
     /// Writes bytes to a file directly in this directory, durably.
     pub fn publish(&self, name: &Path, bytes: &[u8]) -> Result<()> {
-        let mut temporary = self.begin(self.root.join(name))?;
+        let mut temporary = self.begin(name)?;
         temporary.append(bytes)?;
         temporary.file.sync_all().map_err(Error::io("sync", &temporary.path))?;
+        let folder = Arc::clone(&temporary.to.0);
         temporary.rename()?;
-        self.lock.sync_all().map_err(Error::io("sync", &self.root))
+        rustix::fs::fsync(&*folder).map_err(|errno| Error::io("sync", &self.root)(errno.into()))
     }
 
-    fn begin(&self, target: PathBuf) -> Result<Temporary> {
-        let path = match target.strip_prefix(self.root.join(layout::ATTACHMENTS)) {
-            Ok(title) => self.root.join(layout::UNFINISHED).join(title),
+    /// Begins a file at `target`, below the root. The lock makes its temporary name ours; what a killed pull has left there is
+    /// overwritten.
+    fn begin(&self, target: &Path) -> Result<Temporary> {
+        let (to, name) = split(target)?;
+        let to = (self.folders.make(to)?, name.clone());
+        let (from, place) = match target.strip_prefix(layout::ATTACHMENTS) {
+            Ok(_) => {
+                let unfinished = Path::new(layout::UNFINISHED);
+                ((self.folders.make(unfinished)?, name.clone()), unfinished.join(&name))
+            }
             // No blob and no document of ours is called so.
             Err(_) => {
-                let mut name = target.clone().into_os_string();
-                name.push(".tmp");
-                name.into()
+                let mut temporary = name;
+                temporary.push(".tmp");
+                ((Arc::clone(&to.0), temporary.clone()), target.with_file_name(temporary))
             }
         };
-        Temporary::begin(path, target)
+        let (path, target) = (self.root.join(place), self.root.join(target));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&*from.0, &from.1, flags, Mode::from_raw_mode(0o666));
+        let file = file.map_err(|errno| Error::io("write", &path)(errno.into()))?;
+        Ok(Temporary { file: file.into(), from, to, path, target, renamed: false })
     }
 }
 
@@ -149,39 +185,36 @@ impl Drop for Writer {
     }
 }
 
+/// The directory and the name of a file below the root.
+fn split(place: &Path) -> Result<(&Path, OsString)> {
+    match (place.parent(), place.file_name()) {
+        (Some(parent), Some(name)) => Ok((parent, name.to_owned())),
+        _ => Err(Error::Internal(format!("{} is no file's name", place.display()))),
+    }
+}
+
+/// A name in an open directory.
+type Entry = (Arc<OwnedFd>, OsString);
+
 /// A file under a temporary name, removed unless it is renamed.
 struct Temporary {
     file: File,
+    from: Entry,
+    to: Entry,
+    /// Its two names, for messages.
     path: PathBuf,
     target: PathBuf,
     renamed: bool,
 }
 
 impl Temporary {
-    /// The writer's lock makes `path` ours; what a killed pull has left there is overwritten.
-    fn begin(path: PathBuf, target: PathBuf) -> Result<Self> {
-        let open = || {
-            let flags = OFlags::NOFOLLOW.bits() as i32;
-            OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(&path)
-        };
-        let file = match open() {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                for parent in [&path, &target].into_iter().filter_map(|path| path.parent()) {
-                    std::fs::create_dir_all(parent).map_err(Error::io("make", parent))?;
-                }
-                open()
-            }
-            other => other,
-        };
-        Ok(Self { file: file.map_err(Error::io("write", &path))?, path, target, renamed: false })
-    }
-
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(Error::io("write", &self.path))
     }
 
     fn rename(mut self) -> Result<()> {
-        std::fs::rename(&self.path, &self.target).map_err(Error::io("rename to", &self.target))?;
+        let renamed = rustix::fs::renameat(&*self.from.0, &self.from.1, &*self.to.0, &self.to.1);
+        renamed.map_err(|errno| Error::io("rename to", &self.target)(errno.into()))?;
         self.renamed = true;
         Ok(())
     }
@@ -191,7 +224,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.renamed {
             // What cannot be removed is overwritten by the next try.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = rustix::fs::unlinkat(&*self.from.0, &self.from.1, AtFlags::empty());
         }
     }
 }
@@ -207,7 +240,7 @@ impl Large {
     pub fn begin(writer: &Writer, header: &Header) -> Result<Self> {
         let digest = header.digest;
         let decoder = Decoder::new(header.codec, header.raw_len).map_err(|source| Error::Received { digest, source })?;
-        Ok(Self { digest, temporary: writer.begin(writer.path(&digest))?, decoder })
+        Ok(Self { digest, temporary: writer.begin(&writer.place(&digest))?, decoder })
     }
 
     pub fn append(&mut self, piece: &Bytes) -> Result<()> {
@@ -245,7 +278,7 @@ mod tests {
         let long = "x".repeat(255);
         let titles = ["x", "x.tmp", "x.tmp.tmp", layout::UNFINISHED, &long];
         let mut begun: Vec<(Temporary, &str)> =
-            titles.iter().map(|title| (writer.begin(root.join(layout::ATTACHMENTS).join(title)).unwrap(), *title)).collect();
+            titles.iter().map(|title| (writer.begin(&Path::new(layout::ATTACHMENTS).join(title)).unwrap(), *title)).collect();
         begun.iter_mut().for_each(|(temporary, title)| temporary.append(title.as_bytes()).unwrap());
         begun.into_iter().for_each(|(temporary, _)| temporary.rename().unwrap());
         drop(writer);
@@ -254,5 +287,40 @@ mod tests {
         }
         let left: Vec<_> = std::fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, [layout::ATTACHMENTS]);
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link_to_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let digest = Digest::sha256(b"x");
+        let (hex, item) = (digest.hex(), Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1) });
+        for link in ["blobs", "blobs/sha256", &format!("blobs/sha256/{}", &hex[..2]), layout::ATTACHMENTS] {
+            let (root, elsewhere) = (dir.path().join(link.replace('/', "-")), dir.path().join("elsewhere"));
+            std::fs::create_dir_all(root.join(link).parent().unwrap()).unwrap();
+            std::fs::create_dir_all(&elsewhere).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, root.join(link)).unwrap();
+            let named = if link == layout::ATTACHMENTS { vec![(digest, Path::new(link).join("x"))] } else { Vec::new() };
+            let writer = Writer::open(&root, named.into_iter().collect()).unwrap();
+            let refusals = [writer.holds(&item).unwrap_err(), writer.write_bytes(&writer.place(&digest), b"x").unwrap_err()];
+            for refusal in refusals {
+                assert!(matches!(&refusal, Error::Refused { path, .. } if *path == root.join(link)), "{link}: {refusal}");
+            }
+            assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0, "{link}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_blob_is_replaced_and_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, digest) = (dir.path().join("out"), Digest::sha256(b"x"));
+        let blob = root.join(layout::blob(&digest));
+        std::fs::create_dir_all(blob.parent().unwrap()).unwrap();
+        std::fs::write(dir.path().join("victim"), "y").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("victim"), &blob).unwrap();
+        let writer = Writer::open(&root, HashMap::new()).unwrap();
+        assert!(!writer.holds(&Item { digest, kind: pfr_schema::Kind::Blob, size: Some(1) }).unwrap());
+        writer.write_bytes(&layout::blob(&digest), b"x").unwrap();
+        assert_eq!(std::fs::read(&blob).unwrap(), b"x");
+        assert_eq!(std::fs::read(dir.path().join("victim")).unwrap(), b"y");
     }
 }

@@ -1,8 +1,10 @@
-//! How long to wait before trying again.
+//! Whether and when to try again, and telling that it is so.
 
+use super::{Remote, RemoteOptions, Retrying};
 use crate::error::Error;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_millis(200);
 const LARGEST: Duration = Duration::from_secs(10);
@@ -15,18 +17,93 @@ pub(crate) fn wait(failures: u32) -> Duration {
     full / 2 + full.mul_f64(0.5 * f64::from(random) / f64::from(u32::MAX))
 }
 
-/// Whether and when to try again after `error`, the `failures`-th in a row: `None` to give up.
-pub(crate) fn after(error: &Error, retry_after: Option<Duration>, failures: u32, retries: u32, longest: Duration) -> Option<Duration> {
-    if failures > retries || !error.retryable() {
+/// The tries of one request, or of one piece of work.
+pub(crate) struct Tries<'a> {
+    remote: &'a Remote,
+    failures: u32,
+    /// When the first of them failed.
+    since: Option<Instant>,
+}
+
+impl<'a> Tries<'a> {
+    pub fn of(remote: &'a Remote) -> Self {
+        Self { remote, failures: 0, since: None }
+    }
+
+    /// How many have failed.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Waits for the next try after one that failed.
+    ///
+    /// # Errors
+    /// The same error, if there is to be no other try.
+    pub async fn again(&mut self, error: Error, retry_after: Option<Duration>) -> Result<(), Error> {
+        self.failures += 1;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let answered = self.remote.connection.answered.load(Ordering::Relaxed);
+        let Some(wait) = after(&error, retry_after, self.failures, since.elapsed(), answered, self.remote.options()) else {
+            return Err(error);
+        };
+        tracing::debug!(%error, wait_ms = wait.as_millis(), failures = self.failures, "request failed, retrying");
+        self.remote.retrying(&error, self.failures);
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+}
+
+/// The wait before the next try, after the `failures`-th failure in a row, the first of which was `elapsed` ago; `None` to give up.
+///
+/// A registry that has answered before and does not now may be starting again: it is given time. One that never has may be a
+/// mistake in an address, and one that refuses or cuts its answers will not do better for being asked for longer: a few tries have to do.
+fn after(
+    error: &Error,
+    retry_after: Option<Duration>,
+    failures: u32,
+    elapsed: Duration,
+    answered: bool,
+    options: &RemoteOptions,
+) -> Option<Duration> {
+    if !error.retryable() {
         return None;
     }
     let wait = retry_after.unwrap_or_default().max(wait(failures));
-    (wait <= longest).then_some(wait)
+    let is_away = matches!(error, Error::Unreachable { .. } | Error::Foreign { .. });
+    let by_time = answered && is_away && !options.retry_for.is_zero();
+    let more = if by_time { elapsed.saturating_add(wait) <= options.retry_for } else { failures <= options.retries };
+    (more && wait <= options.longest_wait).then_some(wait)
+}
+
+impl Remote {
+    /// Notes that the registry has answered, whatever it said.
+    pub(super) fn answered(&self) {
+        self.connection.answered.store(true, Ordering::Relaxed);
+        if self.connection.failures.swap(0, Ordering::Relaxed) > 0
+            && let Some(tell) = &self.options.on_retry
+        {
+            tell(None);
+        }
+    }
+
+    fn retrying(&self, error: &Error, failures: u32) {
+        self.connection.failures.fetch_max(failures, Ordering::Relaxed);
+        if let Some(tell) = &self.options.on_retry {
+            let answered = matches!(error, Error::Registry { .. });
+            tell(Some(&Retrying { url: self.url().to_owned(), attempt: failures, answered, error: error.to_string() }));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn cut() -> Error {
+        Error::Cut { url: String::new(), reason: String::new() }
+    }
 
     #[test]
     fn waits_double_within_their_jitter() {
@@ -39,13 +116,24 @@ mod tests {
 
     #[test]
     fn a_wait_longer_than_allowed_is_giving_up() {
-        let error = Error::Cut { url: String::new(), reason: String::new() };
-        let again = |retry_after, failures| after(&error, retry_after, failures, 3, Duration::from_secs(30));
-        assert!(again(Some(Duration::from_secs(5)), 1).is_some_and(|w| w >= Duration::from_secs(5)));
-        assert!(again(Some(Duration::from_secs(60)), 1).is_none());
+        let options = RemoteOptions { retries: 3, retry_for: Duration::ZERO, ..RemoteOptions::default() };
+        let again = |retry_after, failures| after(&cut(), retry_after, failures, Duration::ZERO, true, &options);
+        assert!(again(Some(5 * SECOND), 1).is_some_and(|w| w >= 5 * SECOND));
+        assert!(again(Some(60 * SECOND), 1).is_none());
         assert!(again(None, 3).is_some());
         assert!(again(None, 4).is_none());
         let refused = Error::Internal(String::new());
-        assert!(after(&refused, None, 1, 3, Duration::from_secs(30)).is_none());
+        assert!(after(&refused, None, 1, Duration::ZERO, true, &options).is_none());
+    }
+
+    #[test]
+    fn a_registry_that_has_answered_is_given_time_and_one_that_never_has_a_few_tries() {
+        let options = RemoteOptions { retries: 3, retry_for: 60 * SECOND, ..RemoteOptions::default() };
+        let away = Error::Unreachable { url: String::new(), reason: String::new(), attempts: 1 };
+        let again = |error, failures, elapsed, answered| after(error, None, failures, elapsed, answered, &options).is_some();
+        assert!(again(&away, 3, 50 * SECOND, false) && !again(&away, 4, SECOND, false));
+        assert!(again(&away, 40, 45 * SECOND, true) && !again(&away, 2, 60 * SECOND, true));
+        let cut = cut();
+        assert!(again(&cut, 3, 50 * SECOND, true) && !again(&cut, 4, SECOND, true), "it is there");
     }
 }

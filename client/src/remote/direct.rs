@@ -4,6 +4,7 @@
 //! registry's token. What cannot be had there — an expired URL, a pack that was moved, a network in between — is a cut stream: the
 //! caller asks the registry for the rest. After a few of those in a row the registry is asked to send frames itself.
 
+use super::pace::Pace;
 use super::send::words;
 use super::{BoxFrames, Remote, backoff};
 use crate::error::{Error, Result};
@@ -125,6 +126,7 @@ impl Remote {
     async fn rest(&self, part: &Part, got: &mut BytesMut) -> std::result::Result<(), Trouble> {
         self.round_trips.fetch_add(1, Ordering::Relaxed);
         let idle = self.options.idle_timeout;
+        let mut pace = Pace::new(&self.options);
         let silent = |_| Trouble::Broken(format!("no byte for {} seconds", idle.as_secs()));
         let broken = |error: reqwest::Error| Trouble::Broken(words(&error));
         let (start, end) = (part.range.start + got.len() as u64, part.range.end);
@@ -135,7 +137,7 @@ impl Remote {
             status if status.is_server_error() => return Err(Trouble::Broken(format!("it answered {status}"))),
             status => return Err(Trouble::Refused(status)),
         }
-        while let Some(piece) = tokio::time::timeout(idle, response.chunk()).await.map_err(silent)?.map_err(broken)? {
+        while let Some(piece) = pace.next(response.chunk()).await.map_err(|slow| Trouble::Broken(slow.to_string()))?.map_err(broken)? {
             if got.len() as u64 + piece.len() as u64 > end - part.range.start {
                 return Err(Trouble::Broken("it sent more than was asked for".into()));
             }

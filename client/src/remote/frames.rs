@@ -1,8 +1,10 @@
 //! Streams of frames, in both directions, with a watch over silence.
 
+use super::backoff::Tries;
+use super::pace::{self, Pace};
 use super::send::words;
-use super::{FrameSource, Remote, backoff};
-use crate::error::Result;
+use super::{FrameSource, Remote};
+use crate::error::{Error, Result};
 use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
@@ -11,7 +13,8 @@ use pfr_schema::{Digest, RepositoryName, api, media_type};
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Body, Method, Response, Url};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 
 /// A stream of frames with an end mark. An error ends it without one.
 pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
@@ -41,39 +44,40 @@ impl Remote {
             let locations = self.parse(&self.read(response, LOCATIONS).await?)?;
             return self.fetch_located(locations, &request.digests);
         }
-        let incoming = Incoming { remote: self.clone(), response, held: BytesMut::new(), ended: None };
+        let incoming = Incoming { remote: self.clone(), response, pace: Pace::new(&self.options), held: BytesMut::new(), ended: None };
         let pieces = stream::try_unfold(incoming, |mut incoming| async move { Ok(incoming.next().await?.map(|piece| (piece, incoming))) });
         Ok(pieces.boxed())
     }
 
     /// Sends a body of frames, made anew for every try.
     pub(super) async fn upload(&self, url: Url, frames: &impl FrameSource) -> Result<Response> {
-        let mut failures = 0;
+        let mut tries = Tries::of(self);
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
-            let (error, retry_after) = match self.upload_once(url.clone(), frames(), failures + 1).await {
-                Ok(response) if response.status().is_success() => return Ok(response),
+            let (error, retry_after) = match self.upload_once(url.clone(), frames(), tries.failures() + 1).await {
+                Ok(response) if response.status().is_success() => {
+                    self.answered();
+                    return Ok(response);
+                }
                 Ok(response) => self.refusal(response).await,
                 Err(error) => (error, None),
             };
-            failures += 1;
-            match backoff::after(&error, retry_after, failures, self.options.retries, self.options.longest_wait) {
-                None => return Err(error),
-                Some(wait) => {
-                    tracing::debug!(%error, wait_ms = wait.as_millis(), failures, "sending frames again");
-                    tokio::time::sleep(wait).await;
-                }
-            }
+            tries.again(error, retry_after).await?;
         }
     }
 
     async fn upload_once(&self, url: Url, frames: BoxFrames, attempt: u32) -> Result<Response> {
         let own = Slot::default();
-        let moved = Arc::new(AtomicU64::new(0));
+        let (moved, sent) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let body = {
-            let (own, moved) = (own.clone(), Arc::clone(&moved));
+            let (own, moved, sent) = (own.clone(), Arc::clone(&moved), Arc::clone(&sent));
+            let end = stream::poll_fn(move |_| {
+                sent.store(true, Ordering::Relaxed);
+                Poll::Ready(None)
+            });
             // hyper takes the next piece when the socket has room, so pieces taken are bytes moved.
             frames
+                .chain(end)
                 .inspect_ok(move |piece| {
                     moved.fetch_add(piece.len() as u64, Ordering::Relaxed);
                 })
@@ -81,18 +85,27 @@ impl Remote {
         };
         let request = self.client.put(url).header(CONTENT_TYPE, media_type::FRAMES).body(Body::wrap_stream(body)).send();
         let idle = self.options.idle_timeout;
+        let least = pace::least(&self.options).max(1);
         let watch = async {
             loop {
-                let before = moved.load(Ordering::Relaxed);
+                let (before, was_sent) = (moved.load(Ordering::Relaxed), sent.load(Ordering::Relaxed));
                 tokio::time::sleep(idle).await;
-                if moved.load(Ordering::Relaxed) == before {
-                    return;
+                let now = moved.load(Ordering::Relaxed) - before;
+                // What is sent whole waits for its answer, for as long again.
+                if was_sent || (!sent.load(Ordering::Relaxed) && now < least) {
+                    return now;
                 }
             }
         };
         let result = tokio::select! {
             result = request => result,
-            () = watch => return Err(self.silent(idle, attempt)),
+            now = watch => {
+                let reason = match now {
+                    0 => return Err(self.silent(idle, attempt)),
+                    now => format!("it took {now} bytes in {} seconds, at least {least} expected", idle.as_secs()),
+                };
+                return Err(Error::Unreachable { url: self.url().to_owned(), reason, attempts: attempt });
+            }
         };
         // A file that cannot be read cuts the request; the cut is not the cause.
         if let Some(error) = own.take() {
@@ -106,6 +119,7 @@ impl Remote {
 struct Incoming {
     remote: Remote,
     response: Response,
+    pace: Pace,
     held: BytesMut,
     ended: Option<Result<()>>,
 }
@@ -130,9 +144,8 @@ impl Incoming {
     }
 
     async fn receive(&mut self) -> Result<Option<Bytes>> {
-        let idle = self.remote.options.idle_timeout;
-        match tokio::time::timeout(idle, self.response.chunk()).await {
-            Err(_) => Err(self.remote.cut(format!("no byte for {} seconds", idle.as_secs()))),
+        match self.pace.next(self.response.chunk()).await {
+            Err(slow) => Err(self.remote.slow(slow)),
             Ok(Err(error)) => Err(self.remote.cut(words(&error))),
             Ok(Ok(piece)) => Ok(piece),
         }

@@ -1,6 +1,7 @@
 //! Endpoints of a push session.
 
-use super::{BoxFrames, Remote, backoff};
+use super::backoff::Tries;
+use super::{BoxFrames, Remote};
 use crate::error::Result;
 use pfr_schema::api;
 use pfr_schema::{ErrorCode, RepositoryName};
@@ -50,16 +51,12 @@ impl Remote {
     /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`…; an error of the stream itself comes back as it is.
     pub async fn put_frames(&self, repository: &RepositoryName, push: &str, frames: impl FrameSource) -> Result<api::FramesStored> {
         let url = self.repository_path(repository, &["pushes", push, "frames"]);
-        let mut failures = 0;
+        let mut tries = Tries::of(self);
         loop {
             let response = self.upload(url.clone(), &frames).await?;
             match self.read(response, ANSWER).await {
                 Ok(bytes) => return self.parse(&bytes),
-                Err(error) if error.retryable() && failures < self.options.retries => {
-                    failures += 1;
-                    tokio::time::sleep(backoff::wait(failures)).await;
-                }
-                Err(error) => return Err(error),
+                Err(error) => tries.again(error, None).await?,
             }
         }
     }

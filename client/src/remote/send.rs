@@ -1,6 +1,8 @@
 //! Sending one request, again if need be, and reading its answer.
 
-use super::{Remote, backoff};
+use super::Remote;
+use super::backoff::Tries;
+use super::pace::Pace;
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use pfr_schema::api::Problem;
@@ -20,23 +22,20 @@ pub(super) const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 impl Remote {
     /// Sends what `build` makes until it succeeds or there is no use.
     pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> Result<Response> {
-        let mut failures = 0;
+        let mut tries = Tries::of(self);
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
+            let attempt = tries.failures() + 1;
             let (error, retry_after) = match tokio::time::timeout(idle, self.dressed(build()).send()).await {
-                Err(_) => (self.silent(idle, failures + 1), None),
-                Ok(Err(error)) => (self.unreachable(&error, failures + 1), None),
-                Ok(Ok(response)) if response.status().is_success() => return Ok(response),
+                Err(_) => (self.silent(idle, attempt), None),
+                Ok(Err(error)) => (self.unreachable(&error, attempt), None),
+                Ok(Ok(response)) if response.status().is_success() && !is_web_page(&response) => {
+                    self.answered();
+                    return Ok(response);
+                }
                 Ok(Ok(response)) => self.refusal(response).await,
             };
-            failures += 1;
-            match backoff::after(&error, retry_after, failures, self.options.retries, self.options.longest_wait) {
-                None => return Err(error),
-                Some(wait) => {
-                    tracing::debug!(%error, wait_ms = wait.as_millis(), failures, "trying again");
-                    tokio::time::sleep(wait).await;
-                }
-            }
+            tries.again(error, retry_after).await?;
         }
     }
 
@@ -65,15 +64,12 @@ impl Remote {
 
     /// [`Self::send`], the answer whole. One that is cut counts as lost: the request is sent again.
     pub(super) async fn send_whole(&self, limit: usize, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
-        let mut failures = 0;
+        let mut tries = Tries::of(self);
         loop {
             let response = self.send(self.options.idle_timeout, &build).await?;
             match self.read(response, limit).await {
-                Err(error) if error.retryable() && failures < self.options.retries => {
-                    failures += 1;
-                    tokio::time::sleep(backoff::wait(failures)).await;
-                }
-                result => return result,
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => tries.again(error, None).await?,
             }
         }
     }
@@ -82,13 +78,13 @@ impl Remote {
         serde_json::from_slice(bytes).map_err(|e| self.protocol(format!("its answer does not parse: {e}")))
     }
 
-    /// Reads an answer whole, as long as it comes and stays below `limit`.
+    /// Reads an answer whole, if it comes soon enough and stays below `limit`.
     pub(super) async fn read(&self, mut response: Response, limit: usize) -> Result<Bytes> {
-        let idle = self.options.idle_timeout;
+        let mut pace = Pace::of_document(&self.options);
         let mut whole = BytesMut::new();
         loop {
-            let piece = match tokio::time::timeout(idle, response.chunk()).await {
-                Err(_) => return Err(self.cut(format!("no byte for {} seconds", idle.as_secs()))),
+            let piece = match pace.next(response.chunk()).await {
+                Err(slow) => return Err(self.slow(slow)),
                 Ok(Err(error)) => return Err(self.cut(words(&error))),
                 Ok(Ok(None)) => return Ok(whole.freeze()),
                 Ok(Ok(Some(piece))) => piece,
@@ -106,16 +102,23 @@ impl Remote {
         let url = response.url().to_string();
         let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
         let retry_after = header(RETRY_AFTER).and_then(|v| v.parse().ok()).map(Duration::from_secs);
-        let is_problem = header(CONTENT_TYPE).is_some_and(|t| t.starts_with("application/problem+json"));
+        let content_type = header(CONTENT_TYPE).unwrap_or_default().to_owned();
         let body = self.read(response, PROBLEM).await.unwrap_or_default();
         let error = match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) if is_problem => Error::Registry { problem: Box::new(problem) },
-            _ => Error::Foreign { url, status, said: String::from_utf8_lossy(&body).chars().take(200).collect() },
+            Ok(problem) if content_type.starts_with("application/problem+json") => {
+                self.answered();
+                Error::Registry { problem: Box::new(problem) }
+            }
+            _ => Error::Foreign { url, status, said: gist(&content_type, &body) },
         };
         (error, retry_after)
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error, attempts: u32) -> Error {
+        if speaks_no_tls(error) {
+            let plain = self.url().replacen("https://", "http://", 1);
+            return Error::Url { url: self.url().to_owned(), reason: format!("it speaks http, not https; write {plain}") };
+        }
         Error::Unreachable { url: self.url().to_owned(), reason: words(error), attempts }
     }
 
@@ -130,6 +133,42 @@ impl Remote {
     pub(crate) fn protocol(&self, reason: String) -> Error {
         Error::Protocol { url: self.url().to_owned(), reason }
     }
+}
+
+/// Whether an answer is made for people to look at. No registry gives one.
+fn is_web_page(response: &Response) -> bool {
+    response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().to_ascii_lowercase().starts_with(b"text/html"))
+}
+
+/// What an answer that is none of the protocol's says, in a few words of one line.
+fn gist(content_type: &str, body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(1000)]);
+    let text = text.trim();
+    if text.is_empty() {
+        return "nothing".into();
+    }
+    if content_type.to_ascii_lowercase().contains("html") || text.starts_with('<') {
+        return "a web page".into();
+    }
+    if text.contains(|c: char| c == char::REPLACEMENT_CHARACTER || (c.is_control() && !c.is_whitespace())) {
+        return format!("{} bytes that are no text", body.len());
+    }
+    let line: String = text.lines().next().unwrap_or_default().chars().take(120).collect();
+    format!("{line:?}")
+}
+
+/// Whether the other side of a TLS handshake answered with something else than TLS.
+fn speaks_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    use rustls::{Error, InvalidMessage};
+    let not_tls = |error: &(dyn std::error::Error + 'static)| {
+        matches!(error.downcast_ref::<Error>(), Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)))
+    };
+    // An I/O error does not name the error that it holds as its source.
+    let held = |error: &(dyn std::error::Error + 'static)| {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        inner.is_some_and(|inner| speaks_no_tls(inner))
+    };
+    std::iter::successors(Some(error), |error| error.source()).any(|error| not_tls(error) || held(error))
 }
 
 /// An HTTP error in its innermost words: the outer ones repeat the URL.

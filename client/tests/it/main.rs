@@ -13,6 +13,8 @@ mod names;
 mod pull;
 mod push;
 mod refusals;
+mod retries;
 mod scrub;
+mod slow_answers;
 mod slow_push;
 mod trouble;

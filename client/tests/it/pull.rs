@@ -1,7 +1,8 @@
 //! Pull: from a real registry into stores and directories.
 
+use crate::common::front::{Fate, Front, Seen};
 use crate::common::sample::{LARGE, SMALL, blob_path, directory, everything, page, write};
-use crate::common::{Registry, files, memory, pull_dir, pull_store, push_dir, repository, same_files, selector, tag, target};
+use crate::common::{Registry, files, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, selector, tag, target};
 use pfr_client::{Destination, Progress, Source, pull, push};
 use pfr_schema::api::MatchRequest;
 use pfr_schema::checkpoint::Checkpoint;
@@ -255,6 +256,46 @@ async fn titles_that_leave_the_directory_are_refused_before_anything_is_written(
         // A store has no file names to be hurt by.
         pull_store(&registry.remote(), "t", &memory().await).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_directory_whose_folders_are_links_is_refused_and_nothing_is_written_through_them() {
+    let registry = Registry::start().await;
+    let source = everything();
+    push_dir(&registry.remote(), source.path(), "t").await.unwrap();
+    let parent = tempfile::tempdir().unwrap();
+    let elsewhere = parent.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    for link in ["blobs", "blobs/sha256", "attachments"] {
+        let out = parent.path().join(link.replace('/', "-"));
+        std::fs::create_dir_all(out.join(link).parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, out.join(link)).unwrap();
+        let error = pull_dir(&registry.remote(), "t", &out).await.unwrap_err();
+        assert!(matches!(&error, pfr_client::Error::Refused { path, .. } if *path == out.join(link)), "{link}: {error}");
+        assert!(error.to_string().contains("is a link") && files(&elsewhere).is_empty(), "{link}: {error}");
+        assert!(!out.join("page_manifest.json").exists(), "{link}");
+    }
+    // The directory itself may be reached by a link: that is where it was asked for.
+    std::os::unix::fs::symlink(&elsewhere, parent.path().join("named")).unwrap();
+    pull_dir(&registry.remote(), "t", &parent.path().join("named")).await.unwrap();
+    same_files(source.path(), &elsewhere);
+}
+
+#[tokio::test]
+async fn a_shortened_digest_is_enough_and_a_registry_must_not_tell_of_another() {
+    let registry = Registry::start().await;
+    let digest = push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "t").await.unwrap().digest;
+    let store = memory().await;
+    assert_eq!(pull_store(&registry.remote(), &format!("@{}", digest.short()), &store).await.unwrap().digest, digest);
+    let other = push_dir(&registry.remote(), directory(SMALL, &[2]).path(), "u").await.unwrap().digest;
+    let lie = move |seen: &Seen| {
+        let other = other.to_string();
+        let lies = seen.path.contains("/snapshots/");
+        if lies { Fate::Redirect(format!("/v1/repositories/team%2Fagent/snapshots/{other}")) } else { Fate::Pass }
+    };
+    let front = Front::start(&registry.url, lie).await;
+    let error = pull_store(&remote(&front.url), &format!("@{}", digest.short()), &memory().await).await.unwrap_err();
+    assert!(error.to_string().contains("was asked for"), "{error}");
 }
 
 #[tokio::test]

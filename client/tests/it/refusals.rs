@@ -224,3 +224,16 @@ fn pushes_and_pulls_can_be_spawned() {
     let destination = pfr_client::Destination::Directory { path: ".".into(), store: None };
     is_send(&pfr_client::pull(&remote, &repository, &selector, &destination, &progress));
 }
+
+#[tokio::test]
+async fn an_attachment_over_the_limit_is_refused_before_it_is_read() {
+    let dir = directory(SMALL, &[0, 1]);
+    std::fs::create_dir(dir.path().join("attachments")).unwrap();
+    // No disk holds this, and no minute is long enough to hash it.
+    std::fs::File::create(dir.path().join("attachments/sparse")).unwrap().set_len(65 << 30).unwrap();
+    let remote = remote("http://127.0.0.1:1");
+    let pushed = tokio::time::timeout(std::time::Duration::from_secs(20), push_dir(&remote, dir.path(), "t")).await;
+    let error = pushed.expect("it is not read").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::TooLarge, "{error}");
+    assert!(error.to_string().contains("attachments/sparse") && error.to_string().contains("68719476736"), "{error}");
+}

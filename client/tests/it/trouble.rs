@@ -313,7 +313,12 @@ async fn a_registry_that_says_nothing_is_given_up() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let idle_timeout = std::time::Duration::from_millis(200);
-    let options = pfr_client::RemoteOptions { retries: 0, idle_timeout, ..pfr_client::RemoteOptions::default() };
+    let options = pfr_client::RemoteOptions {
+        retries: 0,
+        retry_for: std::time::Duration::ZERO,
+        idle_timeout,
+        ..pfr_client::RemoteOptions::default()
+    };
     let silent = pfr_client::Remote::new(&url, options).unwrap();
     let error = silent.stats(None).await.unwrap_err();
     assert!(error.to_string().contains("no byte moved"), "{error}");

@@ -38,7 +38,7 @@ impl Depth {
     get, path = "/v1/repositories/{repo}/snapshots/{ref}/lineage", operation_id = "lineage", tag = "read",
     params(
         ("repo" = RepositoryName, Path, description = "Repository"),
-        ("ref" = String, Path, description = "`tag`, `tag~N` or a digest"),
+        ("ref" = Selector, Path, description = "`tag`, `tag~N` or a digest, which may be cut short"),
         Depth,
     ),
     responses((status = 200, description = "The snapshot first, then ancestors, nearest first", body = api::Lineage), failures::Reading),
@@ -62,6 +62,7 @@ pub(crate) struct Shard {
     /// Group of layers; needed if the snapshot has several.
     group: Option<String>,
     /// Rank; needed if the snapshot has several.
+    #[param(minimum = 0, maximum = 4294967295_u32)]
     rank: Option<u32>,
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct Shard {
     get, path = "/v1/repositories/{repo}/snapshots/{ref}/page-manifest", operation_id = "page_manifest", tag = "read",
     params(
         ("repo" = RepositoryName, Path, description = "Repository"),
-        ("ref" = String, Path, description = "`tag`, `tag~N` or a digest"),
+        ("ref" = Selector, Path, description = "`tag`, `tag~N` or a digest, which may be cut short"),
         Shard,
     ),
     responses(
@@ -119,8 +120,8 @@ fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &Shard) -> Answer<
     get, path = "/v1/repositories/{repo}/snapshots/{ref}/diff/{other}", operation_id = "diff", tag = "read",
     params(
         ("repo" = RepositoryName, Path, description = "Repository"),
-        ("ref" = String, Path, description = "The first: `tag`, `tag~N` or a digest"),
-        ("other" = String, Path, description = "The second"),
+        ("ref" = Selector, Path, description = "The first: `tag`, `tag~N` or a digest, which may be cut short"),
+        ("other" = Selector, Path, description = "The second"),
     ),
     responses((status = 200, description = "By group and rank", body = api::Diff), failures::Reading),
 )]
@@ -142,7 +143,7 @@ pub(crate) async fn diff(
 /// Refused with `too_large` if the values have more than 16 times the bytes of their payloads and 64 MiB.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/snapshots/{ref}/verify", operation_id = "verify", tag = "read",
-    params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = String, Path, description = "`tag`, `tag~N` or a digest")),
+    params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = Selector, Path, description = "`tag`, `tag~N` or a digest, which may be cut short")),
     responses((status = 200, description = "Every blob is what its name says", body = api::Verified), failures::Verifying),
 )]
 pub(crate) async fn verify(

@@ -18,13 +18,15 @@ use serde::Deserialize;
 pub(crate) struct Scrubbing {
     /// Decode and hash every blob, and not only compare checksums.
     full: bool,
-    /// Bytes read a second at most, 65,536 or more.
-    #[param(minimum = 65536)]
+    /// Bytes read a second at most, from 64 KiB to 1 TiB.
+    #[param(minimum = 65536, maximum = 1_099_511_627_776_u64)]
     rate: Option<u64>,
 }
 
 /// The lowest rate: a scrub that reads a byte a second holds its place for ever.
 const LEAST_RATE: u64 = 64 << 10;
+/// The highest rate: more than that is a mistake.
+const HIGHEST_RATE: u64 = 1 << 40;
 
 /// Reads every pack and names what is damaged
 ///
@@ -35,9 +37,9 @@ const LEAST_RATE: u64 = 64 << 10;
     responses((status = 200, description = "What was read, and what is bad", body = api::ScrubReport), failures::Checking),
 )]
 pub(crate) async fn scrub(State(app): State<App>, Asked(asked): Asked<Scrubbing>) -> Answer<Json<api::ScrubReport>> {
-    if let Some(rate) = asked.rate.filter(|rate| *rate < LEAST_RATE) {
+    if let Some(rate) = asked.rate.filter(|rate| !(LEAST_RATE..=HIGHEST_RATE).contains(rate)) {
         return Err(Failure::invalid(format!(
-            "expected a rate of {LEAST_RATE} bytes a second or more, found {rate}; leave it out for no limit"
+            "expected a rate of {LEAST_RATE} bytes a second or more, {HIGHEST_RATE} at most, found {rate}; leave it out for no limit"
         )));
     }
     let _place = app.scrub()?;

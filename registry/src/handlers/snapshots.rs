@@ -33,7 +33,7 @@ pub(crate) async fn list(
     get, path = "/v1/repositories/{repo}/snapshots/{ref}", operation_id = "get_snapshot", tag = "read",
     params(
         ("repo" = RepositoryName, Path, description = "Repository"),
-        ("ref" = String, Path, description = "`tag`, `tag~N` (N parents up) or a digest", example = "latest~2"),
+        ("ref" = Selector, Path, description = "`tag`, `tag~N` (N parents up) or a digest, which may be cut short to at least 6 hex digits"),
     ),
     responses((status = 200, description = "The snapshot", body = api::SnapshotDetail), failures::Reading),
 )]
@@ -54,7 +54,7 @@ pub(crate) async fn get(
     delete, path = "/v1/repositories/{repo}/snapshots/{ref}", operation_id = "delete_snapshot", tag = "write",
     params(
         ("repo" = RepositoryName, Path, description = "Repository"),
-        ("ref" = pfr_schema::Digest, Path, description = "A digest"),
+        ("ref" = Selector, Path, description = "A digest, which may be cut short"),
         ("Idempotency-Key" = Option<String>, Header, description = "The same request with the same key again is answered as the first was"),
     ),
     responses((status = 204, description = "Deleted"), failures::Reading),
@@ -65,8 +65,14 @@ pub(crate) async fn delete(
     In(selector): In<Selector>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
-    let Selector::Digest(digest) = selector else {
-        return Err(Failure::invalid(format!("snapshots are deleted by digest, not as {selector}; to delete a tag use …/tags/{{tag}}")));
+    let digest = match selector {
+        Selector::Digest(digest) => digest,
+        Selector::Prefix(_) => app.store.resolve(&repository, &selector).await?,
+        Selector::Tag { .. } => {
+            return Err(Failure::invalid(format!(
+                "snapshots are deleted by digest, not as {selector}; to delete a tag use …/tags/{{tag}}"
+            )));
+        }
     };
     let once = once(&headers, &("delete_snapshot", digest))?;
     app.store.change_names(&repository, NameChange::DeleteSnapshot(digest), once).await?;

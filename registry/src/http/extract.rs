@@ -110,6 +110,7 @@ pub(crate) fn unknown_push(id: &str) -> Failure {
 #[into_params(parameter_in = Query)]
 pub(crate) struct Paging {
     /// Where to go on: `next` of the page before.
+    #[param(max_length = 1024)]
     after: Option<String>,
     /// Most rows, 1 to 1,000.
     #[param(default = 100, minimum = 1, maximum = 1000)]
@@ -171,14 +172,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
-        let path = e.path().to_string();
-        let place = if path == "." { "$".to_owned() } else { format!("$.{path}") };
-        Failure::invalid(format!("request body: at {place}: {}", e.inner()))
-    })?;
-    deserializer.end().map_err(|e| Failure::invalid(format!("request body: {e}")))?;
-    Ok(value)
+    // Its length was checked while it came.
+    pfr_schema::json::parse("request body", bytes, u64::MAX).map_err(|error| Failure::invalid(error.to_string()))
 }
 
 /// Refuses a body that does not say it is `wanted`.

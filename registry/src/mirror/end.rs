@@ -1,15 +1,13 @@
 //! One end of a mirror: a registry, or a store. Both answer the same questions about names.
 
-use pfr_client::{Destination, Error, Progress, PushTarget, Remote, Result, Source};
-use pfr_schema::api::{SnapshotSummary, TagRequest, TagState};
+use pfr_client::{Destination, Error, PageOf, Progress, PushTarget, Remote, Result, Source, all_pages};
+use pfr_schema::api::{RepositoryInfo, SnapshotSummary, TagInfo, TagRequest, TagState};
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
-use pfr_store::Store;
+use pfr_store::{RepositoryRow, Store, TagRow};
 use std::collections::BTreeMap;
 
 /// Entries in one page of a list.
 const PAGE: usize = 1000;
-/// Names that a list may have, parents counted too: a gigabyte or so, and more than a registry is made for. What goes on after that has no end.
-const NAMES: usize = 5_000_000;
 
 /// One end.
 #[derive(Clone, Debug)]
@@ -26,94 +24,66 @@ pub(super) struct Moved {
     pub bytes: u64,
 }
 
-/// Walks a paged list to its end.
-macro_rules! all {
-    (|$after:ident| $page:expr, $items:ident as $convert:expr) => {{
-        let (mut all, mut walk) = (Vec::new(), Walk::default());
-        let mut $after: Option<String> = None;
-        loop {
-            let page = $page.await?;
-            let before = all.len();
-            all.extend(page.$items.into_iter().map($convert));
-            let names = all[before..].iter().map(Entry::names).sum();
-            match page.next {
-                Some(next) => $after = Some(walk.on(names, next)?),
-                None => break Ok(all),
-            }
-        }
-    }};
-}
-
-/// How far a list has been walked. The list is foreign: it may have no end.
-#[derive(Default)]
-struct Walk {
-    names: usize,
-    cursor: Option<String>,
-}
-
-impl Walk {
-    /// The cursor of the next page, after one with so many names.
-    fn on(&mut self, names: usize, next: String) -> Result<String> {
-        self.names = self.names.saturating_add(names);
-        // A page may be short, but it must lead somewhere else.
-        if names == 0 || self.names > NAMES || self.cursor.as_ref() == Some(&next) {
-            let reason = format!("a list of names does not end: {} names so far, and it goes on at {next:.100?}", self.names);
-            return Err(Error::Protocol { url: "one end of the mirror".into(), reason });
-        }
-        self.cursor = Some(next.clone());
-        Ok(next)
-    }
-}
-
-/// An entry of a list.
-trait Entry {
-    /// How many names it holds.
-    fn names(&self) -> usize {
-        1
-    }
-}
-
-impl Entry for RepositoryName {}
-impl Entry for (Tag, Digest) {}
-impl Entry for SnapshotSummary {
-    fn names(&self) -> usize {
-        1 + self.parents.len() + self.tags.len()
-    }
-}
-
 impl End {
+    /// Where it is, for errors about what it answers.
+    fn place(&self) -> &str {
+        match self {
+            Self::Store(_) => "the store of this mirror",
+            Self::Remote(remote) => remote.url(),
+        }
+    }
+
     /// Every repository.
     pub(super) async fn repositories(&self) -> Result<Vec<RepositoryName>> {
-        match self {
-            Self::Store(store) => all!(|after| store.repositories(after, PAGE), rows as |row| row.name),
-            Self::Remote(remote) => all!(|after| remote.repositories(after.as_deref(), PAGE), repositories as |row| row.name),
-        }
+        let all = all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok::<PageOf<RepositoryInfo>, Error>(match self {
+                Self::Store(store) => {
+                    let page = store.repositories(after, PAGE).await?;
+                    let info = |RepositoryRow { name, snapshots, tags, updated_at }| RepositoryInfo { name, snapshots, tags, updated_at };
+                    (page.rows.into_iter().map(info).collect(), page.next)
+                }
+                Self::Remote(remote) => {
+                    let page = remote.repositories(after.as_deref(), PAGE).await?;
+                    (page.repositories, page.next)
+                }
+            })
+        });
+        Ok(all.await?.into_iter().map(|row| row.name).collect())
     }
 
     /// Every snapshot, newest first; none if the repository does not exist.
     pub(super) async fn snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
-        none_if_unknown(self.all_snapshots(repository).await)
-    }
-
-    async fn all_snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
-        match self {
-            Self::Store(store) => all!(|after| store.snapshots(repository, after, PAGE), rows as Into::into),
-            Self::Remote(remote) => {
-                all!(|after| remote.snapshots(repository, after.as_deref(), PAGE), snapshots as std::convert::identity)
-            }
-        }
+        let all = all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok::<PageOf<SnapshotSummary>, Error>(match self {
+                Self::Store(store) => {
+                    let page = store.snapshots(repository, after, PAGE).await?;
+                    (page.rows.into_iter().map(Into::into).collect(), page.next)
+                }
+                Self::Remote(remote) => {
+                    let page = remote.snapshots(repository, after.as_deref(), PAGE).await?;
+                    (page.snapshots, page.next)
+                }
+            })
+        });
+        none_if_unknown(all.await)
     }
 
     /// Every tag; none if the repository does not exist.
     pub(super) async fn tags(&self, repository: &RepositoryName) -> Result<BTreeMap<Tag, Digest>> {
-        Ok(none_if_unknown(self.all_tags(repository).await)?.into_iter().collect())
-    }
-
-    async fn all_tags(&self, repository: &RepositoryName) -> Result<Vec<(Tag, Digest)>> {
-        match self {
-            Self::Store(store) => all!(|after| store.tags(repository, after, PAGE), rows as |row| (row.name, row.digest)),
-            Self::Remote(remote) => all!(|after| remote.tags(repository, after.as_deref(), PAGE), tags as |tag| (tag.name, tag.digest)),
-        }
+        let all = all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok::<PageOf<TagInfo>, Error>(match self {
+                Self::Store(store) => {
+                    let page = store.tags(repository, after, PAGE).await?;
+                    let info = |TagRow { name, digest, updated_at, .. }| TagInfo { name, digest, updated_at };
+                    (page.rows.into_iter().map(info).collect(), page.next)
+                }
+                Self::Remote(remote) => {
+                    let page = remote.tags(repository, after.as_deref(), PAGE).await?;
+                    (page.tags, page.next)
+                }
+            })
+        });
+        Ok(none_if_unknown(all.await)?.into_iter().map(|tag| (tag.name, tag.digest)).collect())
     }
 
     /// Moves a tag, from the state in which it was seen.
@@ -168,21 +138,5 @@ fn none_if_unknown<T>(result: Result<Vec<T>>) -> Result<Vec<T>> {
     match result {
         Err(error) if error.code() == pfr_schema::ErrorCode::RepositoryUnknown => Ok(Vec::new()),
         other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_list_without_an_end_is_given_up() {
-        let mut walk = Walk::default();
-        assert_eq!(walk.on(1, "a".into()).unwrap(), "a");
-        assert_eq!(walk.on(PAGE, "b".into()).unwrap(), "b");
-        assert!(walk.on(1, "b".into()).unwrap_err().to_string().contains("does not end"), "the same page again");
-        assert!(walk.on(0, "c".into()).is_err(), "an empty page that leads on");
-        let pages = (0..).take_while(|page| Walk { names: page * PAGE, cursor: None }.on(PAGE, "x".into()).is_ok()).count();
-        assert_eq!(pages, NAMES / PAGE);
     }
 }

@@ -49,7 +49,7 @@ impl Upstream {
         let token = std::env::var("PF_REGISTRY_UPSTREAM_TOKEN").ok().filter(|token| !token.is_empty());
         // Someone waits for the answer: an upstream that is down must be known soon.
         let connect_timeout = Duration::from_secs(3);
-        let options = RemoteOptions { token, retries: 1, connect_timeout, ..RemoteOptions::default() };
+        let options = RemoteOptions { token, retries: 1, retry_for: Duration::ZERO, connect_timeout, ..RemoteOptions::default() };
         Ok(Some(Arc::new(Self {
             remote: Remote::new(&config.upstream, options)?,
             store: store.clone(),
@@ -83,6 +83,7 @@ impl Upstream {
         let Some(remote) = self.asked_via(via) else { return Ok(None) };
         let (tag, back) = match selector {
             Selector::Digest(digest) => return self.snapshot(&remote, repository, *digest, via).await.map(|()| None),
+            Selector::Prefix(_) => return self.shortened(&remote, repository, selector, via).await,
             Selector::Tag { tag, back } => (tag, *back),
         };
         self.tag(&remote, repository, tag, via).await?;
@@ -93,6 +94,29 @@ impl Upstream {
         let Some(end) = self.walk(&remote, repository, row.digest, back).await? else { return Ok(None) };
         self.snapshot(&remote, repository, end, via).await?;
         Ok(Some(end))
+    }
+
+    /// The snapshot that a shortened digest means: of those that are here, else of those that the upstream has.
+    async fn shortened(
+        self: &Arc<Self>,
+        remote: &Remote,
+        repository: &RepositoryName,
+        selector: &Selector,
+        via: &str,
+    ) -> Result<Option<Digest>, Failure> {
+        match self.store.resolve(repository, selector).await {
+            Err(error) if matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => {}
+            // The handler finds the same, and refuses what is ambiguous.
+            _ => return Ok(None),
+        }
+        let there = match remote.lineage(repository, selector, 1).await {
+            Ok(lineage) => lineage.snapshots.into_iter().next().map(|snapshot| snapshot.digest),
+            Err(error) if unknown(&error) => return Ok(None),
+            Err(error) => return Err(failure(&error)),
+        };
+        let Some(digest) = there else { return Ok(None) };
+        self.snapshot(remote, repository, digest, via).await?;
+        Ok(Some(digest))
     }
 
     /// Whether the upstream knows a snapshot that is here.
@@ -187,7 +211,9 @@ pub(super) fn failure(error: &Error) -> Failure {
         Error::Received { digest, .. } => {
             (ErrorCode::CorruptStore, format!("the upstream registry sent wrong bytes for {digest}; nothing of them was kept"))
         }
-        _ if unknown(error) || code == ErrorCode::CorruptStore => (code, format!("the upstream registry: {error}")),
+        _ if unknown(error) || matches!(code, ErrorCode::CorruptStore | ErrorCode::AmbiguousDigest) => {
+            (code, format!("the upstream registry: {error}"))
+        }
         _ if matches!(code, ErrorCode::StorageFull) => (code, "no room for what the upstream registry has".to_owned()),
         _ => {
             let detail = "this is not here, and the upstream registry cannot be asked; that says nothing about what it holds, try again";

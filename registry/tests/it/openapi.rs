@@ -1,5 +1,7 @@
 //! The API's document is what clients are written against: a change of it is a decision, not an accident.
 
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 #[test]
@@ -42,6 +44,116 @@ fn every_operation_has_an_id_words_and_its_failures() {
         }
     }
     assert_eq!(ids.len(), 32, "operations: {ids:?}");
+}
+
+/// What JSON Schema 2020-12, which OpenAPI 3.1 uses, says of a schema's own words. Nested schemas are looked at in their turn.
+fn check_schema(schema: &Value, place: &str) {
+    let Some(words) = schema.as_object() else {
+        assert!(schema.is_boolean(), "{place} is no schema: {schema}");
+        return;
+    };
+    let nested = |word: &str, schema: &Value| check_schema(schema, &format!("{place}/{word}"));
+    let types: Vec<&Value> = match words.get("type") {
+        Some(Value::Array(types)) => types.iter().collect(),
+        one => one.into_iter().collect(),
+    };
+    for name in types {
+        let known = ["null", "boolean", "object", "array", "number", "integer", "string"];
+        assert!(known.iter().any(|known| name == known), "{place}: unknown type {name}");
+    }
+    for (word, value) in words {
+        match word.as_str() {
+            // A list of schemas was `items` in older drafts.
+            "items" | "additionalProperties" | "not" => nested(word, value),
+            "prefixItems" | "oneOf" | "anyOf" | "allOf" => {
+                let schemas = value.as_array().unwrap_or_else(|| panic!("{place}/{word} is no list"));
+                assert!(!schemas.is_empty(), "{place}/{word} is empty");
+                schemas.iter().for_each(|schema| nested(word, schema));
+            }
+            "properties" => value.as_object().expect("properties by name").iter().for_each(|(name, schema)| nested(name, schema)),
+            "required" => {
+                for name in value.as_array().expect("a list of names") {
+                    let name = name.as_str().expect("a name");
+                    assert!(words["properties"].get(name).is_some(), "{place} requires {name}, which it does not have");
+                }
+            }
+            "minimum" | "maximum" | "minLength" | "maxLength" | "minItems" | "maxItems" => {
+                assert!(value.is_number(), "{place}/{word} is no number: {value}");
+            }
+            "$ref" | "pattern" | "format" | "description" | "title" => assert!(value.is_string(), "{place}/{word}: {value}"),
+            "enum" | "examples" => assert!(value.is_array(), "{place}/{word}: {value}"),
+            "type" | "default" | "example" | "const" | "deprecated" => {}
+            other => panic!("{place}: {other:?} is no word of OpenAPI 3.1 that is known here"),
+        }
+    }
+    for (least, most) in [("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")] {
+        if let (Some(least), Some(most)) = (words.get(least), words.get(most)) {
+            assert!(least.as_f64() <= most.as_f64(), "{place}: {least} to {most}");
+        }
+    }
+}
+
+#[test]
+fn the_document_keeps_the_rules_of_openapi_3_1() {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    assert!(document["openapi"].as_str().is_some_and(|version| version.starts_with("3.1.")), "{}", document["openapi"]);
+    for (name, schema) in document["components"]["schemas"].as_object().expect("schemas") {
+        check_schema(schema, name);
+    }
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("operations") {
+            let place = format!("{method} {path}");
+            let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+            let mut in_path = BTreeSet::new();
+            let mut seen = BTreeSet::new();
+            for parameter in &parameters {
+                let (name, at) = (parameter["name"].as_str().expect("a name"), parameter["in"].as_str().expect("a place"));
+                assert!(seen.insert((name, at)), "{place}: {name} twice");
+                assert!(["path", "query", "header", "cookie"].contains(&at), "{place}: {name} in {at}");
+                if at == "path" {
+                    assert_eq!(parameter["required"], true, "{place}: {name}");
+                    in_path.insert(name);
+                }
+                let schema = &parameter["schema"];
+                check_schema(schema, &format!("{place} {name}"));
+                if schema["type"] == "integer" {
+                    assert!(schema["minimum"].is_number() && schema["maximum"].is_number(), "{place}: {name} has no bounds");
+                }
+            }
+            let named: BTreeSet<&str> = path.split('{').skip(1).filter_map(|rest| rest.split('}').next()).collect();
+            assert_eq!(in_path, named, "{place}");
+            let bodies = operation["requestBody"].get("content").into_iter().chain(
+                operation["responses"].as_object().expect("responses").iter().filter_map(|(status, response)| {
+                    assert!(status.len() == 3 && response["description"].is_string(), "{place}: {status}");
+                    response.get("content")
+                }),
+            );
+            for (kind, body) in bodies.flat_map(|content| content.as_object().expect("bodies by media type")) {
+                assert!(kind.contains('/'), "{place}: {kind}");
+                if let Some(schema) = body.get("schema") {
+                    check_schema(schema, &format!("{place} {kind}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_document_says_the_bounds_that_the_registry_keeps() {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    let schemas = &document["components"]["schemas"];
+    assert_eq!((&schemas["RepositoryName"]["minLength"], &schemas["RepositoryName"]["maxLength"]), (&json!(1), &json!(255)));
+    assert_eq!(
+        (&schemas["ForkRequest"]["properties"]["count"]["minimum"], &schemas["ForkRequest"]["properties"]["count"]["maximum"]),
+        (&json!(1), &json!(10_000))
+    );
+    for name in ["Digest", "Tag", "TagState", "Selector"] {
+        assert!(schemas[name]["pattern"].is_string(), "{name} has no pattern");
+    }
+    let pair = json!({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2});
+    for (word, value) in pair.as_object().expect("words") {
+        assert_eq!(&schemas["Pair"][word], value, "{word} of {}", schemas["Pair"]);
+    }
 }
 
 #[test]

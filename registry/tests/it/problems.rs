@@ -23,7 +23,9 @@ async fn malformed_requests_say_where_and_what() {
         ("/v1/nothing".to_owned(), NotFound, "no such page"),
         ("/nothing".to_owned(), NotFound, "no such page"),
         ("/v1/repositories/UPPER/tags".to_owned(), InvalidName, "repository name"),
-        (format!("{base}/snapshots/sha256:12"), InvalidName, "hex digits"),
+        (format!("{base}/snapshots/sha256:12"), InvalidName, "at least 6 hex digits"),
+        (format!("{base}/snapshots/@12"), InvalidName, "at least 6 hex digits"),
+        (format!("{base}/snapshots/md5:123456"), InvalidName, "unknown algorithm"),
         (format!("{base}/snapshots/.bad"), InvalidName, "tag"),
         (format!("{base}/snapshots/latest~x"), InvalidName, "number"),
         (format!("{base}/snapshots/%FF"), InvalidName, "decoded"),
@@ -41,11 +43,12 @@ async fn malformed_requests_say_where_and_what() {
 
     let push = registry.open_push(REPO).await;
     let missing = format!("{push}/missing");
-    let bodies: [(Value, ErrorCode, &str); 4] = [
+    let bodies: [(Value, ErrorCode, &str); 5] = [
         (json!({"groups": [{"kind": "blob", "digests": ["sha256:xyz"]}]}), InvalidRequest, "$.groups[0].digests[0]"),
         (json!({"groups": [{"kind": "page", "digests": []}]}), InvalidRequest, "$.groups[0].kind"),
         (json!({"groups": [], "extra": 1}), InvalidRequest, "extra"),
-        (json!([]), InvalidRequest, "request body"),
+        (json!([]), InvalidRequest, "request body: at $: invalid type: an array, expected an object"),
+        (json!({"groups": [["blob", []]]}), InvalidRequest, "at $.groups[0]: invalid type: an array, expected an object"),
     ];
     for (body, code, words) in bodies {
         let detail = refused(registry.post(&missing, &body).await, code).await;
@@ -66,6 +69,19 @@ async fn malformed_requests_say_where_and_what() {
     }
     let untyped = registry.request(Method::PUT, &format!("{push}/frames")).body(stream(&[])).send().await.expect("an answer");
     assert!(refused(untyped, InvalidRequest).await.contains("application/vnd.pf.frames.v1, found none"));
+
+    for body in [json!([[Digest::sha256(b"")]]), json!([Digest::sha256(b""), "tag"]), json!(["latest", 2, "p"]), json!([])] {
+        for path in [format!("{base}/frames"), format!("{push}/commit"), format!("{base}/forks"), "/v1/gc".to_owned()] {
+            let detail = refused(registry.post(&path, &body).await, InvalidRequest).await;
+            assert!(detail.contains("expected an object"), "{path} {body}: {detail}");
+        }
+    }
+    for rate in ["0", "1099511627777", "18446744073709551615"] {
+        let detail =
+            refused(registry.request(Method::POST, &format!("/v1/scrub?rate={rate}")).send().await.expect("an answer"), InvalidRequest)
+                .await;
+        assert!(detail.contains("expected a rate of 65536"), "{rate}: {detail}");
+    }
 
     let tagless = registry.post(&format!("{push}/commit"), &json!({"manifest": Digest::sha256(b""), "if_tag_is": "absent"})).await;
     refused(tagless, InvalidRequest).await;
@@ -245,4 +261,48 @@ async fn names_with_slashes_are_one_segment() {
     let name: RepositoryName = "team/agent".parse().expect("a name");
     assert_eq!(registry.store.repositories(None, 10).await.expect("a list").rows[0].name, name);
     refused(registry.get("/v1/repositories/team/agent/tags").await, ErrorCode::NotFound).await;
+}
+
+#[tokio::test]
+async fn documents_that_are_arrays_are_refused() {
+    let registry = Registry::start().await;
+    let push = registry.open_push(REPO).await;
+    let config = blob(b"[]");
+    let manifest = pfr_schema::snapshot::Manifest::snapshot(&config, vec![], Default::default()).to_document();
+    let _: FramesStored = ok(registry.put_frames(&push, stream(&[config, manifest.clone()])).await).await;
+    let detail =
+        refused(registry.post(&format!("{push}/commit"), &json!({"manifest": manifest.digest})).await, ErrorCode::InvalidDocument).await;
+    assert!(detail.contains("snapshot configuration: at $: invalid type: an array, expected an object"), "{detail}");
+    let array = serde_json::to_vec(&json!([2, pfr_schema::media_type::OCI_MANIFEST])).expect("JSON");
+    let frames = stream(&[Document::new(Kind::Manifest, array)]);
+    let detail = refused(registry.put_frames(&push, frames).await, ErrorCode::InvalidDocument).await;
+    assert!(detail.contains("snapshot manifest: at $: invalid type: an array, expected an object"), "{detail}");
+}
+
+#[tokio::test]
+async fn a_shortened_digest_names_a_snapshot_wherever_a_reference_does() {
+    let registry = Registry::start().await;
+    let one = registry.push(REPO, &snapshot(0..2, vec![]), Some("one")).await.digest;
+    let two = registry.push(REPO, &snapshot(2..4, vec![one]), Some("two")).await.digest;
+    let base = format!("/v1/repositories/{REPO}");
+    for short in [format!("@{}", two.short()), format!("sha256:{}", two.short()), format!("@sha256:{}", two.short())] {
+        let detail: Value = ok(registry.get(&format!("{base}/snapshots/{short}")).await).await;
+        assert_eq!(detail["summary"]["digest"], two.to_string(), "{short}");
+        let lineage: Value = ok(registry.get(&format!("{base}/snapshots/{short}/lineage")).await).await;
+        assert_eq!(lineage["snapshots"][1]["digest"], one.to_string(), "{short}");
+        let diff: Value = ok(registry.get(&format!("{base}/snapshots/{short}/diff/@{}", one.short())).await).await;
+        assert_eq!((&diff["a"], &diff["b"]), (&json!(two), &json!(one)), "{short}");
+        let verified: Value =
+            ok(registry.request(Method::POST, &format!("{base}/snapshots/{short}/verify")).send().await.expect("an answer")).await;
+        assert_eq!(verified["digest"], two.to_string(), "{short}");
+        let tagged: Value = ok(registry.put(&format!("{base}/tags/short"), &json!({"snapshot": short})).await).await;
+        assert_eq!(tagged["digest"], two.to_string(), "{short}");
+    }
+    let forked: Value =
+        ok(registry.post(&format!("{base}/forks"), &json!({"snapshot": format!("@{}", one.short()), "count": 1, "prefix": "f"})).await)
+            .await;
+    assert_eq!(forked["digest"], one.to_string());
+    refused(registry.get(&format!("{base}/snapshots/@abcdef123456")).await, ErrorCode::SnapshotUnknown).await;
+    assert_eq!(registry.delete(&format!("{base}/snapshots/@{}", two.short())).await.status(), StatusCode::NO_CONTENT);
+    refused(registry.get(&format!("{base}/snapshots/@{}", two.short())).await, ErrorCode::SnapshotUnknown).await;
 }

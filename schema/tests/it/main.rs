@@ -12,6 +12,7 @@ mod flat;
 mod frame;
 mod golden;
 mod hostile;
+mod json;
 mod names;
 mod pack;
 mod processfork;

@@ -1,5 +1,5 @@
 use crate::common::cases;
-use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
+use pfr_schema::{Algorithm, Digest, DigestPrefix, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use proptest::prelude::*;
 
 const HEX: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -141,6 +141,24 @@ fn references_are_read_as_documented() {
         ("http://localhost:8080/a/b:c".into(), Some("http://localhost:8080"), "a/b", tag("c", 0)),
         ("https://[::1]:8080/a".into(), Some("https://[::1]:8080"), "a", None),
         (format!("https://pf.example.com/a@sha256:{HEX}"), Some("https://pf.example.com"), "a", Some(Selector::Digest(digest))),
+        // A host without a scheme, as docker has it.
+        ("localhost:5077/team/agent:1".into(), Some("http://localhost:5077"), "team/agent", tag("1", 0)),
+        ("localhost/agent".into(), Some("http://localhost"), "agent", None),
+        ("127.0.0.1:5077/agent:1~2".into(), Some("http://127.0.0.1:5077"), "agent", tag("1", 2)),
+        ("127.1.2.3/agent".into(), Some("http://127.1.2.3"), "agent", None),
+        ("[::1]:5077/agent".into(), Some("http://[::1]:5077"), "agent", None),
+        ("[2001:db8::1]/agent".into(), Some("https://[2001:db8::1]"), "agent", None),
+        ("registry:5000/agent".into(), Some("https://registry:5000"), "agent", None),
+        (format!("pf.example.com/team/agent@sha256:{HEX}"), Some("https://pf.example.com"), "team/agent", Some(Selector::Digest(digest))),
+        ("10.0.0.7/agent:v1.2".into(), Some("https://10.0.0.7"), "agent", tag("v1.2", 0)),
+        ("http://pf.example.com/agent".into(), Some("http://pf.example.com"), "agent", None),
+        ("https://localhost:5077/agent".into(), Some("https://localhost:5077"), "agent", None),
+        // What is no host, and what only looks like one.
+        ("agent.v2:1".into(), None, "agent.v2", tag("1", 0)),
+        ("localhost:5077".into(), None, "localhost", tag("5077", 0)),
+        ("team/a.b/c".into(), None, "team/a.b/c", None),
+        ("/my.team/agent:1".into(), None, "my.team/agent", tag("1", 0)),
+        ("/localhost/agent".into(), None, "localhost/agent", None),
     ];
     for (text, registry, repository, selector) in table {
         let reference: Reference = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
@@ -180,9 +198,23 @@ fn hostile_references_are_refused() {
         "../a:b",
         "a/../b",
         "a:../b",
-        "localhost:8080/a",
         "HTTP://h/a",
         "ftp://h/a",
+        "oci://h/a",
+        "://h/a",
+        "team:tag/agent",
+        "localhost:/a",
+        "h:123456/a",
+        "http://h:80x/a",
+        "user@h.example/a",
+        "/team/agent",
+        "/tmp/x",
+        "//h.example/a",
+        "a@2a19b",
+        "a@2A19B2",
+        "a@sha256:2a19b",
+        "a@md5:2a19b2c9",
+        "sha256:2a19b2c9309a",
         "http://",
         "http:///a",
         "http://h",
@@ -219,6 +251,47 @@ fn hostile_references_are_refused() {
     }
 }
 
+#[test]
+fn digests_may_be_cut_short() {
+    let digest: Digest = format!("sha256:{HEX}").parse().unwrap();
+    let other = Digest::sha256(b"other");
+    for (text, whole) in
+        [("a@ba7816", "a@ba7816"), ("a@sha256:ba7816bf8f", "a@sha256:ba7816bf8f"), (&format!("a@{HEX}"), &format!("a@{HEX}"))]
+    {
+        let reference: Reference = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert_eq!(reference.to_string(), whole);
+        let Some(Selector::Prefix(prefix)) = &reference.selector else { panic!("{text}: {reference:?}") };
+        assert!(prefix.matches(&digest) && !prefix.matches(&other), "{text}");
+        let ranges = prefix.key_ranges();
+        let within = |digest: &Digest| ranges.iter().any(|(first, last)| (first..=last).contains(&&digest.to_key()));
+        assert!(within(&digest) && !within(&other), "{text}");
+        // As a part of a REST path, and back.
+        let selector = reference.selector.clone().unwrap();
+        assert_eq!(selector.to_string().parse::<Selector>().unwrap(), selector, "{text}");
+    }
+    // Without a mark in front it is a tag.
+    assert!(matches!("ba7816bf8f01".parse::<Selector>().unwrap(), Selector::Tag { .. }));
+    let blake: DigestPrefix = "blake3:ba7816".parse().unwrap();
+    assert!(!blake.matches(&digest) && blake.key_ranges().len() == 1);
+    let sha512 = Digest::of(Algorithm::Sha512, b"x");
+    let long: DigestPrefix = sha512.hex()[..100].parse().unwrap();
+    assert!(long.matches(&sha512) && long.key_ranges().len() == 1, "only sha512 has that many digits");
+}
+
+#[test]
+fn refusals_of_references_say_what_to_write() {
+    for (text, words) in [
+        ("ftp://h/a", "http://HOST or https://HOST"),
+        ("sha256:2a19b2c9309a", "REPOSITORY@DIGEST"),
+        ("a@2a19b", "at least 6 hex digits"),
+        ("a@2A19B2", "lower-case hex"),
+        ("team:tag/agent", "a tag comes after the repository"),
+    ] {
+        let error = text.parse::<Reference>().unwrap_err().to_string();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+}
+
 fn repository() -> impl Strategy<Value = String> {
     let component = "[a-z0-9]{1,5}((\\.|_|__|-{1,3})[a-z0-9]{1,4}){0,2}";
     prop::collection::vec(component, 1..5).prop_map(|c| c.join("/"))
@@ -230,6 +303,7 @@ fn reference() -> impl Strategy<Value = Reference> {
         ("[A-Za-z0-9_][A-Za-z0-9._-]{0,20}", 0_u32..=100_000)
             .prop_map(|(tag, back)| Some(Selector::Tag { tag: tag.parse().unwrap(), back })),
         any::<u64>().prop_map(|n| Some(Selector::Digest(Digest::sha256(&n.to_le_bytes())))),
+        "((sha256|blake3):)?[0-9a-f]{6,63}".prop_map(|prefix| Some(Selector::Prefix(prefix.parse().unwrap()))),
     ];
     (prop::option::of("https?://[a-z0-9.-]{1,20}(:[0-9]{1,5})?"), repository(), selector)
         .prop_map(|(registry, repository, selector)| Reference { registry, repository: repository.parse().unwrap(), selector })

@@ -18,7 +18,7 @@ use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
 use std::time::Duration;
 
 /// The transactions of the store.
@@ -116,6 +116,9 @@ pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
 
     /// One snapshot.
     async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow>;
+
+    /// Snapshots whose digest begins so, at most `limit`.
+    async fn snapshots_like(&self, repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Result<Vec<Digest>>;
 
     /// Snapshots, newest first.
     async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>>;

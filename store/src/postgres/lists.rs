@@ -3,11 +3,11 @@
 use super::connection::Tx;
 use super::error::Outcome;
 use super::names::{manifest_row, visible};
-use super::uint;
+use super::{DOMAIN, uint};
 use crate::error::Error;
 use crate::metadata::arguments::{at_most, cursor, one_more};
 use crate::metadata::{Evictable, Page, RepositoryRow, SnapshotRow, TagRow};
-use pfr_schema::{Digest, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, RepositoryName, Tag};
 use std::collections::HashMap;
 
 /// Cuts one row too many off and makes a cursor of the last that stays.
@@ -98,6 +98,28 @@ pub(super) async fn snapshot(tx: &mut Tx, repository: &RepositoryName, digest: &
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
     let unknown = || Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() };
     Ok(snapshot_rows(tx, &[manifest]).await?.pop().ok_or_else(unknown)?)
+}
+
+pub(super) async fn snapshots_like(tx: &mut Tx, repository: &RepositoryName, prefix: &DigestPrefix, limit: usize) -> Outcome<Vec<Digest>> {
+    let id = visible(tx, repository).await?;
+    let mut found = Vec::new();
+    for (first, last) in prefix.key_ranges() {
+        let keys: Vec<Vec<u8>> = sqlx::query_scalar(
+            "SELECT o.digest FROM objects o JOIN manifests m ON m.repository = $1 AND m.object = o.id
+             WHERE o.domain = $2 AND o.digest BETWEEN $3 AND $4 ORDER BY o.digest LIMIT $5",
+        )
+        .bind(id)
+        .bind(DOMAIN)
+        .bind(first)
+        .bind(last)
+        .bind(at_most(limit - found.len()))
+        .fetch_all(tx.on())
+        .await?;
+        for key in keys {
+            found.push(Digest::from_key(&key)?);
+        }
+    }
+    Ok(found)
 }
 
 pub(super) async fn snapshots(tx: &mut Tx, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Outcome<Page<SnapshotRow>> {

@@ -22,7 +22,7 @@ use async_trait::async_trait;
 use connection::Database;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
 use std::path::Path;
 use std::time::Duration;
 
@@ -226,6 +226,10 @@ impl Metadata for SqliteMetadata {
 
     async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow> {
         self.database.read(move |tx| names::snapshot(tx, &repository, &digest)).await
+    }
+
+    async fn snapshots_like(&self, repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Result<Vec<Digest>> {
+        self.database.read(move |tx| names::snapshots_like(tx, &repository, &prefix, limit)).await
     }
 
     async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>> {

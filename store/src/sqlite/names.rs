@@ -9,7 +9,7 @@ use crate::metadata::{
 };
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 fn sql(error: rusqlite::Error) -> Error {
@@ -422,6 +422,25 @@ fn snapshot_row(tx: &Connection, manifest: i64) -> Result<SnapshotRow> {
 pub(super) fn snapshot(tx: &Connection, repository: &RepositoryName, digest: &Digest) -> Result<SnapshotRow> {
     let id = visible(tx, repository)?;
     snapshot_row(tx, manifest_row(tx, id, repository, digest)?.0)
+}
+
+pub(super) fn snapshots_like(tx: &Connection, repository: &RepositoryName, prefix: &DigestPrefix, limit: usize) -> Result<Vec<Digest>> {
+    let id = visible(tx, repository)?;
+    let mut found = Vec::new();
+    for (first, last) in prefix.key_ranges() {
+        // From the index of digests to manifests, not the other way around: a repository may have very many snapshots.
+        let keys: Vec<Vec<u8>> = tx
+            .prepare_cached(
+                "SELECT o.digest FROM objects o CROSS JOIN manifests m ON m.repository = ?1 AND m.object = o.id
+                 WHERE o.domain = ?2 AND o.digest BETWEEN ?3 AND ?4 ORDER BY o.digest LIMIT ?5",
+            )
+            .and_then(|mut s| s.query_map(params![id, DOMAIN, first, last, at_most(limit - found.len())], |r| r.get(0))?.collect())
+            .map_err(sql)?;
+        for key in keys {
+            found.push(Digest::from_key(&key)?);
+        }
+    }
+    Ok(found)
 }
 
 pub(super) fn snapshots(tx: &Connection, repository: &RepositoryName, after: Option<&str>, limit: usize) -> Result<Page<SnapshotRow>> {

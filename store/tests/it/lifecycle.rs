@@ -1,11 +1,14 @@
 //! Upload, look-up, commit, release: what a store promises, over the store's own face.
 
 use crate::common::rig::{Backend, Rig};
-use crate::common::{blob_frame, page, pieces, push, repository, snapshot, stream, tag};
+use crate::common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
 use futures::TryStreamExt as _;
 use pfr_schema::api::TagState;
-use pfr_schema::{Digest, ErrorCode, Kind, Selector};
+use pfr_schema::snapshot::Manifest;
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, ErrorCode, Kind, Limits, Selector};
 use pfr_store::{Error, Options, Store, document_frame};
+use std::collections::HashMap;
 use std::time::Duration;
 
 on_every_backend!(
@@ -20,6 +23,7 @@ on_every_backend!(
     a_second_push_of_shared_pages_writes_no_row_for_them,
     a_tag_moves_only_from_where_the_caller_says,
     forks_are_made_all_or_none,
+    a_shortened_digest_means_the_one_snapshot_that_begins_so,
     parents_can_be_walked_and_deleted_ones_end_the_walk,
     sessions_end_with_their_lease_and_nothing_uncommitted_is_visible,
     a_broken_stream_keeps_what_came_whole,
@@ -228,6 +232,55 @@ async fn parents_can_be_walked_and_deleted_ones_end_the_walk(on: Backend) {
     store.delete_snapshot(&repository(), &digests[1]).await.unwrap();
     assert_eq!(store.lineage(&repository(), &digests[3], 100).await.unwrap().snapshots.len(), 2);
     assert_eq!(resolve("t~2").await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
+}
+
+/// Two manifests of one snapshot whose digests begin alike, and what is common to them.
+fn twins(of: &Snapshot) -> (Document, Document, String) {
+    let mut seen: HashMap<String, Document> = HashMap::new();
+    for n in 0_u32.. {
+        let mut manifest = Manifest::parse(&of.manifest.bytes, &Limits::default()).unwrap();
+        manifest.annotations.insert("n".into(), n.to_string());
+        let document = manifest.to_document();
+        let start = document.digest.hex()[..6].to_owned();
+        if let Some(other) = seen.insert(start.clone(), document.clone()) {
+            return (other, document, start);
+        }
+    }
+    unreachable!("24 bits are used up")
+}
+
+async fn a_shortened_digest_means_the_one_snapshot_that_begins_so(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    let mut snapshot = snapshot(&[1, 2], vec![]);
+    let (one, other, start) = twins(&snapshot);
+    let resolve = async |text: &str| store.resolve(&repository(), &text.parse().unwrap()).await;
+    assert_eq!(resolve(&format!("@{start}")).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
+    snapshot.manifest = one.clone();
+    push(store, &snapshot, "one").await.unwrap();
+    for text in [format!("@{start}"), format!("sha256:{start}"), format!("@{}", one.digest.hex())] {
+        assert_eq!(resolve(&text).await.unwrap(), one.digest, "{text}");
+    }
+    // A blob with such a digest is no snapshot, nor is a snapshot of another repository, or by another algorithm.
+    let page = Digest::sha256(&snapshot.pages[0]);
+    assert_eq!(resolve(&format!("@{}", page.short())).await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
+    assert_eq!(resolve(&format!("blake3:{start}")).await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
+    let elsewhere = store.open_push(&"other".parse().unwrap()).await.unwrap();
+    snapshot.manifest = other.clone();
+    store.ingest(&elsewhere.id, pieces(&snapshot.stream(), 777)).await.unwrap();
+    store.commit(&elsewhere.id, other.digest, None, None).await.unwrap();
+    assert_eq!(resolve(&format!("@{start}")).await.unwrap(), one.digest);
+
+    push(store, &snapshot, "other").await.unwrap();
+    let error = resolve(&format!("@{start}")).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::AmbiguousDigest);
+    let words = error.to_string();
+    assert!(words.contains(&one.digest.to_string()) && words.contains(&other.digest.to_string()), "{words}");
+    for document in [&one, &other] {
+        assert_eq!(resolve(&format!("@{}", document.digest.short())).await.unwrap(), document.digest);
+    }
+    store.delete_snapshot(&repository(), &one.digest).await.unwrap();
+    assert_eq!(resolve(&format!("@{start}")).await.unwrap(), other.digest);
 }
 
 async fn sessions_end_with_their_lease_and_nothing_uncommitted_is_visible(on: Backend) {

@@ -5,7 +5,7 @@ use crate::weather::{Fault, Weather};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
 use pfr_store::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata,
     Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored, Packed,
@@ -110,6 +110,7 @@ transactions! {
     mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> ();
     delete_tag(repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> ();
     snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow;
+    snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>;
     snapshots(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<SnapshotRow>;
     delete_snapshot(repository: RepositoryName, digest: Digest) -> ();
     repositories(after: Option<String>, limit: usize) -> Page<RepositoryRow>;

@@ -1,8 +1,7 @@
 //! Commands about snapshots and tags.
 
 use super::Where;
-use super::reference::{Age, Pattern, Relative, Target};
-use pfr_schema::api::TagState;
+use super::reference::{Expected, Age, Pattern, Relative, Target};
 use pfr_schema::{Reference, Tag};
 
 /// Arguments of `ls`.
@@ -62,7 +61,7 @@ pub struct TagArgs {
     pub tag: Tag,
     /// Move the tag only if it is at this digest, or is `absent`
     #[arg(long, value_name = "DIGEST|absent")]
-    pub if_tag_is: Option<TagState>,
+    pub if_tag_is: Option<Expected>,
     #[command(flatten)]
     pub at: Where,
 }

@@ -2,7 +2,9 @@
 
 use crate::cli::failure::Failure;
 use crate::cli::suggest::Suggestion;
-use pfr_schema::{FormatError, Reference, RepositoryName, Selector};
+use pfr_schema::api::TagState;
+use pfr_schema::name::is_bare_digest;
+use pfr_schema::{DigestPrefix, FormatError, Reference, RepositoryName, Selector};
 use std::str::FromStr;
 
 /// `KEY=VALUE`.
@@ -20,7 +22,7 @@ impl FromStr for Label {
     }
 }
 
-/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, or a whole [`Reference`].
+/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, `sha256:…`, or a whole [`Reference`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Relative {
     /// In the repository at hand.
@@ -45,10 +47,29 @@ impl FromStr for Relative {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        match text.strip_prefix([':', '@']) {
+        match text.strip_prefix(':') {
             Some(selector) => selector.parse().map(Self::Same),
+            None if text.starts_with('@') || is_bare_digest(text) => text.parse().map(Self::Same),
             None => text.parse().map(Self::Other),
         }
+    }
+}
+
+/// Where a tag should be for a command to move it: `absent`, or a digest, which may be cut short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// Known in full.
+    State(TagState),
+    /// To be looked up.
+    Prefix(DigestPrefix),
+}
+
+impl FromStr for Expected {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        let digest = text.strip_prefix('@').unwrap_or(text);
+        digest.parse().map(Self::State).or_else(|_| digest.parse().map(Self::Prefix))
     }
 }
 
@@ -169,6 +190,26 @@ mod tests {
         for wrong in ["team/*", "team/*:x", "team/agent:x:*", "*", "team/agent:a?*", "http://r:1/te*m"] {
             assert!(target(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_digest_alone_is_one_in_the_repository_at_hand() {
+        let base: Reference = "http://r:1/team/agent:a".parse().unwrap();
+        let seen = |text: &str| text.parse::<Relative>().unwrap().seen_from(&base).to_string();
+        assert_eq!(seen("@2a19b2c9"), "http://r:1/team/agent@2a19b2c9");
+        assert_eq!(seen("sha256:2a19b2c9"), "http://r:1/team/agent@sha256:2a19b2c9");
+    }
+
+    #[test]
+    fn the_state_of_a_tag_is_absent_or_a_digest_that_may_be_cut_short() {
+        let expected = |text: &str| text.parse::<Expected>();
+        assert_eq!(expected("absent"), Ok(Expected::State(TagState::Absent)));
+        let digest = pfr_schema::Digest::sha256(b"x");
+        assert_eq!(expected(&digest.to_string()), Ok(Expected::State(TagState::At(digest))));
+        for short in [digest.short(), format!("@{}", digest.short()), format!("sha256:{}", digest.short())] {
+            assert!(matches!(expected(&short), Ok(Expected::Prefix(prefix)) if prefix.matches(&digest)), "{short}");
+        }
+        assert!(expected("latest").is_err() && expected("2a1").is_err());
     }
 
     #[test]

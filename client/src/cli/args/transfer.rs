@@ -1,9 +1,8 @@
 //! Commands that move snapshots.
 
-use super::reference::Relative;
+use super::reference::{Expected, Relative};
 use clap::Subcommand;
 use pfr_schema::Reference;
-use pfr_schema::api::TagState;
 use std::path::PathBuf;
 
 /// What can be imported.
@@ -61,7 +60,7 @@ pub struct Push {
     pub target: Reference,
     /// Move the tag only if it is at this digest, or is `absent`
     #[arg(long, value_name = "DIGEST|absent")]
-    pub if_tag_is: Option<TagState>,
+    pub if_tag_is: Option<Expected>,
     /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository
     #[arg(long, value_name = "REF")]
     pub parent: Vec<Relative>,

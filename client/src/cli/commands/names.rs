@@ -18,7 +18,8 @@ struct Tagged {
 pub async fn tag(context: &mut Context, args: TagArgs) -> Result<(), Failure> {
     let side = context.side(args.at, Some(&args.reference)).await?;
     let repository = args.reference.repository.clone();
-    let digest = side.put_tag(&repository, &args.tag, &args.reference.selector_or_latest(), args.if_tag_is).await?;
+    let expected = side.expected(&repository, args.if_tag_is).await?;
+    let digest = side.put_tag(&repository, &args.tag, &args.reference.selector_or_latest(), expected).await?;
     if context.json {
         return context.out.json(&Tagged { repository, tag: args.tag, digest });
     }
@@ -33,6 +34,7 @@ pub async fn fork(context: &mut Context, args: Fork) -> Result<(), Failure> {
         (Some(prefix), _) => prefix,
         (None, Selector::Tag { tag, .. }) => format!("{tag}-fork"),
         (None, Selector::Digest(digest)) => format!("{}-fork", digest.short()),
+        (None, Selector::Prefix(prefix)) => format!("{}-fork", prefix.hex().chars().take(12).collect::<String>()),
     };
     let forked = side.fork(&args.reference.repository, &selector, args.count, &prefix).await;
     let forked = forked.map_err(|failure| match failure.exit() {

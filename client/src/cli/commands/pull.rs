@@ -20,7 +20,7 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
         None => {
             let tag = match &selector {
                 Selector::Tag { tag, back: 0 } => Some(tag.clone()),
-                Selector::Tag { .. } | Selector::Digest(_) => None,
+                Selector::Tag { .. } | Selector::Digest(_) | Selector::Prefix(_) => None,
             };
             Destination::Store { store: context.store().await?, repository: repository.clone(), tag }
         }

@@ -17,7 +17,9 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let remote = context.remote(Some(&args.target))?;
     let parents = parents(context, &args).await?;
     let source = source(context, &args.source).await?;
-    let target = PushTarget { repository: args.target.repository.clone(), tag: Some(tag), if_tag_is: args.if_tag_is, parents };
+    let repository = args.target.repository.clone();
+    let if_tag_is = Side::Remote(remote.clone()).expected(&repository, args.if_tag_is).await?;
+    let target = PushTarget { repository, tag: Some(tag), if_tag_is, parents };
     let progress = Progress::default();
     let work = pfr_client::push(&source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
@@ -61,6 +63,10 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
         return Ok(Place::Directory(text.into()));
     }
     match text.parse::<Reference>() {
+        // Nothing in the local store has a host: what looks like one is a part of the repository's name.
+        Ok(Reference { registry: Some(_), .. }) if !text.contains("://") && format!("/{text}").parse::<Reference>().is_ok() => {
+            Ok(Place::Store(format!("/{text}").parse()?))
+        }
         Ok(Reference { registry: Some(registry), .. }) => Err(Failure::usage(format!("the source {text} names the registry {registry}"))
             .hint(
                 Suggestion::new("pull").both().arg(text).then(" fetches it first; a push starts from a directory or from the local store"),
@@ -74,7 +80,7 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
 fn target_tag(target: &Reference) -> Result<Tag, Failure> {
     match target.selector_or_latest() {
         Selector::Tag { tag, back: 0 } => Ok(tag),
-        Selector::Tag { .. } | Selector::Digest(_) => {
+        Selector::Tag { .. } | Selector::Digest(_) | Selector::Prefix(_) => {
             Err(Failure::usage(format!("a push goes to a tag, found {target}")).hint(format!("such as {}:step-1", target.repository)))
         }
     }

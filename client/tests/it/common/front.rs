@@ -31,6 +31,8 @@ pub enum Fate {
     Cut(usize),
     /// It waits here for a permit, and is then passed on.
     Hold(Arc<tokio::sync::Semaphore>),
+    /// It is passed on as one for another path.
+    Redirect(String),
     /// The answer's body is changed.
     Lie(fn(Vec<u8>) -> Vec<u8>),
 }
@@ -90,6 +92,7 @@ async fn forward(State(inside): State<Inside>, request: Request) -> Response {
     if let Fate::Hold(gate) = &fate {
         gate.acquire().await.unwrap().forget();
     }
+    let path = if let Fate::Redirect(path) = &fate { path } else { &path };
     let url = format!("{}{path}", inside.registry);
     let answer = inside.client.request(parts.method, url).headers(parts.headers).body(body).send().await.unwrap();
     let status = answer.status();

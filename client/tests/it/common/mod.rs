@@ -59,7 +59,11 @@ impl Registry {
 
 /// A client that does not wait long.
 pub fn remote(url: &str) -> Remote {
-    Remote::new(url, RemoteOptions { retries: 2, idle_timeout: Duration::from_secs(20), ..RemoteOptions::default() }).unwrap()
+    Remote::new(
+        url,
+        RemoteOptions { retries: 2, retry_for: Duration::ZERO, idle_timeout: Duration::from_secs(20), ..RemoteOptions::default() },
+    )
+    .unwrap()
 }
 
 pub fn repository() -> RepositoryName {

@@ -100,3 +100,44 @@ fn damage_on_the_registrys_disk_is_found_by_pull_and_verify_and_healed_by_nobody
     assert_eq!(output.code, 4, "{output:?}");
     assert_ne!(host.run(&["ls", "a", "--local"]).code, 0);
 }
+
+mod long {
+    use super::pushed;
+    use crate::liar::{Fate, Liar, Seen};
+    use pfr_tests::{Pf, wait_for};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    /// Longer than five tries take.
+    const AWAY: Duration = Duration::from_secs(9);
+
+    #[test]
+    fn a_registry_that_is_away_for_longer_than_a_few_tries_take_does_not_end_a_pull() {
+        let (mut registry, _, _) = pushed();
+        let (asked, away) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let rule = {
+            let (asked, away) = (Arc::clone(&asked), Arc::clone(&away));
+            move |_: &Seen| {
+                // The first answer comes; the second request finds the registry gone.
+                if asked.fetch_add(1, Ordering::SeqCst) > 0 {
+                    wait_for("the registry to be killed", 60, || away.load(Ordering::SeqCst).then_some(()));
+                }
+                Fate::Pass
+            }
+        };
+        let front = Liar::before(&registry.url(), rule);
+        let host = Pf::new(&front.url);
+        let pull = host.command(&["pull", "a:t"]).spawn().unwrap();
+        wait_for("the first answer", 60, || (asked.load(Ordering::SeqCst) > 1).then_some(()));
+        registry.kill();
+        away.store(true, Ordering::SeqCst);
+        let since = Instant::now();
+        wait_for("the restart", 60, || (since.elapsed() >= AWAY).then_some(()));
+        registry.restart();
+        let output = pull.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.contains("registry not reachable, retrying ("), "{stderr}");
+        host.run(&["verify", "--local", "a:t"]).ok();
+    }
+}

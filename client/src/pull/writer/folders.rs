@@ -1,0 +1,146 @@
+//! Directories below the one that is written into, opened one in the other so that no link leads elsewhere.
+
+use crate::error::{Error, Result};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Components of a path whose directory is kept open: `blobs/sha256` and its like, of which there are few. Those below number
+/// hundreds, and a process may have no more than that many files open.
+const KEPT: usize = 2;
+
+/// The root, and what was opened below it.
+#[derive(Debug)]
+pub(super) struct Folders {
+    path: PathBuf,
+    root: Arc<OwnedFd>,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    kept: HashMap<PathBuf, Arc<OwnedFd>>,
+    /// A directory of each file system that was written to: another one may be mounted anywhere below the root.
+    filesystems: HashMap<u64, Arc<OwnedFd>>,
+}
+
+impl Folders {
+    pub fn below(path: &Path, root: OwnedFd) -> Result<Self> {
+        let folders = Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default() };
+        folders.note(Path::new(""), &folders.root)?;
+        Ok(folders)
+    }
+
+    /// The directory at `relative`, if it is there.
+    pub fn find(&self, relative: &Path) -> Result<Option<Arc<OwnedFd>>> {
+        self.walk(relative, false)
+    }
+
+    /// The directory at `relative`, made if it is not there.
+    pub fn make(&self, relative: &Path) -> Result<Arc<OwnedFd>> {
+        let made = self.walk(relative, true)?;
+        made.ok_or_else(|| Error::io("make", &self.path.join(relative))(std::io::ErrorKind::NotFound.into()))
+    }
+
+    /// Makes everything below durable.
+    pub fn sync(&self) -> Result<()> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.filesystems.values().try_for_each(|folder| {
+            rustix::fs::syncfs(&**folder).map_err(|errno| Error::io("sync the file system of", &self.path)(errno.into()))
+        })
+    }
+
+    fn walk(&self, relative: &Path, make: bool) -> Result<Option<Arc<OwnedFd>>> {
+        let (mut folder, mut at) = (Arc::clone(&self.root), PathBuf::new());
+        for (depth, component) in relative.components().enumerate() {
+            let Component::Normal(name) = component else {
+                return Err(Error::Internal(format!("{} is no path below a directory", relative.display())));
+            };
+            at.push(name);
+            let kept = self.open.lock().unwrap_or_else(PoisonError::into_inner).kept.get(&at).cloned();
+            folder = match kept {
+                Some(kept) => kept,
+                None => {
+                    let Some(opened) = self.step(&folder, &at, make)? else { return Ok(None) };
+                    let opened = Arc::new(opened);
+                    self.note(&at, &opened)?;
+                    if depth < KEPT {
+                        self.open.lock().unwrap_or_else(PoisonError::into_inner).kept.insert(at.clone(), Arc::clone(&opened));
+                    }
+                    opened
+                }
+            };
+        }
+        Ok(Some(folder))
+    }
+
+    /// Opens the last component of `at` in the directory above it.
+    fn step(&self, above: &OwnedFd, at: &Path, make: bool) -> Result<Option<OwnedFd>> {
+        let name = at.file_name().unwrap_or_default();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(above, name, flags, Mode::empty());
+        let path = || self.path.join(at);
+        let opened = match open() {
+            Err(Errno::NOENT) if make => match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => open(),
+                Err(errno) => return Err(Error::io("make", &path())(errno.into())),
+            },
+            other => other,
+        };
+        match opened {
+            Ok(folder) => Ok(Some(folder)),
+            Err(Errno::NOENT) => Ok(None),
+            // Linux says either of a link.
+            Err(Errno::LOOP | Errno::NOTDIR) => {
+                let reason = "is a link, or no directory; nothing is written through links. Move it away, or pull into another directory";
+                Err(Error::Refused { path: path(), reason: reason.into() })
+            }
+            Err(errno) => Err(Error::io("open", &path())(errno.into())),
+        }
+    }
+
+    fn note(&self, at: &Path, folder: &Arc<OwnedFd>) -> Result<()> {
+        let stat = rustix::fs::fstat(&**folder).map_err(|errno| Error::io("look at", &self.path.join(at))(errno.into()))?;
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.filesystems.entry(stat.st_dev).or_insert_with(|| Arc::clone(folder));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folders(root: &Path) -> Folders {
+        Folders::below(root, std::fs::File::open(root).unwrap().into()).unwrap()
+    }
+
+    #[test]
+    fn directories_are_made_one_in_the_other_and_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let folders = folders(dir.path());
+        let place = Path::new("blobs/sha256/ab");
+        assert!(folders.find(place).unwrap().is_none());
+        folders.make(place).unwrap();
+        assert!(dir.path().join(place).is_dir() && folders.find(place).unwrap().is_some());
+        assert!(folders.make(Path::new("../x")).is_err());
+    }
+
+    #[test]
+    fn every_file_system_below_is_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let folders = folders(dir.path());
+        folders.make(Path::new("blobs/sha256")).unwrap();
+        let count = || folders.open.lock().unwrap().filesystems.len();
+        assert_eq!(count(), 1);
+        // Stands for a mount: what is kept open here lies on the file system of /proc.
+        let other = Arc::new(OwnedFd::from(std::fs::File::open("/proc").unwrap()));
+        folders.open.lock().unwrap().kept.insert("blobs".into(), Arc::clone(&other));
+        assert!(folders.find(Path::new("blobs/sys")).unwrap().is_some());
+        assert_eq!(count(), 2);
+        folders.sync().unwrap();
+    }
+}

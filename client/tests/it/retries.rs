@@ -1,0 +1,153 @@
+//! How long a registry is tried again, and what a user sees of it.
+
+use crate::common::front::{Fate, Front, Seen};
+use crate::common::sample::{SMALL, directory};
+use crate::common::{Registry, pf, push_dir, tag};
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::Html;
+use axum::routing::{any, get};
+use pfr_client::{Error, Remote, RemoteOptions};
+use pfr_schema::ErrorCode;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A registry that answers once, loses so many answers, and is well again.
+async fn restarting(registry: &Registry, lost: usize) -> Front {
+    let mut asked = 0;
+    Front::start(&registry.url, move |_: &Seen| {
+        asked += 1;
+        if asked > 1 && asked <= 1 + lost { Fate::LoseAnswer } else { Fate::Pass }
+    })
+    .await
+}
+
+fn remote(url: &str, retry_for: Duration, heard: &Arc<Mutex<Vec<Option<u32>>>>) -> Remote {
+    let heard = Arc::clone(heard);
+    let on_retry: pfr_client::OnRetry = Arc::new(move |retrying| heard.lock().unwrap().push(retrying.map(|r| r.attempt)));
+    Remote::new(url, RemoteOptions { retries: 0, retry_for, on_retry: Some(on_retry), ..RemoteOptions::default() }).unwrap()
+}
+
+#[tokio::test]
+async fn a_registry_that_answered_before_is_tried_again_for_a_while_and_the_caller_is_told() {
+    let (registry, heard) = (Registry::start().await, Arc::default());
+    let front = restarting(&registry, 3).await;
+    let patient = remote(&front.url, Duration::from_secs(60), &heard);
+    patient.stats(None).await.unwrap();
+    patient.stats(None).await.unwrap();
+    assert_eq!(*heard.lock().unwrap(), [Some(1), Some(2), Some(3), None]);
+
+    let front = restarting(&registry, 3).await;
+    let impatient = remote(&front.url, Duration::ZERO, &heard);
+    impatient.stats(None).await.unwrap();
+    assert!(impatient.stats(None).await.unwrap_err().retryable());
+    assert_eq!(heard.lock().unwrap().len(), 4, "nothing was tried again");
+}
+
+#[tokio::test]
+async fn an_address_where_nobody_ever_answered_is_not_waited_for() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let remote = remote(&format!("http://{nobody}"), Duration::from_secs(600), &Arc::default());
+    let error = tokio::time::timeout(Duration::from_secs(30), remote.stats(None)).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unreachable { attempts: 1, .. }), "{error}");
+}
+
+/// `pf` with its stderr piped.
+fn spawn(home: &Path, args: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pf"));
+    command.env_clear().env("HOME", home).args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipe_is_told_once_that_requests_are_retried_and_once_that_it_is_over() {
+    let registry = Registry::start().await;
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2]).path(), "t").await.unwrap();
+    let front = restarting(&registry, 4).await;
+    let home = tempfile::tempdir().unwrap();
+    let url = front.url.clone();
+    let (code, _, stderr) =
+        tokio::task::spawn_blocking(move || pf(home.path(), &["pull", "team/agent:t", "--registry", &url])).await.unwrap();
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(stderr.matches("registry not reachable, retrying (2) …").count(), 1, "{stderr}");
+    assert_eq!(stderr.matches("retrying").count(), 1, "{stderr}");
+    assert!(stderr.trim_end().ends_with("the registry answers again"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_ends_the_wait_for_a_registry_at_once() {
+    let registry = Registry::start().await;
+    push_dir(&registry.remote(), directory(SMALL, &[1, 2]).path(), "t").await.unwrap();
+    let front = restarting(&registry, usize::MAX - 1).await;
+    let (home, url) = (tempfile::tempdir().unwrap(), front.url.clone());
+    let interrupted = move || {
+        let mut pull = spawn(home.path(), &["pull", "team/agent:t", "--registry", &url]);
+        let mut lines = BufReader::new(pull.stderr.take().unwrap());
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        assert!(line.contains("retrying (2)"), "{line}");
+        let start = Instant::now();
+        assert!(Command::new("kill").args(["-INT", &pull.id().to_string()]).status().unwrap().success());
+        let status = pull.wait().unwrap();
+        lines.read_to_string(&mut line).unwrap();
+        (status.code(), start.elapsed(), line)
+    };
+    let (code, took, said) = tokio::task::spawn_blocking(interrupted).await.unwrap();
+    assert!(code == Some(130) && said.contains("interrupted"), "{code:?}: {said}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[tokio::test]
+async fn https_to_a_port_that_speaks_http_says_so() {
+    let registry = Registry::start().await;
+    let https = registry.url.replacen("http", "https", 1);
+    let error = Remote::new(&https, RemoteOptions::default()).unwrap().stats(None).await.unwrap_err();
+    assert!(error.to_string().ends_with(&format!("it speaks http, not https; write {}", registry.url)), "{error}");
+    assert_eq!((error.code(), error.retryable()), (ErrorCode::InvalidRequest, false));
+}
+
+async fn serve(routes: Router) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    url
+}
+
+#[tokio::test]
+async fn another_web_server_is_told_apart_without_showing_its_pages() {
+    const PAGE: Html<&str> = Html("<!DOCTYPE HTML>\n<html><h1>secret</h1></html>");
+    let page = |status: StatusCode| Router::new().fallback(any(move || async move { (status, PAGE) }));
+    let text = || Router::new().fallback(any(async || (StatusCode::NOT_FOUND, "404 page not found\n")));
+    let servers = [
+        (page(StatusCode::NOT_FOUND), "404 with a web page"),
+        (page(StatusCode::NOT_IMPLEMENTED), "501 with a web page"),
+        (page(StatusCode::OK), "200 with a web page"),
+        (text(), "404 with \"404 page not found\""),
+    ];
+    for (routes, words) in servers {
+        let remote = Remote::new(&serve(routes).await, RemoteOptions::default()).unwrap();
+        let error = remote.tag(&crate::common::repository(), &tag("t")).await.unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(words) && said.contains("is it a pf registry?"), "{said}");
+        assert!(!said.contains('<') && !said.contains("secret"), "{said}");
+        assert_eq!((error.code(), error.retryable()), (ErrorCode::InvalidRequest, false), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_whose_next_page_is_always_there_ends_with_an_error() {
+    static PAGES: AtomicUsize = AtomicUsize::new(0);
+    let list = async || {
+        PAGES.fetch_add(1, Ordering::Relaxed);
+        axum::Json(serde_json::json!({"tags": [{"name": "t", "digest": pfr_schema::Digest::sha256(b""), "updated_at": 1}], "next": "t"}))
+    };
+    let url = serve(Router::new().route("/v1/repositories/{repo}/tags", get(list))).await;
+    let home = tempfile::tempdir().unwrap();
+    let run = move || pf(home.path(), &["ls", "team/agent", "--registry", &url]);
+    let (code, stdout, stderr) = tokio::task::spawn_blocking(run).await.unwrap();
+    assert!(code == 1 && stdout.is_empty() && stderr.contains("a list does not end"), "{code}: {stderr}");
+    assert!(PAGES.load(Ordering::Relaxed) <= 3);
+}
