@@ -19,6 +19,12 @@ static SUPERUSER: LazyLock<bool> = LazyLock::new(|| {
     root && mapped.lines().any(|line| line.split_whitespace().take(2).eq(["0", "0"]))
 });
 
+/// Blocks that the superuser may take. Those that ext4 keeps for itself are free and nobody's: a fiftieth, at most 4,096; of `f_blocks`, which
+/// leaves out tables and journal, a fortieth is as much.
+fn of_superuser(stat: &rustix::fs::StatVfs) -> u64 {
+    if *SUPERUSER { stat.f_bfree.saturating_sub((stat.f_blocks / 40).min(4096)) } else { 0 }
+}
+
 /// What a file system has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Space {
@@ -64,7 +70,7 @@ impl Disk {
             Ok(stat) if stat.f_blocks == 0 => None,
             Ok(stat) => Some(Space {
                 total: stat.f_blocks.saturating_mul(stat.f_frsize),
-                available: (if *SUPERUSER { stat.f_bfree } else { stat.f_bavail }).saturating_mul(stat.f_frsize),
+                available: stat.f_bavail.max(of_superuser(&stat)).saturating_mul(stat.f_frsize),
                 // Btrfs and others make them as needed, and say 0 of 0.
                 inodes: (stat.f_files > 0).then_some(stat.f_favail),
             }),
