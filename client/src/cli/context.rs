@@ -195,7 +195,14 @@ mod tests {
 
     fn settings(flag: Option<&str>, file: &str, token: Option<&str>) -> Settings {
         let environment = Environment { home: Some("/h".into()), ..Environment::default() };
-        Settings::resolve(flag.map(Into::into), None, (None, None), toml::from_str(file).unwrap(), token.map(|t| Secret(t.into())), &environment)
+        Settings::resolve(
+            flag.map(Into::into),
+            None,
+            (None, None),
+            toml::from_str(file).unwrap(),
+            token.map(|t| Secret(t.into())),
+            &environment,
+        )
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Commands about snapshots and tags.
 
 use super::Where;
-use super::reference::{Expected, Age, Pattern, Relative, Target};
+use super::reference::{Age, Expected, Pattern, Relative, Target};
 use pfr_schema::{Reference, Tag};
 
 /// Arguments of `ls`.
