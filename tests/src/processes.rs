@@ -331,7 +331,7 @@ impl Pf {
         let mut snapshots = self.json(&["stats"])["snapshots"].clone();
         for snapshot in snapshots.as_array_mut().unwrap() {
             // What deleting would free depends on leased uploads of others, which nobody sees.
-            snapshot.as_object_mut().unwrap().retain(|field, _| !matches!(field.as_str(), "exclusive" | "shared"));
+            snapshot.as_object_mut().unwrap().retain(|field, _| !matches!(field.as_str(), "exclusive_bytes" | "shared_bytes"));
         }
         snapshots
     }

@@ -295,7 +295,7 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &[1, 2, 3, 4, 5, 6]);
     let drained = drain(&host, 60).await;
-    assert_eq!(codes(&drained), [("e", "s", ErrorCode::NotFound)]);
+    assert_eq!(codes(&drained), [("e", "s", ErrorCode::InvalidRequest)]);
     assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
 }
 

@@ -132,40 +132,59 @@ fn key() -> String {
     uuid::Uuid::now_v7().to_string()
 }
 
+/// A change by a client whose first try is not journaled: a world of its own for each, so that they
+/// wait for their second tries at the same time.
+macro_rules! repeated {
+    ($database:ident, |$world:ident, $remote:ident| $change:block) => {
+        async {
+            let $world = World::new($database).await;
+            let $remote = $world.remote();
+            $change
+        }
+    };
+}
+
 #[tokio::test]
 async fn a_change_that_a_client_repeats_because_the_journal_failed_survives_a_rebuild() {
-    for database in DATABASES {
-        let world = World::new(database).await;
-        let (remote, first, second) = (world.remote(), world.first.manifest, world.second.manifest);
-
-        let third = snapshot(4..6, vec![]);
-        let push = world.uploaded(&third).await;
-        world.refuse(1);
-        let request = api::CommitRequest { manifest: third.manifest, tag: Some(tag("third")), if_tag_is: Some(TagState::Absent) };
-        let committed = remote.commit(&repository(), push.rsplit('/').next().unwrap(), &request).await.unwrap();
-        assert!(committed.created && committed.new_bytes > 0, "{committed:?}");
-        assert_eq!(world.comes_back("third").await, Some(third.manifest));
-
-        world.refuse(1);
-        let request = TagRequest { snapshot: second.to_string(), if_tag_is: Some(TagState::At(first)) };
-        assert_eq!(remote.put_tag(&repository(), &tag("main"), &request).await.unwrap().digest, second);
-        assert_eq!(world.comes_back("main").await, Some(second));
-
-        world.refuse(1);
-        let request = ForkRequest { snapshot: "main".into(), count: 3, prefix: "try".into() };
-        let forked = remote.fork(&repository(), &request).await.unwrap();
-        assert_eq!((forked.digest, forked.tags.len()), (second, 3));
-        assert_eq!(world.comes_back("try-3").await, Some(second));
-
-        world.refuse(1);
-        remote.delete_tag(&repository(), &tag("gone"), Some(TagState::At(first))).await.unwrap();
-        assert_eq!(world.comes_back("gone").await, None);
-
-        world.refuse(1);
-        remote.delete_snapshot(&repository(), &second).await.unwrap();
-        assert_eq!(world.comes_back("main").await, None);
-        assert!(world.rebuilt().await.snapshot(&repository(), &second).await.is_err());
-    }
+    futures::future::join_all(DATABASES.map(async |database| {
+        let commit = repeated!(database, |world, remote| {
+            let third = snapshot(4..6, vec![]);
+            let push = world.uploaded(&third).await;
+            world.refuse(1);
+            let request = api::CommitRequest { manifest: third.manifest, tag: Some(tag("third")), if_tag_is: Some(TagState::Absent) };
+            let committed = remote.commit(&repository(), push.rsplit('/').next().unwrap(), &request).await.unwrap();
+            assert!(committed.created && committed.new_bytes > 0, "{committed:?}");
+            assert_eq!(world.comes_back("third").await, Some(third.manifest));
+        });
+        let put_tag = repeated!(database, |world, remote| {
+            let (first, second) = (world.first.manifest, world.second.manifest);
+            world.refuse(1);
+            let request = TagRequest { snapshot: second.to_string(), if_tag_is: Some(TagState::At(first)) };
+            assert_eq!(remote.put_tag(&repository(), &tag("main"), &request).await.unwrap().digest, second);
+            assert_eq!(world.comes_back("main").await, Some(second));
+        });
+        let fork = repeated!(database, |world, remote| {
+            world.refuse(1);
+            let request = ForkRequest { snapshot: "main".into(), count: 3, prefix: "try".into() };
+            let forked = remote.fork(&repository(), &request).await.unwrap();
+            assert_eq!((forked.digest, forked.tags.len()), (world.first.manifest, 3));
+            assert_eq!(world.comes_back("try-3").await, Some(world.first.manifest));
+        });
+        let delete_tag = repeated!(database, |world, remote| {
+            world.refuse(1);
+            remote.delete_tag(&repository(), &tag("gone"), Some(TagState::At(world.first.manifest))).await.unwrap();
+            assert_eq!(world.comes_back("gone").await, None);
+        });
+        let delete_snapshot = repeated!(database, |world, remote| {
+            let first = world.first.manifest;
+            world.refuse(1);
+            remote.delete_snapshot(&repository(), &first).await.unwrap();
+            assert_eq!(world.comes_back("main").await, None);
+            assert!(world.rebuilt().await.snapshot(&repository(), &first).await.is_err());
+        });
+        tokio::join!(commit, put_tag, fork, delete_tag, delete_snapshot);
+    }))
+    .await;
 }
 
 #[tokio::test]

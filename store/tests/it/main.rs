@@ -1,6 +1,6 @@
 //! The store, against every kind of metadata and of storage.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop and say where")]
 
 #[macro_use]
 mod common;

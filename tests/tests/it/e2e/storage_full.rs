@@ -150,7 +150,7 @@ impl Trial {
         let Some((tag, _)) = self.told.first_key_value() else { panic!("nothing had space") };
         let mut names = 0..1000;
         // Each takes a few KiB, so that they stop as well.
-        while let Some(name) = names.next() {
+        for name in names.by_ref() {
             let tags = format!("{}/tags/more-{name}", self.base());
             if answer(self.client.put(tags).json(&json!({"snapshot": tag})).send().await.unwrap()).await.unwrap().is_err() {
                 break;
@@ -334,7 +334,7 @@ fn a_registry_starts_without_a_free_byte_and_without_its_reserve() {
     registry.restart();
     pf.run(&["verify", "a:b"]).ok();
     let output = pf.run(&["push", dir.arg(), "a:c"]);
-    assert!(output.code == 7 && output.stderr.contains("full"), "{output:?}");
+    assert!(output.code == 8 && output.stderr.contains("full"), "{output:?}");
     assert!(registry.log().contains("no other process can open the metadata"), "{}", registry.log());
     // With space it is shared again, and the reserve is put back.
     std::fs::remove_file(&ballast).unwrap();
