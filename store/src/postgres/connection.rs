@@ -191,10 +191,11 @@ impl Database {
     }
 
     async fn commit(&self, mut tx: Tx) -> Outcome<()> {
-        let id: Option<String> = match tx.rows {
-            0 => None,
+        let (id, server): (Option<String>, String) = match tx.rows {
+            0 => (None, String::new()),
             _ => {
-                let id = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text").fetch_one(tx.on());
+                let ask = "SELECT pg_current_xact_id_if_assigned()::text, pg_postmaster_start_time()::text";
+                let id = sqlx::query_as(ask).fetch_one(tx.on());
                 answered(self.limit.min(WORD), async { Ok(id.await?) }).await?
             }
         };
@@ -205,27 +206,41 @@ impl Database {
         // Before anybody is asked what became of it: its place in the pool may be the last one.
         drop(tx);
         match id {
-            Some(id) if fail.lost_connection() && self.was_committed(&id).await? => Ok(()),
+            Some(id) if fail.lost_connection() && self.was_committed(&id, &server).await? => Ok(()),
             _ => Err(fail),
         }
     }
 }
 
 impl Database {
-    /// What became of a transaction whose COMMIT was not answered.
-    async fn was_committed(&self, id: &str) -> Outcome<bool> {
+    /// What became of a transaction whose COMMIT was not answered by the server that started at `server`.
+    ///
+    /// A server that crashes forgets the ids of transactions of which nothing was written, and gives
+    /// them out again: then the status is that of another transaction. Recovery ends with a
+    /// checkpoint, whose next id tells which ids were known.
+    async fn was_committed(&self, id: &str, server: &str) -> Outcome<bool> {
         let started = Instant::now();
         for tries in 1.. {
             let status = async {
                 let mut leased = Leased::new(self.pool.acquire().await?);
-                let ask = sqlx::query_scalar::<_, Option<String>>("SELECT pg_xact_status($1::text::xid8)").bind(id);
-                let status = ask.fetch_one(&mut *leased.connection).await?;
+                let ask = "SELECT pg_xact_status($1::text::xid8), pg_postmaster_start_time()::text = $2";
+                let ask = sqlx::query_as::<_, (Option<String>, bool)>(ask).bind(id).bind(server);
+                let (mut status, same) = ask.fetch_one(&mut *leased.connection).await?;
+                if !same && status.as_deref() == Some("committed") {
+                    let ask = "SELECT next_xid FROM pg_control_checkpoint()";
+                    let next: String = sqlx::query_scalar(ask).fetch_one(&mut *leased.connection).await?;
+                    if given_out_again(id, &next) {
+                        status = Some("aborted".into());
+                    }
+                }
                 leased.done();
                 Ok(status)
             };
             match answered(self.limit.min(ACQUIRE + WORD), status).await {
                 Ok(Some(status)) if status == "committed" => return Ok(true),
                 Ok(Some(status)) if status == "aborted" => return Ok(false),
+                // An id that the server did not give out since it crashed.
+                Err(Fail::Sql(sqlx::Error::Database(error))) if error.code().as_deref() == Some("22023") => return Ok(false),
                 // Still on its way, or the database is.
                 Err(Fail::Sql(sqlx::Error::PoolTimedOut)) => {}
                 Err(fail) if !fail.is_worth_another_try() => return Err(fail.into_error().into()),
@@ -239,6 +254,15 @@ impl Database {
         }
         let reason = "the connection was lost during a commit, and the database does not say what became of it".into();
         Err(Error::Unavailable { what: "metadata", reason }.into())
+    }
+}
+
+/// Whether a transaction's id is one that a checkpoint did not know yet. `next` is that of the checkpoint, as epoch and id: `0:756`.
+fn given_out_again(id: &str, next: &str) -> bool {
+    let whole = |(epoch, low): (&str, &str)| Some((epoch.parse::<u64>().ok()? << 32) | low.parse::<u64>().ok()?);
+    match (id.parse::<u64>().ok(), next.split_once(':').and_then(whole)) {
+        (Some(id), Some(next)) => id >= next,
+        _ => false,
     }
 }
 
@@ -386,5 +410,15 @@ impl Fail {
         // Serialisation, deadlock, start-up, too many connections.
         let passing = |code: &str| matches!(code, "40001" | "40P01" | "57P03" | "53300");
         matches!(self, Self::Again) || self.lost_connection() || self.code().is_some_and(|code| passing(&code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_id_that_a_checkpoint_did_not_know_may_be_given_out_again() {
+        assert!(!super::given_out_again("755", "0:756") && super::given_out_again("756", "0:756"));
+        assert!(!super::given_out_again("4294967300", "1:5") && super::given_out_again("4294967301", "1:5"));
+        assert!(!super::given_out_again("756", "what no server says"));
     }
 }
