@@ -1,6 +1,7 @@
 //! Leases: which sessions keep an object, and until when. `sqlite/leases.rs` says what the columns mean.
 //!
 //! Whether a session lives is asked in a statement after the one that locked the objects: only then is every session visible that leased one.
+//! Sessions become visible in the order of their numbers: they are opened one after the other, under a lock.
 
 use super::connection::Tx;
 use super::error::Outcome;

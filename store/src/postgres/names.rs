@@ -35,10 +35,16 @@ pub(super) async fn make_repository(tx: &mut Tx, repository: &RepositoryName) ->
 pub(super) async fn open_push(tx: &mut Tx, push: &PushId, repository: &RepositoryName, lease: i64) -> Outcome<()> {
     let expires = tx.now().await?.saturating_add(lease);
     let id = make_repository(tx, repository).await?;
+    // Sessions become visible in the order of their numbers: a session that asks about leases sees
+    // every older one.
+    sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(OPENING).execute(tx.on()).await?;
     let insert = sqlx::query("INSERT INTO pushes (id, repository, expires) VALUES ($1, $2, $3)");
     tx.execute(insert.bind(push.0.clone()).bind(id).bind(expires)).await?;
     Ok(())
 }
+
+/// Names the lock under which sessions are opened.
+const OPENING: i64 = 0x7066_6f70_656e;
 
 /// A live session.
 pub(super) struct Push {
