@@ -154,7 +154,7 @@ async fn step(tx: &mut Tx, room: usize) -> Outcome<Collected> {
             entries.iter().map_while(object).unzip()
         }
         Suspect::Pack(pack) => {
-            let (found, whole) = sweep_pack(tx, pack, room).await?;
+            let (found, whole) = sweep_pack(tx, first.id, pack, room).await?;
             // The entry of a pack in which more may be found stays, and finds again what is put
             // back now.
             sweep.found_again = !whole;
@@ -173,7 +173,7 @@ async fn step(tx: &mut Tx, room: usize) -> Outcome<Collected> {
 
 /// Finds at most `room` objects of a pack that nothing holds, and whether these are all. Those that
 /// a lease covers are looked at again when it ends.
-async fn sweep_pack(tx: &mut Tx, pack: PackId, room: usize) -> Outcome<(Vec<ObjectId>, bool)> {
+async fn sweep_pack(tx: &mut Tx, entry: i64, pack: PackId, room: usize) -> Outcome<(Vec<ObjectId>, bool)> {
     let now = tx.now().await?;
     let found = unclaimed(tx, pack, room).await?;
     let whole = found.len() < room;
@@ -185,8 +185,12 @@ async fn sweep_pack(tx: &mut Tx, pack: PackId, room: usize) -> Outcome<(Vec<Obje
         let again = |(lessee, until): (i64, i64)| leases.of(until, lessee).unwrap_or(Lease { until: uint(now), session: None });
         let again: BTreeSet<Lease> = rest.into_iter().map(again).collect();
         for lease in again {
-            let insert = sqlx::query("INSERT INTO suspects (due, pack, session) VALUES ($1, $2, $3)");
-            tx.execute(insert.bind(leases::due(lease)).bind(pack).bind(lease.session)).await?;
+            // One entry for each session: else every end of a session would double those of the others.
+            let insert = sqlx::query(
+                "INSERT INTO suspects (due, pack, session) SELECT $1::bigint, $2::bigint, $3::bigint
+                 WHERE NOT EXISTS (SELECT 1 FROM suspects WHERE session = $3::bigint AND pack = $2::bigint AND id <> $4::bigint)",
+            );
+            tx.execute(insert.bind(leases::due(lease)).bind(pack).bind(lease.session).bind(entry)).await?;
         }
     }
     Ok((found, whole))

@@ -120,7 +120,7 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
                 true
             }
             // The rest of a large one comes with a later step: blobs are deleted without asking who waits.
-            Suspect::Pack(pack) => sweep.pack(pack, left.min(2 * TOGETHER))?,
+            Suspect::Pack(pack) => sweep.pack(entry.id, pack, left.min(2 * TOGETHER))?,
         };
         sweep.run(left)?;
         let deleted = sweep.deleted - before;
@@ -143,7 +143,7 @@ pub(super) fn collect(tx: &Connection, budget: usize, now: u64, broken: &[Object
 
 impl Sweep<'_> {
     /// Finds what nothing holds in a pack; false if there is more of it than `left`. What a lease still covers is looked at again when it ends.
-    fn pack(&mut self, pack: PackId, left: usize) -> Result<bool> {
+    fn pack(&mut self, entry: i64, pack: PackId, left: usize) -> Result<bool> {
         let found = unclaimed(self.tx, pack, self.now, left)?;
         let finished = found.len() < left;
         if !finished {
@@ -153,8 +153,12 @@ impl Sweep<'_> {
         if finished {
             for lease in self.leases(pack)? {
                 self.tx
-                    .prepare_cached("INSERT INTO suspects (due, pack, session) VALUES (?1, ?2, ?3)")
-                    .and_then(|mut s| s.execute(params![int(lease.until), pack, lease.session]))
+                    // One entry for each session: else every end of a session would double those of the others.
+                    .prepare_cached(
+                        "INSERT INTO suspects (due, pack, session) SELECT ?1, ?2, ?3
+                         WHERE NOT EXISTS (SELECT 1 FROM suspects WHERE session = ?3 AND pack = ?2 AND id <> ?4)",
+                    )
+                    .and_then(|mut s| s.execute(params![int(lease.until), pack, lease.session, entry]))
                     .map_err(sql)?;
             }
         }
