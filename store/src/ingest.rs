@@ -101,6 +101,13 @@ impl Ingest<'_> {
                     let wanted = Wanted { rest: frames.rest(), large: frames.holds_large() };
                     match source.read(wanted).await.map_err(Fault::Stream)? {
                         Read::Bytes(bytes) => frames.push(bytes),
+                        // Without a pack nothing else renews the session while a large frame comes slowly.
+                        Read::Tick if self.pack.is_none() => {
+                            let renewed = self.store.metadata.renew_push(self.push.clone(), self.store.options.lease).await;
+                            if let Err(error @ Error::PushUnknown(_)) = renewed {
+                                return Err(Fault::Store(error));
+                            }
+                        }
                         Read::Tick => {}
                         Read::Leave => {
                             leaving = true;
