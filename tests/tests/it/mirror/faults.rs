@@ -9,7 +9,7 @@ fn a_killed_mirror_leaves_whole_snapshots_and_the_next_run_goes_on() {
     let pf = Pf::new(&a.url());
     push(&pf, "a:big", &(0..1500).collect::<Vec<_>>(), &[]);
     let whole = 1500 * 2 * (16 << 10);
-    for kills in 1..=2 {
+    for kills in 1..=3 {
         let proxy = Proxy::to(a.address(), Tamper::Nothing);
         let mut child = command(&["--from", &proxy.url(), "--to", &b.url()]).spawn().unwrap();
         wait_for("a third to pass", 120, || (proxy.from_registry() > whole / 3).then_some(()));
@@ -19,7 +19,7 @@ fn a_killed_mirror_leaves_whole_snapshots_and_the_next_run_goes_on() {
     }
     let moved = mirror(&["--from", &a.url(), "--to", &b.url()]).ok().number("bytes");
     println!("{moved} of {whole} bytes were left");
-    assert!(moved < whole * 9 / 10, "{moved} of {whole} bytes: what had come was moved again");
+    assert!(moved < whole * 19 / 20, "{moved} of {whole} bytes: what had come was moved again");
     assert_eq!(Pf::new(&b.url()).tags("a"), pf.tags("a"));
     Pf::new(&b.url()).run(&["verify", "a:big"]).ok();
 }
