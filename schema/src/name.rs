@@ -257,7 +257,7 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
         return Ok((Some(format!("{scheme}://{host}")), path));
     }
     if let Some((host, path)) = host_and_path(text) {
-        // Nobody has said that this is a host: a path of a file system is none.
+        // Without a scheme this may be a path of a file system, which is no host.
         if !host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[') || host.contains("..") {
             return Err(name_error("reference", text, "expected a repository, or host/repository"));
         }

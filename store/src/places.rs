@@ -24,7 +24,7 @@ impl Places {
         Self { permits, waiting: AtomicUsize::new(0), called: Notify::new() }
     }
 
-    /// A place if one is free and nobody waits for it.
+    /// A place, if one is free and no other task waits for it.
     pub(crate) fn try_take(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).try_acquire_owned().ok()
     }
@@ -49,7 +49,7 @@ impl Places {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Completes when somebody waits for a place.
+    /// Completes when another task waits for a place.
     pub(crate) async fn when_wanted(&self) {
         loop {
             let called = self.called.notified();

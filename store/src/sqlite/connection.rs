@@ -285,7 +285,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Opens the database so that other processes can too, if there is space for that and nobody reads.
+    /// Opens the database shared with other processes, if there is space for that and no read is under way.
     fn share(&mut self, readers: &Readers) {
         if !readers.files.can_share() {
             return;
