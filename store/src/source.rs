@@ -27,6 +27,9 @@ const SLICE: Duration = Duration::from_secs(10);
 const AGAIN: u32 = 4;
 /// Bytes a second below which an upload that cannot give its place back is refused.
 const SLOW: f64 = (1 << 20) as f64;
+/// Seconds for which a client that sent faster than that may then be waited for: a stall of its
+/// network, or a busy processor, does not make it slow.
+const CREDIT: f64 = 0.25;
 /// Time for which a client may be waited for while others wait for the one place for large documents.
 const LARGE_LINGER: Duration = Duration::from_secs(2);
 /// Time after which a read without a place returns, so that leases are renewed and others are noticed.
@@ -70,10 +73,11 @@ pub(crate) struct Source<'a, S> {
     crumbs: BytesMut,
     ready: VecDeque<Bytes>,
     ended: Option<Result<()>>,
-    /// When the place was taken, the time spent in it waiting for the client, and the bytes that came.
+    /// When the place was taken, and the time spent in it waiting for the client.
     since: Instant,
     waited: Duration,
-    received: u64,
+    /// Seconds for which the client may still be waited for: see [`CREDIT`].
+    credit: f64,
     /// Time for which the client was waited for while a large document is held.
     large_waited: Duration,
 }
@@ -92,7 +96,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             ended: None,
             since: Instant::now(),
             waited: Duration::ZERO,
-            received: 0,
+            credit: 0.0,
             large_waited: Duration::ZERO,
         }
     }
@@ -161,7 +165,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
     /// # Errors
     /// [`Error::Overloaded`] if the upload is so slow that others must not wait for it.
     pub(crate) fn keep(&mut self) -> Result<()> {
-        if self.waited >= LINGER && self.received as f64 / self.waited.as_secs_f64() < SLOW {
+        if self.waited >= LINGER && self.credit <= 0.0 {
             return Err(Error::Overloaded(IN_THE_WAY));
         }
         self.stay();
@@ -170,7 +174,13 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
 
     fn stay(&mut self) {
         (self.since, self.waited) = (Instant::now(), Duration::ZERO);
-        self.received = self.ready.iter().map(|bytes| bytes.len() as u64).sum();
+    }
+
+    /// Counts time in which the client was waited for, and what came in it.
+    fn account(&mut self, waited: Duration, received: Option<&Result<Bytes>>) {
+        self.large_waited += waited;
+        let bytes = received.and_then(|bytes| bytes.as_ref().ok()).map_or(0, Bytes::len);
+        self.credit = ((self.credit - waited.as_secs_f64()).max(0.0) + bytes as f64 / SLOW).min(CREDIT);
     }
 
     /// Whether others wait for the place and the upload mostly waits for its client, or has had its turn.
@@ -198,12 +208,12 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             received = self.stream.next() => Some(received),
             () = others => None,
         };
-        self.waited += begun.elapsed();
-        self.large_waited += begun.elapsed();
+        let waited = begun.elapsed();
+        self.waited += waited;
+        self.account(waited, received.as_ref().and_then(Option::as_ref));
         let Some(received) = received else { return false };
         match received {
             Some(Ok(bytes)) => {
-                self.received += bytes.len() as u64;
                 if bytes.len() >= CRUMB {
                     self.flush();
                     self.ready.push_back(bytes);
@@ -227,7 +237,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         while (self.crumbs.len() as u64) < target {
             let begun = Instant::now();
             let received = tokio::time::timeout_at(deadline, self.stream.next()).await;
-            self.large_waited += begun.elapsed();
+            self.account(begun.elapsed(), received.as_ref().ok().and_then(Option::as_ref));
             match received {
                 Err(_) => return Ok(false),
                 Ok(Some(Ok(bytes))) => {
