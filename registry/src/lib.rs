@@ -3,7 +3,7 @@
 //! ```text
 //! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
 //!                                                 │
-//! connection ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes ─▶ handlers ─▶ store
+//! connection ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes ─▶ v1 ─▶ store
 //!                                                 │
 //!                                              problem (every error, one shape)
 //! ```
@@ -13,20 +13,26 @@
 //! (`problem`); what is in flight at shutdown is finished or cleanly cut ([`server`]).
 
 mod app;
+mod auth;
 mod background;
 pub mod commands;
 pub mod config;
-mod handlers;
+mod error;
+mod failures;
+mod health;
 mod http;
 mod lock;
 pub mod mirror;
 mod problem;
+mod pull_through;
 mod redirect;
 pub mod routes;
 pub mod server;
 pub mod storage;
 pub mod telemetry;
+mod v1;
 
 pub use config::Config;
+pub use error::Error;
 pub use lock::DataLock;
 pub use server::Server;

@@ -4,7 +4,7 @@
 //! need no lock: they may run beside a registry.
 
 use crate::config::Config;
-use crate::server::Error;
+use crate::error::Error;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 

@@ -1,26 +1,22 @@
 //! Replication between registries, by the algorithm of push and pull.
 //!
 //! ```text
-//! mirror:   names of both ends ─▶ snapshots that one lacks, parents first ─▶ pull, push, or frames passed through ─▶ tags
-//! upstream: a read of what is not here ─▶ pull of the whole snapshot into the own store ─▶ tag ─▶ the read
+//! names of both ends ─▶ snapshots that one lacks, parents first ─▶ pull, push, or frames passed through ─▶ tags
 //! ```
 //!
 //! Cost follows the change: a container that the target holds is not walked into. Nothing of a snapshot is visible at the target before all of
 //! it is there, so a mirror that is killed leaves whole snapshots and leased uploads, and the next run goes on from there.
 
 mod end;
-mod follow;
+mod names;
 mod order;
 mod pass;
 mod report;
-pub(crate) mod through;
-mod upstream;
 
 pub use end::End;
 pub use pass::{Options, mirror};
 pub use pfr_client::fetch_blobs;
 pub use report::{Conflict, Failed, Report};
-pub use upstream::Upstream;
 
 use pfr_schema::ErrorCode;
 

@@ -3,14 +3,16 @@
 //! `/` and `/v2` are free: the user interface and the OCI distribution API go there.
 
 use crate::app::App;
-use crate::handlers::{forks, frames, gc, health, inspect, integrity, pushes, repositories, snapshots, stats, tags};
+use crate::auth::{Action, action_of};
+use crate::health;
 use crate::http::request;
-use crate::mirror::{Upstream, through};
+use crate::pull_through::{self, PullThrough};
+use crate::v1::{forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags};
 use axum::Router;
 use axum::middleware;
 use std::sync::Arc;
 use utoipa::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 /// What the document says about the whole.
@@ -30,36 +32,60 @@ use utoipa_axum::routes;
 )]
 struct Document;
 
+/// A route for each handler, with the action of its [`Access`](crate::auth::Access) in the document.
+macro_rules! guarded {
+    ($($module:ident::$handler:ident),+ $(,)?) => {
+        OpenApiRouter::with_openapi(Document::openapi())
+            $(.routes(named(routes!($module::$handler), action_of(&$module::$handler))))+
+    };
+}
+
 fn table() -> OpenApiRouter<App> {
-    OpenApiRouter::with_openapi(Document::openapi())
-        .routes(routes!(pushes::open))
-        .routes(routes!(pushes::abort))
-        .routes(routes!(pushes::missing))
-        .routes(routes!(pushes::commit))
-        .routes(routes!(frames::put))
-        .routes(routes!(frames::get))
-        .routes(routes!(repositories::list))
-        .routes(routes!(snapshots::list))
-        .routes(routes!(snapshots::get, snapshots::delete))
-        .routes(routes!(inspect::lineage))
-        .routes(routes!(inspect::page_manifest))
-        .routes(routes!(inspect::diff))
-        .routes(routes!(inspect::verify))
-        .routes(routes!(inspect::match_prefix))
-        .routes(routes!(tags::list))
-        .routes(routes!(tags::get, tags::put, tags::delete))
-        .routes(routes!(forks::fork))
-        .routes(routes!(stats::all))
-        .routes(routes!(stats::of_repository))
-        .routes(routes!(stats::usage))
-        .routes(routes!(gc::start, gc::list))
-        .routes(routes!(gc::get))
-        .routes(routes!(integrity::scrub))
-        .routes(routes!(integrity::damaged))
-        .routes(routes!(health::livez))
-        .routes(routes!(health::readyz))
-        .routes(routes!(health::metrics))
-        .routes(routes!(health::openapi))
+    guarded![
+        pushes::open,
+        pushes::abort,
+        pushes::missing,
+        pushes::commit,
+        frames::put,
+        frames::get,
+        repositories::list,
+        snapshots::list,
+        snapshots::get,
+        snapshots::delete,
+        inspect::lineage,
+        inspect::page_manifest,
+        inspect::diff,
+        inspect::verify,
+        inspect::match_prefix,
+        tags::list,
+        tags::get,
+        tags::put,
+        tags::delete,
+        forks::fork,
+        stats::all,
+        stats::of_repository,
+        stats::usage,
+        gc::start,
+        gc::list,
+        gc::get,
+        integrity::scrub,
+        integrity::damaged,
+        health::livez,
+        health::readyz,
+        health::metrics,
+        health::openapi,
+    ]
+}
+
+/// Names the action of an operation in the document.
+fn named((schemas, mut paths, methods): UtoipaMethodRouter<App>, action: Action) -> UtoipaMethodRouter<App> {
+    for path in paths.paths.values_mut() {
+        for operation in [&mut path.get, &mut path.put, &mut path.post, &mut path.delete].into_iter().flatten() {
+            let extensions = operation.extensions.get_or_insert_default();
+            extensions.insert("x-pf-action".to_owned(), action.name().into());
+        }
+    }
+    (schemas, paths, methods)
 }
 
 /// The OpenAPI document, as served and as kept in `registry/openapi.json`.
@@ -72,91 +98,10 @@ pub fn openapi() -> String {
 }
 
 /// The service.
-pub(crate) fn service(app: App, upstream: Option<Arc<Upstream>>) -> Router {
+pub(crate) fn service(app: App, pull_through: Option<Arc<PullThrough>>) -> Router {
     let (mut router, _) = table().split_for_parts();
-    if let Some(upstream) = upstream {
-        router = router.layer(middleware::from_fn_with_state(upstream, through::middleware));
+    if let Some(layer) = pull_through {
+        router = router.layer(middleware::from_fn_with_state((app.clone(), layer), pull_through::middleware));
     }
     router.layer(middleware::from_fn_with_state(app.clone(), request::middleware)).with_state(app)
-}
-
-/// Groups of failures, for the OpenAPI document: which problems an endpoint may answer with.
-pub(crate) mod failures {
-    use pfr_schema::ErrorCode::{self, *};
-    use pfr_schema::api::Problem;
-    use std::collections::BTreeMap;
-    use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
-    use utoipa::{IntoResponses, ToSchema};
-
-    /// What any request may meet.
-    const ANY: &[ErrorCode] = &[InvalidRequest, Overloaded, Unavailable, Internal];
-    /// What any request with a body may meet.
-    const BODY: &[ErrorCode] = &[TooLarge, Timeout];
-    /// What any request to a repository may meet.
-    const NAMED: &[ErrorCode] = &[InvalidName];
-
-    macro_rules! groups {
-        ($($(#[$doc:meta])* $name:ident = [$($base:expr),*];)*) => {$(
-            $(#[$doc])*
-            pub(crate) struct $name;
-            impl IntoResponses for $name {
-                fn responses() -> BTreeMap<String, RefOr<Response>> {
-                    problems(&[$($base),*])
-                }
-            }
-        )*};
-    }
-
-    groups! {
-        /// Of the readiness probe.
-        Ready = [&[Unavailable]];
-        /// Reads that name no repository.
-        Listing = [ANY, &[CorruptStore]];
-        /// Reads in a repository.
-        Reading = [ANY, NAMED, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
-        /// Proofs.
-        Verifying = [ANY, NAMED, &[
-            AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage,
-            TooLarge
-        ]];
-        /// Matches.
-        Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];
-        /// Opening a session.
-        Opening = [ANY, NAMED, &[StorageFull]];
-        /// Ending a session.
-        Aborting = [ANY, NAMED, &[PushUnknown, StorageFull]];
-        /// Asking in a session.
-        Pushing = [ANY, NAMED, BODY, &[PushUnknown, StorageFull]];
-        /// Uploads.
-        Uploading = [ANY, NAMED, BODY, &[
-            PushUnknown, CorruptFrame, Truncated, DigestMismatch, LengthMismatch, InvalidDocument, MissingBlobs, StorageFull
-        ]];
-        /// Commits.
-        Committing = [ANY, NAMED, BODY, &[PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull]];
-        /// Downloads.
-        Fetching = [ANY, NAMED, BODY, &[RepositoryUnknown, BlobUnknown]];
-        /// Collections.
-        Collecting = [ANY, BODY, &[StorageFull]];
-        /// Checks of the whole store.
-        Checking = [ANY, &[StorageFull]];
-        /// Reads about collections.
-        Collected = [ANY, &[NotFound]];
-        /// Changes of names.
-        Tagging = [ANY, NAMED, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
-    }
-
-    fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {
-        let mut by_status: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
-        for code in groups.iter().copied().flatten() {
-            by_status.entry(code.status().to_string()).or_default().push(code.name());
-        }
-        by_status
-            .into_iter()
-            .map(|(status, names)| {
-                let content = Content::new(Some(RefOr::Ref(Ref::from_schema_name(Problem::name()))));
-                let response = ResponseBuilder::new().description(names.join(", ")).content(crate::problem::MEDIA_TYPE, content).build();
-                (status, RefOr::T(response))
-            })
-            .collect()
-    }
 }

@@ -6,11 +6,12 @@
 
 use crate::app::App;
 use crate::background::Collector;
-use crate::config::{Config, SettingsError};
+use crate::config::Config;
+use crate::error::Error;
 use crate::http::line::{Lines, Opened as Connection};
 use crate::http::stream::Timed;
 use crate::lock::DataLock;
-use crate::mirror::Upstream;
+use crate::pull_through::PullThrough;
 use crate::storage::Opened;
 use crate::telemetry::metrics as names;
 use crate::{routes, telemetry};
@@ -19,7 +20,6 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use pfr_schema::ErrorCode;
 use pfr_store::Store;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,94 +41,6 @@ const LOOK: Duration = Duration::from_millis(50);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often the recorder folds up what it has collected, scraped or not.
 const UPKEEP: Duration = Duration::from_secs(5);
-
-/// Why a registry did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// Its settings are refused.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// Its store cannot be opened.
-    #[error("cannot open the store: {0}")]
-    Store(#[from] pfr_store::Error),
-    /// Another process has the data directory.
-    #[error(
-        "the data directory {} is in use{}: stop the registry that serves it, or give another --data",
-        data.display(),
-        holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
-    )]
-    Locked {
-        /// The directory.
-        data: std::path::PathBuf,
-        /// The process, if it could be noted.
-        holder: Option<u32>,
-    },
-    /// Its upstream, or a mirror's end, cannot be used.
-    #[error(transparent)]
-    Mirror(#[from] crate::mirror::Error),
-    /// It cannot listen.
-    #[error("cannot listen on {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// A tool's work on the store failed.
-    #[error(transparent)]
-    Work(pfr_store::Error),
-    /// A tool found something wrong with the store; its report says what.
-    #[error("{0}")]
-    Found(String),
-    /// Another registry that was to help does not.
-    #[error("the other registry: {0}")]
-    OtherRegistry(String),
-    /// A tool was told to end before it was done.
-    #[error("interrupted: {what}")]
-    Interrupted {
-        /// What is left, and what to do.
-        what: &'static str,
-        /// Exit code: 128 and the signal's number, as a shell expects.
-        exit: u8,
-    },
-    /// The process cannot be set up.
-    #[error("cannot set up the process: {0}")]
-    Runtime(std::io::Error),
-    /// Metrics cannot be set up.
-    #[error("cannot set up metrics: {0}")]
-    Metrics(String),
-}
-
-impl Error {
-    /// Exit code of the process.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Interrupted { exit, .. } => *exit,
-            other => other.code().map_or(1, ErrorCode::exit_code),
-        }
-    }
-
-    /// The kind of error; none for an interruption, which is no error.
-    #[must_use]
-    pub fn code(&self) -> Option<ErrorCode> {
-        Some(match self {
-            Self::Settings(SettingsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                ErrorCode::Denied
-            }
-            Self::Settings(_) => ErrorCode::InvalidRequest,
-            Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
-            Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,
-            Self::Store(error) | Self::Work(error) => error.local_code(),
-            Self::Mirror(error) => error.code(),
-            Self::Found(_) => ErrorCode::CorruptStore,
-            Self::OtherRegistry(_) => ErrorCode::Unavailable,
-            Self::Runtime(_) | Self::Metrics(_) => ErrorCode::Internal,
-            Self::Interrupted { .. } => return None,
-        })
-    }
-}
 
 /// A registry that listens.
 pub struct Server {
@@ -168,10 +80,10 @@ impl Server {
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        let upstream = Upstream::of(&config, &store).map_err(crate::mirror::Error::from)?;
+        let pull_through = PullThrough::of(&config, &store).map_err(crate::mirror::Error::from)?;
         let app = App::new(store.clone(), redirects, metrics.clone(), routes::openapi(), &config);
         let collector = app.collector.clone();
-        Ok(Self { collector, listener, address, service: routes::service(app, upstream), store, metrics, config, _lock: lock })
+        Ok(Self { collector, listener, address, service: routes::service(app, pull_through), store, metrics, config, _lock: lock })
     }
 
     /// Where it listens.

@@ -2,7 +2,7 @@
 
 use super::Settings;
 use super::tool::{lines, on_store, print};
-use crate::server;
+use crate::Error;
 use clap::Args;
 use pfr_client::human::{count, number};
 use pfr_schema::api::FsckReport;
@@ -20,14 +20,14 @@ pub(crate) struct Fsck {
     settings: Settings,
 }
 
-pub(super) fn run(args: Fsck) -> Result<(), server::Error> {
+pub(super) fn run(args: Fsck) -> Result<(), Error> {
     let config = args.settings.load()?;
-    let report = on_store(&config, async |store| store.fsck(args.repair, &mut |_| ()).await.map_err(server::Error::Work))?;
+    let report = on_store(&config, async |store| store.fsck(args.repair, &mut |_| ()).await.map_err(Error::Work))?;
     print(&report, args.json, words);
     if report.wrong == 0 || report.repaired {
         return Ok(());
     }
-    Err(server::Error::Found(format!("{} between the tables and what they should say", count(report.wrong, "difference"))))
+    Err(Error::Found(format!("{} between the tables and what they should say", count(report.wrong, "difference"))))
 }
 
 fn words(r: &FsckReport) -> String {

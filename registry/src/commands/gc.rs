@@ -2,7 +2,7 @@
 
 use super::Settings;
 use super::tool::print;
-use crate::{server, storage};
+use crate::{Error, storage};
 use clap::Args;
 use pfr_client::human::{bytes, count, number};
 use pfr_schema::api::GcReport;
@@ -26,18 +26,18 @@ pub(crate) struct Gc {
     settings: Settings,
 }
 
-pub(super) fn run(args: Gc) -> Result<(), server::Error> {
+pub(super) fn run(args: Gc) -> Result<(), Error> {
     let config = args.settings.load()?;
     let horizon = Duration::from_secs(args.horizon.unwrap_or(config.gc_horizon_seconds));
     let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, horizon, ..GcOptions::default() };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async {
         let store = storage::open(&config).await?;
         let mut last = GcReport::default();
         let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
         // What was done is told also if something failed.
         print(&last, args.json, words);
-        done.map(|_| ()).map_err(server::Error::Work)
+        done.map(|_| ()).map_err(Error::Work)
     })
 }
 

@@ -37,14 +37,14 @@ pub(crate) struct Mirror {
     json: bool,
 }
 
-pub(super) fn run(mut arguments: Mirror) -> Result<(), server::Error> {
+pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     if arguments.from.is_some() && arguments.to.is_some() {
         // Neither end is a store: what it would be is not looked at.
         arguments.settings.overrides.data.get_or_insert_with(|| PathBuf::from("."));
     }
     let Mirror { settings, from, to, repository, interval, delete, json, .. } = arguments;
     let config = settings.load()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(crate::Error::Runtime)?;
     runtime.block_on(async {
         let store = if from.is_none() || to.is_none() { Some(storage::open(&config).await?) } else { None };
         let source = end(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
@@ -65,7 +65,7 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), server::Error> {
                 (Err(_), Some(_)) => return Ok(()),
                 (Err(exit), None) => {
                     let what = "not everything was copied; run the same command again, it goes on";
-                    return Err(server::Error::Interrupted { what, exit });
+                    return Err(crate::Error::Interrupted { what, exit });
                 }
             };
             let Some(seconds) = interval else { return Ok(result?) };

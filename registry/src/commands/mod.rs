@@ -11,7 +11,7 @@ mod serve;
 mod tool;
 
 use crate::config::{Config, Overrides};
-use crate::{server, telemetry};
+use crate::{Error, telemetry};
 use clap::{Arg, Args, Parser, Subcommand};
 use pfr_client::json::ErrorDocument;
 use pfr_schema::ErrorCode;
@@ -121,7 +121,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Reads the settings and starts the log.
-    fn load(self) -> Result<Config, server::Error> {
+    fn load(self) -> Result<Config, Error> {
         let config = Config::load(self.config.as_deref(), *self.overrides)?;
         telemetry::start_log(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
         Ok(config)
@@ -130,7 +130,7 @@ impl Settings {
 
 impl Command {
     /// Runs it to its end.
-    pub(crate) fn run(self) -> Result<(), server::Error> {
+    pub(crate) fn run(self) -> Result<(), Error> {
         match self {
             Self::Serve(settings) => serve::run(settings.load()?),
             Self::Gc(args) => gc::run(args),

@@ -2,7 +2,7 @@
 
 use super::Settings;
 use super::tool::{lines, on_store, print};
-use crate::{DataLock, server};
+use crate::{DataLock, Error};
 use clap::Args;
 use pfr_client::human::count;
 use pfr_schema::api::RebuildReport;
@@ -17,17 +17,17 @@ pub(crate) struct Rebuild {
     settings: Settings,
 }
 
-pub(super) fn run(args: Rebuild) -> Result<(), server::Error> {
+pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     let config = args.settings.load()?;
     let _lock = DataLock::take(&config)?;
-    let report = on_store(&config, async |store| store.rebuild(&mut |_| ()).await.map_err(server::Error::Work))?;
+    let report = on_store(&config, async |store| store.rebuild(&mut |_| ()).await.map_err(Error::Work))?;
     print(&report, args.json, words);
     if report.lost.is_empty() && report.refused.is_empty() {
         return Ok(());
     }
     let found = [(report.lost.len(), "lost snapshot"), (report.refused.len(), "unreadable object")];
     let found: Vec<String> = found.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| count(n as u64, what)).collect();
-    Err(server::Error::Found(format!("rebuilt with {}", found.join(" and "))))
+    Err(Error::Found(format!("rebuilt with {}", found.join(" and "))))
 }
 
 fn words(r: &RebuildReport) -> String {

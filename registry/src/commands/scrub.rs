@@ -2,7 +2,7 @@
 
 use super::Settings;
 use super::tool::{lines, on_store, print};
-use crate::{mirror, server};
+use crate::{Error, mirror};
 use clap::Args;
 use pfr_client::human::{bytes, count};
 use pfr_client::{ByteSize, Remote, RemoteOptions};
@@ -36,20 +36,20 @@ pub(crate) struct Scrub {
     settings: Settings,
 }
 
-pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
+pub(super) fn run(args: Scrub) -> Result<(), Error> {
     let config = args.settings.load()?;
     let mirror =
         args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
     let mirror = mirror.transpose().map_err(mirror::Error::from)?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
     let (report, healing) = on_store(&config, async |store| {
-        let mut report = store.scrub(&options, &mut |_| ()).await.map_err(server::Error::Work)?;
+        let mut report = store.scrub(&options, &mut |_| ()).await.map_err(Error::Work)?;
         let mut healing = Ok(());
         if let Some(mirror) = &mirror
             && !report.damaged.is_empty()
         {
             healing = heal(&store, mirror, &report.damaged).await;
-            let left = store.damaged().await.map_err(server::Error::Work)?;
+            let left = store.damaged().await.map_err(Error::Work)?;
             let before = std::mem::replace(&mut report.damaged, left);
             let still: BTreeSet<Digest> = report.damaged.iter().map(|blob| blob.digest).collect();
             report.healed = before.iter().filter(|blob| !still.contains(&blob.digest)).count() as u64;
@@ -65,17 +65,17 @@ pub(super) fn run(args: Scrub) -> Result<(), server::Error> {
             unread => {
                 let unread = count(unread as u64, "pack");
                 let reason = format!("{unread} could not be read, nothing is known of what lies there: run it again");
-                Err(server::Error::Work(pfr_store::Error::Unavailable { what: "packs", reason }))
+                Err(Error::Work(pfr_store::Error::Unavailable { what: "packs", reason }))
             }
         };
     }
     let found = [(report.damaged.len(), "damaged blob"), (report.bad_packs.len(), "bad pack")];
     let found: Vec<String> = found.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| count(n as u64, what)).collect();
-    Err(server::Error::Found(found.join(" and ")))
+    Err(Error::Found(found.join(" and ")))
 }
 
 /// Fetches what is damaged, repository by repository; what one does not have, another may.
-async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<(), server::Error> {
+async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<(), Error> {
     let kinds = kinds(store, damaged).await?;
     let mut of: BTreeMap<RepositoryName, BTreeSet<(Kind, Digest)>> = BTreeMap::new();
     for blob in damaged {
@@ -100,13 +100,13 @@ async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result
         }
     }
     // Also if it ended early: what came has made containers whole.
-    store.reassess().await.map_err(server::Error::Work)?;
+    store.reassess().await.map_err(Error::Work)?;
     result
 }
 
-async fn kinds(store: &Store, damaged: &[DamagedBlob]) -> Result<BTreeMap<Digest, Kind>, server::Error> {
+async fn kinds(store: &Store, damaged: &[DamagedBlob]) -> Result<BTreeMap<Digest, Kind>, Error> {
     let digests = damaged.iter().map(|blob| blob.digest).collect();
-    let rows = store.metadata().find(digests).await.map_err(server::Error::Work)?;
+    let rows = store.metadata().find(digests).await.map_err(Error::Work)?;
     Ok(rows.into_iter().flatten().map(|row| (row.digest, row.kind)).collect())
 }
 
@@ -117,13 +117,13 @@ enum Next {
 }
 
 /// Fetches blobs of one repository; if not all of them can be had, one by one. An error ends the healing: it would meet every other blob too.
-async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<Next, server::Error> {
+async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<Next, Error> {
     let reason = match mirror.frames(repository, digests.to_vec()).await {
         Ok(frames) => match store.heal(repository, digests, frames).await {
             Ok(_) => return Ok(Next::Batch),
             // Of the own store.
             Err(error @ (pfr_store::Error::Unavailable { .. } | pfr_store::Error::NotPermitted { .. } | pfr_store::Error::Full(_))) => {
-                return Err(server::Error::Work(error));
+                return Err(Error::Work(error));
             }
             Err(error) => error.to_string(),
         },
@@ -132,8 +132,8 @@ async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, dige
                 tracing::warn!(%error, %repository, "the other registry has nothing of this repository for us");
                 return Ok(Next::Repository);
             }
-            ErrorCode::Unauthorized => return Err(server::Error::OtherRegistry(error.to_string())),
-            code if error.retryable() || code.retryable() => return Err(server::Error::OtherRegistry(error.to_string())),
+            ErrorCode::Unauthorized => return Err(Error::OtherRegistry(error.to_string())),
+            code if error.retryable() || code.retryable() => return Err(Error::OtherRegistry(error.to_string())),
             _ => error.to_string(),
         },
     };

@@ -1,13 +1,13 @@
 //! `pf-registry serve`.
 
 use crate::config::Config;
-use crate::{Server, server};
+use crate::{Error, Server, server};
 use futures::FutureExt as _;
 use std::io::Write as _;
 use std::time::Duration;
 
-pub(super) fn run(config: Config) -> Result<(), server::Error> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+pub(super) fn run(config: Config) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     let served = runtime.block_on(async {
         let server = Server::bind(config).await?;
         // Before anyone is told that it runs: a signal must not find it unprepared.

@@ -1,13 +1,13 @@
 //! What the tools for a store share: they open it, work, and say what they found.
 
-use crate::{Config, server, storage};
+use crate::{Config, Error, storage};
 use pfr_store::Store;
 use serde::Serialize;
 use std::io::Write as _;
 
 /// Opens the store that the settings name and runs `work` on it.
-pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Result<T, server::Error>) -> Result<T, server::Error> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(server::Error::Runtime)?;
+pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Result<T, Error>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async { work(storage::open(config).await?).await })
 }
 

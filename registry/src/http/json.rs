@@ -1,21 +1,25 @@
-//! Reading a JSON body whole, within limits of size, memory and time.
+//! JSON bodies, read completely within limits of size, memory and time.
 //!
-//! A body that comes fast takes a turn as soon as it is known to be a large one: then four of them are in memory at once. One that comes slowly does
-//! not: its bytes count against those that all slow bodies may have together, and it takes its turn when it is there.
+//! A body that arrives fast takes a permit for large bodies as soon as it is known to be one: four
+//! of them are in memory at once. A slow body takes that permit only when it has arrived. Until then
+//! its bytes count against the memory that all slow bodies share.
 
 use crate::app::App;
 use crate::http::body::is_stall;
+use crate::http::media_type;
 use crate::problem::Failure;
 use axum::body::{Body, HttpBody as _};
+use axum::extract::{FromRequest, Request};
 use futures::StreamExt as _;
 use pfr_schema::ErrorCode;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-/// Bodies above this are held a few at a time.
-pub(crate) const SMALL_BODY: usize = 256 << 10;
+/// Bytes above which a body is a large one.
+const SMALL_BODY: usize = 256 << 10;
 /// Bytes of a body that any request may hold.
 const FREE: usize = 32 << 10;
 /// A body is slow once its client was waited for longer than this…
@@ -25,11 +29,39 @@ const FAST: f64 = (4 << 20) as f64;
 /// Bytes for which a slow body asks at a time.
 const STEP: usize = 256 << 10;
 
-/// A body that is there.
-pub(crate) struct Whole {
-    pub(crate) bytes: Vec<u8>,
-    /// The turn to hold a large body.
-    pub(crate) turn: Option<OwnedSemaphorePermit>,
+/// A JSON body as an extractor. A large one holds its permit until it is dropped.
+pub(crate) struct JsonBody<T> {
+    pub(crate) value: T,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
+        media_type::check(&request, "application/json")?;
+        let CompleteBody { bytes, permit, .. } = read(request.into_body(), app).await?;
+        let value = if bytes.len() <= SMALL_BODY {
+            parse(&bytes)?
+        } else {
+            // A hundred thousand digests take tens of milliseconds: too long for a thread that moves
+            // the bytes of other requests.
+            tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|e| Failure::internal(e.to_string()))??
+        };
+        Ok(Self { value, _permit: permit })
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    // The length was checked while the body arrived.
+    pfr_schema::json::parse("request body", bytes, u64::MAX).map_err(|error| Failure::invalid(error.to_string()))
+}
+
+/// A body that has arrived.
+struct CompleteBody {
+    bytes: Vec<u8>,
+    /// The permit to hold a large body.
+    permit: Option<OwnedSemaphorePermit>,
     _slow: Option<OwnedSemaphorePermit>,
 }
 
@@ -37,7 +69,7 @@ pub(crate) struct Whole {
 ///
 /// # Errors
 /// `too_large`, `timeout`, `overloaded`, `invalid_request`.
-pub(crate) async fn read(body: Body, app: &App) -> Result<Whole, Failure> {
+async fn read(body: Body, app: &App) -> Result<CompleteBody, Failure> {
     let hint = body.size_hint();
     if hint.lower() > app.max_json_bytes as u64 {
         return Err(too_large(hint.lower(), app.max_json_bytes));
@@ -45,12 +77,12 @@ pub(crate) async fn read(body: Body, app: &App) -> Result<Whole, Failure> {
     // A body of unknown length may be a large one.
     let large = hint.upper().is_none_or(|bytes| bytes > SMALL_BODY as u64);
     let mut stream = body.into_data_stream();
-    let (mut bytes, mut turn, mut slow) = (Vec::new(), None, None::<OwnedSemaphorePermit>);
+    let (mut bytes, mut permit, mut slow) = (Vec::new(), None, None::<OwnedSemaphorePermit>);
     let mut waited = Duration::ZERO;
     loop {
         let is_slow = slow.is_some() || bytes.len() <= FREE;
-        let patience = LINGER + Duration::from_secs_f64(bytes.len() as f64 / FAST);
-        let left = if is_slow { app.json_time } else { patience.min(app.json_time) }.saturating_sub(waited);
+        let fast_enough = LINGER + Duration::from_secs_f64(bytes.len() as f64 / FAST);
+        let left = if is_slow { app.json_time } else { fast_enough.min(app.json_time) }.saturating_sub(waited);
         let begun = Instant::now();
         let received = tokio::time::timeout(left, stream.next()).await;
         waited += begun.elapsed();
@@ -59,7 +91,7 @@ pub(crate) async fn read(body: Body, app: &App) -> Result<Whole, Failure> {
                 return Err(Failure::stalled());
             }
             slow = Some(room(app, bytes.len().max(STEP)).await?);
-            turn = None;
+            permit = None;
             continue;
         };
         let Some(piece) = received else { break };
@@ -83,16 +115,16 @@ pub(crate) async fn read(body: Body, app: &App) -> Result<Whole, Failure> {
             }
             None if is_late => {
                 slow = Some(room(app, bytes.len().max(STEP)).await?);
-                turn = None;
+                permit = None;
             }
-            None if large && turn.is_none() => turn = Some(app.large_body().await?),
+            None if large && permit.is_none() => permit = Some(app.large_body().await?),
             None => {}
         }
     }
-    if bytes.len() > SMALL_BODY && turn.is_none() {
-        turn = Some(app.large_body().await?);
+    if bytes.len() > SMALL_BODY && permit.is_none() {
+        permit = Some(app.large_body().await?);
     }
-    Ok(Whole { bytes, turn, _slow: slow })
+    Ok(CompleteBody { bytes, permit, _slow: slow })
 }
 
 /// Leave to hold so many bytes of a body that comes slowly.

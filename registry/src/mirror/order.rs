@@ -1,6 +1,6 @@
 //! The order of snapshots: what is copied first, and which tags lag behind.
 
-use super::pass::Names;
+use super::names::Names;
 use pfr_schema::Digest;
 use pfr_schema::api::SnapshotSummary;
 use std::collections::{HashMap, HashSet};

@@ -1,13 +1,14 @@
 //! One pass: make the target hold what the source holds.
 
+use super::names::Names;
 use super::order::{Lineage, parents_first};
 use super::report::{Conflict, Failed, Report};
 use super::{End, Error};
 use pfr_client::text::matches;
 use pfr_client::{Progress, Result};
-use pfr_schema::api::{SnapshotSummary, TagState};
+use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 /// How often a long copy says how far it is.
@@ -53,12 +54,6 @@ struct Pass<'a> {
     target: &'a End,
     options: &'a Options,
     report: &'a mut Report,
-}
-
-/// What an end has under a repository.
-pub(super) struct Names {
-    pub snapshots: Vec<SnapshotSummary>,
-    pub tags: BTreeMap<Tag, Digest>,
 }
 
 impl Pass<'_> {

@@ -8,4 +8,5 @@ mod docs;
 mod e2e;
 mod liar;
 mod mirror;
+mod pull_through;
 mod replicas;

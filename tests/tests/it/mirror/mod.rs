@@ -3,7 +3,6 @@
 mod copies;
 mod faults;
 mod foreign;
-mod through;
 
 use pfr_tests::{Output, Pf, Registry, Shape, SnapshotDir, binary, peak_memory, wait_for};
 use serde_json::Value;

@@ -2,10 +2,13 @@
 
 use super::{Answer, changed_before, counted, resolve};
 use crate::app::App;
+use crate::auth::{Access, Delete, Pull, Push};
+use crate::failures;
 use crate::http::conditions::{etag, expected, not_modified};
-use crate::http::extract::{Asked, In, JsonBody, Paging};
+use crate::http::json::JsonBody;
 use crate::http::once::once;
-use crate::routes::failures;
+use crate::http::path::Path;
+use crate::http::query::{Paging, Query};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -20,9 +23,9 @@ use pfr_store::{NameChange, TagMove, TagRow};
     responses((status = 200, description = "One page", body = api::TagList), failures::Reading),
 )]
 pub(crate) async fn list(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    Asked(paging): Asked<Paging>,
+    Query(paging): Query<Paging>,
 ) -> Answer<Json<api::TagList>> {
     let (after, limit) = paging.checked()?;
     let page = app.store.tags(&repository, after, limit).await?;
@@ -44,9 +47,9 @@ pub(crate) async fn list(
     ),
 )]
 pub(crate) async fn get(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(tag): In<Tag>,
+    Path(tag): Path<Tag>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let row = app.store.tag(&repository, &tag).await?;
@@ -76,9 +79,9 @@ pub(crate) async fn get(
     ),
 )]
 pub(crate) async fn put(
+    Access { to: repository, .. }: Access<Push>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(tag): In<Tag>,
+    Path(tag): Path<Tag>,
     headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::TagRequest>,
 ) -> Answer<Response> {
@@ -115,9 +118,9 @@ pub(crate) async fn put(
     responses((status = 204, description = "Deleted"), failures::Tagging),
 )]
 pub(crate) async fn delete(
+    Access { to: repository, .. }: Access<Delete>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(tag): In<Tag>,
+    Path(tag): Path<Tag>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
     let expected = expected(&headers, None)?;

@@ -3,7 +3,6 @@
 pub(crate) mod forks;
 pub(crate) mod frames;
 pub(crate) mod gc;
-pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod integrity;
 pub(crate) mod pushes;

@@ -2,10 +2,13 @@
 
 use super::Answer;
 use crate::app::App;
+use crate::auth::{Access, Pull};
+use crate::failures;
 use crate::http::conditions::etag;
-use crate::http::extract::{Asked, In, JsonBody, Other, limit};
+use crate::http::json::JsonBody;
+use crate::http::path::{OtherRef, Path};
+use crate::http::query::{Depth, Query};
 use crate::problem::Failure;
-use crate::routes::failures;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -15,23 +18,6 @@ use pfr_schema::flat::FlatManifest;
 use pfr_schema::media_type::FLAT_MANIFEST;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, api};
 use serde::Deserialize;
-
-/// How far up.
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct Depth {
-    /// Most snapshots, 1 to 10,000.
-    #[param(default = 100, minimum = 1, maximum = 10000)]
-    limit: Option<usize>,
-}
-
-impl Depth {
-    /// The checked limit.
-    pub(crate) fn checked(&self) -> Answer<usize> {
-        limit(self.limit, 10_000)
-    }
-}
 
 /// Lists a snapshot and its ancestors
 #[utoipa::path(
@@ -44,10 +30,10 @@ impl Depth {
     responses((status = 200, description = "The snapshot first, then ancestors, nearest first", body = api::Lineage), failures::Reading),
 )]
 pub(crate) async fn lineage(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(selector): In<Selector>,
-    Asked(depth): Asked<Depth>,
+    Path(selector): Path<Selector>,
+    Query(depth): Query<Depth>,
 ) -> Answer<Json<api::Lineage>> {
     let limit = depth.checked()?;
     let digest = app.store.resolve(&repository, &selector).await?;
@@ -83,10 +69,10 @@ pub(crate) struct Shard {
     ),
 )]
 pub(crate) async fn page_manifest(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(selector): In<Selector>,
-    Asked(shard): Asked<Shard>,
+    Path(selector): Path<Selector>,
+    Query(shard): Query<Shard>,
 ) -> Answer<Response> {
     let digest = app.store.resolve(&repository, &selector).await?;
     let _turn = app.documents().await?;
@@ -126,10 +112,10 @@ fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &Shard) -> Answer<
     responses((status = 200, description = "By group and rank", body = api::Diff), failures::Reading),
 )]
 pub(crate) async fn diff(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(selector): In<Selector>,
-    In(Other(other)): In<Other>,
+    Path(selector): Path<Selector>,
+    Path(OtherRef(other)): Path<OtherRef>,
 ) -> Answer<Json<api::Diff>> {
     let a = app.store.resolve(&repository, &selector).await?;
     let b = app.store.resolve(&repository, &other).await?;
@@ -147,9 +133,9 @@ pub(crate) async fn diff(
     responses((status = 200, description = "Every blob is what its name says", body = api::Verified), failures::Verifying),
 )]
 pub(crate) async fn verify(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(selector): In<Selector>,
+    Path(selector): Path<Selector>,
 ) -> Answer<Json<api::Verified>> {
     let digest = app.store.resolve(&repository, &selector).await?;
     let place = app.proof()?;
@@ -166,8 +152,8 @@ pub(crate) async fn verify(
     responses((status = 200, description = "The match, or none", body = api::MatchResponse), failures::Matching),
 )]
 pub(crate) async fn match_prefix(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
     JsonBody { value: request, .. }: JsonBody<api::MatchRequest>,
 ) -> Answer<Json<api::MatchResponse>> {
     let _turn = app.documents().await?;

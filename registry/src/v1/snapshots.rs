@@ -2,10 +2,12 @@
 
 use super::Answer;
 use crate::app::App;
-use crate::http::extract::{Asked, In, Paging};
+use crate::auth::{Access, Delete, Pull};
+use crate::failures;
 use crate::http::once::once;
+use crate::http::path::Path;
+use crate::http::query::{Paging, Query};
 use crate::problem::Failure;
-use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -19,9 +21,9 @@ use pfr_store::NameChange;
     responses((status = 200, description = "One page", body = api::SnapshotList), failures::Reading),
 )]
 pub(crate) async fn list(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    Asked(paging): Asked<Paging>,
+    Query(paging): Query<Paging>,
 ) -> Answer<Json<api::SnapshotList>> {
     let (after, limit) = paging.checked()?;
     let page = app.store.snapshots(&repository, after, limit).await?;
@@ -38,9 +40,9 @@ pub(crate) async fn list(
     responses((status = 200, description = "The snapshot", body = api::SnapshotDetail), failures::Reading),
 )]
 pub(crate) async fn get(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(selector): In<Selector>,
+    Path(selector): Path<Selector>,
 ) -> Answer<Json<api::SnapshotDetail>> {
     let digest = app.store.resolve(&repository, &selector).await?;
     let _turn = app.documents().await?;
@@ -60,9 +62,9 @@ pub(crate) async fn get(
     responses((status = 204, description = "Deleted"), failures::Reading),
 )]
 pub(crate) async fn delete(
+    Access { to: repository, .. }: Access<Delete>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(selector): In<Selector>,
+    Path(selector): Path<Selector>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
     let digest = match selector {

@@ -2,8 +2,10 @@
 
 use super::{Answer, check_count, counted};
 use crate::app::App;
-use crate::http::extract::{In, JsonBody, Push, unknown_push};
-use crate::routes::failures;
+use crate::auth::{Access, Push};
+use crate::failures;
+use crate::http::json::JsonBody;
+use crate::http::path::{Path, unknown_push};
 use crate::telemetry::metrics::COMMITS;
 use axum::Json;
 use axum::extract::State;
@@ -25,7 +27,7 @@ use pfr_store::PushId;
         failures::Opening,
     ),
 )]
-pub(crate) async fn open(State(app): State<App>, In(repository): In<RepositoryName>) -> Answer<(StatusCode, Json<api::Push>)> {
+pub(crate) async fn open(Access { to: repository, .. }: Access<Push>, State(app): State<App>) -> Answer<(StatusCode, Json<api::Push>)> {
     let session = app.store.open_push(&repository).await?;
     let push = api::Push {
         id: session.id.0,
@@ -50,9 +52,9 @@ pub(crate) async fn open(State(app): State<App>, In(repository): In<RepositoryNa
     responses((status = 200, description = "What is missing", body = api::MissingResponse, example = json!({"missing": [[0, 2]]})), failures::Pushing),
 )]
 pub(crate) async fn missing(
+    Access { to: repository, .. }: Access<Push>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(Push(push)): In<Push>,
+    Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
@@ -79,9 +81,9 @@ pub(crate) async fn missing(
     ),
 )]
 pub(crate) async fn commit(
+    Access { to: repository, .. }: Access<Push>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(Push(push)): In<Push>,
+    Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
     let commit = app.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
@@ -99,7 +101,11 @@ pub(crate) async fn commit(
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
     responses((status = 204, description = "The session is over"), failures::Aborting),
 )]
-pub(crate) async fn abort(State(app): State<App>, In(repository): In<RepositoryName>, In(Push(push)): In<Push>) -> Answer<StatusCode> {
+pub(crate) async fn abort(
+    Access { to: repository, .. }: Access<Push>,
+    State(app): State<App>,
+    Path(push): Path<PushId>,
+) -> Answer<StatusCode> {
     belongs(&app, &repository, &push).await?;
     app.store.abort(&push).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -1,6 +1,6 @@
 //! Registries that ask an upstream for what they do not have.
 
-use super::{damage_since, packs, push};
+use crate::mirror::{damage_since, packs, push};
 use pfr_tests::{Pf, Proxy, Registry, Shape, Tamper};
 use std::io::{Read as _, Write as _};
 use tempfile::TempDir;

@@ -3,23 +3,26 @@
 use super::pushes::belongs;
 use super::{Answer, check_count, must_exist};
 use crate::app::App;
+use crate::auth::{Access, Pull, Push};
+use crate::failures;
 use crate::http::body::is_stall;
-use crate::http::extract::{In, JsonBody, Push, media_type};
+use crate::http::json::JsonBody;
+use crate::http::media_type;
+use crate::http::path::Path;
 use crate::http::sending::OneByOne;
-use crate::mirror::through::Asking;
 use crate::problem::Failure;
 use crate::redirect;
-use crate::routes::failures;
 use crate::telemetry::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::{Extension, Json};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
-use pfr_schema::{ErrorCode, RepositoryName, api};
-use pfr_store::Error;
+use pfr_schema::{Digest, ErrorCode, RepositoryName, api};
+use pfr_store::{Error, PushId};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Uploads frames
@@ -33,12 +36,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
     responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
 )]
 pub(crate) async fn put(
+    Access { to: repository, .. }: Access<Push>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
-    In(Push(push)): In<Push>,
+    Path(push): Path<PushId>,
     request: Request,
 ) -> Answer<Json<api::FramesStored>> {
-    media_type(&request, FRAMES)?;
+    media_type::check(&request, FRAMES)?;
     belongs(&app, &repository, &push).await?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store knows an input that ended early, but not why it did.
@@ -75,40 +78,61 @@ pub(crate) async fn put(
     ),
 )]
 pub(crate) async fn get(
+    Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
     headers: HeaderMap,
-    asking: Option<Extension<Asking>>,
-    JsonBody { value: request, .. }: JsonBody<api::FramesRequest>,
+    request: JsonBody<api::FramesRequest>,
 ) -> Answer<Response> {
-    check_count(&app, request.digests.len())?;
-    let here = must_exist(&app, &repository).await;
-    if here.is_ok()
+    let digests = &request.value.digests;
+    check_count(&app, digests.len())?;
+    let exists = must_exist(&app, &repository).await;
+    if exists.is_ok()
         && let Some(redirects) = &app.redirects
         && redirect::accepted(&headers)
-        // What is not here may be upstream: that is found out below.
-        && let Ok(Some(locations)) = redirects.locations(&app.store, &request.digests).await
+        // A digest that the store lacks is not an error yet: the same is found out below.
+        && let Ok(Some(locations)) = redirects.locations(&app.store, digests).await
     {
         let kind = HeaderValue::from_static(FRAME_LOCATIONS);
         return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
     }
-    let located = match here {
-        Ok(()) => app.store.serve(request.digests.clone()).await.map_err(Failure::from),
+    let located = match exists {
+        Ok(()) => app.store.serve(digests.clone()).await.map_err(Failure::from),
         Err(failure) => Err(failure),
     };
-    let mut frames = match (located, asking) {
-        (Err(failure), Some(Extension(asking))) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) => {
-            return asking.frames(&repository, request.digests).await;
+    let mut frames = match located {
+        Err(failure) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) => {
+            let mut response = failure.into_response();
+            response.extensions_mut().insert(UnservedFrames(Arc::new((repository, request))));
+            return Ok(response);
         }
-        (located, _) => located?,
+        located => located?,
     };
-    // Once the head is sent only a cut can tell of an error; what fails at the start gets a whole answer.
+    drop(request);
+    // Once the head is sent, an error can only cut the stream. An error at the start still gets a
+    // complete answer.
     let first = frames.try_next().await?;
     let sent = metrics::counter!(BYTES_SENT);
     let frames = stream::iter(first.map(Ok)).chain(frames).inspect_ok(move |bytes| sent.increment(bytes.len() as u64));
     let mut response = Response::new(Body::from_stream(OneByOne::new(frames)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
     Ok(response)
+}
+
+/// A request for frames that the store does not have. It is attached to the response, so that a layer
+/// in front of the handler can answer from another source. It keeps the permit of its body.
+#[derive(Clone)]
+pub(crate) struct UnservedFrames(Arc<(RepositoryName, JsonBody<api::FramesRequest>)>);
+
+impl UnservedFrames {
+    /// The repository that the request names.
+    pub(crate) fn repository(&self) -> &RepositoryName {
+        &self.0.0
+    }
+
+    /// All digests of the request, in their order.
+    pub(crate) fn digests(&self) -> Vec<Digest> {
+        self.0.1.value.digests.clone()
+    }
 }
 
 /// Frames back to back and an end mark.

@@ -2,9 +2,10 @@
 
 use super::Answer;
 use crate::app::App;
-use crate::http::extract::Asked;
+use crate::auth::{Access, Admin, AllRepositories};
+use crate::failures;
+use crate::http::query::Query;
 use crate::problem::Failure;
-use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
 use pfr_schema::api;
@@ -36,7 +37,11 @@ const HIGHEST_RATE: u64 = 1 << 40;
     params(Scrubbing),
     responses((status = 200, description = "What was read, and what is bad", body = api::ScrubReport), failures::Checking),
 )]
-pub(crate) async fn scrub(State(app): State<App>, Asked(asked): Asked<Scrubbing>) -> Answer<Json<api::ScrubReport>> {
+pub(crate) async fn scrub(
+    _: Access<Admin, AllRepositories>,
+    State(app): State<App>,
+    Query(asked): Query<Scrubbing>,
+) -> Answer<Json<api::ScrubReport>> {
     if let Some(rate) = asked.rate.filter(|rate| !(LEAST_RATE..=HIGHEST_RATE).contains(rate)) {
         return Err(Failure::invalid(format!(
             "expected a rate of {LEAST_RATE} bytes a second or more, {HIGHEST_RATE} at most, found {rate}; leave it out for no limit"
@@ -52,7 +57,7 @@ pub(crate) async fn scrub(State(app): State<App>, Asked(asked): Asked<Scrubbing>
     get, path = "/v1/damaged", operation_id = "damaged", tag = "operations",
     responses((status = 200, description = "All of them: pushing them again heals them", body = Vec<api::DamagedBlob>), failures::Checking),
 )]
-pub(crate) async fn damaged(State(app): State<App>) -> Answer<Json<Vec<api::DamagedBlob>>> {
+pub(crate) async fn damaged(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<Vec<api::DamagedBlob>>> {
     let _turn = app.documents().await?;
     Ok(Json(app.store.damaged().await?))
 }

@@ -2,10 +2,13 @@
 
 use super::Answer;
 use crate::app::App;
+use crate::auth::{Access, Admin, AllRepositories};
 use crate::background::recorded;
-use crate::http::extract::{Asked, In, JsonBody, Paging, Run, unknown_run};
+use crate::failures;
+use crate::http::json::JsonBody;
+use crate::http::path::{CollectionId, Path, unknown_collection};
+use crate::http::query::{Paging, Query};
 use crate::problem::Failure;
-use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -24,7 +27,7 @@ use tokio::sync::oneshot;
         failures::Collecting,
     ),
 )]
-pub(crate) async fn start(State(app): State<App>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
+pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<App>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
     let turn = app.collection()?;
     let stopped = || Failure::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
     if body.value.dry_run {
@@ -61,7 +64,11 @@ pub(crate) async fn start(State(app): State<App>, body: JsonBody<api::GcRequest>
     params(Paging),
     responses((status = 200, description = "One page. A scheduled run that found nothing is not in it", body = api::GcRuns), failures::Collecting),
 )]
-pub(crate) async fn list(State(app): State<App>, Asked(paging): Asked<Paging>) -> Answer<Json<api::GcRuns>> {
+pub(crate) async fn list(
+    _: Access<Admin, AllRepositories>,
+    State(app): State<App>,
+    Query(paging): Query<Paging>,
+) -> Answer<Json<api::GcRuns>> {
     let (after, limit) = paging.checked()?;
     let page = app.store.metadata().gc_runs(after, limit).await?;
     let runs = page.rows.iter().map(report).collect::<Answer<_>>()?;
@@ -74,8 +81,12 @@ pub(crate) async fn list(State(app): State<App>, Asked(paging): Asked<Paging>) -
     params(("run" = String, Path, description = "Its id")),
     responses((status = 200, description = "What it has done so far", body = api::GcReport), failures::Collected),
 )]
-pub(crate) async fn get(State(app): State<App>, In(Run(id)): In<Run>) -> Answer<Json<api::GcReport>> {
-    let run = recorded(&app.store, &id).await?.ok_or_else(|| unknown_run(&id))?;
+pub(crate) async fn get(
+    _: Access<Admin, AllRepositories>,
+    State(app): State<App>,
+    Path(CollectionId(id)): Path<CollectionId>,
+) -> Answer<Json<api::GcReport>> {
+    let run = recorded(&app.store, &id).await?.ok_or_else(|| unknown_collection(&id))?;
     report(&run).map(Json)
 }
 

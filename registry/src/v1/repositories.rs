@@ -2,8 +2,9 @@
 
 use super::Answer;
 use crate::app::App;
-use crate::http::extract::{Asked, Paging};
-use crate::routes::failures;
+use crate::auth::{Access, AllRepositories, Pull};
+use crate::failures;
+use crate::http::query::{Paging, Query};
 use axum::Json;
 use axum::extract::State;
 use pfr_schema::api;
@@ -14,7 +15,11 @@ use pfr_schema::api;
     params(Paging),
     responses((status = 200, description = "One page", body = api::RepositoryList), failures::Listing),
 )]
-pub(crate) async fn list(State(app): State<App>, Asked(paging): Asked<Paging>) -> Answer<Json<api::RepositoryList>> {
+pub(crate) async fn list(
+    _: Access<Pull, AllRepositories>,
+    State(app): State<App>,
+    Query(paging): Query<Paging>,
+) -> Answer<Json<api::RepositoryList>> {
     let (after, limit) = paging.checked()?;
     let page = app.store.repositories(after, limit).await?;
     let repositories = page

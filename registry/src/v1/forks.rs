@@ -2,9 +2,10 @@
 
 use super::{Answer, changed_before, counted, resolve};
 use crate::app::App;
-use crate::http::extract::{In, JsonBody};
+use crate::auth::{Access, Push};
+use crate::failures;
+use crate::http::json::JsonBody;
 use crate::http::once::once;
-use crate::routes::failures;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -24,8 +25,8 @@ use pfr_store::NameChange;
     responses((status = 201, description = "The new tags", body = api::Forked), failures::Tagging),
 )]
 pub(crate) async fn fork(
+    Access { to: repository, .. }: Access<Push>,
     State(app): State<App>,
-    In(repository): In<RepositoryName>,
     headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::ForkRequest>,
 ) -> Answer<(StatusCode, Json<api::Forked>)> {

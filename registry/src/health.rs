@@ -1,10 +1,11 @@
 //! For operators and their machines: alive, ready, metrics, the API's description. Exempt from the limit on requests.
 
-use super::Answer;
 use crate::app::App;
+use crate::auth::{Access, AllRepositories, Open};
+use crate::failures;
 use crate::problem::Failure;
-use crate::routes::failures;
 use crate::telemetry::metrics::{DISK, ROWS_WRITTEN};
+use crate::v1::Answer;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
@@ -16,7 +17,7 @@ const READY: Duration = Duration::from_secs(5);
 
 /// The process runs
 #[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "operations", responses((status = 200, description = "Alive", body = String, content_type = "text/plain")))]
-pub(crate) async fn livez() -> &'static str {
+pub(crate) async fn livez(_: Access<Open, AllRepositories>) -> &'static str {
     "alive\n"
 }
 
@@ -25,7 +26,7 @@ pub(crate) async fn livez() -> &'static str {
     get, path = "/readyz", operation_id = "readyz", tag = "operations",
     responses((status = 200, description = "Ready", body = String, content_type = "text/plain"), failures::Ready),
 )]
-pub(crate) async fn readyz(State(app): State<App>) -> Answer<&'static str> {
+pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<App>) -> Answer<&'static str> {
     match tokio::time::timeout(READY, app.store.ready()).await {
         Ok(ready) => ready?,
         Err(_) => {
@@ -38,7 +39,7 @@ pub(crate) async fn readyz(State(app): State<App>) -> Answer<&'static str> {
 
 /// Metrics for Prometheus
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "operations", responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
-pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
     metrics::counter!(ROWS_WRITTEN).absolute(app.store.metadata().rows_written());
     // A scrape must work when the store does not: then the gauge keeps what it was.
     match tokio::time::timeout(READY, app.collector.backlog()).await {
@@ -56,6 +57,6 @@ pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
 
 /// This document
 #[utoipa::path(get, path = "/openapi.json", operation_id = "openapi", tag = "operations", responses((status = 200, description = "OpenAPI", body = Object)))]
-pub(crate) async fn openapi(State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn openapi(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], app.openapi.clone())
 }

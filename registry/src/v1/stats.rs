@@ -2,8 +2,8 @@
 
 use super::Answer;
 use crate::app::App;
-use crate::http::extract::In;
-use crate::routes::failures;
+use crate::auth::{Access, Admin, AllRepositories, Pull};
+use crate::failures;
 use axum::Json;
 use axum::extract::State;
 use pfr_schema::{RepositoryName, api};
@@ -13,7 +13,7 @@ use pfr_schema::{RepositoryName, api};
     get, path = "/v1/stats", operation_id = "stats", tag = "read",
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
 )]
-pub(crate) async fn all(State(app): State<App>) -> Answer<Json<api::Stats>> {
+pub(crate) async fn all(_: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
     let _turn = app.documents().await?;
     Ok(Json(app.store.stats(None).await?))
 }
@@ -25,7 +25,7 @@ pub(crate) async fn all(State(app): State<App>) -> Answer<Json<api::Stats>> {
     get, path = "/v1/usage", operation_id = "usage", tag = "operations",
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),
 )]
-pub(crate) async fn usage(State(app): State<App>) -> Answer<Json<api::Usage>> {
+pub(crate) async fn usage(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Usage>> {
     let _turn = app.documents().await?;
     Ok(Json(app.collector.usage().await?))
 }
@@ -36,7 +36,7 @@ pub(crate) async fn usage(State(app): State<App>) -> Answer<Json<api::Usage>> {
     params(("repo" = RepositoryName, Path, description = "Repository")),
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Reading),
 )]
-pub(crate) async fn of_repository(State(app): State<App>, In(repository): In<RepositoryName>) -> Answer<Json<api::Stats>> {
+pub(crate) async fn of_repository(Access { to: repository, .. }: Access<Pull>, State(app): State<App>) -> Answer<Json<api::Stats>> {
     let _turn = app.documents().await?;
     Ok(Json(app.store.stats(Some(&repository)).await?))
 }

@@ -1,0 +1,87 @@
+//! The extractor, and the proof that a handler has it.
+
+use super::action::{Action, Permission};
+use super::{Question, decide};
+use crate::app::App;
+use crate::http::path::Path;
+use crate::problem::Failure;
+use axum::extract::FromRequestParts;
+use axum::handler::Handler;
+use axum::http::request::Parts;
+use pfr_schema::RepositoryName;
+use std::marker::PhantomData;
+
+/// Proof that the caller may do `A` to a scope: a repository, or [`AllRepositories`]. A handler has
+/// the repository's name from here only, so it cannot act on one that was not asked about.
+pub(crate) struct Access<A, S = RepositoryName> {
+    /// What the caller may act on.
+    pub(crate) to: S,
+    action: PhantomData<A>,
+}
+
+impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let to = S::of(parts).await?;
+        decide(app, parts, &Question { action: A::ACTION, repository: to.repository() })?;
+        Ok(Self { to, action: PhantomData })
+    }
+}
+
+/// What an action is about.
+pub(crate) trait Scope: Sized + Send {
+    /// Reads it from the request's path.
+    fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, Failure>> + Send;
+    /// The repository, if it is one.
+    fn repository(&self) -> Option<&RepositoryName>;
+}
+
+impl Scope for RepositoryName {
+    async fn of(parts: &mut Parts) -> Result<Self, Failure> {
+        let Path(repository) = Path::from_request_parts(parts, &()).await?;
+        Ok(repository)
+    }
+
+    fn repository(&self) -> Option<&RepositoryName> {
+        Some(self)
+    }
+}
+
+/// The scope of an action that is about no single repository.
+pub(crate) struct AllRepositories;
+
+impl Scope for AllRepositories {
+    async fn of(_parts: &mut Parts) -> Result<Self, Failure> {
+        Ok(Self)
+    }
+
+    fn repository(&self) -> Option<&RepositoryName> {
+        None
+    }
+}
+
+/// Arguments of a handler, of which the first is its [`Access`].
+#[diagnostic::on_unimplemented(
+    message = "the first argument of a handler must be its `Access`",
+    note = "add `_: Access<Pull>` (or Push, Delete, Admin, Open) before the other arguments"
+)]
+pub(crate) trait AccessFirst {
+    /// The action that the handler performs.
+    const ACTION: Action;
+}
+
+macro_rules! access_first {
+    ($([$($argument:ident),*])+) => {$(
+        impl<M, A: Permission, S, $($argument),*> AccessFirst for (M, Access<A, S>, $($argument,)*) {
+            const ACTION: Action = A::ACTION;
+        }
+    )+};
+}
+
+access_first! { [] [T1] [T1, T2] [T1, T2, T3] [T1, T2, T3, T4] [T1, T2, T3, T4, T5] }
+
+/// The action that a handler performs, from its signature.
+pub(crate) fn action_of<H: Handler<T, App>, T: AccessFirst>(_handler: &H) -> Action {
+    T::ACTION
+}

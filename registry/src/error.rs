@@ -1,0 +1,94 @@
+//! Why the program, or one of its commands, ended without success.
+
+use crate::config::SettingsError;
+use crate::mirror;
+use pfr_schema::ErrorCode;
+use std::net::SocketAddr;
+
+/// Why a registry did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Its settings are refused.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Its store cannot be opened.
+    #[error("cannot open the store: {0}")]
+    Store(#[from] pfr_store::Error),
+    /// Another process has the data directory.
+    #[error(
+        "the data directory {} is in use{}: stop the registry that serves it, or give another --data",
+        data.display(),
+        holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
+    )]
+    Locked {
+        /// The directory.
+        data: std::path::PathBuf,
+        /// The process, if it could be noted.
+        holder: Option<u32>,
+    },
+    /// Its upstream, or a mirror's end, cannot be used.
+    #[error(transparent)]
+    Mirror(#[from] mirror::Error),
+    /// It cannot listen.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// A tool's work on the store failed.
+    #[error(transparent)]
+    Work(pfr_store::Error),
+    /// A tool found something wrong with the store; its report says what.
+    #[error("{0}")]
+    Found(String),
+    /// Another registry that was to help does not.
+    #[error("the other registry: {0}")]
+    OtherRegistry(String),
+    /// A tool was told to end before it was done.
+    #[error("interrupted: {what}")]
+    Interrupted {
+        /// What is left, and what to do.
+        what: &'static str,
+        /// Exit code: 128 and the signal's number, as a shell expects.
+        exit: u8,
+    },
+    /// The process cannot be set up.
+    #[error("cannot set up the process: {0}")]
+    Runtime(std::io::Error),
+    /// Metrics cannot be set up.
+    #[error("cannot set up metrics: {0}")]
+    Metrics(String),
+}
+
+impl Error {
+    /// Exit code of the process.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Interrupted { exit, .. } => *exit,
+            other => other.code().map_or(1, ErrorCode::exit_code),
+        }
+    }
+
+    /// The kind of error; none for an interruption, which is no error.
+    #[must_use]
+    pub fn code(&self) -> Option<ErrorCode> {
+        Some(match self {
+            Self::Settings(SettingsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                ErrorCode::Denied
+            }
+            Self::Settings(_) => ErrorCode::InvalidRequest,
+            Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+            Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,
+            Self::Store(error) | Self::Work(error) => error.local_code(),
+            Self::Mirror(error) => error.code(),
+            Self::Found(_) => ErrorCode::CorruptStore,
+            Self::OtherRegistry(_) => ErrorCode::Unavailable,
+            Self::Runtime(_) | Self::Metrics(_) => ErrorCode::Internal,
+            Self::Interrupted { .. } => return None,
+        })
+    }
+}

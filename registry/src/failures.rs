@@ -1,0 +1,79 @@
+//! Groups of failures, for the OpenAPI document: which problems an endpoint may answer with.
+
+use pfr_schema::ErrorCode::{self, *};
+use pfr_schema::api::Problem;
+use std::collections::BTreeMap;
+use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::{IntoResponses, ToSchema};
+
+/// What any request may meet.
+const ANY: &[ErrorCode] = &[InvalidRequest, Overloaded, Unavailable, Internal];
+/// What any request with a body may meet.
+const BODY: &[ErrorCode] = &[TooLarge, Timeout];
+/// What any request to a repository may meet.
+const NAMED: &[ErrorCode] = &[InvalidName];
+
+macro_rules! groups {
+    ($($(#[$doc:meta])* $name:ident = [$($base:expr),*];)*) => {$(
+        $(#[$doc])*
+        pub(crate) struct $name;
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<Response>> {
+                problems(&[$($base),*])
+            }
+        }
+    )*};
+}
+
+groups! {
+    /// Of the readiness probe.
+    Ready = [&[Unavailable]];
+    /// Reads that name no repository.
+    Listing = [ANY, &[CorruptStore]];
+    /// Reads in a repository.
+    Reading = [ANY, NAMED, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
+    /// Proofs.
+    Verifying = [ANY, NAMED, &[
+        AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage,
+        TooLarge
+    ]];
+    /// Matches.
+    Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];
+    /// Opening a session.
+    Opening = [ANY, NAMED, &[StorageFull]];
+    /// Ending a session.
+    Aborting = [ANY, NAMED, &[PushUnknown, StorageFull]];
+    /// Asking in a session.
+    Pushing = [ANY, NAMED, BODY, &[PushUnknown, StorageFull]];
+    /// Uploads.
+    Uploading = [ANY, NAMED, BODY, &[
+        PushUnknown, CorruptFrame, Truncated, DigestMismatch, LengthMismatch, InvalidDocument, MissingBlobs, StorageFull
+    ]];
+    /// Commits.
+    Committing = [ANY, NAMED, BODY, &[PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull]];
+    /// Downloads.
+    Fetching = [ANY, NAMED, BODY, &[RepositoryUnknown, BlobUnknown]];
+    /// Collections.
+    Collecting = [ANY, BODY, &[StorageFull]];
+    /// Checks of the whole store.
+    Checking = [ANY, &[StorageFull]];
+    /// Reads about collections.
+    Collected = [ANY, &[NotFound]];
+    /// Changes of names.
+    Tagging = [ANY, NAMED, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
+}
+
+fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {
+    let mut by_status: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
+    for code in groups.iter().copied().flatten() {
+        by_status.entry(code.status().to_string()).or_default().push(code.name());
+    }
+    by_status
+        .into_iter()
+        .map(|(status, names)| {
+            let content = Content::new(Some(RefOr::Ref(Ref::from_schema_name(Problem::name()))));
+            let response = ResponseBuilder::new().description(names.join(", ")).content(crate::problem::MEDIA_TYPE, content).build();
+            (status, RefOr::T(response))
+        })
+        .collect()
+}

@@ -1,0 +1,77 @@
+//! Query strings, as validated types.
+
+use crate::problem::Failure;
+use axum::extract::FromRequestParts;
+use axum::http::Uri;
+use axum::http::request::Parts;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// A query string.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Failure> {
+        Self::of(&parts.uri)
+    }
+}
+
+impl<T: DeserializeOwned> Query<T> {
+    /// The query of a URI.
+    pub(crate) fn of(uri: &Uri) -> Result<Self, Failure> {
+        let query = axum::extract::Query::try_from_uri(uri).map_err(|e| Failure::invalid(e.body_text()))?;
+        Ok(Self(query.0))
+    }
+}
+
+/// Which page of a list.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Paging {
+    /// Where to go on: `next` of the page before.
+    #[param(max_length = 1024)]
+    after: Option<String>,
+    /// Most rows, 1 to 1,000.
+    #[param(default = 100, minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+}
+
+impl Paging {
+    const MOST: usize = 1000;
+
+    /// Cursor and checked limit.
+    pub(crate) fn checked(self) -> Result<(Option<String>, usize), Failure> {
+        if self.after.as_ref().is_some_and(|cursor| cursor.len() > 1024) {
+            return Err(Failure::invalid("`after` is not a cursor that this registry gave out"));
+        }
+        Ok((self.after, limit(self.limit, Self::MOST)?))
+    }
+}
+
+/// How far up a lineage goes.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Depth {
+    /// Most snapshots, 1 to 10,000.
+    #[param(default = 100, minimum = 1, maximum = 10000)]
+    limit: Option<usize>,
+}
+
+impl Depth {
+    /// The checked limit.
+    pub(crate) fn checked(&self) -> Result<usize, Failure> {
+        limit(self.limit, 10_000)
+    }
+}
+
+/// A limit within bounds, 100 if none was given.
+fn limit(given: Option<usize>, most: usize) -> Result<usize, Failure> {
+    match given.unwrap_or(100) {
+        limit if (1..=most).contains(&limit) => Ok(limit),
+        limit => Err(Failure::invalid(format!("expected a limit from 1 to {most}, found {limit}"))),
+    }
+}

@@ -1,0 +1,11 @@
+//! What one end of a mirror has under a repository.
+
+use pfr_schema::api::SnapshotSummary;
+use pfr_schema::{Digest, Tag};
+use std::collections::BTreeMap;
+
+/// The snapshots and tags of a repository.
+pub(super) struct Names {
+    pub snapshots: Vec<SnapshotSummary>,
+    pub tags: BTreeMap<Tag, Digest>,
+}
