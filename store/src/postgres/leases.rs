@@ -10,14 +10,16 @@ use crate::metadata::arguments::at_most;
 use crate::metadata::{Lease, ObjectId, Unfinished};
 use std::collections::{HashMap, HashSet};
 
-/// Whether a live session leases the object of the row `o`. `$now` is the parameter with the time.
+/// Whether a live session leases the object of the row `o`. `$now` is the parameter with the time. By sign: of one condition with an OR the
+/// planner makes a walk over all sessions.
 macro_rules! leased_by_a_session {
     ($now:literal) => {
         concat!(
-            "(o.lessee <> 0 AND EXISTS (SELECT 1 FROM pushes s WHERE (s.number = o.lessee OR s.number <= -o.lessee)
-                                        AND s.committed IS NULL AND s.expires >= ",
+            "((o.lessee > 0 AND EXISTS (SELECT 1 FROM pushes s WHERE s.number = o.lessee AND s.committed IS NULL AND s.expires >= ",
             $now,
-            "))"
+            ")) OR (o.lessee < 0 AND EXISTS (SELECT 1 FROM pushes s WHERE s.number <= -o.lessee AND s.committed IS NULL AND s.expires >= ",
+            $now,
+            ")))"
         )
     };
 }
@@ -60,9 +62,13 @@ impl Leases {
             return Ok(Self { now, sessions: HashMap::new() });
         }
         let rows: Vec<(i64, i64, i64)> = sqlx::query_as(
-            "SELECT u.lessee, s.number, s.expires FROM unnest($1::bigint[]) AS u(lessee)
-             JOIN LATERAL (SELECT number, expires FROM pushes p WHERE (p.number = u.lessee OR p.number <= -u.lessee)
-                           AND p.committed IS NULL AND p.expires >= $2 ORDER BY p.number LIMIT 1) s ON true",
+            "SELECT p.number, p.number, p.expires FROM pushes p
+             WHERE p.number = ANY($1) AND p.committed IS NULL AND p.expires >= $2
+             UNION ALL
+             SELECT u.lessee, s.number, s.expires FROM unnest($1::bigint[]) AS u(lessee)
+             JOIN LATERAL (SELECT number, expires FROM pushes p WHERE p.number <= -u.lessee AND p.committed IS NULL AND p.expires >= $2
+                           ORDER BY p.number LIMIT 1) s ON true
+             WHERE u.lessee < 0",
         )
         .bind(lessees.into_iter().collect::<Vec<_>>())
         .bind(now)
