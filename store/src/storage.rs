@@ -24,11 +24,14 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::signer::{Method, Signer, Url};
-use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, RetryConfig};
+use object_store::{BackoffConfig, ClientConfigKey, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, RetryConfig};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Age in seconds at which a probe is one that a killed start left behind.
+const LEFT_BEHIND: i64 = 3600;
 
 /// How to talk to an object store.
 #[derive(Clone)]
@@ -258,12 +261,22 @@ impl Storage {
         if read != bytes {
             return Err(Error::Unavailable { what: "packs", reason: format!("{}: what was written is not what is read", self.url) });
         }
-        let listed: std::result::Result<Vec<_>, _> = self.packs.list(Some(&folder)).try_collect().await;
-        let list = listed.is_ok_and(|all| all.iter().any(|object| object.location == path));
+        let listed: std::result::Result<Vec<ObjectMeta>, _> = self.packs.list(Some(&folder)).try_collect().await;
+        let listed = listed.unwrap_or_default();
+        let own = listed.iter().find(|object| object.location == path);
+        let list = own.is_some();
         let create = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let again = self.packs.put_opts(&path, "replaced".into(), create).await;
         let create_if_absent = matches!(again, Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }));
         let delete = self.packs.delete(&path).await.is_ok();
+        // What starts that were killed left behind. By the storage's clock: others may be in the middle of a start.
+        let left =
+            |object: &&ObjectMeta| own.is_some_and(|own| own.last_modified.timestamp() - object.last_modified.timestamp() > LEFT_BEHIND);
+        for object in listed.iter().filter(left) {
+            if let Err(error) = self.packs.delete(&object.location).await {
+                tracing::debug!(%error, object = %object.location, "a probe that was left behind could not be removed");
+            }
+        }
         Ok(Probe { list, delete, create_if_absent })
     }
 }
@@ -312,6 +325,21 @@ mod tests {
         let (_, storage) = open(&url, &StorageOptions::default()).unwrap();
         assert!(!storage.can_sign());
         assert_eq!(storage.probe().await.unwrap(), Probe { list: true, delete: true, create_if_absent: true });
+    }
+
+    #[tokio::test]
+    async fn a_start_removes_what_killed_starts_left_behind_and_nothing_of_starts_under_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, storage) = open(&format!("file://{}", dir.path().display()), &StorageOptions::default()).unwrap();
+        let (old, new) = (dir.path().join(PROBES).join("old"), dir.path().join(PROBES).join("new"));
+        std::fs::create_dir(dir.path().join(PROBES)).unwrap();
+        for file in [&old, &new] {
+            std::fs::write(file, "left").unwrap();
+        }
+        let long_ago = old.metadata().unwrap().modified().unwrap() - Duration::from_secs(2 * 3600);
+        std::fs::File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
+        storage.probe().await.unwrap();
+        assert!(!old.exists() && new.exists());
     }
 
     #[tokio::test]
