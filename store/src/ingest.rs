@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::metadata::{NewContainer, PushId};
-use crate::pack_writer::PackWriter;
+use crate::pack_writer::{PackWriter, Renewal};
 use crate::source::{Read, Source, Wanted};
 use crate::store::{Ingested, Store};
 use crate::verify::{Incoming, Step, Verifier, Whole};
@@ -24,7 +24,7 @@ where
 {
     // Ended sessions are refused before their bytes are read.
     store.metadata.renew_push(push.clone(), store.options.lease).await?;
-    let mut ingest = Ingest { store, push, pack: None, done: Ingested::default() };
+    let mut ingest = Ingest { store, push, renewal: Renewal::done(store), pack: None, done: Ingested::default() };
     match ingest.take_all(stream).await {
         Ok(()) => Ok(ingest.done),
         Err(Fault::Stream(error)) => {
@@ -50,6 +50,8 @@ enum Fault {
 struct Ingest<'a> {
     store: &'a Store,
     push: &'a PushId,
+    /// Of the session, while no pack is open.
+    renewal: Renewal,
     pack: Option<Open>,
     done: Ingested,
 }
@@ -78,6 +80,7 @@ impl Ingest<'_> {
                 Step::Large => {
                     let large = &self.store.large;
                     if let Some(permit) = large.try_take() {
+                        leaving = false;
                         frames.grant(permit);
                     } else if !leaving {
                         leaving = true;
@@ -101,13 +104,6 @@ impl Ingest<'_> {
                     let wanted = Wanted { rest: frames.rest(), large: frames.holds_large() };
                     match source.read(wanted).await.map_err(Fault::Stream)? {
                         Read::Bytes(bytes) => frames.push(bytes),
-                        // Without a pack nothing else renews the session while a large frame comes slowly.
-                        Read::Tick if self.pack.is_none() => {
-                            let renewed = self.store.metadata.renew_push(self.push.clone(), self.store.options.lease).await;
-                            if let Err(error @ Error::PushUnknown(_)) = renewed {
-                                return Err(Fault::Store(error));
-                            }
-                        }
                         Read::Tick => {}
                         Read::Leave => {
                             leaving = true;
@@ -140,12 +136,15 @@ impl Ingest<'_> {
         Ok(false)
     }
 
-    /// Renews the leases of an open pack while its bytes are waited for.
+    /// Renews leases in time while bytes are waited for: those of the open pack and its session. While a large first frame comes slowly, there is
+    /// no pack yet.
     async fn stay_alive(&mut self) -> Result<()> {
-        match &mut self.pack {
-            Some(open) => open.writer.renew().await,
-            None => Ok(()),
+        if let Some(open) = &mut self.pack {
+            return open.writer.renew().await;
         }
+        let Some(now) = self.renewal.due(self.store) else { return Ok(()) };
+        let renewed = self.store.metadata.renew_push(self.push.clone(), self.store.options.lease).await;
+        self.renewal.note(self.store, now, renewed.map(drop))
     }
 
     async fn take(&mut self, item: Incoming) -> Result<()> {

@@ -41,8 +41,7 @@ pub(crate) struct PackWriter {
     frames: Vec<NewFrame>,
     /// Frames and children so far.
     entries: usize,
-    /// When nothing need be renewed, in milliseconds since 1970.
-    fresh: Range<u64>,
+    renewal: Renewal,
 }
 
 impl PackWriter {
@@ -53,7 +52,7 @@ impl PackWriter {
         if let Some(push) = push {
             store.metadata.renew_push(push.clone(), lease).await?;
         }
-        let fresh = span(store.options.clock.now(), lease / RENEW);
+        let renewal = Renewal::done(store);
         // Never reused and never derived from content: a late or repeated delete can only hit bytes that no row names.
         let key = uuid::Uuid::now_v7().to_string();
         let id = store.metadata.begin_pack(key.clone(), lease).await?;
@@ -71,7 +70,7 @@ impl PackWriter {
             offset: 0,
             frames: Vec::new(),
             entries: 0,
-            fresh,
+            renewal,
         };
         writer.append(Bytes::from_static(pack::MAGIC)).await?;
         Ok(writer)
@@ -150,21 +149,9 @@ impl PackWriter {
 
     /// Renews the leases of the pack and its session in time.
     pub(crate) async fn renew(&mut self) -> Result<()> {
-        let (now, lease) = (self.store.options.clock.now(), self.store.options.lease);
-        // A clock that was set back does not say how long ago the last time was: rather once too often.
-        if self.fresh.contains(&now) {
-            return Ok(());
-        }
-        let pause = match self.store.metadata.renew_pack(self.push.clone(), self.id, lease).await {
-            Ok(()) => lease / RENEW,
-            Err(error @ (Error::PackLost(_) | Error::PushUnknown(_))) => return Err(error),
-            Err(error) => {
-                tracing::debug!(%error, pack = self.id, "leases could not be renewed; it is tried again");
-                lease / RETRY
-            }
-        };
-        self.fresh = span(now, pause);
-        Ok(())
+        let Some(now) = self.renewal.due(&self.store) else { return Ok(()) };
+        let renewed = self.store.metadata.renew_pack(self.push.clone(), self.id, self.store.options.lease).await;
+        self.renewal.note(&self.store, now, renewed)
     }
 
     /// Completes the pack, durably, then indexes it.
@@ -252,6 +239,43 @@ impl PackWriter {
                 false
             }
         }
+    }
+}
+
+/// When leases are renewed: well before they end, and soon again where that failed.
+pub(crate) struct Renewal {
+    /// When nothing need be renewed, in milliseconds since 1970.
+    fresh: Range<u64>,
+}
+
+impl Renewal {
+    /// The leases were renewed a moment ago.
+    pub(crate) fn done(store: &Store) -> Self {
+        Self { fresh: span(store.options.clock.now(), store.options.lease / RENEW) }
+    }
+
+    /// The time, if it is time to renew. A clock that was set back does not say how long ago the last time was: rather once too often.
+    pub(crate) fn due(&self, store: &Store) -> Option<u64> {
+        let now = store.options.clock.now();
+        (!self.fresh.contains(&now)).then_some(now)
+    }
+
+    /// Takes down what came of renewing at `now`.
+    ///
+    /// # Errors
+    /// [`Error::PackLost`], [`Error::PushUnknown`]: it is too late. After any other error it is tried again.
+    pub(crate) fn note(&mut self, store: &Store, now: u64, renewed: Result<()>) -> Result<()> {
+        let lease = store.options.lease;
+        let pause = match renewed {
+            Ok(()) => lease / RENEW,
+            Err(error @ (Error::PackLost(_) | Error::PushUnknown(_))) => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "leases could not be renewed; it is tried again");
+                lease / RETRY
+            }
+        };
+        self.fresh = span(now, pause);
+        Ok(())
     }
 }
 

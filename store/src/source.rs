@@ -32,7 +32,7 @@ const SLOW: f64 = (1 << 20) as f64;
 const CREDIT: f64 = 0.25;
 /// Time for which a client may be waited for while others wait for the one place for large documents.
 const LARGE_LINGER: Duration = Duration::from_secs(2);
-/// Time after which a read without a place returns, so that leases are renewed and others are noticed.
+/// Time after which a read that brought nothing returns, so that leases are renewed and others are noticed.
 const TICK: Duration = Duration::from_secs(1);
 
 const NO_PLACE: &str = "the registry is busy with other uploads";
@@ -129,8 +129,11 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             if let Some(end) = self.ended.take() {
                 return Ok(Read::End(end));
             }
-            if self.is_in_the_way() || !self.receive(wanted.rest).await {
+            if self.is_in_the_way() {
                 return Ok(Read::Leave);
+            }
+            if let Some(nothing) = self.receive(wanted.rest).await {
+                return Ok(nothing);
             }
         }
     }
@@ -189,8 +192,8 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         self.store.ingests.wanted() && ((self.waited >= LINGER && self.waited * 2 >= held) || held >= SLICE)
     }
 
-    /// Receives in a place; false if the place is wanted by others first.
-    async fn receive(&mut self, rest: Option<u64>) -> bool {
+    /// Receives in a place. What to do instead, if others want the place first, or nothing comes for a while.
+    async fn receive(&mut self, rest: Option<u64>) -> Option<Read> {
         let (begun, before, since) = (Instant::now(), self.waited, self.since);
         let places = &self.store.ingests;
         let others = async {
@@ -205,13 +208,17 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         };
         let received = tokio::select! {
             biased;
-            received = self.stream.next() => Some(received),
-            () = others => None,
+            received = self.stream.next() => Ok(received),
+            () = others => Err(Read::Leave),
+            () = tokio::time::sleep(TICK) => Err(Read::Tick),
         };
         let waited = begun.elapsed();
         self.waited += waited;
-        self.account(waited, received.as_ref().and_then(Option::as_ref));
-        let Some(received) = received else { return false };
+        self.account(waited, received.as_ref().ok().and_then(Option::as_ref));
+        let received = match received {
+            Ok(received) => received,
+            Err(nothing) => return Some(nothing),
+        };
         match received {
             Some(Ok(bytes)) => {
                 if bytes.len() >= CRUMB {
@@ -228,7 +235,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
             Some(Err(error)) => self.close(Err(error)),
             None => self.close(Ok(())),
         }
-        true
+        None
     }
 
     /// Receives without a place until `target` bytes are there, or the end; false after a while.

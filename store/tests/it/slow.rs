@@ -1,5 +1,6 @@
 //! Clients that send slowly, or take slowly: they hold next to nothing, and nobody waits for them.
 
+use crate::common::rig::{Backend, Rig};
 use crate::common::{blob_frame, page, repository, stream};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -12,12 +13,15 @@ use pfr_schema::tree::Document;
 use pfr_schema::{Algorithm, Digest, ErrorCode, Kind, Limits, media_type};
 use pfr_store::{Clock, Error, Ingested, Options, Result, SqliteMetadata, Store, document_frame};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 /// Longer than any of this takes, on any machine: whoever is waited for in vain is waited for longer.
 const FOR_EVER: Duration = Duration::from_secs(60);
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(FOR_EVER, future).await.expect("it waits for a slow client")
@@ -94,6 +98,29 @@ async fn slow_uploads_give_their_places_to_a_fast_one_and_go_on_later() {
         let digest = Digest::sha256(&blob(2 << 20, 6 << 10));
         assert_eq!(read_back(store.frames(vec![digest]).await.unwrap()).await, blob(2 << 20, 6 << 10));
     }
+}
+
+#[tokio::test]
+async fn the_session_of_a_slow_upload_lives_before_its_first_frame_is_there() {
+    let rig = Rig::still(Backend::Memory, Options { lease: 60 * MINUTE, ..Options::default() }).await;
+    let bytes = stream([blob_frame(&blob(1, 300))]);
+    let upload = Upload::begin(&rig.store).await;
+    let mut sent = 0;
+    // First without a place, then in one.
+    for until in [0, 10_000, 20_000, 100_000, 200_000, bytes.len() - 1] {
+        upload.send(&bytes[sent..until]);
+        sent = until;
+        rig.wait(40 * MINUTE);
+        in_time(async {
+            let enough = rig.now.load(Ordering::SeqCst) + 30 * 60_000;
+            while rig.metadata.unfinished(1).await.unwrap().first().expect("the session ended").until < enough {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+    }
+    upload.send(&bytes[sent..]);
+    assert_eq!(upload.end().await.unwrap().new, 1);
 }
 
 #[tokio::test]
