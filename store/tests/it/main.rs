@@ -19,6 +19,7 @@ mod metadata;
 mod parked;
 mod postgres;
 mod quarantine;
+mod queue;
 mod rebuild;
 mod room;
 mod slow;

@@ -1,5 +1,8 @@
 //! What only a shared database has: others who write at the same time, connections that are lost, servers that restart.
 
+mod crash;
+mod sessions;
+
 use crate::common::{repository, snapshot, tag};
 use futures::future::join_all;
 use pfr_rig::postgres::{Cluster, Durability};
