@@ -28,6 +28,9 @@ struct Cli {
     /// What keeps the metadata.
     #[arg(long, value_enum, default_value_t)]
     database: Database,
+    /// Print the first history that fails as it is, without a search for its shortest beginning.
+    #[arg(long)]
+    first: bool,
     /// A bug to put in: the run must then fail.
     #[arg(long)]
     plant: Option<Plant>,
@@ -51,8 +54,8 @@ fn main() -> ExitCode {
         match runtime.block_on(case::play(cli.database, cli.seed.wrapping_add(cases), cli.waves, cli.plant)) {
             Ok(counts) => total.add(&counts),
             Err(failure) => {
-                let shortest = runtime.block_on(case::shrink(cli.database, failure, cli.plant));
-                let _ = writeln!(out, "{shortest}");
+                let failure = if cli.first { failure } else { runtime.block_on(case::shrink(cli.database, failure, cli.plant)) };
+                let _ = writeln!(out, "{failure}");
                 end(&mut out, &total, cases + 1, true);
                 return ExitCode::FAILURE;
             }

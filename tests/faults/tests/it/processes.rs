@@ -1,10 +1,12 @@
-//! Real registries, clients and collections, killed at random over one directory: what a client was told survives, and in the end nothing is left over.
+//! Real registries, clients and collections, killed at random over one store: an acknowledged push survives, and in the end nothing is
+//! left over.
 
+use pfr_rig::postgres::{self, Cluster, Durability};
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary, files, seed, wait_for};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,14 +14,70 @@ const REPOSITORY: &str = "team/agent";
 /// Short leases and horizons, and a collection every second: it runs into every push.
 const OPTIONS: [&str; 8] = ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-horizon-seconds", "2", "--pack-bytes", "400000"];
 
-fn collection(data: &Path, horizon: &str) -> Child {
-    Command::new(binary("pf-registry"))
-        .args(["gc", "--horizon", horizon, "--lease-seconds", "3", "--data"])
-        .arg(data)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+/// What keeps the metadata.
+#[derive(Clone, Copy, Debug)]
+enum Database {
+    /// A file in the data directory.
+    Sqlite,
+    /// A database on the run's server.
+    Postgres,
+    /// A server of the test's own, which crashes too.
+    CrashingPostgres,
+}
+
+/// Where the store of a history lies.
+struct Place {
+    /// Names it to every program.
+    options: Vec<String>,
+    /// The directory of the packs.
+    packs: PathBuf,
+    /// The server that crashes.
+    server: Option<Cluster>,
+}
+
+impl Place {
+    fn new(database: Database, home: &Path) -> Self {
+        let (url, server) = match database {
+            Database::Sqlite => {
+                let data = home.join("data");
+                return Self { options: vec!["--data".into(), text(&data)], packs: data.join("packs"), server: None };
+            }
+            Database::Postgres => (postgres::database(), None),
+            Database::CrashingPostgres => {
+                // Its processes are killed. The machine is not, so nothing need be on a disk.
+                let server = Cluster::start_with(Durability::Fast);
+                (server.create_database(), Some(server))
+            }
+        };
+        let packs = home.join("packs");
+        let storage = format!("file://{}", packs.display());
+        Self { options: vec!["--database".into(), url, "--storage".into(), storage], packs, server }
+    }
+
+    fn registry(&self) -> Registry {
+        let options: Vec<&str> = self.options.iter().map(String::as_str).chain(OPTIONS).collect();
+        Registry::start_with(false, &options, &[])
+    }
+
+    fn collection(&self, horizon: &str) -> Child {
+        Command::new(binary("pf-registry"))
+            .args(["gc", "--horizon", horizon, "--lease-seconds", "3"])
+            .args(&self.options)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Files that belong to packs. What a start that was killed leaves of its probe goes with a start an hour later.
+    fn left(&self) -> Vec<PathBuf> {
+        let paths = files(&self.packs).into_iter().map(|(path, _)| path);
+        paths.filter(|path| !path.starts_with("journal") && !path.starts_with("probe") && path != Path::new("pf-store")).collect()
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
 }
 
 /// The digest that a push printed, if it ended well.
@@ -29,15 +87,15 @@ fn acknowledged(child: Child) -> Option<String> {
 }
 
 /// Strikes at least so many kills.
-fn survives(kills_wanted: u64) {
+fn survives(database: Database, kills_wanted: u64) {
     let mut random = StdRng::seed_from_u64(seed());
     let home = tempfile::tempdir().unwrap();
-    let data = home.path().join("data");
-    let mut registry = Registry::over(&data, &OPTIONS);
+    let mut place = Place::new(database, home.path());
+    let mut registry = place.registry();
     let hosts = [Pf::new(&registry.url()), Pf::new(&registry.url())];
     // By tag: the digest of which a client was told.
     let mut told: BTreeMap<String, String> = BTreeMap::new();
-    let (mut kills, mut acknowledgements, mut round) = (0, 0, 0_u64);
+    let (mut kills, mut crashes, mut acknowledgements, mut round) = (0, 0, 0, 0_u64);
     let begun = Instant::now();
     while kills < kills_wanted {
         round += 1;
@@ -53,7 +111,7 @@ fn survives(kills_wanted: u64) {
             let reference = format!("{REPOSITORY}:{tag}");
             pushes.push((tag, host.command(&["push", dir.arg(), &reference, "--quiet"]).spawn().unwrap()));
         }
-        let mut collecting = random.random_bool(0.5).then(|| collection(&data, "2"));
+        let mut collecting = random.random_bool(0.5).then(|| place.collection("2"));
         std::thread::sleep(Duration::from_millis(random.random_range(1..250)));
         match random.random_range(0..4) {
             0 => {}
@@ -71,6 +129,14 @@ fn survives(kills_wanted: u64) {
                 pushes.iter_mut().for_each(|(_, child)| drop(child.kill()));
                 kills += 2;
             }
+        }
+        if let Some(server) = &mut place.server
+            && random.random_bool(0.2)
+        {
+            server.kill9();
+            server.start_again();
+            kills += 1;
+            crashes += 1;
         }
         if random.random_bool(0.7) {
             registry.restart();
@@ -111,37 +177,42 @@ fn survives(kills_wanted: u64) {
     for digest in digests {
         hosts[0].run(&["rm", &format!("{REPOSITORY}@{digest}")]).ok();
     }
-    let packs = data.join("packs");
-    let left = || {
-        files(&packs)
-            .into_iter()
-            .map(|(path, _)| path)
-            .filter(|path| !path.starts_with("journal") && path != Path::new("pf-store"))
-            .collect::<Vec<_>>()
-    };
     let mut last = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     wait_for("collection to leave nothing", 90, || {
-        drop(collection(&data, "0").wait());
-        last = left();
+        drop(place.collection("0").wait());
+        last = place.left();
         assert!(last.is_empty() || Instant::now() < deadline, "LEAKED: {last:?}");
         last.is_empty().then_some(())
     });
     let seconds = begun.elapsed().as_secs();
     println!(
-        "{{\"rounds\":{round},\"kills\":{kills},\"acknowledged\":{acknowledgements},\"lost\":0,\"corrupt\":0,\"leaked\":0,\"seconds\":{seconds}}}"
+        "{{\"database\":\"{database:?}\",\"rounds\":{round},\"kills\":{kills},\"server_crashes\":{crashes},\"acknowledged\":{acknowledgements},\"lost\":0,\"corrupt\":0,\"leaked\":0,\"seconds\":{seconds}}}"
     );
     assert!(acknowledgements > 0, "no push was acknowledged: the test tests nothing");
+    assert!(crashes > 0 || place.server.is_none(), "the server never crashed: the test tests nothing");
 }
 
 #[test]
-fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over() {
-    survives(8);
+fn what_was_acknowledged_survives_kills_over_sqlite_and_nothing_is_left_over() {
+    survives(Database::Sqlite, 8);
+}
+
+#[test]
+fn what_was_acknowledged_survives_kills_over_postgres_and_nothing_is_left_over() {
+    survives(Database::Postgres, 8);
 }
 
 mod long {
+    use super::{Database, survives};
+
     #[test]
-    fn what_was_acknowledged_survives_kills_of_everything_and_nothing_is_left_over() {
-        super::survives(300);
+    fn what_was_acknowledged_survives_kills_over_sqlite_and_nothing_is_left_over() {
+        survives(Database::Sqlite, 300);
+    }
+
+    #[test]
+    fn what_was_acknowledged_survives_kills_over_postgres_which_crashes_too_and_nothing_is_left_over() {
+        survives(Database::CrashingPostgres, 300);
     }
 }
