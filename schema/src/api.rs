@@ -365,6 +365,8 @@ api! {
 
     /// What one snapshot costs, in raw bytes.
     pub struct SnapshotStats {
+        /// Its repository.
+        pub repository: RepositoryName,
         /// The snapshot.
         pub digest: Digest,
         /// Tags that point at it.

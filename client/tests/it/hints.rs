@@ -225,6 +225,8 @@ async fn the_commands_in_hints_work_as_printed() {
     let cases: Vec<Vec<String>> = [
         vec!["pin", "team/agent:x", "--store", &store],
         vec!["pin", "team/agent:x", "--remove", "--store", &store],
+        vec!["ls", "--pinned", "--store", &store],
+        vec!["ls", "team/agent", "--pinned", "--store", &store],
         vec!["gc", "--max-size", "1GiB", "--store", &store],
         vec!["push", "team/absent:x", "team/agent:y", "--store", &store],
         vec!["push", &format!("{url}/team/agent:x"), "team/agent:y", "--store", &fresh],

@@ -80,6 +80,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["ls"],
         &["ls", "team/agent"],
         &["ls", "--local"],
+        &["ls", "--local", "--pinned"],
         &["log", "team/agent:b"],
         &["inspect", "team/agent:a"],
         &["diff", "team/agent:a", ":b"],

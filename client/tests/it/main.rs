@@ -9,6 +9,7 @@ mod gc;
 mod hints;
 mod integrity;
 mod json;
+mod listing;
 mod names;
 mod pull;
 mod push;

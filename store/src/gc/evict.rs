@@ -8,7 +8,7 @@ use super::plan::{Leases, MOST, Packs, Plan};
 use super::run::Run;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Evictable, Pin};
+use crate::metadata::{Evictable, Pin, SnapshotRow};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, RepositoryName};
 use std::collections::HashSet;
@@ -98,17 +98,21 @@ impl Store {
         }
     }
 
-    /// Snapshots that eviction leaves, the newest of each repository first; at most one more than are named.
-    async fn pinned(&self) -> Result<Vec<(RepositoryName, Digest)>> {
+    /// Snapshots that eviction leaves, by repository, the newest first in each.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn pinned(&self) -> Result<Vec<(RepositoryName, SnapshotRow)>> {
+        let mut snapshots = Vec::new();
+        for repository in self.all_repositories().await? {
+            let of_it = self.all_snapshots(&repository).await?;
+            snapshots.extend(of_it.into_iter().rev().map(|snapshot| (repository.clone(), snapshot)));
+        }
+        // Asked after the list: a snapshot that arrives in between is not taken for a pinned one.
         let evictable = self.metadata.evictable(ALL).await?;
         let unpinned: HashSet<(&RepositoryName, &Digest)> = evictable.iter().map(|s| (&s.repository, &s.digest)).collect();
-        let mut pinned = Vec::new();
-        for repository in self.all_repositories().await? {
-            let snapshots = self.all_snapshots(&repository).await?;
-            let of_it = snapshots.iter().rev().filter(|s| !unpinned.contains(&(&repository, &s.digest)));
-            pinned.extend(of_it.map(|s| (repository.clone(), s.digest)));
-        }
-        Ok(pinned)
+        snapshots.retain(|(repository, snapshot)| !unpinned.contains(&(repository, &snapshot.digest)));
+        Ok(snapshots)
     }
 }
 
@@ -143,7 +147,7 @@ impl Run<'_> {
     async fn only_pinned(&mut self, left: Option<u64>, max_bytes: u64) -> Result<()> {
         let Some(left) = left else { return Ok(()) };
         let pinned = self.store.pinned().await?;
-        let names: Vec<String> = pinned.iter().take(NAMED).map(|(repository, digest)| format!("{repository}@{digest}")).collect();
+        let names: Vec<String> = pinned.iter().take(NAMED).map(|(repository, row)| format!("{repository}@{}", row.digest)).collect();
         let more = if pinned.len() > NAMED { format!(" and {} more", pinned.len() - NAMED) } else { String::new() };
         let words = format!(
             "{left} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}{more}",

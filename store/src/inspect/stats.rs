@@ -44,6 +44,7 @@ impl Store {
                 unique += new;
                 stored += new_stored;
                 snapshots.push(api::SnapshotStats {
+                    repository: name.clone(),
                     digest: snapshot.digest,
                     tags: snapshot.tags,
                     parents: snapshot.parents,

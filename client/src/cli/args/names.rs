@@ -10,6 +10,9 @@ pub struct Ls {
     /// List this repository's snapshots and tags
     #[arg(value_name = "REPOSITORY")]
     pub repository: Option<Reference>,
+    /// With --local: list the pinned snapshots, of all repositories or of this one
+    #[arg(long)]
+    pub pinned: bool,
     #[command(flatten)]
     pub at: Where,
 }

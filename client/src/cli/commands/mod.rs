@@ -11,6 +11,7 @@ mod list;
 pub mod log;
 mod matching;
 mod names;
+mod pins;
 mod prune;
 pub mod pull;
 pub mod push;
@@ -33,6 +34,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
     match command {
         Command::Push(args) => push::run(context, args).await,
         Command::Pull(args) => pull::run(context, args).await,
+        Command::Ls(args) if args.pinned => pins::list(context, args).await,
         Command::Ls(args) => list::run(context, args).await,
         Command::Log(args) => log::run(context, args).await,
         Command::Inspect(args) => inspect::run(context, args).await,

@@ -26,7 +26,7 @@ pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> 
 
 /// Writes the table and the totals.
 pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
-    let mut table = Table::new([
+    let mut columns = vec![
         Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
         Column::left("TAGS").style(Style::Cyan),
         Column::right("LOGICAL"),
@@ -34,10 +34,15 @@ pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
         Column::right("SHARED").optional(),
         Column::right("EXCLUSIVE"),
         Column::left("█ EXCLUSIVE ░ SHARED").optional(),
-    ]);
+    ];
+    let everything = stats.repository.is_none();
+    if everything {
+        columns.insert(0, Column::left("REPOSITORY").style(Style::Bold));
+    }
+    let mut table = Table::new(columns);
     let scale = stats.snapshots.iter().map(|s| s.logical).max().unwrap_or(0);
     for s in &stats.snapshots {
-        table.row([
+        let mut row = vec![
             s.digest.short(),
             tags(&s.tags),
             bytes(s.logical),
@@ -45,7 +50,11 @@ pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
             bytes(s.shared),
             bytes(s.exclusive),
             stacked(s.exclusive, s.shared, scale, 20),
-        ]);
+        ];
+        if everything {
+            row.insert(0, s.repository.to_string());
+        }
+        table.row(row);
     }
     out.table(&table)?;
     out.line("")?;

@@ -1,0 +1,72 @@
+//! `pf ls --local --pinned`: what eviction leaves in the local store.
+
+use super::tags;
+use crate::cli::args::{Ls, repository_of};
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::cli::output::human::{age, bytes, count, now_ms};
+use crate::cli::output::paint::Style;
+use crate::cli::output::table::{Column, Table};
+use crate::cli::side::Side;
+use crate::cli::suggest::Suggestion;
+use pfr_schema::api::SnapshotSummary;
+use pfr_schema::{Reference, RepositoryName};
+use serde::Serialize;
+
+/// The pinned snapshots of a store.
+#[derive(Serialize)]
+struct PinnedSnapshots {
+    pinned: Vec<Pinned>,
+}
+
+/// A snapshot, and where it is.
+#[derive(Serialize)]
+struct Pinned {
+    repository: RepositoryName,
+    #[serde(flatten)]
+    snapshot: SnapshotSummary,
+}
+
+pub async fn list(context: &mut Context, args: Ls) -> Result<(), Failure> {
+    let Side::Local(store) = context.side(args.at, args.repository.as_ref()).await? else {
+        let ls = Suggestion::new("ls").local().arg("--pinned");
+        let ls = match args.repository {
+            Some(reference) => ls.arg(Reference { registry: None, ..reference }),
+            None => ls,
+        };
+        return Err(Failure::usage("a registry has no pins, so --pinned needs --local").hint(ls.then(" lists those of the local store")));
+    };
+    let repository = args.repository.as_ref().map(repository_of).transpose()?;
+    if let Some(repository) = &repository {
+        // A repository that does not exist is an error, as for every list.
+        store.snapshots(repository, None, 1).await?;
+    }
+    let of_it = |name: &RepositoryName| repository.as_ref().is_none_or(|repository| repository == name);
+    let rows = store.pinned().await?.into_iter().filter(|(name, _)| of_it(name));
+    let pinned: Vec<Pinned> = rows.map(|(repository, row)| Pinned { repository, snapshot: row.into() }).collect();
+    if context.json {
+        return context.out.json(&PinnedSnapshots { pinned });
+    }
+    if pinned.is_empty() {
+        return context.out.line("nothing is pinned");
+    }
+    let now = now_ms();
+    let mut table = Table::new([
+        Column::left("REPOSITORY").style(Style::Bold),
+        Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
+        Column::left("TAGS").style(Style::Cyan),
+        Column::right("LOGICAL"),
+        Column::left("PUSHED").optional(),
+    ]);
+    for Pinned { repository, snapshot } in &pinned {
+        table.row([
+            repository.to_string(),
+            snapshot.digest.short(),
+            tags(&snapshot.tags),
+            bytes(snapshot.logical_bytes),
+            age(snapshot.pushed_at, now),
+        ]);
+    }
+    context.out.table(&table)?;
+    context.out.line(context.out.paint.dim(&format!("{} pinned", count(pinned.len() as u64, "snapshot"))))
+}

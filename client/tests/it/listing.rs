@@ -1,0 +1,58 @@
+//! Lists that span repositories say which repository each line is of.
+
+use crate::common::sample::{SMALL, directory};
+use crate::common::{Registry, pf, pull_store, push_dir, repository};
+use pfr_client::{Progress, PushTarget, Source, push};
+use pfr_store::{Options, Pin, Store};
+use serde_json::Value;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_of_everything_name_the_repository_of_each_snapshot() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let source = directory(SMALL, &[1, 2, 3]);
+    let digest = push_dir(&registry.remote(), source.path(), "a").await.unwrap().digest;
+    let target = PushTarget { repository: "other/agent".parse().unwrap(), tag: None, if_tag_is: None, parents: Vec::new() };
+    // The same snapshot in two repositories: only the repository tells the two lines apart.
+    let again = push(&Source::Directory(source.path().into()), &registry.remote(), target, &Progress::new()).await.unwrap().digest;
+    assert_eq!(again, digest);
+    let (code, stdout, stderr) = pf(dir.path(), &["stats", "--registry", &registry.url]);
+    assert_eq!(code, 0, "{stderr}");
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert!(lines[0].starts_with("REPOSITORY ") && lines[1].starts_with("other/agent ") && lines[2].starts_with("team/agent "), "{stdout}");
+    let (_, stdout, _) = pf(dir.path(), &["stats", "--json", "--registry", &registry.url]);
+    let all: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&all["snapshots"][0]["repository"], &all["snapshots"][1]["repository"]), (&"other/agent".into(), &"team/agent".into()));
+    let (_, stdout, _) = pf(dir.path(), &["stats", "team/agent", "--registry", &registry.url]);
+    assert!(stdout.starts_with("SNAPSHOT "), "of one repository every line would say the same: {stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pins_are_listed_and_snapshots_without_one_are_not() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    let mut digests = Vec::new();
+    for (name, pages) in [("a", [1]), ("b", [2]), ("c", [3])] {
+        push_dir(&registry.remote(), directory(SMALL, &pages).path(), name).await.unwrap();
+        digests.push(pull_store(&registry.remote(), name, &store).await.unwrap().digest);
+    }
+    let pinned = || {
+        let (code, stdout, stderr) = pf(dir.path(), &["ls", "--local", "--pinned", "--json"]);
+        assert_eq!(code, 0, "{stderr}");
+        let list: Value = serde_json::from_str(&stdout).unwrap();
+        let row = |row: &Value| format!("{}@{}", row["repository"].as_str().unwrap(), row["digest"].as_str().unwrap());
+        list["pinned"].as_array().unwrap().iter().map(row).collect::<Vec<_>>()
+    };
+    assert_eq!(pinned(), [""; 0]);
+    assert!(pf(dir.path(), &["ls", "--local", "--pinned"]).1.contains("nothing is pinned"));
+    // By hand, and because it waits to be pushed: both keep it.
+    assert_eq!(pf(dir.path(), &["pin", "--local", &format!("team/agent@{}", digests[0])]).0, 0);
+    store.pin(&repository(), &digests[2], Pin::UntilPushed, true).await.unwrap();
+    assert_eq!(pinned(), [format!("team/agent@{}", digests[2]), format!("team/agent@{}", digests[0])], "the newest first");
+    let (_, stdout, _) = pf(dir.path(), &["ls", "team/agent", "--local", "--pinned"]);
+    assert!(stdout.contains(&digests[0].short()) && !stdout.contains(&digests[1].short()), "{stdout}");
+    assert!(stdout.contains("2 snapshots pinned"), "{stdout}");
+    let (code, _, stderr) = pf(dir.path(), &["ls", "no/such", "--local", "--pinned"]);
+    assert_eq!(code, 5, "{stderr}");
+    let (code, _, stderr) = pf(dir.path(), &["ls", "--pinned", "--registry", &registry.url]);
+    assert!(code == 1 && stderr.contains("pf ls --pinned --local"), "{stderr}");
+}
