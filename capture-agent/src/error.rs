@@ -208,8 +208,8 @@ pub enum Error {
         /// The digest of the bytes in memory.
         found: String,
     },
-    /// Other scores.
-    #[error("the first step after the restore gave other scores than were recorded: {detail}")]
+    /// Other logits.
+    #[error("the logits of the first step after the restore differ from those that were recorded: {detail}")]
     Oracle {
         /// Which.
         detail: String,

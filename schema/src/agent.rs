@@ -93,7 +93,7 @@ pub struct SnapshotRequest {
     /// Pushing.
     #[serde(default)]
     pub push: Push,
-    /// Highest scores to record of the step at the boundary; 0 for none. Default 8.
+    /// Highest logits to record of the step at the boundary; 0 for none. Default 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oracle: Option<u32>,
 }
@@ -132,7 +132,7 @@ pub struct SnapshotReport {
     /// What was not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unrecorded: Vec<String>,
-    /// Whether the scores of the step at the boundary are in it.
+    /// Whether the logits of the step at the boundary are in it.
     pub oracle: bool,
     /// The snapshot it follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -222,7 +222,7 @@ pub struct RestoreReport {
     pub values_computed: u64,
     /// State tensors whose value is only attested.
     pub values_attested: u64,
-    /// Whether the first step's scores were compared (and equal).
+    /// Whether the first step's logits were compared (and equal).
     pub oracle: bool,
     /// Wall time in seconds.
     pub total_seconds: f64,

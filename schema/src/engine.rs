@@ -95,7 +95,7 @@ pub enum ToEngine {
     Pin(PinRequest),
     /// Blocks of this pin may be reused. Answers `{}`.
     Unpin(Pinned),
-    /// The scores of the step that computes the token at the boundary. May be answered once that step was done. Answer: [`Oracle`].
+    /// The logits of the step that computes the token at the boundary. May be answered once that step was done. Answer: [`Oracle`].
     Oracle(OracleRequest),
     /// Take blocks for a sequence to be restored; it does not run. Answer: [`Allocated`].
     Allocate(Box<Allocate>),
@@ -365,7 +365,7 @@ pub struct OracleRequest {
     pub top: u32,
 }
 
-/// The highest scores of one step. Equal scores after a restore prove the resume end to end.
+/// The highest logits of one step. Equal logits after a restore prove the resume end to end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Oracle {
     /// T.

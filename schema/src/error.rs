@@ -277,8 +277,8 @@ error_codes! {
     BoundaryMismatch = "boundary_mismatch", 409, 4, false, "Pages, state and tokens do not lie at one boundary";
     /// The engine's memory does not hold what was written to it.
     LiveMismatch = "live_mismatch", 409, 4, false, "The engine's memory does not hold what was written to it";
-    /// The first step after the restore gave other scores than the step that was recorded.
-    OracleMismatch = "oracle_mismatch", 409, 4, false, "The first step after the restore gave other scores";
+    /// The logits of the first step after the restore differ from those that were recorded.
+    OracleMismatch = "oracle_mismatch", 409, 4, false, "The logits of the first step after the restore differ";
     /// A page changed while it was read: the engine did not keep still.
     TornCopy = "torn_copy", 409, 4, true, "A page changed while it was read";
     /// The snapshot would not be exact, and exactness was asked for.

@@ -16,7 +16,7 @@ pub const SNAPSHOT: &str = "application/vnd.pf.snapshot.v1+json";
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Token ids, `u32` little-endian, in order.
 pub const TOKENS: &str = "application/vnd.pf.tokens.v1";
-/// The highest scores of the step at the boundary: JSON of [`crate::engine::Oracle`].
+/// The highest logits of the step at the boundary: JSON of [`crate::engine::Oracle`].
 pub const ORACLE: &str = "application/vnd.pf.oracle.v1+json";
 /// Bytes that nobody interprets.
 pub const OCTETS: &str = "application/octet-stream";

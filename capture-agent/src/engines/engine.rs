@@ -233,10 +233,10 @@ impl Engine {
         Pause::begin(Arc::clone(&self.0)).await
     }
 
-    /// Scores of the step at the boundary; `None` if not served or the step will not come.
+    /// Logits of the step at the boundary; `None` if not served or the step will not come.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::Refused`], [`Error::Protocol`] for scores of another step, or in no order.
+    /// [`Error::Lost`], [`Error::Refused`], [`Error::Protocol`] for logits of another step, or in no order.
     pub async fn oracle(&self, sequence: &str, boundary: u64, top: u32) -> Result<Option<Oracle>> {
         let Some(member) = self.0.server(Verb::Oracle) else { return Ok(None) };
         let call = ToEngine::Oracle(OracleRequest { sequence: sequence.into(), boundary, top });

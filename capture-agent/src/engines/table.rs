@@ -62,17 +62,17 @@ pub(super) fn check_blocks(groups: &[Group], boundary: u64, blocks: &BTreeMap<St
 
 pub(super) fn check_oracle(oracle: &Oracle, boundary: u64, top: u32) -> Result<(), String> {
     if oracle.boundary != boundary {
-        return Err(format!("scores of the step at {}, asked for {boundary}", oracle.boundary));
+        return Err(format!("logits of the step at {}, asked for {boundary}", oracle.boundary));
     }
     if oracle.top.len() > top as usize {
-        return Err(format!("{} scores, asked for {top}", oracle.top.len()));
+        return Err(format!("{} logits, asked for {top}", oracle.top.len()));
     }
     let falling = |pair: &[(u32, u32)]| {
         let (one, two) = (f32::from_bits(pair[0].1), f32::from_bits(pair[1].1));
         one > two || (one == two && pair[0].0 < pair[1].0)
     };
     if oracle.top.iter().any(|(_, bits)| f32::from_bits(*bits).is_nan()) || !oracle.top.windows(2).all(falling) {
-        return Err("scores that are not sorted, the highest first".into());
+        return Err("logits that are not sorted, the highest first".into());
     }
     Ok(())
 }

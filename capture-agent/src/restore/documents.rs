@@ -83,9 +83,9 @@ pub(super) fn tokens(bytes: &[u8]) -> Result<Vec<u32>, FormatError> {
 }
 
 pub(super) fn oracle(bytes: &[u8]) -> Result<Oracle, FormatError> {
-    let oracle: Oracle = serde_json::from_slice(bytes).map_err(|e| field("oracle", "scores as JSON", e.to_string()))?;
+    let oracle: Oracle = serde_json::from_slice(bytes).map_err(|e| field("oracle", "logits as JSON", e.to_string()))?;
     if oracle.top.is_empty() || oracle.top.len() > MAX_SCORES {
-        return Err(field("oracle.top", format!("1 to {MAX_SCORES} scores"), oracle.top.len().to_string()));
+        return Err(field("oracle.top", format!("1 to {MAX_SCORES} logits"), oracle.top.len().to_string()));
     }
     Ok(oracle)
 }

@@ -1,10 +1,10 @@
-//! The proof end to end: the first step after the restore gives the scores that were recorded.
+//! The proof end to end: the first step after the restore gives the logits that were recorded.
 
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use pfr_schema::engine::{Oracle, Verb};
 
-/// Compares scores if the snapshot has them and the engine tells its own; whether they were compared.
+/// Compares logits if the snapshot has them and the engine tells its own; whether they were compared.
 pub(super) async fn check(engine: &Engine, sequence: &str, recorded: Option<&Oracle>) -> Result<bool> {
     let Some(recorded) = recorded.filter(|_| engine.serves(Verb::Oracle)) else { return Ok(false) };
     let top = u32::try_from(recorded.top.len()).unwrap_or(u32::MAX);
@@ -13,10 +13,10 @@ pub(super) async fn check(engine: &Engine, sequence: &str, recorded: Option<&Ora
     let pairs = recorded.top.iter().zip(&found.top).enumerate();
     let difference = pairs.into_iter().find(|(_, (recorded, found))| recorded != found);
     if let Some((at, (recorded, found))) = difference {
-        return Err(Error::Oracle { detail: format!("score {at}: {} recorded, {} now", words(*recorded), words(*found)) });
+        return Err(Error::Oracle { detail: format!("logit {at}: {} recorded, {} now", words(*recorded), words(*found)) });
     }
     if recorded.top.len() != found.top.len() {
-        return Err(Error::Oracle { detail: format!("{} scores recorded, {} now", recorded.top.len(), found.top.len()) });
+        return Err(Error::Oracle { detail: format!("{} logits recorded, {} now", recorded.top.len(), found.top.len()) });
     }
     Ok(true)
 }

@@ -66,7 +66,7 @@ impl Documents {
         Ok(documents)
     }
 
-    /// Adds the scores of the step at the boundary.
+    /// Adds the logits of the step at the boundary.
     pub fn add_oracle(&mut self, oracle: &Oracle) -> Result<()> {
         let json = serde_json::to_vec(oracle).map_err(|e| Error::Internal(e.to_string()))?;
         self.layer(media_type::ORACLE, Document::new(Kind::Blob, json), None);

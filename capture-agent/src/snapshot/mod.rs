@@ -102,7 +102,7 @@ impl Agent {
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
         if request.oracle.is_some_and(|top| top as usize > MAX_SCORES) {
-            return Err(Error::Invalid(format!("at most {MAX_SCORES} scores of a step can be recorded and compared")));
+            return Err(Error::Invalid(format!("at most {MAX_SCORES} logits of a step can be recorded and compared")));
         }
         let target = Target::parse(&request.reference, request.push, self.config().registry.as_deref())?;
         let engine = self.engines().get(engine)?;
@@ -233,7 +233,7 @@ impl Scores {
                 // The state is whole without them, so they do not fail the snapshot.
                 let oracle = engine.oracle(&sequence, boundary, top).await;
                 oracle.unwrap_or_else(|error| {
-                    tracing::warn!(engine = engine.name(), sequence, %error, "no scores of the step at the boundary");
+                    tracing::warn!(engine = engine.name(), sequence, %error, "no logits of the step at the boundary");
                     None
                 })
             });
