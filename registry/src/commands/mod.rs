@@ -85,7 +85,7 @@ pub(crate) enum Command {
     /// Reads every pack and names what is damaged. May run beside a registry that serves the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Scrub(scrub::Scrub),
-    /// Compares the tables with what the stored nodes say. With --repair nothing else may write to the store meanwhile.
+    /// Compares the tables with what the stored nodes say. May run beside a registry that serves the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use the store meanwhile.

@@ -3,6 +3,7 @@
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn run(command: &str, data: &Path, options: &[&str]) -> Output {
     let mut program = Command::new(binary("pf-registry"));
@@ -27,6 +28,40 @@ fn a_second_registry_and_a_rebuild_are_refused_on_a_data_directory_in_use_and_to
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     }
     pf.run(&["verify", "a:b"]).ok();
+}
+
+#[test]
+fn a_repair_beside_pushes_and_deletions_changes_nothing_that_is_right() {
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let pushes = scope.spawn(|| {
+            for number in 0..12 {
+                let dir = SnapshotDir::write(&pf.path(&format!("dir-{number}")), Shape::TINY, &[number, number + 1, 100]);
+                pf.run(&["push", dir.arg(), &format!("a:t{number}")]).ok();
+                if number % 3 == 2 {
+                    pf.run(&["rm", &format!("a:t{}", number - 1)]).ok();
+                    pf.run(&["prune", "a", "--untagged"]).ok();
+                    pf.run(&["gc"]).ok();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let mut repairs = 0;
+        while !stop.load(Ordering::Relaxed) && !pushes.is_finished() {
+            let output = run("fsck", registry.data(), &["--repair", "--json"]);
+            let said = String::from_utf8_lossy(&output.stdout);
+            // What a push or a collection is at must not be taken for wrong, or it would be corrected.
+            assert!(output.status.success() && said.contains("\"wrong\":0"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+            repairs += 1;
+        }
+        pushes.join().unwrap();
+        assert!(repairs > 1, "the repairs did not run beside the pushes");
+    });
+    for number in [0, 2, 3, 5, 6, 8, 9, 11] {
+        pf.run(&["verify", &format!("a:t{number}")]).ok();
+    }
 }
 
 #[test]
