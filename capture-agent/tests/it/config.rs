@@ -28,7 +28,8 @@ fn the_template_parses_and_shows_the_defaults() {
     let text = std::fs::read_to_string(&template).unwrap();
     let is_key = |line: &&str| line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'));
     let uncommented = |line: &str| line.strip_prefix("# ").filter(is_key).unwrap_or(line).to_owned() + "\n";
-    let shown: String = text.lines().map(uncommented).collect();
+    // The token and the file with it exclude each other.
+    let shown: String = text.lines().filter(|line| !line.starts_with("# token = ")).map(uncommented).collect();
     let (_dir, path) = file(&shown);
     let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err().to_string();
     assert!(error.contains("/etc/pf-agent/token"), "{error}");

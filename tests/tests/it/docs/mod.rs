@@ -1,9 +1,12 @@
 //! The documentation is run: every command line of the README and of the pages, in the order in which a reader types them, with
 //! its output compared where it is shown. [`page`] says how a block is marked, [`shell`] where it is run, [`compare`] what counts.
 
+mod claims;
 mod compare;
+mod examples;
 mod links;
 mod page;
+mod programs;
 mod shell;
 mod usage;
 
@@ -67,6 +70,7 @@ pages! {
     the_page_on_the_command_line_works_as_written: "docs/cli.md",
     the_page_on_mirroring_works_as_written: "docs/mirroring.md",
     the_page_on_operations_works_as_written: "docs/operations.md",
+    the_page_on_the_service_works_as_written: "docs/service.md",
     the_page_on_troubleshooting_works_as_written: "docs/troubleshooting.md",
 }
 

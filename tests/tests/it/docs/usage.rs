@@ -27,7 +27,7 @@ fn is_variable(word: &str) -> bool {
 #[derive(Debug, Default)]
 pub struct Help {
     pub commands: BTreeSet<String>,
-    options: BTreeSet<String>,
+    pub options: BTreeSet<String>,
 }
 
 impl Help {

@@ -1,0 +1,114 @@
+//! What pages claim, against where it comes from.
+
+use super::page::{Mark, Page, all, root};
+use std::collections::BTreeSet;
+
+fn text(name: &str) -> String {
+    std::fs::read_to_string(root().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// The lines between a heading and the next one.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
+    rest.split("\n## ").next().unwrap()
+}
+
+/// Numbers with a unit, such as `0.57 ms` and `20–36 ms`.
+fn measured(text: &str) -> BTreeSet<String> {
+    const UNITS: [&str; 5] = ["ms", "s", "GB", "MB", "%"];
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let clean = |word: &str| word.trim_end_matches(['.', ',', ':', ';', ')']).to_owned();
+    let pairs =
+        words.windows(2).filter(|pair| pair[0].starts_with(|c: char| c.is_ascii_digit()) && UNITS.contains(&clean(pair[1]).as_str()));
+    pairs.map(|pair| format!("{} {}", pair[0], clean(pair[1]))).collect()
+}
+
+#[test]
+fn every_number_that_the_readme_advertises_was_measured() {
+    let (readme, performance) = (text("README.md"), text("docs/performance.md"));
+    let claimed = measured(section(&readme, "## What you gain"));
+    assert!(claimed.len() >= 5, "{claimed:?}");
+    // Columns of a table are padded, and lines of a sentence are wrapped.
+    let performance = performance.split_whitespace().collect::<Vec<_>>().join(" ");
+    let unbacked: Vec<&String> = claimed.iter().filter(|number| !performance.contains(number.as_str())).collect();
+    assert!(unbacked.is_empty(), "docs/performance.md has no {unbacked:?}: update the README with the measurements");
+}
+
+#[test]
+fn numbers_with_their_units_are_found() {
+    let found = measured("A pause of 0.57 ms, or 20–36 ms.\nOf 1.48 GB 1 % is new (after 0.10 s). In 2,000 tokens");
+    assert_eq!(found, ["0.10 s", "0.57 ms", "1 %", "1.48 GB", "20–36 ms"].map(str::to_owned).into());
+}
+
+#[test]
+fn every_promise_of_the_readme_names_a_test() {
+    let readme = text("README.md");
+    let promises: Vec<&str> = section(&readme, "## What it promises").split("\n* ").skip(1).collect();
+    assert!(promises.len() >= 8);
+    for promise in promises {
+        assert!(promise.contains("](tests/") || promise.contains("](store/tests/"), "no test: {promise}");
+    }
+}
+
+/// A setting of the registry, in seconds.
+fn seconds(settings: &str, key: &str) -> u64 {
+    let value = settings.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
+    value.unwrap_or_else(|| panic!("no {key}")).parse().unwrap()
+}
+
+#[test]
+fn the_time_until_deleted_bytes_are_free_is_that_of_the_defaults() {
+    let settings = text("registry/pf-registry.toml");
+    let (interval, grace) = (seconds(&settings, "gc-interval-seconds"), seconds(&settings, "gc-horizon-seconds"));
+    // Half an interval until the first collection, the grace period, half an interval until the next one.
+    let sentence = format!("about {} minutes", (interval + grace) / 60);
+    let pages = ["docs/operations.md", "docs/quickstart.md", "docs/concepts.md", "docs/troubleshooting.md"];
+    for page in pages {
+        let words = text(page).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(&sentence), "{page} does not say {sentence:?}");
+    }
+    let most = (2 * interval * 5 / 4 + grace).div_ceil(60);
+    let operations = text("docs/operations.md");
+    assert!(operations.contains(&format!("never more than {most} minutes")), "{most} minutes at most");
+}
+
+#[test]
+fn pages_that_start_a_registry_say_to_stop_another_one_first() {
+    for page in all().iter().filter(|page| page.is_run()) {
+        let steps = || page.blocks.iter().filter(|block| block.mark == Mark::Run).flat_map(|block| &block.steps);
+        let starts = |command: &str| command.starts_with("pf-registry serve ") && command.ends_with('&');
+        let Some(first) = steps().find(|step| starts(step.command.split("  #").next().unwrap().trim_end())) else { continue };
+        let before: String = text(&page.name).lines().take(first.line).collect::<Vec<_>>().join(" ").to_lowercase();
+        assert!(says_so(&before), "{}:{}: a reader of two pages has a registry on this port already", page.name, first.line);
+    }
+}
+
+fn says_so(text: &str) -> bool {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.contains("stop any registry") || words.contains("if a registry runs on this machine already, stop it")
+}
+
+#[test]
+fn the_page_for_trouble_starts_no_second_registry() {
+    let page = Page::read("docs/troubleshooting.md");
+    let commands: Vec<&str> = page.blocks.iter().flat_map(|block| &block.steps).map(|step| step.command.as_str()).collect();
+    let starting: Vec<&&str> = commands.iter().filter(|command| command.contains("pf-registry serve")).collect();
+    assert!(
+        !starting.is_empty() && starting.iter().all(|command| command.starts_with("curl ") && command.contains(" || ")),
+        "{starting:?}"
+    );
+}
+
+#[test]
+fn help_and_pages_agree_on_what_may_run_beside_a_registry() {
+    let help = |command: &str| {
+        let output = std::process::Command::new(pfr_tests::binary("pf-registry")).args([command, "--help"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    for command in ["gc", "scrub", "fsck"] {
+        assert!(help(command).contains("May run beside a registry that serves the same store"), "{command}");
+    }
+    assert!(help("rebuild").contains("Nothing else may use the store meanwhile"));
+    assert!(text("docs/programs.md").contains("`gc`, `scrub` and `fsck` may run beside a registry"));
+    assert!(text("docs/operations.md").contains("`gc`, `scrub`, `fsck` may run beside it"));
+}
