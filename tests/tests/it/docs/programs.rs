@@ -57,7 +57,7 @@ fn the_page_on_programs_has_every_command_and_every_option() {
     let mut helps = Helps::default();
     let mut faults = Vec::new();
     for (program, said) in &pages {
-        let mut commands = helps.of(&[program.clone()]).commands.clone();
+        let mut commands = helps.of(std::slice::from_ref(program)).commands.clone();
         commands.remove("help");
         if said.listed != commands {
             faults.push(format!("{program}: the list has {:?}, --help has {commands:?}", said.listed));
