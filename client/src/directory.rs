@@ -16,18 +16,21 @@
 //! has one digest. With it, the files must be exactly what it says (`exact`), and page trees and runs lie in `blobs/` too.
 //! Everything is read in place. `layout` has the names, for readers and writers alike.
 
-pub(crate) mod blobs;
+pub mod blobs;
 pub(crate) mod build;
 mod exact;
 pub(crate) mod files;
 pub(crate) mod frames;
-pub(crate) mod layout;
+pub mod layout;
 mod plain;
 mod zstd_frame;
 
+pub use crate::plan::Totals;
+pub use build::Opaque;
+pub use files::Root;
+
 use crate::error::{Error, Result};
-use crate::plan::{Giver, Item, Totals};
-use files::Root;
+use crate::plan::{Giver, Item};
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, Limits};
@@ -112,7 +115,11 @@ impl Directory {
         &self.limits
     }
 
-    pub(crate) fn totals(&self) -> Result<Totals> {
+    /// How much the snapshot holds.
+    ///
+    /// # Errors
+    /// None for a directory that was opened; the type is the parser's.
+    pub fn totals(&self) -> Result<Totals> {
         let counted = |d: &&Document| matches!(d.kind, Kind::Manifest | Kind::Tree | Kind::Checkpoint);
         Totals::of(self.documents.values().filter(counted), &self.limits)
     }

@@ -243,18 +243,21 @@ impl Error {
         }
     }
 
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+    /// Makes an error of a failed operation on a file.
+    pub fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
     }
 
-    pub(crate) fn document(path: &Path) -> impl FnOnce(FormatError) -> Self {
+    /// Makes an error of a file that does not parse.
+    pub fn document(path: &Path) -> impl FnOnce(FormatError) -> Self {
         let path = path.to_owned();
         move |source| Self::Document { path, source }
     }
 
     /// An error of a task that was to run on a blocking thread.
-    pub(crate) fn joined(error: tokio::task::JoinError) -> Self {
+    #[must_use]
+    pub fn joined(error: tokio::task::JoinError) -> Self {
         Self::Internal(error.to_string())
     }
 }

@@ -5,7 +5,7 @@
 
 mod totals;
 
-pub(crate) use totals::Totals;
+pub use totals::Totals;
 
 use crate::error::{Error, Result};
 use pfr_schema::container::{Child, Container};
@@ -147,7 +147,7 @@ pub(crate) fn check_size(item: &Item, found: u64) -> Result<()> {
     match item.size {
         Some(expected) if expected != found => {
             let digest = item.digest;
-            Err(Error::Received { digest, source: FormatError::LengthMismatch { digest, expected, found } })
+            Err(Error::Received { digest, source: FormatError::LengthMismatch { digest: digest.to_string(), expected, found } })
         }
         _ => Ok(()),
     }

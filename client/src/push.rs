@@ -10,9 +10,12 @@
 //! what it had received is still there.
 
 mod batch;
+mod into_store;
 mod origin;
 mod relay;
 mod session;
+
+pub use into_store::push_into_store;
 
 use crate::directory::Directory;
 use crate::error::{Error, Result};

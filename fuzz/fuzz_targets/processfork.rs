@@ -2,9 +2,9 @@
 //! An image or a page manifest of ProcessFork's that parses keeps every limit, and its names are names of files.
 
 use libfuzzer_sys::fuzz_target;
-use pfr_client::import::cache::Cache;
-use pfr_client::import::image::{Image, MAX_LAYERS};
-use pfr_client::import::order::order;
+use pfr_import_processfork::cache::Cache;
+use pfr_import_processfork::image::{Image, MAX_LAYERS};
+use pfr_import_processfork::order::order;
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::{Digest, Limits};
 use std::collections::HashSet;

@@ -9,14 +9,16 @@ mod upkeep;
 pub use engines::{DrainArgs, Match, Restore, Snapshot, WhenToPush};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Target, repository_of};
-pub use transfer::{Import, ImportProcessfork, Pull, Push};
-pub use upkeep::{Completions, Demo, DemoModel, Df, Gc, Pin, Scrub, Stats, Verify};
+pub use transfer::{Import, Pull, Push};
+pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, Verify};
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-const STYLES: Styles = Styles::styled()
+/// How help texts look.
+pub const STYLES: Styles = Styles::styled()
     .header(AnsiColor::White.on_default().bold())
     .usage(AnsiColor::White.on_default().bold())
     .literal(AnsiColor::Cyan.on_default())
@@ -44,7 +46,7 @@ pub struct Args {
 }
 
 /// What every command takes.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
     /// Registry for references that name none
@@ -67,6 +69,26 @@ pub struct Global {
     pub quiet: bool,
 }
 
+impl Global {
+    /// The same options as arguments of another program.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let Self { registry, store, retries, retry_for, json, quiet } = self;
+        let values = [
+            ("--registry", registry.clone().map(OsString::from)),
+            ("--store", store.clone().map(OsString::from)),
+            ("--retries", retries.map(|n| n.to_string().into())),
+            ("--retry-for", retry_for.map(|n| n.to_string().into())),
+        ];
+        let mut arguments = Vec::new();
+        for (name, value) in values {
+            arguments.extend(value.into_iter().flat_map(|value| [OsString::from(name), value]));
+        }
+        arguments.extend(json.then(|| "--json".into()));
+        arguments.extend(quiet.then(|| "--quiet".into()));
+        arguments
+    }
+}
+
 /// Which store a command means: one rule for all commands.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Where {
@@ -84,6 +106,15 @@ pub struct AgentAt {
     /// Control socket of the capture agent
     #[arg(long, value_name = "SOCKET", value_hint = clap::ValueHint::FilePath, env = "PF_AGENT_SOCKET", hide_env_values = true)]
     pub agent: Option<PathBuf>,
+}
+
+/// Everything after the name of a command that is a program of its own.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Passed {
+    /// Arguments; --help lists them
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true, value_hint = clap::ValueHint::AnyPath)]
+    pub arguments: Vec<OsString>,
 }
 
 /// What can be done.
@@ -152,7 +183,8 @@ pub enum Command {
     /// Print a completion script for a shell
     Completions(Completions),
     /// Show everything with a real model, in under two minutes
-    Demo(Demo),
+    #[command(after_help = "`pf demo --help` lists its options.")]
+    Demo(Passed),
     /// Print the version
     #[command(hide = true)]
     Version,

@@ -22,6 +22,7 @@ pub struct Context {
     pub json: bool,
     /// Whether to keep quiet about how it goes.
     pub quiet: bool,
+    global: Global,
     settings: Settings,
     /// What commands in messages need to mean the same stores.
     site: RefCell<Site>,
@@ -53,8 +54,14 @@ impl Context {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let store = global.store.clone().filter(|path| !path.as_os_str().is_empty());
         let site = Site { registry: given(&global.registry), store, ..Site::default() };
-        let settings = Settings::resolve(global.registry, global.store, (global.retries, global.retry_for), file, token, &environment);
-        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, settings, site: site.into() })
+        let tries = (global.retries, global.retry_for);
+        let settings = Settings::resolve(global.registry.clone(), global.store.clone(), tries, file, token, &environment);
+        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, global, settings, site: site.into() })
+    }
+
+    /// The options that all programs share, as they were given.
+    pub fn global(&self) -> &Global {
+        &self.global
     }
 
     /// What commands in messages need to mean the same stores as the command that runs.

@@ -1,4 +1,4 @@
-//! Ctrl-C, a polite kill and a closed terminal end a command cleanly: what runs is dropped, children of the demo with it.
+//! Ctrl-C, a polite kill and a closed terminal end a command cleanly: what runs is dropped, child processes with it.
 
 use super::failure::Failure;
 use tokio::signal::unix::{SignalKind, signal};

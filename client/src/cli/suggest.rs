@@ -243,7 +243,7 @@ mod tests {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let text = text.split("#[cfg(test)]").next().unwrap_or_default();
                 let spelled = |line: &&str| line.contains("`pf ") && !line.trim_start().starts_with("//");
-                // Help texts are no messages: nothing has failed there. The demo prints what it does itself.
+                // Help texts are no messages: nothing has failed there.
                 if path.components().any(|part| part.as_os_str() == "args" || part.as_os_str() == "args.rs") {
                     continue;
                 }

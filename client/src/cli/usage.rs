@@ -1,9 +1,7 @@
 //! What the command line means before any command runs: help, errors, and words that other tools use.
 
-use super::args::Args;
 use super::failure::Failure;
 use super::suggest::{Advice, Suggestion};
-use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -14,13 +12,13 @@ pub fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
 }
 
 /// The arguments of this process. Help, the version and errors are printed, and end it with the exit code.
-pub fn parse(json: bool) -> Result<Args, ExitCode> {
-    if std::env::args_os().len() < 2 {
-        // A closed pipe is the only way this fails, and then nobody reads.
-        let _ = Args::command().print_help();
+pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
+    if P::command().is_subcommand_required_set() && std::env::args_os().len() < 2 {
+        // Only a closed pipe makes this fail, and then nobody reads.
+        let _ = P::command().print_help();
         return Err(ExitCode::SUCCESS);
     }
-    let error = match pfr_client::settings::parse::<Args>() {
+    let error = match pfr_client::settings::parse::<P>() {
         Ok(args) => return Ok(args),
         Err(error) => error,
     };
@@ -86,6 +84,7 @@ fn tip(word: &str) -> Option<Advice> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::Args;
     use clap::Parser as _;
 
     #[test]

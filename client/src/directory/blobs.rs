@@ -18,10 +18,12 @@ const STEP: usize = 1 << 20;
 
 /// What a snapshot consists of whose blobs lie in `blobs/`.
 #[derive(Debug, Default)]
-pub(crate) struct Described {
+pub struct Described {
+    /// The snapshot's configuration.
     pub config: SnapshotConfig,
     /// The page manifest, and the file to name when one of its pages is not there.
     pub pages: Option<(FlatManifest, PathBuf)>,
+    /// Files that nobody parses, in `blobs/`.
     pub attachments: Vec<Opaque>,
     /// Attachments that are in memory rather than in `blobs/`.
     pub inline: Vec<Document>,
@@ -29,7 +31,10 @@ pub(crate) struct Described {
 
 impl Directory {
     /// The snapshot that `described` is, its blobs below `root`. It is the one that the same as files would be.
-    pub(crate) fn described(root: Root, limits: &Limits, mut described: Described) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Document`] for a configuration that does not parse, [`Error::MissingBlob`] and [`Error::WrongLength`] for pages.
+    pub fn described(root: Root, limits: &Limits, mut described: Described) -> Result<Self> {
         let config = Document::new(Kind::Blob, described.config.to_bytes());
         SnapshotConfig::parse(&config.bytes, limits).map_err(Error::document(root.path()))?;
         let mut parts = Parts::default();
@@ -64,14 +69,20 @@ impl Directory {
 }
 
 /// A whole blob of at most `limit` bytes, proven; `None` if it is not there.
-pub(crate) fn read(root: &Root, digest: &Digest, limit: u64) -> Result<Option<Vec<u8>>> {
+///
+/// # Errors
+/// [`Error::WrongBytes`] for other bytes, [`Error::Document`] for more than `limit`; [`Error::Io`].
+pub fn read(root: &Root, digest: &Digest, limit: u64) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let found = walk(root, digest, limit, &mut |piece| bytes.extend_from_slice(piece))?;
     Ok(found.map(|_| bytes))
 }
 
 /// How long a blob of at most `limit` bytes is, proven by reading it; `None` if it is not there.
-pub(crate) fn measure(root: &Root, digest: &Digest, limit: u64) -> Result<Option<u64>> {
+///
+/// # Errors
+/// Those of [`read`].
+pub fn measure(root: &Root, digest: &Digest, limit: u64) -> Result<Option<u64>> {
     walk(root, digest, limit, &mut |_| ())
 }
 

@@ -8,9 +8,12 @@ use std::collections::BTreeMap;
 
 /// What a file that nobody parses contributes.
 #[derive(Clone, Debug)]
-pub(crate) struct Opaque {
+pub struct Opaque {
+    /// The file's name.
     pub name: String,
+    /// Digest of its bytes.
     pub digest: Digest,
+    /// How many bytes it has.
     pub size: u64,
 }
 

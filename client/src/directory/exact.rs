@@ -98,7 +98,7 @@ impl Directory {
         if found.digest == *expected {
             return Ok(found);
         }
-        let source = FormatError::DigestMismatch { expected: *expected, found: found.digest };
+        let source = FormatError::DigestMismatch { expected: expected.to_string(), found: found.digest.to_string() };
         Err(Error::Document { path: path.to_owned(), source })
     }
 

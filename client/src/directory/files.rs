@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 /// A directory that files are read from.
 #[derive(Debug)]
-pub(crate) struct Root {
+pub struct Root {
     path: PathBuf,
     real: PathBuf,
     /// Directories known to lie within. There are a few hundred at most.
@@ -18,6 +18,10 @@ pub(crate) struct Root {
 }
 
 impl Root {
+    /// Opens the directory at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is nothing, [`Error::Refused`] if it is not a directory.
     pub fn open(path: &Path) -> Result<Self> {
         let real = path.canonicalize().map_err(Error::io("open", path))?;
         if !real.is_dir() {
@@ -27,15 +31,23 @@ impl Root {
     }
 
     /// As it was given: for messages.
+    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Whether a regular file has this name.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for what is no regular file, or lies outside; [`Error::Io`].
     pub fn exists(&self, relative: &Path) -> Result<bool> {
         Ok(self.length(relative)?.is_some())
     }
 
     /// Bytes of a regular file; `None` if there is nothing of that name.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for what is no regular file, or lies outside; [`Error::Io`].
     pub fn length(&self, relative: &Path) -> Result<Option<u64>> {
         let path = self.path.join(relative);
         match std::fs::symlink_metadata(&path) {
@@ -50,6 +62,9 @@ impl Root {
     }
 
     /// Opens a regular file; its bytes as of now.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for what is no regular file, or lies outside; [`Error::Io`].
     pub fn file(&self, relative: &Path) -> Result<(File, u64)> {
         let path = self.path.join(relative);
         self.check_parent(&path)?;
@@ -67,6 +82,9 @@ impl Root {
     }
 
     /// Reads a document of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Document`] if it is longer, and the errors of [`Self::file`].
     pub fn read(&self, relative: &Path, limit: u64) -> Result<Vec<u8>> {
         let path = self.path.join(relative);
         let (file, length) = self.file(relative)?;
@@ -83,6 +101,9 @@ impl Root {
     }
 
     /// Names in a directory, sorted; none if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a name that is not text, or a directory that lies outside; [`Error::Io`].
     pub fn names(&self, relative: &Path) -> Result<Vec<String>> {
         let path = self.path.join(relative);
         let entries = match std::fs::read_dir(&path) {

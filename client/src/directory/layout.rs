@@ -20,7 +20,8 @@ const PREFIX: &str = "page_manifest.";
 const SUFFIX: &str = ".json";
 
 /// Where a blob lies, raw.
-pub(crate) fn blob(digest: &Digest) -> PathBuf {
+#[must_use]
+pub fn blob(digest: &Digest) -> PathBuf {
     let hex = digest.hex();
     let mut path = PathBuf::with_capacity(160);
     path.extend([BLOBS, digest.algorithm().name(), &hex[..2], &hex]);
@@ -28,7 +29,8 @@ pub(crate) fn blob(digest: &Digest) -> PathBuf {
 }
 
 /// The same file, zstd-compressed.
-pub(crate) fn encoded(path: &Path) -> PathBuf {
+#[must_use]
+pub fn encoded(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".zst");
     name.into()
@@ -66,7 +68,8 @@ pub(crate) fn group_and_rank(name: &str) -> Option<(String, u32)> {
 }
 
 /// Whether `name` may be the name of a file in a directory: one plain component.
-pub(crate) fn is_component(name: &str) -> bool {
+#[must_use]
+pub fn is_component(name: &str) -> bool {
     let plain = !name.contains(['/', '\\']) && !name.chars().any(char::is_control);
     plain && !matches!(name, "" | "." | "..") && name.len() <= 255
 }

@@ -12,7 +12,7 @@ const RUN_DIGEST: u64 = 32;
 
 /// Sums over a snapshot. A blob that is listed twice counts twice: sharing within a snapshot is deduplication too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub struct Totals {
     /// Pages over all trees.
     pub pages: u64,
     /// Blobs and containers, the manifest included.
@@ -23,7 +23,7 @@ pub(crate) struct Totals {
 
 impl Totals {
     /// Of a manifest and those of its layers that list more.
-    pub fn of<'a>(documents: impl IntoIterator<Item = &'a Document>, limits: &Limits) -> Result<Self> {
+    pub(crate) fn of<'a>(documents: impl IntoIterator<Item = &'a Document>, limits: &Limits) -> Result<Self> {
         let mut totals = Self::default();
         for document in documents {
             totals.add(&parse(document, limits)?, document.bytes.len() as u64);

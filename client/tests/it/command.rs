@@ -144,3 +144,37 @@ fn words_of_other_tools_work_or_get_a_tip() {
         assert!(code == 1 && stdout.is_empty() && stderr.contains("hint:") && stderr.contains(says), "{word}: {stderr}");
     }
 }
+
+/// `pf`, linked into a directory of its own.
+fn linked(directory: &Path) -> std::path::PathBuf {
+    let path = directory.join("pf");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_pf"), &path).unwrap();
+    path
+}
+
+#[test]
+fn a_command_that_is_a_program_beside_pf_gets_the_arguments_and_gives_its_exit_code() {
+    use std::os::unix::fs::PermissionsExt;
+    // Beside the build: a hard link cannot lead to another file system.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = linked(dir.path());
+    for (command, program) in [(&["demo"][..], "pf-demo"), (&["import", "processfork"], "pf-import-processfork")] {
+        let script = dir.path().join(program);
+        std::fs::write(&script, "#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit 5\n").unwrap();
+        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+        let arguments = [&["--json", "--store", "a b"], command, &["--help", "--keep=x", "--", "y"]].concat();
+        let output = Command::new(&path).env_clear().env("HOME", dir.path()).args(arguments).output().unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(stdout.lines().collect::<Vec<_>>(), ["--store", "a b", "--json", "--help", "--keep=x", "--", "y"]);
+        assert_eq!(output.status.code(), Some(5));
+    }
+}
+
+#[test]
+fn a_command_whose_program_is_missing_says_what_is_missing_and_where() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let output = Command::new(linked(dir.path())).env_clear().env("HOME", dir.path()).arg("demo").output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{stderr}");
+    assert!(stderr.contains("pf-demo is missing") && stderr.contains("hint: "), "{stderr}");
+}

@@ -15,7 +15,6 @@ mod hostile;
 mod json;
 mod names;
 mod pack;
-mod processfork;
 mod ranges;
 mod run;
 mod snapshot;

@@ -1,5 +1,6 @@
 //! Commands that move snapshots.
 
+use super::Passed;
 use super::reference::{Expected, Relative};
 use clap::Subcommand;
 use pfr_schema::Reference;
@@ -9,34 +10,8 @@ use std::path::PathBuf;
 #[derive(Debug, Subcommand)]
 pub enum Import {
     /// The images of ProcessFork stores, with their lineage
-    #[command(after_help = IMPORT_EXAMPLES)]
-    Processfork(ImportProcessfork),
-}
-
-pub const IMPORT_EXAMPLES: &str = "\
-Examples:
-  pf import processfork ~/.processfork --dry-run
-  pf import processfork ~/.processfork --repository team/old
-  pf import processfork ~/.processfork/images/9f86d081884c….json --local
-
-Images of agent KIND go to PREFIX/KIND, tagged with the first 16 digits of their own digest. Run it again whenever there \
-are more of them: what is there already is neither made nor sent twice.";
-
-/// Arguments of `import processfork`.
-#[derive(Debug, clap::Args)]
-pub struct ImportProcessfork {
-    /// Directories of stores, or single images within them; an image's ancestors come along
-    #[arg(value_name = "STORE|FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
-    pub paths: Vec<PathBuf>,
-    /// Repository, of a registry too, below which they go
-    #[arg(long, value_name = "PREFIX", default_value = "processfork")]
-    pub repository: Reference,
-    /// Into the local store, not into a registry
-    #[arg(long)]
-    pub local: bool,
-    /// Only read and check everything but the contents of pages
-    #[arg(long)]
-    pub dry_run: bool,
+    #[command(after_help = "`pf import processfork --help` lists its options.")]
+    Processfork(Passed),
 }
 
 pub const PUSH_EXAMPLES: &str = "\

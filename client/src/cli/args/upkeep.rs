@@ -3,7 +3,6 @@
 use super::Where;
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
-use std::path::PathBuf;
 
 pub const STATS_EXAMPLES: &str = "\
 Columns:
@@ -124,24 +123,4 @@ pub struct Scrub {
 pub struct Completions {
     /// The shell
     pub shell: clap_complete::Shell,
-}
-
-/// Arguments of `demo`.
-#[derive(Debug, clap::Args)]
-pub struct Demo {
-    /// Work in this directory and keep it
-    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub keep: Option<PathBuf>,
-    /// The model that runs
-    #[arg(long, value_enum, default_value_t = DemoModel::Smollm2)]
-    pub model: DemoModel,
-}
-
-/// A model of the demo.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum DemoModel {
-    /// SmolLM2-135M: tells a story; fetched once, 93 MB
-    Smollm2,
-    /// Random weights and recurrent state: tells numbers; needs no network
-    Hybrid,
 }

@@ -5,7 +5,6 @@ pub mod capture;
 mod diff;
 mod drain;
 mod gc;
-mod import;
 mod inspect;
 mod list;
 pub mod log;
@@ -21,9 +20,9 @@ pub mod stats;
 mod usage;
 mod verify;
 
-use super::args::{Args, Command};
+use super::args::{Args, Command, Import};
+use super::beside::become_program;
 use super::context::Context;
-use super::demo;
 use super::failure::Failure;
 use super::output::human::{natural, number};
 use clap::CommandFactory as _;
@@ -55,13 +54,13 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Match(args) => matching::run(context, args).await,
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,
-        Command::Import(args) => import::run(context, args).await,
+        Command::Import(Import::Processfork(passed)) => Err(become_program("pf-import-processfork", context, passed)),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);
             context.out.write(&script)
         }
-        Command::Demo(args) => demo::run(context, args).await,
+        Command::Demo(passed) => Err(become_program("pf-demo", context, passed)),
         Command::Version => context.out.line(format!("pf {}", env!("CARGO_PKG_VERSION"))),
     }
 }

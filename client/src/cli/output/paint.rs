@@ -35,7 +35,6 @@ impl Paint {
     }
 
     /// No colours.
-    #[cfg(test)]
     pub const fn plain() -> Self {
         Self { enabled: false }
     }

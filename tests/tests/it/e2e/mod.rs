@@ -7,7 +7,6 @@ mod lock;
 mod machine;
 mod memory;
 mod network;
-mod processfork;
 mod refusals;
 mod storage_full;
 mod wire;

@@ -1,0 +1,76 @@
+//! From arguments to an exit code: the same for `pf` and for its programs.
+
+use super::args::Global;
+use super::context::Context;
+use super::failure::Failure;
+use super::{signals, usage};
+use pfr_schema::ErrorCode;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit code of a bug.
+pub const BUG: u8 = 70;
+
+/// A command line, and the work that it asks for.
+pub trait Program: clap::Parser {
+    /// The last words of an interrupted run: how to go on.
+    const FAREWELL: &str;
+
+    /// The options that all programs share.
+    fn global(&self) -> &Global;
+
+    /// Does the work.
+    fn run(self, context: &mut Context) -> impl Future<Output = Result<(), Failure>>;
+}
+
+/// Parses the arguments, does the work, and reports how it went.
+pub fn main<P: Program>() -> ExitCode {
+    // Known before the arguments are parsed: an error in them is JSON, too.
+    let json = usage::asks_for_json(std::env::args_os());
+    std::panic::set_hook(Box::new(move |panic| {
+        let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
+        let what = panic.payload_as_str().unwrap_or("a panic without a message");
+        let bug = Failure::bare(ErrorCode::Internal, format!("bug in pf: {what}{place}"));
+        bug.hint("please report this with the command you ran; nothing acknowledged is lost").report(json);
+        std::process::exit(i32::from(BUG));
+    }));
+    let program = match usage::parse::<P>(json) {
+        Ok(program) => program,
+        Err(code) => return code,
+    };
+    start_log();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Failure::bare(ErrorCode::Internal, format!("cannot start worker threads: {error}")).report(json),
+    };
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = run(program) => result,
+            interrupted = signals::interrupted(P::FAREWELL) => Err(interrupted),
+        }
+    });
+    // Hashing threads may still be busy with pages that are no longer needed.
+    runtime.shutdown_timeout(Duration::from_millis(50));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(json),
+    }
+}
+
+async fn run<P: Program>(program: P) -> Result<(), Failure> {
+    let mut context = Context::new(program.global().clone())?;
+    let result = program.run(&mut context).await;
+    let flushed = context.out.flush();
+    result.map_err(|failure| failure.at(&context.site()))?;
+    flushed
+}
+
+/// A log on stderr, only if `RUST_LOG` asks for one.
+fn start_log() {
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::util::SubscriberInitExt as _;
+    if let Some(filter) = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok()) {
+        tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr).finish().with(filter).init();
+    }
+}

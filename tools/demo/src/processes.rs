@@ -1,0 +1,133 @@
+//! The demo's child processes.
+
+use pfr_client::cli::Failure;
+use pfr_client::cli::output::human::printable;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+const READY: &str = "listening on ";
+
+/// A child and where it writes its log; killed when it is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Starts `program` in `root`. What it writes to stderr goes to `<name>.log` there.
+    ///
+    /// It does not get our Ctrl-C, for we end it ourselves, and none of the settings for `pf` and
+    /// its kin but where the model lies.
+    pub fn start(program: &Path, root: &Path, name: &str, args: &[&str], stdin: Stdio) -> Result<Self, Failure> {
+        let log = root.join(format!("{name}.log"));
+        let file = File::options().create(true).append(true).open(&log);
+        let file = file.map_err(|e| Failure::new(1, format!("cannot write {}: {e}", log.display())))?;
+        let mut command = Command::new(program);
+        for (variable, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PF_") && name != "PF_CACHE") {
+            command.env_remove(variable);
+        }
+        command.args(args).current_dir(root).stdin(stdin).stdout(Stdio::piped()).stderr(file);
+        let child = command.kill_on_drop(true).process_group(0).spawn();
+        let child = child.map_err(|e| Failure::new(1, format!("cannot start {}: {e}", program.display())))?;
+        Ok(Self { child, name: name.to_owned(), log })
+    }
+
+    /// The child, for its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Waits until it has ended by itself, and fails unless it ended well.
+    pub async fn ended(&mut self) -> Result<(), Failure> {
+        match timeout(STOP_LIMIT, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(self.failed(status)),
+            Ok(Err(e)) => Err(Failure::new(70, format!("cannot wait for {}: {e}", self.name))),
+            Err(_) => Err(Failure::new(70, format!("{} did not end within {STOP_LIMIT:?}{}", self.name, tail(&self.log)))),
+        }
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub async fn stop(mut self) -> Result<(), Failure> {
+        if let Some(pid) = self.child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed())) {
+            // If it is gone already, waiting says so.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        self.ended().await
+    }
+
+    /// An error about it, with the end of its log.
+    pub fn says(&self, exit: u8, what: &str) -> Failure {
+        Failure::new(exit, format!("{} {what}{}", self.name, tail(&self.log)))
+    }
+
+    fn failed(&self, status: ExitStatus) -> Failure {
+        let exit = status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(70);
+        self.says(exit, &format!("ended badly ({status})"))
+    }
+}
+
+/// Starts a program that says where it listens, and waits until it does. Gives what it says.
+pub async fn service(program: &Path, root: &Path, name: &str, args: &[&str]) -> Result<(Running, String), Failure> {
+    let mut running = Running::start(program, root, name, args, Stdio::null())?;
+    let stdout = running.child.stdout.take().ok_or_else(|| Failure::new(70, format!("{name} has no stdout")))?;
+    let mut lines = BufReader::new(stdout).lines();
+    let ready = async {
+        while let Ok(Some(line)) = lines.next_line().await {
+            if let Some(place) = line.trim().strip_prefix(READY) {
+                return Some(place.trim_end_matches('/').to_owned());
+            }
+        }
+        None
+    };
+    let Ok(Some(place)) = timeout(START_LIMIT, ready).await else { return Err(running.says(7, "did not start")) };
+    // Whatever else it says must not fill the pipe.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Ok((running, place))
+}
+
+/// The last lines of a log, for an error message.
+fn tail(log: &Path) -> String {
+    const LINES: usize = 12;
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let shown = lines[lines.len().saturating_sub(LINES)..].join("\n    ");
+    format!(":\n    {}", printable(&shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_does_not_start_shows_its_last_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ["-c", "echo out; echo last words >&2; exit 7"];
+        let Failure::Error { exit, message, .. } = service(Path::new("/bin/sh"), dir.path(), "shell", &args).await.unwrap_err() else {
+            panic!("an error")
+        };
+        assert_eq!(exit, 7);
+        assert!(message.contains("shell did not start") && message.contains("last words"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_says_where_it_listens_is_stopped_by_a_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ["-c", "trap 'exit 0' TERM; echo listening on here/; while :; do read line || sleep 0.01; done"];
+        let (running, place) = service(Path::new("/bin/sh"), dir.path(), "shell", &args).await.unwrap();
+        assert_eq!(place, "here");
+        running.stop().await.unwrap();
+    }
+}

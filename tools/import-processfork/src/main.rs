@@ -1,0 +1,5 @@
+//! The program `pf-import-processfork`: `pf import processfork`.
+
+fn main() -> std::process::ExitCode {
+    pfr_client::cli::run::<pfr_import_processfork::command::ImportProcessfork>()
+}
