@@ -106,7 +106,6 @@ fn measure(memory: &dyn PageMemory, pages: &[Page]) -> Outcome<serde_json::Value
     Ok(serde_json::json!({
         "bytes": bytes,
         "sha256": rate(bytes, || memory.hash(Algorithm::Sha256, pages).map(drop))?,
-        "blake3": rate(bytes, || memory.hash(Algorithm::Blake3, pages).map(drop))?,
         "read": rate(bytes, || memory.read(pages, &mut |_, _| true))?,
         "set_aside": rate(bytes, || memory.set_aside(pages).map(drop))?,
         "write": rate(bytes, || memory.write(&write, None))?,

@@ -1,5 +1,5 @@
-// Page hashing and copying on the device. One source, two compilers: NVRTC makes pages.ptx of it, and a C++ compiler (shim.hpp)
-// makes a library that the tests compare with other implementations of the same digests, without a GPU.
+// Page hashing and copying on the device. One source, two compilers: NVRTC makes pages.ptx.zst of it, and a C++ compiler (shim.hpp)
+// makes a library that the tests compare with another implementation of the same digest, without a GPU.
 //
 // A page is a list of segments, its bytes theirs, one after another. Segments have any length and any alignment. Page i has the
 // segments first[i] .. first[i] + count[i] of the flat arrays `ptrs` (addresses) and `lens` (bytes).
@@ -44,17 +44,6 @@ __device__ __forceinline__ Cursor open_page(const u64* ptrs, const u64* lens, u3
   c.bytes = 0;
   advance(c);
   return c;
-}
-
-__device__ __forceinline__ void skip(Cursor& c, u64 n) {
-  while (n > 0) {
-    u64 now = n < c.bytes ? n : c.bytes;
-    if (now == 0) return;
-    c.at += now;
-    c.bytes -= now;
-    n -= now;
-    advance(c);
-  }
 }
 
 __device__ __forceinline__ u64 page_bytes(const u64* lens, u32 first, u32 count) {
@@ -204,134 +193,6 @@ extern "C" __global__ void __launch_bounds__(128)
   sha_compress(s, w);
 #pragma unroll
   for (int j = 0; j < 8; j++) out[i * 8 + j] = swap_bytes(s[j]);
-}
-
-// ---------------------------------------------------------------------------------------------------------------- BLAKE3
-
-#define B3_CHUNK 1024u
-#define B3_CHUNK_START 1u
-#define B3_CHUNK_END 2u
-#define B3_PARENT 4u
-#define B3_ROOT 8u
-
-__constant__ u32 B3_IV[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-
-#define B3_G(a, b, c, d, x, y) \
-  a = a + b + (x);             \
-  d = ROTR(d ^ a, 16);         \
-  c = c + d;                   \
-  b = ROTR(b ^ c, 12);         \
-  a = a + b + (y);             \
-  d = ROTR(d ^ a, 8);          \
-  c = c + d;                   \
-  b = ROTR(b ^ c, 7);
-
-// One block; the chaining value is replaced, m is used up.
-__device__ __forceinline__ void b3_compress(u32 cv[8], u32 m[16], u64 counter, u32 bytes, u32 flags) {
-  u32 v[16];
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    v[i] = cv[i];
-    v[8 + i] = B3_IV[i];
-  }
-  v[12] = (u32)counter;
-  v[13] = (u32)(counter >> 32);
-  v[14] = bytes;
-  v[15] = flags;
-#pragma unroll
-  for (int r = 0; r < 7; r++) {
-    B3_G(v[0], v[4], v[8], v[12], m[0], m[1])
-    B3_G(v[1], v[5], v[9], v[13], m[2], m[3])
-    B3_G(v[2], v[6], v[10], v[14], m[4], m[5])
-    B3_G(v[3], v[7], v[11], v[15], m[6], m[7])
-    B3_G(v[0], v[5], v[10], v[15], m[8], m[9])
-    B3_G(v[1], v[6], v[11], v[12], m[10], m[11])
-    B3_G(v[2], v[7], v[8], v[13], m[12], m[13])
-    B3_G(v[3], v[4], v[9], v[14], m[14], m[15])
-    u32 t[16] = {m[2], m[6], m[3], m[10], m[7], m[0], m[4], m[13], m[1], m[11], m[12], m[5], m[9], m[14], m[15], m[8]};
-#pragma unroll
-    for (int i = 0; i < 16; i++) m[i] = t[i];
-  }
-#pragma unroll
-  for (int i = 0; i < 8; i++) cv[i] = v[i] ^ v[i + 8];
-}
-
-// The chaining value of one chunk (the digest, if it is the only one) of n <= 1024 bytes, read from the cursor.
-__device__ __forceinline__ void b3_chunk(Cursor& c, u64 index, u32 n, bool only, u32 cv[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; i++) cv[i] = B3_IV[i];
-  u32 blocks = n > 64 ? (n + 63) / 64 : 1;
-  u32 next[16], m[16];
-  u32 size = n < 64 ? n : 64;
-  load_block(c, size, next);
-  for (u32 b = 0; b < blocks; b++) {
-#pragma unroll
-    for (int i = 0; i < 16; i++) m[i] = next[i];
-    u32 now = size;
-    bool end = b + 1 == blocks;
-    if (!end) {
-      u32 done = (b + 1) * 64;
-      size = n - done < 64 ? n - done : 64;
-      load_block(c, size, next);
-    }
-    u32 flags = (b == 0 ? B3_CHUNK_START : 0u) | (end ? B3_CHUNK_END : 0u) | (end && only ? B3_ROOT : 0u);
-    b3_compress(cv, m, index, now, flags);
-  }
-}
-
-// One page per block at a time, the blocks taking turns; any number of threads per block up to 256.
-//
-// `scratch` has room for chunks + (chunks + 1) / 2 chaining values of 8 words per block, chunks = those of the largest page:
-// `room` words per block. `out` gets 8 words a page.
-extern "C" __global__ void __launch_bounds__(256)
-    pf_blake3_pages(const u64* ptrs, const u64* lens, const u32* first, const u32* count, u32 pages, u32* scratch, u64 room, u32* out) {
-  u32* mine = scratch + (u64)blockIdx.x * room;
-  for (u64 page = blockIdx.x; page < pages; page += gridDim.x) {
-    u64 bytes = page_bytes(lens, first[page], count[page]);
-    u64 chunks = bytes > B3_CHUNK ? (bytes + B3_CHUNK - 1) / B3_CHUNK : 1;
-    // Chunks over threads: thread t takes t, t + blockDim, …, walking forward through the segments.
-    Cursor c = open_page(ptrs, lens, first[page], count[page]);
-    u64 at = 0;
-    for (u64 chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
-      u64 begin = chunk * B3_CHUNK;
-      u32 n = (u32)(bytes - begin < B3_CHUNK ? bytes - begin : B3_CHUNK);
-      skip(c, begin - at);
-      at = begin + n;
-      u32 cv[8];
-      b3_chunk(c, chunk, n, chunks == 1, cv);
-#pragma unroll
-      for (int i = 0; i < 8; i++) mine[chunk * 8 + i] = cv[i];
-    }
-    __syncthreads();
-    // Neighbours are merged until one is left, an odd last one going up as it is: the same tree as BLAKE3's, whose left subtrees
-    // are the largest powers of two. Levels alternate between two buffers, so no thread reads what another writes.
-    u32* from = mine;
-    u32* to = mine + chunks * 8;
-    for (u64 left = chunks; left > 1;) {
-      u64 pairs = left / 2;
-      for (u64 k = threadIdx.x; k < pairs; k += blockDim.x) {
-        u32 m[16], cv[8];
-#pragma unroll
-        for (int i = 0; i < 16; i++) m[i] = from[k * 16 + i];
-#pragma unroll
-        for (int i = 0; i < 8; i++) cv[i] = B3_IV[i];
-        b3_compress(cv, m, 0, 64, B3_PARENT | (left == 2 ? B3_ROOT : 0u));
-#pragma unroll
-        for (int i = 0; i < 8; i++) to[k * 8 + i] = cv[i];
-      }
-      if (left % 2 == 1) {
-        for (u32 i = threadIdx.x; i < 8; i += blockDim.x) to[pairs * 8 + i] = from[(left - 1) * 8 + i];
-      }
-      __syncthreads();
-      u32* swap = from;
-      from = to;
-      to = swap;
-      left = pairs + left % 2;
-    }
-    for (u32 i = threadIdx.x; i < 8; i += blockDim.x) out[page * 8 + i] = from[i];
-    // The next page overwrites what a slower thread of this one may still read.
-    __syncthreads();
-  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------- copying

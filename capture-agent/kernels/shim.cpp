@@ -8,11 +8,6 @@ void shim_sha256_pages(u32 blocks, u32 threads, const u64* ptrs, const u64* lens
   shim::launch(blocks, threads, [&] { pf_sha256_pages(ptrs, lens, first, count, pages, out); });
 }
 
-void shim_blake3_pages(u32 blocks, u32 threads, const u64* ptrs, const u64* lens, const u32* first, const u32* count, u32 pages,
-                       u32* scratch, u64 room, u32* out) {
-  shim::launch(blocks, threads, [&] { pf_blake3_pages(ptrs, lens, first, count, pages, scratch, room, out); });
-}
-
 void shim_gather(u32 blocks, u32 threads, const u64* ptrs, const u64* lens, const u64* at, u32 segments, u64 base) {
   shim::launch(blocks, threads, [&] { pf_gather(ptrs, lens, at, segments, base); });
 }

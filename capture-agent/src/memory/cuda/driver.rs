@@ -3,20 +3,21 @@
 use super::super::MemoryError;
 use cudarc::driver::sys;
 use parking_lot::Mutex;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
-/// The kernels, built from `kernels/pages.cu`; the driver wants a NUL at the end.
-const PTX: &str = concat!(include_str!("../../../kernels/pages.ptx"), "\0");
+/// The kernels as PTX text, built from `kernels/pages.cu` and compressed by `kernels/build-ptx`.
+const PTX: &[u8] = include_bytes!("../../../kernels/pages.ptx.zst");
 
 /// Devices in use.
 static DEVICES: Mutex<Vec<([u8; 16], Weak<Device>)>> = Mutex::new(Vec::new());
 
-/// Whether the driver's library is there. Every other call of the driver comes after this one has said yes: without the library they
-/// panic.
+/// Whether the driver's library is there. Every other call of the driver comes after this one has
+/// said yes: without the library they panic.
 pub(super) fn library() -> Result<(), MemoryError> {
-    // SAFETY: it only tries to open the library by name; the driver's initialisers are meant to be run so.
+    // SAFETY: it only tries to open the library by name; the driver's initialisers are meant to be
+    // run so.
     if unsafe { sys::is_culib_present() } {
         return Ok(());
     }
@@ -33,7 +34,8 @@ pub(super) fn check(what: &'static str, answer: sys::CUresult) -> Result<(), Mem
 
 fn describe(answer: sys::CUresult) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: the driver is loaded (it answered); it stores a pointer to a static string, or null for a code it does not know.
+    // SAFETY: the driver is loaded (it answered); it stores a pointer to a static string, or null
+    // for a code it does not know.
     let known = unsafe { sys::cuGetErrorString(answer, &raw mut text) };
     if known != sys::CUresult::CUDA_SUCCESS || text.is_null() {
         return format!("{answer:?}");
@@ -49,6 +51,13 @@ pub(super) fn log(what: &'static str, answer: sys::CUresult) {
     }
 }
 
+/// The text of the kernels; the driver wants a NUL at the end.
+fn image() -> Result<CString, MemoryError> {
+    let reason = |e: &dyn std::fmt::Display| MemoryError::Unreachable { what: "unpack the kernels", reason: e.to_string() };
+    let text = zstd::decode_all(PTX).map_err(|e| reason(&e))?;
+    CString::new(text).map_err(|e| reason(&e))
+}
+
 fn start() -> Result<(), MemoryError> {
     library()?;
     // SAFETY: the library is there; the call may be made any number of times, from any thread.
@@ -62,7 +71,8 @@ fn start() -> Result<(), MemoryError> {
 /// UUIDs of the GPUs that this process sees, in the order of their numbers.
 ///
 /// # Errors
-/// [`MemoryError::Unsupported`] without a driver, [`MemoryError::Unreachable`] if it does not answer.
+/// [`MemoryError::Unsupported`] without a driver, [`MemoryError::Unreachable`] if it does not
+/// answer.
 pub fn devices() -> Result<Vec<String>, MemoryError> {
     start()?;
     Ok(list()?.into_iter().map(|(_, uuid)| format!("GPU-{}", uuid::Uuid::from_bytes(uuid))).collect())
@@ -93,7 +103,8 @@ fn parse(uuid: &str) -> Result<[u8; 16], MemoryError> {
     Ok(parsed.map_err(unreachable)?.into_bytes())
 }
 
-/// A GPU: its primary context, held, and the kernels, loaded. All calls of the driver for it happen inside [`Device::enter`].
+/// A GPU: its primary context, held, and the kernels, loaded. All calls of the driver for it happen
+/// inside [`Device::enter`].
 pub(super) struct Device {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -107,13 +118,12 @@ pub(super) struct Device {
 /// The kernels of `pages.cu`.
 pub(super) struct Kernels {
     pub(super) sha256: sys::CUfunction,
-    pub(super) blake3: sys::CUfunction,
     pub(super) gather: sys::CUfunction,
     pub(super) scatter: sys::CUfunction,
 }
 
-// SAFETY: the handles are names of driver objects, which the driver lets any thread use while the context is current there
-// (`enter`); they are created once and freed once, in `drop`.
+// SAFETY: the handles are names of driver objects, which the driver lets any thread use while the
+// context is current there (`enter`); they are created once and freed once, in `drop`.
 unsafe impl Send for Device {}
 // SAFETY: as above; the driver does its own locking.
 unsafe impl Sync for Device {}
@@ -130,7 +140,8 @@ pub(super) struct Current<'a>(PhantomData<(&'a Device, *const ())>);
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: made only by `enter`, which pushed; it cannot leave its thread, so this pops what was pushed.
+        // SAFETY: made only by `enter`, which pushed; it cannot leave its thread, so this pops what
+        // was pushed.
         log("leave the GPU's context", unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) });
     }
 }
@@ -167,13 +178,15 @@ impl Device {
             device,
             context,
             module: none.cast(),
-            kernels: Kernels { sha256: none.cast(), blake3: none.cast(), gather: none.cast(), scatter: none.cast() },
+            kernels: Kernels { sha256: none.cast(), gather: none.cast(), scatter: none.cast() },
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(1).max(1),
         };
+        let image = image()?;
         let current = this.enter()?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: the context is current; the image is NUL-terminated text that lives as long as the program.
-        check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast::<c_void>()) })?;
+        // SAFETY: the context is current; the image is NUL-terminated text, which the driver
+        // compiles before it returns.
+        check("load the kernels", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast::<c_void>()) })?;
         let function = |name: &CStr| {
             let mut function = std::ptr::null_mut();
             // SAFETY: the module was just loaded; the name is NUL-terminated.
@@ -183,7 +196,6 @@ impl Device {
         let kernels = (|| {
             Ok::<_, MemoryError>(Kernels {
                 sha256: function(c"pf_sha256_pages")?,
-                blake3: function(c"pf_blake3_pages")?,
                 gather: function(c"pf_gather")?,
                 scatter: function(c"pf_scatter")?,
             })
@@ -196,7 +208,8 @@ impl Device {
 
     /// Makes the context current on this thread.
     pub(super) fn enter(&self) -> Result<Current<'_>, MemoryError> {
-        // SAFETY: the context is held for as long as `self` lives, which the result does not outlive.
+        // SAFETY: the context is held for as long as `self` lives, which the result does not
+        // outlive.
         check("enter the GPU's context", unsafe { sys::cuCtxPushCurrent_v2(self.context) })?;
         Ok(Current(PhantomData))
     }
@@ -221,10 +234,25 @@ impl Drop for Device {
         if !self.module.is_null()
             && let Ok(_current) = self.enter()
         {
-            // SAFETY: loaded in this context, and no call of ours runs: each holds the device while it does.
+            // SAFETY: loaded in this context, and no call of ours runs: each holds the device while
+            // it does.
             log("unload the kernels", unsafe { sys::cuModuleUnload(self.module) });
         }
-        // SAFETY: retained once, in `load`; everything made in the context holds the device, so nothing of it is left.
+        // SAFETY: retained once, in `load`; everything made in the context holds the device, so
+        // nothing of it is left.
         log("release the GPU's context", unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_kernels_unpack_and_are_those_that_are_looked_for() {
+        let image = image().unwrap();
+        let text = image.to_str().unwrap();
+        let entries: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(".visible .entry ")).collect();
+        assert_eq!(entries, ["pf_sha256_pages(", "pf_gather(", "pf_scatter("]);
     }
 }

@@ -60,7 +60,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a map of single bytes: what is taken was free and is aligned, a refusal is right, and all comes back as one part.
+        /// Against a map of single bytes: what is taken was free and is aligned, a refusal is
+        /// right, and all comes back as one part.
         #[test]
         fn it_agrees_with_a_map_of_bytes(steps in proptest::collection::vec((any::<bool>(), 0u64..200, 0usize..64), 1..200)) {
             let (total, align) = (1024u64, 16u64);

@@ -1,4 +1,5 @@
-//! Allocations of another process, opened by IPC handle: once each, however many memories lie in them.
+//! Allocations of another process, opened by IPC handle: once each, however many memories lie in
+//! them.
 
 use super::super::MemoryError;
 use super::driver::{Device, check, log};
@@ -7,8 +8,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What is open, by GPU and handle: address and how many use it. Opening and closing happen under the lock, so that a handle is never
-/// opened while it is being closed.
+/// What is open, by GPU and handle: address and how many use it. Opening and closing happen under
+/// the lock, so that a handle is never opened while it is being closed.
 static OPEN: Mutex<Option<HashMap<Key, (u64, usize)>>> = Mutex::new(None);
 
 type Key = (sys::CUdevice, [u8; 64]);
@@ -38,7 +39,8 @@ impl Mapping {
                 let raw = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
                 let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
                 let mut at = 0;
-                // SAFETY: the context is current; the driver checks the handle, which is passed by value.
+                // SAFETY: the context is current; the driver checks the handle, which is passed by
+                // value.
                 check("open the engine's IPC handle", unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut at, raw, flags) })?;
                 open.insert(key, (at, 1));
                 at
@@ -75,7 +77,8 @@ impl Drop for Mapping {
         *users -= 1;
         if *users == 0 {
             open.remove(&key);
-            // SAFETY: opened once by this table, closed once; every call on the memory has drained its streams before it returned.
+            // SAFETY: opened once by this table, closed once; every call on the memory has drained
+            // its streams before it returned.
             log("close the engine's IPC handle", unsafe { sys::cuIpcCloseMemHandle(self.at) });
         }
     }

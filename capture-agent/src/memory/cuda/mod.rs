@@ -1,19 +1,21 @@
 //! GPU memory of another process, through the CUDA driver that is found at run time.
 //!
 //! ```text
-//! open_ipc (ipc) ┐                       hash ─▶ kernels (SHA-256: a page per thread, BLAKE3: a page per block)
+//! open_ipc (ipc) ┐                       hash ─▶ kernel (SHA-256: a page per thread)
 //!                ├▶ device: PageMemory ─▶ read / write (transfer) ─▶ pinned ring (pinned, extents), two streams
 //! open_vmm (vmm) ┘                       set_aside ─▶ gather kernel ─▶ an allocation of ours
 //! driver: library, contexts, kernels · stream: streams, events, buffers, launches · plan: every decision that needs no GPU
 //! ```
 //!
-//! Calls come from any thread: each makes the device's primary context current for its own duration, and drains its streams before it
-//! returns, also when it fails, so nothing is freed under a copy. No call touches the default stream.
+//! Calls come from any thread. Each call makes the device's primary context current while it runs,
+//! and drains its streams before it returns, after an error too, so that no memory is freed under a
+//! copy. No call uses the default stream.
 
 mod device;
 mod driver;
 mod extents;
 mod ipc;
+mod mapped;
 mod pinned;
 mod plan;
 mod stream;
@@ -30,13 +32,14 @@ use pinned::PinnedRing;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Opens an allocation that another process shares by a CUDA IPC handle: `bytes` from `offset` of it, on the GPU with this UUID
-/// (`GPU-…` or bare). Pages go through `ring_bytes` of pinned host memory. The mapping is closed when the last memory of this handle
-/// is dropped.
+/// Opens an allocation that another process shares by a CUDA IPC handle: `bytes` from `offset` of
+/// it, on the GPU with this UUID (`GPU-…` or bare). Pages go through `ring_bytes` of pinned host
+/// memory. The mapping is closed when the last memory of this handle is dropped.
 ///
 /// # Errors
-/// [`MemoryError::Unsupported`] without a CUDA driver, [`MemoryError::Unreachable`] if the GPU is not there or the handle cannot be
-/// opened, [`MemoryError::OutOfBounds`] if the allocation is smaller, [`MemoryError::NoRoom`] if the ring cannot be pinned.
+/// [`MemoryError::Unsupported`] without a CUDA driver, [`MemoryError::Unreachable`] if the GPU is
+/// not there or the handle cannot be opened, [`MemoryError::OutOfBounds`] if the allocation is
+/// smaller, [`MemoryError::NoRoom`] if the ring cannot be pinned.
 pub fn open_ipc(handle: [u8; 64], offset: u64, bytes: u64, device_uuid: &str, ring_bytes: u64) -> Result<Arc<dyn PageMemory>, MemoryError> {
     let device = Device::open(device_uuid)?;
     let mapping = ipc::Mapping::open(&device, handle)?;
@@ -46,8 +49,8 @@ pub fn open_ipc(handle: [u8; 64], offset: u64, bytes: u64, device_uuid: &str, ri
     Ok(Arc::new(DeviceMemory::new(device, Owner::Ipc(mapping), at, bytes, ring)))
 }
 
-/// Opens an allocation of CUDA's virtual memory management that another process exported as a POSIX descriptor: `bytes` from `offset`
-/// of it. Otherwise as [`open_ipc`].
+/// Opens an allocation of CUDA's virtual memory management that another process exported as a POSIX
+/// descriptor: `bytes` from `offset` of it. Otherwise as [`open_ipc`].
 ///
 /// # Errors
 /// As [`open_ipc`].

@@ -1,4 +1,5 @@
-//! The ring: pinned host memory that copies to and from the device go through. Who wants more waits until others let go.
+//! The ring: pinned host memory that copies to and from the device go through. A copy waits until
+//! enough bytes are free.
 
 use super::super::MemoryError;
 use super::driver::{Device, check, log};
@@ -21,7 +22,8 @@ pub(super) struct PinnedRing {
     freed: Condvar,
 }
 
-// SAFETY: `base` is memory of this process that any thread may touch; regions of it are handed out so that each byte has one owner.
+// SAFETY: `base` is memory of this process that any thread may touch; regions of it are handed out
+// so that each byte has one owner.
 unsafe impl Send for PinnedRing {}
 // SAFETY: as above; what is shared is behind a lock.
 unsafe impl Sync for PinnedRing {}
@@ -63,7 +65,7 @@ impl PinnedRing {
         Some(Region { ring: self.clone(), at, reserved, bytes })
     }
 
-    /// A region of `bytes`; waits until others have let go of as much.
+    /// A region of `bytes`; waits until as many bytes are free.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Region, MemoryError> {
         if bytes > self.total {
             return Err(MemoryError::NoRoom { what: "ring", needed: bytes, free: self.total });
@@ -82,7 +84,8 @@ impl PinnedRing {
 impl Drop for PinnedRing {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter() {
-            // SAFETY: allocated once, freed once; every region holds the ring, so none is left, and no copy runs on it.
+            // SAFETY: allocated once, freed once; every region holds the ring, so none is left, and
+            // no copy runs on it.
             log("free pinned memory", unsafe { sys::cuMemFreeHost(self.base.as_ptr().cast()) });
         }
     }
@@ -111,7 +114,8 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer().add(to as usize), bytes.len()) }
     }
 
-    /// The filled region as pages of these lengths, one after another, each giving its own part back when it is dropped.
+    /// The filled region as pages of these lengths, one after another, each giving its own part
+    /// back when it is dropped.
     ///
     /// # Safety
     /// Every byte was written, and no copy runs on it any more.
@@ -143,7 +147,8 @@ struct Filled(Region);
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
         let Region { ring, at, bytes, .. } = &self.0;
-        // SAFETY: inside the ring, ours alone, every byte written, and nobody writes while this lives (promised to `split`).
+        // SAFETY: inside the ring, ours alone, every byte written, and no thread writes while this
+        // lives (the contract of `split`).
         unsafe { std::slice::from_raw_parts(ring.base.as_ptr().add(*at as usize), *bytes as usize) }
     }
 }

@@ -2,21 +2,21 @@
 
 use super::super::{MemoryError, Page, Span};
 
-/// Bytes of one batch on its way between device and ring: enough to keep the bus busy for longer than a batch takes to issue.
+/// Bytes of one batch on its way between device and ring: enough to keep the bus busy for longer
+/// than a batch takes to issue.
 pub(super) const BATCH: u64 = 8 << 20;
 /// Bytes of the device buffer that collects small runs, one for each of the two streams.
 pub(super) const STAGE: u64 = 8 << 20;
 /// Runs of a stage at most; bounds its table.
 pub(super) const STAGE_RUNS: usize = 16 << 10;
-/// Runs that are on average shorter are collected by a kernel first: issuing one copy costs about two microseconds, in which the bus
-/// moves this much.
+/// Runs that are on average shorter are collected by a kernel first: issuing one copy costs about
+/// two microseconds, in which the bus moves this much.
 pub(super) const SHORT_RUN: u64 = 128 << 10;
-/// Bytes that one block of threads copies: longer runs are cut, so that few long ones keep the whole device busy.
+/// Bytes that one block of threads copies: longer runs are cut, so that few long ones keep the
+/// whole device busy.
 pub(super) const PIECE: u64 = 32 << 10;
-/// Device memory for tables, stages and scratch of the calls that may run at once.
+/// Device memory for tables and stages of the calls that may run at once.
 pub(super) const RESERVE: u64 = 128 << 20;
-/// Scratch of the BLAKE3 kernel; a single page may need more.
-const SCRATCH: u64 = 48 << 20;
 
 /// A run of bytes: `bytes` at `at` in the memory, `to` in the packed form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,8 @@ pub(super) fn directly(runs: &[Run]) -> bool {
     runs.iter().map(|run| run.bytes).sum::<u64>() >= SHORT_RUN * runs.len() as u64
 }
 
-/// Groups pieces in order so that none has more than [`STAGE`] bytes or [`STAGE_RUNS`] pieces. Each group is contiguous when packed.
+/// Groups pieces in order so that none has more than [`STAGE`] bytes or [`STAGE_RUNS`] pieces. Each
+/// group is contiguous when packed.
 pub(super) fn stages(pieces: &[Run]) -> Vec<&[Run]> {
     let mut out = Vec::new();
     let mut begin = 0;
@@ -95,7 +96,8 @@ pub(super) fn stages(pieces: &[Run]) -> Vec<&[Run]> {
     out
 }
 
-/// How many of these lengths make one batch: at least one, and no more than `limit` bytes otherwise.
+/// How many of these lengths make one batch: at least one, and no more than `limit` bytes
+/// otherwise.
 pub(super) fn batch(lengths: impl Iterator<Item = u64>, limit: u64) -> (usize, u64) {
     let (mut count, mut total) = (0, 0u64);
     for bytes in lengths {
@@ -108,39 +110,16 @@ pub(super) fn batch(lengths: impl Iterator<Item = u64>, limit: u64) -> (usize, u
     (count, total)
 }
 
-/// Blocks and threads per block for one page a thread. A page is a chain of blocks that cannot be split, and about eight warps keep a
-/// multiprocessor busy: with few pages warps are left partly empty rather than multiprocessors idle.
+/// Blocks and threads per block for one page a thread. A page is a chain of blocks that cannot be
+/// split, and about eight warps keep a multiprocessor busy: with few pages warps are left partly
+/// empty rather than multiprocessors idle.
 pub(super) fn sha256_grid(pages: u32, multiprocessors: u32) -> (u32, u32) {
     let threads = pages.div_ceil(multiprocessors.max(1) * 8).clamp(1, 32);
     (pages.div_ceil(threads).max(1), threads)
 }
 
-/// A grid of the BLAKE3 kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blake3Grid {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
-    /// Words of scratch per block.
-    pub(super) room: u64,
-}
-
-impl Blake3Grid {
-    /// For pages of at most `largest` bytes: threads in whole warps with few idle in the last round, blocks as scratch allows.
-    pub(super) fn new(pages: u32, largest: u64, multiprocessors: u32) -> Self {
-        let chunks = largest.div_ceil(1024).max(1);
-        let threads = chunks.div_ceil(chunks.div_ceil(256)).next_multiple_of(32) as u32;
-        let room = (chunks + chunks.div_ceil(2)) * 8;
-        let fit = u32::try_from(SCRATCH / (room * 4)).unwrap_or(u32::MAX);
-        Self { blocks: pages.min(multiprocessors.max(1) * 8).min(fit).max(1), threads, room }
-    }
-
-    /// Bytes of scratch.
-    pub(super) fn scratch(&self) -> u64 {
-        u64::from(self.blocks) * self.room * 4
-    }
-}
-
-/// Whether `aside` bytes of device memory can be taken and pages of `largest` bytes copied out, before anything is begun.
+/// Whether `aside` bytes of device memory can be taken and pages of `largest` bytes copied out,
+/// before anything is begun.
 pub(super) fn preflight(ring: u64, free: u64, aside: u64, largest: u64) -> Result<(), MemoryError> {
     if largest > ring {
         return Err(MemoryError::NoRoom { what: "ring", needed: largest, free: ring });

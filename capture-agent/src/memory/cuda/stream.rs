@@ -1,10 +1,11 @@
 //! Streams, events, buffers on the device, and the launches of the kernels.
 //!
-//! Everything here is used while the device's context is current ([`Device::enter`]); destructors make it current themselves.
+//! Everything here is used while the device's context is current ([`Device::enter`]); destructors
+//! make it current themselves.
 
 use super::super::MemoryError;
 use super::driver::{Device, check, log};
-use super::plan::{Blake3Grid, sha256_grid};
+use super::plan::sha256_grid;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ impl Buffer {
     pub(super) fn new(device: &Arc<Device>, bytes: u64) -> Result<Self, MemoryError> {
         let _current = device.enter()?;
         let mut at = 0;
-        // SAFETY: the context is current; one address is written. Nothing of zero bytes can be allocated, so it is one at least.
+        // SAFETY: the context is current; one address is written. Nothing of zero bytes can be
+        // allocated, so it is one at least.
         let answer = unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes.max(1) as usize) };
         if answer == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(MemoryError::NoRoom { what: "GPU memory", needed: bytes, free: device.free()? });
@@ -39,7 +41,8 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter() {
-            // SAFETY: allocated in this context and freed once; who uses a buffer drains its stream before it is dropped.
+            // SAFETY: allocated in this context and freed once; every user of a buffer drains its
+            // stream before the drop.
             log("free GPU memory", unsafe { sys::cuMemFree_v2(self.at) });
         }
     }
@@ -53,7 +56,7 @@ pub(super) struct Event {
 
 impl Event {
     fn new(device: &Arc<Device>) -> Result<Self, MemoryError> {
-        // Who waits sleeps: the agent's cores have other work.
+        // A waiting thread sleeps: the agent's cores have other work.
         let flags = sys::CUevent_flags_enum::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is current (a rule of this module); one handle is written.
@@ -98,7 +101,8 @@ pub(super) struct PageTable {
     pub(super) pages: u32,
 }
 
-/// A queue of work on the device. Dropping it waits for all that was begun: declare it so that it is dropped before what it uses.
+/// A queue of work on the device. Dropping it waits for all that was begun: declare it so that it
+/// is dropped before what it uses.
 pub(super) struct Stream {
     device: Arc<Device>,
     raw: sys::CUstream,
@@ -117,7 +121,8 @@ impl Stream {
     /// Begins a copy from the device.
     ///
     /// # Safety
-    /// `bytes` at `from` are device memory that outlives the stream or its next `finish`; `to` likewise, writable and untouched until then.
+    /// `bytes` at `from` are device memory that outlives the stream or its next `finish`; `to`
+    /// likewise, writable and untouched until then.
     pub(super) unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: u64) -> Result<(), MemoryError> {
         // SAFETY: the caller's promise; the context is current.
         check("copy from the GPU", unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast::<c_void>(), from, bytes as usize, self.raw) })
@@ -133,12 +138,14 @@ impl Stream {
     }
 
     /// # Safety
-    /// `parameters` point to values of the kernel's parameters, in order and of their types; what they name on the device outlives the
-    /// stream or its next `finish`, and the grid keeps to the kernel's bounds.
+    /// `parameters` point to values of the kernel's parameters, in order and of their types; what
+    /// they name on the device outlives the stream or its next `finish`, and the grid keeps to the
+    /// kernel's bounds.
     unsafe fn launch(&self, kernel: sys::CUfunction, grid: (u32, u32), parameters: &mut [*mut c_void]) -> Result<(), MemoryError> {
         let (blocks, threads) = grid;
         let parameters = parameters.as_mut_ptr();
-        // SAFETY: the caller's promise; the driver copies the parameters before it returns; the context is current.
+        // SAFETY: the caller's promise; the driver copies the parameters before it returns; the
+        // context is current.
         let answer = unsafe { sys::cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, self.raw, parameters, std::ptr::null_mut()) };
         check("start a kernel", answer)
     }
@@ -146,7 +153,8 @@ impl Stream {
     /// Begins hashing pages with SHA-256; `out` gets 32 bytes a page.
     ///
     /// # Safety
-    /// The tables and every segment in them are device memory, as is `out`; all outlive the stream or its next `finish`.
+    /// The tables and every segment in them are device memory, as is `out`; all outlive the stream
+    /// or its next `finish`.
     pub(super) unsafe fn sha256(&self, table: &PageTable, out: u64) -> Result<(), MemoryError> {
         let PageTable { mut ptrs, mut lens, mut first, mut count, mut pages } = *table;
         let mut out = out;
@@ -159,33 +167,14 @@ impl Stream {
             (&raw mut pages).cast(),
             (&raw mut out).cast(),
         ];
-        // SAFETY: five addresses and one u32 in the kernel's order; at most 32 threads; the rest is the caller's promise.
+        // SAFETY: five addresses and one u32 in the kernel's order; at most 32 threads; the rest is
+        // the caller's promise.
         unsafe { self.launch(self.device.kernels.sha256, grid, parameters) }
     }
 
-    /// Begins hashing pages with BLAKE3; `out` gets 32 bytes a page.
-    ///
-    /// # Safety
-    /// As [`Stream::sha256`]; `scratch` has the bytes that `grid` says, and `grid` was made for the largest of the pages.
-    pub(super) unsafe fn blake3(&self, table: &PageTable, grid: &Blake3Grid, scratch: u64, out: u64) -> Result<(), MemoryError> {
-        let PageTable { mut ptrs, mut lens, mut first, mut count, mut pages } = *table;
-        let (mut scratch, mut room, mut out) = (scratch, grid.room, out);
-        let parameters = &mut [
-            (&raw mut ptrs).cast(),
-            (&raw mut lens).cast(),
-            (&raw mut first).cast(),
-            (&raw mut count).cast(),
-            (&raw mut pages).cast(),
-            (&raw mut scratch).cast(),
-            (&raw mut room).cast(),
-            (&raw mut out).cast(),
-        ];
-        // SAFETY: addresses, one u32 and one u64 in the kernel's order; at most 256 threads; the rest is the caller's promise.
-        unsafe { self.launch(self.device.kernels.blake3, (grid.blocks, grid.threads), parameters) }
-    }
-
-    /// Begins copying `runs` runs between their places and `base`: `table` holds their addresses, lengths and offsets from `base`,
-    /// `runs` u64 each. With `gather` towards `base`, else from it.
+    /// Begins copying `runs` runs between their places and `base`: `table` holds their addresses,
+    /// lengths and offsets from `base`, `runs` u64 each. With `gather` towards `base`, else from
+    /// it.
     ///
     /// # Safety
     /// As [`Stream::sha256`]; no two runs have a byte of the target in common.
@@ -196,7 +185,8 @@ impl Stream {
             &mut [(&raw mut ptrs).cast(), (&raw mut lens).cast(), (&raw mut at).cast(), (&raw mut runs).cast(), (&raw mut base).cast()];
         let kernel = if gather { self.device.kernels.gather } else { self.device.kernels.scatter };
         let blocks = runs.min(self.device.multiprocessors * 8).max(1);
-        // SAFETY: three addresses, one u32 and one u64 in the kernels' order; 256 threads; the rest is the caller's promise.
+        // SAFETY: three addresses, one u32 and one u64 in the kernels' order; 256 threads; the rest
+        // is the caller's promise.
         unsafe { self.launch(kernel, (blocks, 256), parameters) }
     }
 
@@ -224,7 +214,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_current) = self.device.enter() {
-            // SAFETY: made once, destroyed once, and drained first, so that nothing it uses is freed under it.
+            // SAFETY: made once, destroyed once, and drained first, so that nothing it uses is
+            // freed under it.
             unsafe {
                 log("drain a stream", sys::cuStreamSynchronize(self.raw));
                 log("destroy a stream", sys::cuStreamDestroy_v2(self.raw));

@@ -1,11 +1,13 @@
-//! Copies between device and host: batches through the ring on two streams, so that one is filled while the other is on the bus.
+//! Copies between device and host: batches through the ring on two streams, so that one is filled
+//! while the other is on the bus.
 //!
-//! Long runs are copied one by one. Many short ones would keep the bus waiting for the host: a kernel packs them on the device first
-//! (or spreads them afterwards), and the packed form is copied at once.
+//! Long runs are copied one by one. Many short ones would keep the bus waiting for the host: a
+//! kernel packs them on the device first (or spreads them afterwards), and the packed form is
+//! copied at once.
 
 use super::super::{Deliver, MemoryError, Page, Span};
-use super::device::DeviceMemory;
 use super::driver::Device;
+use super::mapped::Mapped;
 use super::pinned::Region;
 use super::plan::{self, BATCH, PIECE, Run, STAGE, STAGE_RUNS};
 use super::stream::{Buffer, Event, Stream};
@@ -34,12 +36,13 @@ struct Batch {
     count: usize,
 }
 
-/// Everything under way. Fields are dropped in order: both streams are drained before any region goes back to the ring.
+/// Everything under way. Fields are dropped in order: both streams are drained before any region
+/// goes back to the ring.
 struct Flight<'a> {
     lanes: [Lane; 2],
     flying: VecDeque<Batch>,
     begun: usize,
-    memory: &'a DeviceMemory,
+    memory: &'a Mapped,
 }
 
 /// Which way.
@@ -50,7 +53,7 @@ enum Way {
 }
 
 impl<'a> Flight<'a> {
-    fn new(memory: &'a DeviceMemory) -> Result<Self, MemoryError> {
+    fn new(memory: &'a Mapped) -> Result<Self, MemoryError> {
         let lane = |device: &Arc<Device>| Ok::<_, MemoryError>(Lane { stream: Stream::new(device)?, stage: None });
         let lanes = [lane(&memory.device)?, lane(&memory.device)?];
         Ok(Self { lanes, flying: VecDeque::new(), begun: 0, memory })
@@ -79,7 +82,8 @@ impl<'a> Flight<'a> {
     /// The oldest batch, when it has arrived; `None` if none is under way.
     fn land(&mut self) -> Result<Option<Batch>, MemoryError> {
         if let Some(oldest) = self.flying.front() {
-            // On an error it stays where it is: its region is free only when the streams are drained.
+            // On an error it stays where it is: its region is free only when the streams are
+            // drained.
             oldest.done.wait()?;
         }
         Ok(self.flying.pop_front())
@@ -87,19 +91,13 @@ impl<'a> Flight<'a> {
 }
 
 impl Lane {
-    fn copy(
-        &mut self,
-        way: Way,
-        memory: &DeviceMemory,
-        runs: &[Run],
-        region: &mut Region,
-        tables: &mut Vec<Vec<u8>>,
-    ) -> Result<(), MemoryError> {
+    fn copy(&mut self, way: Way, memory: &Mapped, runs: &[Run], region: &mut Region, tables: &mut Vec<Vec<u8>>) -> Result<(), MemoryError> {
         let host = region.pointer();
         if plan::directly(runs) {
             for run in runs {
-                // SAFETY: the caller keeps the region until the batch is done; the run's packed place lies in it, its bytes lie in
-                // the memory (checked when the call began), which outlives the call.
+                // SAFETY: the caller keeps the region until the batch is done; the run's packed
+                // place lies in it, its bytes lie in the memory (checked when the call began),
+                // which outlives the call.
                 unsafe { self.one(way, memory.at + run.at, host.add(run.to as usize), run.bytes)? };
             }
             return Ok(());
@@ -114,9 +112,10 @@ impl Lane {
             let bytes = group.iter().map(|run| run.bytes).sum();
             let table = self::table(memory.at, group, begin);
             let at = stage + STAGE;
-            // SAFETY: the group has at most STAGE bytes and STAGE_RUNS runs, for which the stage has room, and the packed form lies in
-            // the region; stage and region outlive the stream's work, the table is kept by the caller. One stage serves group after
-            // group because a stream does one thing after another.
+            // SAFETY: the group has at most STAGE bytes and STAGE_RUNS runs, for which the stage
+            // has room, and the packed form lies in the region; stage and region outlive the
+            // stream's work, the table is kept by the caller. One stage serves group after group
+            // because a stream does one thing after another.
             unsafe {
                 self.stream.copy_in(at, table.as_ptr(), table.len() as u64)?;
                 tables.push(table);
@@ -153,13 +152,13 @@ pub(super) fn table(at: u64, pieces: &[Run], begin: u64) -> Vec<u8> {
     ptrs.chain(lens).chain(offsets).flat_map(u64::to_le_bytes).collect()
 }
 
-/// Batches leave the larger part of a small ring to who has taken pages and not yet dropped them.
-fn limit(memory: &DeviceMemory) -> u64 {
+/// Bytes of a batch. Most of a small ring stays free for pages that readers have not dropped yet.
+fn limit(memory: &Mapped) -> u64 {
     BATCH.min(memory.ring.total() / 4)
 }
 
 /// Copies pages out.
-pub(super) fn read(memory: &DeviceMemory, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
+pub(super) fn read(memory: &Mapped, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
     plan::check(memory.size, pages.iter())?;
     if let Some(needed) = pages.iter().map(Page::bytes).find(|bytes| *bytes > memory.ring.total()) {
         return Err(MemoryError::NoRoom { what: "ring", needed, free: memory.ring.total() });
@@ -171,7 +170,8 @@ pub(super) fn read(memory: &DeviceMemory, pages: &[Page], deliver: &mut Deliver<
         if next < pages.len() && flight.flying.len() < FLYING {
             let (mut count, bytes) = plan::batch(pages[next..].iter().map(Page::bytes), limit(memory));
             let mut region = memory.ring.try_take(bytes);
-            // Waiting while batches of our own hold the ring could be for ever; with none it is for who dropped no pages yet.
+            // Never wait while our own batches occupy the ring: that could block for ever. Without
+            // any, wait for readers to drop pages.
             if region.is_none() && flight.flying.is_empty() {
                 count = 1;
                 region = Some(memory.ring.take(pages[next].bytes())?);
@@ -196,7 +196,7 @@ pub(super) fn read(memory: &DeviceMemory, pages: &[Page], deliver: &mut Deliver<
 }
 
 /// Writes pages. Where targets overlap, it is not said whose bytes stay.
-pub(super) fn write(memory: &DeviceMemory, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
+pub(super) fn write(memory: &Mapped, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
     plan::check(memory.size, pages.iter().map(|(page, _)| page))?;
     if let Some((page, bytes)) = pages.iter().find(|(page, bytes)| page.bytes() != bytes.len() as u64) {
         return Err(MemoryError::OutOfBounds { offset: 0, end: page.bytes(), size: bytes.len() as u64 });

@@ -35,7 +35,8 @@ impl Mapping {
         let mut raw = 0;
         // The driver takes the descriptor's number in place of a pointer.
         let number = std::ptr::without_provenance_mut::<c_void>(fd.as_raw_fd() as usize);
-        // SAFETY: the context is current; the descriptor is open for the call, and the driver checks what it is.
+        // SAFETY: the context is current; the descriptor is open for the call, and the driver
+        // checks what it is.
         check("import the engine's memory", unsafe { sys::cuMemImportFromShareableHandle(&raw mut raw, number, kind) })?;
         let handle = Handle(raw);
         let granularity = granularity(device)?;
@@ -44,7 +45,8 @@ impl Mapping {
         // SAFETY: the context is current; one address is written. The driver chooses the place.
         check("reserve addresses", unsafe { sys::cuMemAddressReserve(&raw mut at, size, 0, 0, 0) })?;
         let mut this = Self { addresses: Addresses { device: device.clone(), at, size }, mapped: false };
-        // SAFETY: the addresses are reserved and not mapped; the driver refuses a size beyond the allocation's.
+        // SAFETY: the addresses are reserved and not mapped; the driver refuses a size beyond the
+        // allocation's.
         check("map the engine's memory", unsafe { sys::cuMemMap(at, size, 0, handle.0, 0) })?;
         this.mapped = true;
         let access =
@@ -67,7 +69,8 @@ fn location(device: &Device) -> sys::CUmemLocation {
 /// What the device maps at a time, for memory of the kind that engines allocate.
 fn granularity(device: &Device) -> Result<usize, MemoryError> {
     let kind = sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: a plain C structure of integers and a pointer, for which zeros are valid; each enumeration in it has a zero.
+    // SAFETY: a plain C structure of integers and a pointer, for which zeros are valid; each
+    // enumeration in it has a zero.
     let mut kind_of: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     kind_of.type_ = sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;
     kind_of.requestedHandleTypes = kind;
@@ -92,7 +95,8 @@ impl Drop for Mapping {
         if self.mapped
             && let Ok(_current) = self.addresses.device.enter()
         {
-            // SAFETY: mapped once over exactly this range; every call on the memory has drained its streams before it returned.
+            // SAFETY: mapped once over exactly this range; every call on the memory has drained its
+            // streams before it returned.
             log("unmap the engine's memory", unsafe { sys::cuMemUnmap(self.addresses.at, self.addresses.size) });
         }
     }
