@@ -6,7 +6,7 @@
 use crate::Result;
 use crate::contender::sibling;
 use crate::machine::describe;
-use crate::report::Spread;
+use crate::report::{Spread, json as results};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -104,8 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
         }));
     }
     if let Some(path) = &args.json {
-        let document = json!({"machine": machine, "rounds": args.rounds, "rows": rows});
-        std::fs::write(path, serde_json::to_string_pretty(&document)? + "\n")?;
+        results::write(path, &json!({"machine": machine, "rounds": args.rounds, "cases": rows}))?;
     }
     Ok(())
 }

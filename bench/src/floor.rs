@@ -3,7 +3,7 @@
 //!
 //! Each thread reads a blob into its buffer, hashes it while it is in the cache of its core, and writes the buffer when it is
 //! full. There are more threads than cores: while one waits for the disk, another one hashes. Files are written past
-//! the page cache (`O_DIRECT`) where [`Plan::direct`] says so; which is better depends on the disk, and [`crate::tune`] finds out.
+//! the page cache (`O_DIRECT`) where [`Plan::direct`] says so; which is better depends on the disk, and `pf-bench floor` finds out.
 
 use crate::Result;
 use crate::workload::Blob;
@@ -35,7 +35,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What [`crate::tune`] found best here most often.
+    /// What `pf-bench floor` found best most often.
     pub fn on(direct: bool) -> Self {
         Self { threads: 4 * crate::machine::cores(), buffer: 1 << 20, direct, hash: true }
     }

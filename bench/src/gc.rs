@@ -7,7 +7,7 @@ mod sweep;
 
 use crate::Result;
 use crate::machine::{Machine, describe};
-use crate::report::Spread;
+use crate::report::{Spread, json};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -48,12 +48,11 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Report<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
     date: Option<&'a str>,
     machine: &'a Machine,
     garbage: u64,
     batch: usize,
-    stores: &'a [sweep::Store],
+    stores: Vec<sweep::Case>,
     beside: &'a [beside::Phase],
 }
 
@@ -77,8 +76,8 @@ pub fn run(args: &Args) -> Result<()> {
 fn write(args: &Args, machine: &Machine, stores: &[sweep::Store], beside: &[beside::Phase]) -> Result<()> {
     let Some(path) = &args.json else { return Ok(()) };
     let (date, garbage, batch) = (args.date.as_deref(), args.garbage, args.batch);
-    let report = Report { date, machine, garbage, batch, stores, beside };
-    Ok(std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?)
+    let stores = stores.iter().map(sweep::Store::case).collect();
+    json::write(path, &Report { date, machine, garbage, batch, stores, beside })
 }
 
 fn print_sweeps(stores: &[sweep::Store]) {
@@ -90,7 +89,7 @@ fn print_sweeps(stores: &[sweep::Store]) {
     let smallest = stores.first().and_then(|s| median(s, |r| r.sweep_seconds)).map_or(1.0, |s| s.median);
     for store in stores {
         let of = |value: fn(&sweep::Round) -> f64| median(store, value).map_or(0.0, |s| s.median);
-        let swept = median(store, |r| r.swept as f64 / r.sweep_seconds).unwrap_or(Spread { median: 0.0, min: 0.0, max: 0.0 });
+        let swept = median(store, |r| r.swept as f64 / r.sweep_seconds).unwrap_or_default();
         println!(
             "| {} | {:.1} MB | {:.0} | {:.0} | {:.0} | {:.0} ({:.0}–{:.0}) | {:.2} | {:.0} ms | {:.2} ms |",
             store.live,

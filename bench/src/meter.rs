@@ -39,24 +39,20 @@ impl Step {
 }
 
 /// What a step says of itself.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Said {
     /// Bytes of frames or bodies moved over HTTP.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_moved: Option<u64>,
     /// Requests.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub round_trips: Option<u64>,
     /// Most memory of the client process, bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub client_memory: Option<u64>,
     /// Most memory of the server process so far, bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub server_memory: Option<u64>,
 }
 
 /// One measurement.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Sample {
     /// Where: `disk` or `tmpfs`.
     pub place: String,
@@ -77,7 +73,6 @@ pub struct Sample {
     /// Processor time of everything else on the machine.
     pub others_seconds: f64,
     /// What the step says.
-    #[serde(flatten)]
     pub said: Said,
 }
 

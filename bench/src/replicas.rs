@@ -5,7 +5,7 @@ use crate::contender::pf::serve;
 use crate::contender::sibling;
 use crate::machine::{Machine, describe};
 use crate::made::{Made, Part, component_bytes};
-use crate::report::Spread;
+use crate::report::{Spread, json};
 use crate::usage::Server;
 use pfr_schema::api::{CommitRequest, Committed, DigestGroup, FramesStored, MissingRequest, MissingResponse, Push};
 use pfr_schema::frame;
@@ -61,9 +61,8 @@ pub struct Args {
 }
 
 /// A round with so many processes.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug)]
 struct Sample {
-    round: u64,
     replicas: usize,
     seconds: f64,
     pushes: u64,
@@ -73,16 +72,24 @@ struct Sample {
 
 #[derive(Serialize)]
 struct Report<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
     date: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
     machine: Machine,
     storage: &'a str,
     pushers: usize,
     pages: u64,
     new_pages: u64,
-    samples: &'a [Sample],
+    rounds: u64,
+    cases: Vec<Case>,
+}
+
+/// All rounds with so many processes.
+#[derive(Serialize)]
+struct Case {
+    replicas: usize,
+    pushes_per_second: Spread,
+    raw_bytes_per_second: Spread,
+    sent_bytes_per_second: Spread,
 }
 
 /// Measures and prints a table.
@@ -108,11 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
     println!("{} × {}, {}\n", machine.cores, machine.cpu, machine.kernel);
     println!("| processes | pushes/s (min–max) | GB/s of snapshots | GB/s sent | × the first |\n|---|---|---|---|---|");
     let rate = |replicas: usize, value: fn(&Sample) -> f64| {
-        Spread::of(samples.iter().filter(|s| s.replicas == replicas).map(|s| value(s) / s.seconds)).unwrap_or(Spread {
-            median: 0.0,
-            min: 0.0,
-            max: 0.0,
-        })
+        Spread::of(samples.iter().filter(|s| s.replicas == replicas).map(|s| value(s) / s.seconds)).unwrap_or_default()
     };
     let first = args.replicas.first().copied().unwrap_or(1);
     for replicas in &args.replicas {
@@ -130,8 +133,15 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.json {
         let kind = args.storage.split(':').next().unwrap_or_default();
         let (date, pushers, pages, new_pages) = (args.date.as_deref(), args.pushers, args.pages, args.new_pages);
-        let report = Report { date, note: args.note.as_deref(), machine, storage: kind, pushers, pages, new_pages, samples: &samples };
-        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+        let case = |replicas: &usize| Case {
+            replicas: *replicas,
+            pushes_per_second: rate(*replicas, |s| s.pushes as f64),
+            raw_bytes_per_second: rate(*replicas, |s| s.raw_bytes as f64),
+            sent_bytes_per_second: rate(*replicas, |s| s.sent_bytes as f64),
+        };
+        let (rounds, cases) = (args.rounds, args.replicas.iter().map(case).collect());
+        let note = args.note.as_deref();
+        json::write(path, &Report { date, note, machine, storage: kind, pushers, pages, new_pages, rounds, cases })?;
     }
     Ok(())
 }
@@ -167,7 +177,7 @@ async fn pushes(urls: &[String], round: u64, args: &Args) -> Result<Sample> {
     }
     let pushes = (args.pushers * args.pushes) as u64;
     let raw_bytes = pushes * args.pages * 2 * component_bytes(GEOMETRY);
-    Ok(Sample { round, replicas: urls.len(), seconds: start.elapsed().as_secs_f64(), pushes, raw_bytes, sent_bytes })
+    Ok(Sample { replicas: urls.len(), seconds: start.elapsed().as_secs_f64(), pushes, raw_bytes, sent_bytes })
 }
 
 /// A push as a client makes it, all digests in one question; bytes of frames sent.

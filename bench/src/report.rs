@@ -1,11 +1,13 @@
 //! What a run found: medians with their spread, and ratios inside the run.
 
 pub mod json;
-pub mod svg;
 pub mod table;
 
+use crate::Result;
 use crate::machine::Machine;
 use crate::meter::{Sample, Step};
+use serde::Serialize;
+use std::path::Path;
 
 /// A run.
 pub struct Report {
@@ -24,7 +26,8 @@ pub struct Report {
 }
 
 /// Median with minimum and maximum.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(into = "[f64; 3]")]
 pub struct Spread {
     /// Median.
     pub median: f64,
@@ -32,6 +35,12 @@ pub struct Spread {
     pub min: f64,
     /// Largest.
     pub max: f64,
+}
+
+impl From<Spread> for [f64; 3] {
+    fn from(spread: Spread) -> Self {
+        [spread.min, spread.median, spread.max]
+    }
 }
 
 impl Spread {
@@ -68,7 +77,69 @@ pub struct Row<'a> {
     pub limit: &'static str,
 }
 
+/// A row in a file of results.
+#[derive(Serialize)]
+struct Case<'a> {
+    place: &'a str,
+    step: Step,
+    contender: &'static str,
+    raw_bytes: u64,
+    seconds: Spread,
+    /// A following `syncfs`.
+    sync_seconds: Option<Spread>,
+    /// Processor time of client and server.
+    cpu_seconds: Option<Spread>,
+    /// Processor time of everything else on the machine.
+    others_cpu_seconds: Option<Spread>,
+    of_floor: Option<Spread>,
+    cpu_of_floor: Option<Spread>,
+    of_docker_registry: Option<Spread>,
+    limit: &'static str,
+    bytes_moved: Option<f64>,
+    round_trips: Option<f64>,
+    client_memory: Option<f64>,
+    server_memory: Option<f64>,
+}
+
+impl Row<'_> {
+    fn case(&self) -> Case<'_> {
+        let spread = |value: fn(&Sample) -> f64| Spread::of(self.samples.iter().map(|s| value(s)));
+        let median = |value: fn(&Sample) -> Option<u64>| {
+            Spread::of(self.samples.iter().filter_map(|s| value(s)).map(|v| v as f64)).map(|s| s.median)
+        };
+        Case {
+            place: self.place,
+            step: self.step,
+            contender: self.contender,
+            raw_bytes: self.samples.first().map_or(0, |s| s.raw_bytes),
+            seconds: self.seconds,
+            sync_seconds: spread(|s| s.sync_seconds),
+            cpu_seconds: spread(|s| s.processor_seconds),
+            others_cpu_seconds: spread(|s| s.others_seconds),
+            of_floor: self.of_floor,
+            cpu_of_floor: self.processor_of_floor,
+            of_docker_registry: self.of_docker,
+            limit: self.limit,
+            bytes_moved: median(|s| s.said.bytes_moved),
+            round_trips: median(|s| s.said.round_trips),
+            client_memory: median(|s| s.said.client_memory),
+            server_memory: median(|s| s.said.server_memory),
+        }
+    }
+}
+
 impl Report {
+    /// Writes medians and spreads of everything.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let rows = self.rows();
+        let cases: Vec<Case<'_>> = rows.iter().map(Row::case).collect();
+        let Self { date, machine, pages, rounds, notes, .. } = self;
+        let result = serde_json::json!({
+            "date": date, "machine": machine, "pages": pages, "rounds": rounds, "notes": notes, "cases": cases,
+        });
+        json::write(path, &result)
+    }
+
     /// Places in order.
     pub fn places(&self) -> Vec<&str> {
         let mut places: Vec<&str> = Vec::new();

@@ -9,7 +9,7 @@ use crate::contender::{Contender, sibling};
 use crate::floor::Plan;
 use crate::machine::{describe, file_system};
 use crate::meter::Meter;
-use crate::report::{Report, json, svg, table};
+use crate::report::{Report, table};
 use crate::workload::{Workload, empty_dir};
 use std::path::{Path, PathBuf};
 
@@ -37,9 +37,6 @@ pub struct Args {
     /// Write the samples as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a plot
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
     /// Date to put into the JSON
     #[arg(long)]
     date: Option<String>,
@@ -114,10 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
 impl Args {
     fn save(&self, report: &Report) -> Result<()> {
         if let Some(path) = &self.json {
-            std::fs::write(path, json::render(report)?)?;
-        }
-        if let Some(path) = &self.svg {
-            std::fs::write(path, svg::render(report))?;
+            report.write(path)?;
         }
         Ok(())
     }

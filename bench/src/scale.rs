@@ -2,12 +2,12 @@
 
 mod costs;
 mod model;
-mod plot;
 mod simulate;
 mod workload;
 
 use crate::Result;
 use crate::machine::{Machine, describe};
+use crate::report::json;
 use costs::Costs;
 use model::{Fleet, Limit};
 use serde::Serialize;
@@ -39,9 +39,6 @@ pub struct Args {
     /// Writes everything computed and measured
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Writes a plot
-    #[arg(long)]
-    svg: Option<PathBuf>,
     /// Date to record
     #[arg(long)]
     date: Option<String>,
@@ -49,7 +46,6 @@ pub struct Args {
 
 #[derive(Serialize)]
 struct Report {
-    #[serde(skip_serializing_if = "Option::is_none")]
     date: Option<String>,
     machine: Machine,
     assumptions: Assumptions,
@@ -83,13 +79,10 @@ pub fn run(args: &Args) -> Result<()> {
     let limits = model::limits(&assumptions, &costs);
     print_fleets(&fleets);
     print_limits(&limits);
-    if let Some(path) = &args.svg {
-        std::fs::write(path, plot::render(&fleets, &limits))?;
-    }
     if let Some(path) = &args.json {
         let session = model::session(&assumptions.workload);
         let report = Report { date: args.date.clone(), machine, assumptions, costs, simulation, session, fleets, limits };
-        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+        json::write(path, &report)?;
     }
     Ok(())
 }

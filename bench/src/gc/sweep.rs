@@ -4,6 +4,7 @@ use super::Args;
 use super::rows::{Ahead, LEASE, Rows, StoredRun};
 use super::straight;
 use crate::Result;
+use crate::report::Spread;
 use pfr_schema::{Digest, RepositoryName};
 use pfr_store::{Collected, Metadata, SqliteMetadata};
 use serde::Serialize;
@@ -19,7 +20,7 @@ pub const RUN: usize = 512;
 const FIRST_GARBAGE: u64 = 1 << 40;
 
 /// A store and what was measured in it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Store {
     /// Live objects.
     pub live: u64,
@@ -36,7 +37,7 @@ pub struct Store {
 }
 
 /// A round.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Round {
     /// Objects pushed that become garbage.
     pub pushed: u64,
@@ -60,6 +61,52 @@ pub struct Round {
     pub retire_seconds: f64,
     /// A collection when nothing is due.
     pub idle_seconds: f64,
+}
+
+/// A store in a file of results: spreads over its rounds.
+#[derive(Serialize)]
+pub struct Case {
+    live: u64,
+    straight: bool,
+    objects: u64,
+    database_bytes: u64,
+    base_look_seconds: f64,
+    rounds: usize,
+    transactions: Option<Spread>,
+    swept: Option<Spread>,
+    retired: Option<Spread>,
+    push_seconds: Option<Spread>,
+    look_seconds: Option<Spread>,
+    delete_seconds: Option<Spread>,
+    sweep_seconds: Option<Spread>,
+    longest_transaction_seconds: Option<Spread>,
+    retire_seconds: Option<Spread>,
+    idle_seconds: Option<Spread>,
+}
+
+impl Store {
+    /// Its medians.
+    pub fn case(&self) -> Case {
+        let of = |value: fn(&Round) -> f64| Spread::of(self.rounds.iter().map(value));
+        Case {
+            live: self.live,
+            straight: self.straight,
+            objects: self.objects,
+            database_bytes: self.database_bytes,
+            base_look_seconds: self.base_look_seconds,
+            rounds: self.rounds.len(),
+            transactions: of(|r| r.transactions as f64),
+            swept: of(|r| r.swept as f64),
+            retired: of(|r| r.retired as f64),
+            push_seconds: of(|r| r.push_seconds),
+            look_seconds: of(|r| r.look_seconds),
+            delete_seconds: of(|r| r.delete_seconds),
+            sweep_seconds: of(|r| r.sweep_seconds),
+            longest_transaction_seconds: of(|r| r.longest_transaction_seconds),
+            retire_seconds: of(|r| r.retire_seconds),
+            idle_seconds: of(|r| r.idle_seconds),
+        }
+    }
 }
 
 struct Open {
