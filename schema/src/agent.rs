@@ -1,5 +1,5 @@
-//! Requests and answers of the capture agent's control interface: HTTP with JSON over a Unix socket, errors as
-//! [`crate::api::Problem`]. `docs/capture.md` lists the paths.
+//! Requests and answers of the capture agent's control interface: HTTP with JSON over a Unix
+//! socket, errors as [`crate::api::Problem`]. `docs/capture.md` lists the paths.
 
 use crate::digest::Digest;
 use crate::engine::Verb;
@@ -205,7 +205,8 @@ pub struct RestoreReport {
     pub digest: Digest,
     /// The engine.
     pub engine: String,
-    /// The new sequence, of an engine that takes one at any time; else the next request with these tokens resumes.
+    /// The new sequence, of an engine that takes one at any time; else the next request with these
+    /// tokens resumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<String>,
     /// Tokens with state.
@@ -232,13 +233,15 @@ pub struct RestoreReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DrainRequest {
-    /// Repository under which each engine's sequences get a repository of their own: `<repository>/<engine>`, tag = sequence.
+    /// Repository under which each engine's sequences get a repository of their own:
+    /// `<repository>/<engine>`, tag = sequence.
     pub repository: String,
     /// Only say what would be done.
     #[serde(default)]
     pub plan_only: bool,
-    /// How long to wait for the pushes, all together, once everything is captured, in seconds; a day at most. Default 600. What the registry
-    /// does not have by then is listed in `failed` with code `timeout`: it lies in the agent's store, and its push goes on.
+    /// How long to wait for the pushes, all together, once everything is captured, in seconds; a
+    /// day at most. Default 600. What the registry does not have by then is listed in `failed` with
+    /// code `timeout`: it lies in the agent's store, and its push goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
 }
@@ -254,7 +257,8 @@ pub struct Drain {
     pub failed: Vec<DrainFailure>,
     /// Raw bytes to move at most (what the store has already is not moved).
     pub bytes: u64,
-    /// Seconds to capture them at the rate of the last captures, without the pushes; absent before the first.
+    /// Seconds to capture them at the rate of the last captures, without the pushes; absent before
+    /// the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<f64>,
     /// Tokens that would have to be computed again otherwise.

@@ -1,8 +1,8 @@
 //! Requests and responses of `/v1`, as JSON. `docs/protocol.md` tells how they follow each other.
 
-use crate::container::Kind;
 use crate::digest::Digest;
 use crate::error::ErrorCode;
+use crate::kind::Kind;
 use crate::name::{RepositoryName, Tag};
 use crate::snapshot::{Manifest, SnapshotConfig};
 use crate::tree::PageTree;

@@ -1,8 +1,10 @@
-//! Checkpoints: the non-KV state tensors at one boundary, the hybrid checkpoint ABI (vLLM RFC 40533).
+//! Checkpoints: the non-KV state tensors at one boundary, the hybrid checkpoint ABI (vLLM RFC
+//! 40533).
 //!
-//! A tensor is named twice: by the digest of its stored bytes (`payload_hash`, verified like that of any blob) and by the hash of what
-//! they mean (`value_hash`), which anyone can compute from the payload and the tensor's [`Layout`]. `docs/checkpoint-abi.md` is the
-//! specification in words, `tests/golden/checkpoint-vectors.json` has vectors.
+//! A tensor is named twice: by the digest of its stored bytes (`payload_hash`, verified like that
+//! of any blob) and by the hash of what they mean (`value_hash`), which anyone can compute from the
+//! payload and the tensor's [`Layout`]. `docs/checkpoint-abi.md` is the specification in words,
+//! `tests/golden/checkpoint-vectors.json` has vectors.
 
 mod coherence;
 mod dtype;
@@ -54,7 +56,8 @@ pub struct Key {
 pub struct Layout {
     /// The backend's own name for it.
     pub tag: String,
-    /// Distance between neighbours along each dimension, any sign or 0; absent for an opaque layout.
+    /// Distance between neighbours along each dimension, any sign or 0; absent for an opaque
+    /// layout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strides: Option<Vec<i64>>,
     /// Position of the element whose indices are all 0; there exactly if strides are.
@@ -125,7 +128,8 @@ impl Checkpoint {
                 return Err(FormatError::field(DOCUMENT, path("name"), "every name once", format!("{:?} again", tensor.name)));
             }
             let walk = tensor.check(limits, |_, field| path(field))?;
-            // Strides of 0 let few bytes stand for many: what all of them stand for is what proving them costs.
+            // Strides of 0 let few bytes stand for many: what all of them stand for is what proving
+            // them costs.
             if walk.is_some() {
                 values = values.saturating_add(tensor.value_bytes());
             }

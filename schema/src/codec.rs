@@ -1,6 +1,7 @@
 //! Codecs: how a blob is encoded at rest and on the wire. Never part of its identity.
 //!
-//! Numbers are stable. 2 to 5 are reserved for the tensor codecs (`bf16-bitmaps`, `bf16-huffman`, `f16-huffman`, `fp8-huffman`).
+//! Numbers are stable. 2 to 5 are reserved for the tensor codecs (`bf16-bitmaps`, `bf16-huffman`,
+//! `f16-huffman`, `fp8-huffman`).
 
 use crate::error::FormatError;
 use serde::{Deserialize, Serialize};
@@ -61,8 +62,8 @@ pub fn encode_document(raw: &[u8]) -> (Codec, Cow<'_, [u8]>) {
 /// Decodes a whole payload.
 ///
 /// # Errors
-/// [`FormatError::Codec`] if it does not decode to exactly `raw_len` bytes; nothing near `raw_len` is allocated before bytes
-/// come out, so a lying length costs nothing.
+/// [`FormatError::Codec`] if it does not decode to exactly `raw_len` bytes; nothing near `raw_len`
+/// is allocated before bytes come out, so a lying length costs nothing.
 pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, FormatError> {
     let mut raw = Vec::with_capacity(usize::try_from(raw_len.min(stored.len() as u64 * 4)).unwrap_or(0));
     let mut decoder = Decoder::new(codec, raw_len)?;
@@ -102,7 +103,8 @@ impl Decoder {
     /// Decodes the next piece into `sink`.
     ///
     /// # Errors
-    /// [`FormatError::Codec`] on malformed input or more output than promised; what was given to `sink` until then is void.
+    /// [`FormatError::Codec`] on malformed input or more output than promised; what was given to
+    /// `sink` until then is void.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
         let codec = self.codec;
         if self.zstd.is_none() {
@@ -110,8 +112,9 @@ impl Decoder {
             sink(stored);
             return Ok(());
         }
-        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. What is accepted in pieces when it is
-        // stored must be accepted as a whole when it is read, so the frame's header always goes in byte by byte.
+        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. What is
+        // accepted in pieces when it is stored must be accepted as a whole when it is read, so the
+        // frame's header always goes in byte by byte.
         let (head, rest) = stored.split_at(stored.len().min(ZSTD_HEADER - self.head.len()));
         self.head.extend_from_slice(head);
         for byte in head.chunks(1) {

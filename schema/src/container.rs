@@ -3,68 +3,11 @@
 use crate::checkpoint::Checkpoint;
 use crate::digest::Digest;
 use crate::error::FormatError;
+use crate::kind::Kind;
 use crate::limits::Limits;
-use crate::media_type;
 use crate::run::{Run, Shape};
 use crate::snapshot::Manifest;
 use crate::tree::PageTree;
-use serde::{Deserialize, Serialize};
-
-/// How a blob is to be read. The discriminant is its stable number in binary formats.
-///
-/// A blob has at most one kind besides `Blob`: the containers' formats exclude each other. A stored container
-/// satisfies a wish for a plain blob of the same bytes; not the other way round, since only a container holds its children.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Kind {
-    /// Bytes that list nothing.
-    Blob = 0,
-    /// A run of pages.
-    Run = 1,
-    /// A page tree.
-    Tree = 2,
-    /// A hybrid checkpoint.
-    Checkpoint = 3,
-    /// An OCI image manifest, among them snapshots.
-    Manifest = 4,
-}
-
-impl Kind {
-    /// Every kind, children before what may list them.
-    pub const ALL: [Self; 5] = [Self::Blob, Self::Run, Self::Tree, Self::Checkpoint, Self::Manifest];
-
-    /// The kind with this number in a binary format.
-    #[must_use]
-    pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|k| *k as u8 == number)
-    }
-
-    /// The kind of a blob with this media type.
-    #[must_use]
-    pub fn of_media_type(media_type: &str) -> Self {
-        match media_type {
-            media_type::RUN => Self::Run,
-            media_type::TREE => Self::Tree,
-            media_type::CHECKPOINT => Self::Checkpoint,
-            media_type::OCI_MANIFEST => Self::Manifest,
-            _ => Self::Blob,
-        }
-    }
-
-    /// Whether blobs of this kind list other blobs.
-    #[must_use]
-    pub fn is_container(self) -> bool {
-        self != Self::Blob
-    }
-
-    /// Whether a stored blob of kind `self` can serve as one of kind `wanted`.
-    #[must_use]
-    pub fn satisfies(self, wanted: Self) -> bool {
-        wanted == Self::Blob || self == wanted
-    }
-}
 
 /// A reference from a container to a blob, and what the container says about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

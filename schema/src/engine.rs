@@ -1,4 +1,5 @@
-//! The protocol between an engine and the capture agent on its host: messages on a Unix stream socket.
+//! The protocol between an engine and the capture agent on its host: messages on a Unix stream
+//! socket.
 //!
 //! ```text
 //! engine ─ register (memory by file descriptor, layout) ─▶ agent        one connection = one member of one engine
@@ -7,11 +8,12 @@
 //! engine ─ match, fill, abandon ─▶ agent                                restore, engines that ask when a request comes
 //! ```
 //!
-//! A message is a `u32` little-endian length and that many bytes of JSON, at most [`MAX_MESSAGE`]. File descriptors travel as
-//! `SCM_RIGHTS` with the message's first byte. Calls carry an id that the answer repeats; each side numbers its own calls.
-//! The end of the connection is the end of the member: the agent drops its mappings, an engine that was paused goes on.
+//! A message is a `u32` little-endian length and that many bytes of JSON, at most [`MAX_MESSAGE`].
+//! File descriptors travel as `SCM_RIGHTS` with the message's first byte. Calls carry an id that
+//! the answer repeats; each side numbers its own calls. The end of the connection is the end of the
+//! member: the agent drops its mappings, an engine that was paused goes on.
 //!
-//! `docs/capture.md` tells the same for who writes a connector.
+//! `docs/capture.md` describes the same for authors of connectors.
 
 use crate::checkpoint::Layout;
 use crate::digest::Digest;
@@ -53,13 +55,13 @@ pub enum Message<C> {
         /// The call's id.
         id: u64,
         /// Why.
-        error: Failure,
+        error: CallError,
     },
 }
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct CallError {
     /// One of the closed set.
     pub code: ErrorCode,
     /// What happened, for people.
@@ -74,8 +76,9 @@ pub enum ToAgent {
     Register(Box<Register>),
     /// A request has come: is there state for it? Answer: [`Matched`].
     Match(Match),
-    /// Fill the blocks allocated for a matched request, on this member's rank. Answers `{}` when the pages lie in memory and
-    /// were hashed there; an error means that the blocks must not be used.
+    /// Fill the blocks allocated for a matched request, on this member's rank. Answers `{}` when
+    /// the pages lie in memory and were hashed there; an error means that the blocks must not be
+    /// used.
     Fill(Fill),
     /// The matched request went away.
     Abandon(Abandon),
@@ -91,7 +94,8 @@ pub enum ToEngine {
     Resume {},
     /// Which sequences are there, and where do they lie? Answer: [`Table`]. While paused.
     Table(TableRequest),
-    /// Keep the sealed blocks of a sequence as they are, whatever becomes of it. Answer: [`Pinned`]. While paused.
+    /// Pin the sealed blocks of a sequence, even if the sequence ends. Answer: [`Pinned`]. While
+    /// paused.
     Pin(PinRequest),
     /// Blocks of this pin may be reused. Answers `{}`.
     Unpin(Pinned),
@@ -105,8 +109,9 @@ pub enum ToEngine {
     Discard(SequenceName),
 }
 
-/// What a member of an engine serves. An engine is ready when its members together serve [`Verb::Pause`] and [`Verb::Table`] (or
-/// neither, if it only restores) and every rank's memory is there.
+/// What a member of an engine serves. An engine is ready when its members together serve
+/// [`Verb::Pause`] and [`Verb::Table`] (or neither, if it only restores) and every rank's memory is
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
@@ -130,7 +135,8 @@ pub enum Verb {
 pub struct Register {
     /// [`PROTOCOL`].
     pub protocol: u32,
-    /// The engine's name on this host: letters, digits, `.`, `_`, `-`; at most 64. Members with one name are one engine.
+    /// The engine's name on this host: letters, digits, `.`, `_`, `-`; at most 64. Members with one
+    /// name are one engine.
     pub engine: String,
     /// The member's name, unique in the engine: `scheduler`, `worker-0` …
     pub member: String,
@@ -141,9 +147,10 @@ pub struct Register {
     pub rank: u32,
     /// Ranks of the engine, 1 or more.
     pub world: u32,
-    /// What must be equal for a restore: at least `weights` (digest), `engine` (kind and version), `backend` (kernels), and whatever
-    /// else changes a bit of the result: `quantization`, `deterministic`, `graph_buckets`, `tp`, `pp`. Values are strings,
-    /// integers, booleans or lists of them. The same for every member.
+    /// What must be equal for a restore: at least `weights` (digest), `engine` (kind and version),
+    /// `backend` (kernels), and whatever else changes a bit of the result: `quantization`,
+    /// `deterministic`, `graph_buckets`, `tp`, `pp`. Values are strings, integers, booleans or
+    /// lists of them. The same for every member.
     pub deployment: BTreeMap<String, Value>,
     /// Memory that holds pages, in the order of the descriptors sent with this message.
     #[serde(default)]
@@ -209,7 +216,8 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// One of the blobs that make up a page: the bytes of its parts (one for each layer, as a rule), one after another.
+/// One of the blobs that make up a page: the bytes of its parts (one for each layer, as a rule),
+/// one after another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Component {
@@ -266,7 +274,8 @@ pub struct GroupLayout {
     /// Whether every rank holds the same bytes: then rank 0's are taken.
     #[serde(default, skip_serializing_if = "is_no")]
     pub replicated: bool,
-    /// [`crate::flat::LAYOUT`] if pages are just that, else `opaque/<engine>/<backend>/…`: bytes that only the same deployment reads.
+    /// [`crate::flat::LAYOUT`] if pages are just that, else `opaque/<engine>/<backend>/…`: bytes
+    /// that only the same deployment reads.
     pub layout: String,
     /// Shape of a page; given exactly when the layout is [`crate::flat::LAYOUT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -315,8 +324,8 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// T: tokens whose state is in memory. At most `tokens`.
     pub boundary: u64,
-    /// For each group its blocks by column: ⌈T / block_tokens⌉ of them, the null block for columns that fell out of a window.
-    /// For a recurrent group the one block that holds the state at T.
+    /// For each group its blocks by column: ⌈T / block_tokens⌉ of them, the null block for columns
+    /// that fell out of a window. For a recurrent group the one block that holds the state at T.
     pub blocks: BTreeMap<String, Vec<u32>>,
     /// Tenant salt of the prefix.
     #[serde(default)]
@@ -327,8 +336,8 @@ pub struct Sequence {
     /// Settings that decide the next tokens and are not in memory: temperature, seed, penalties …
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sampling: BTreeMap<String, Value>,
-    /// What could change the next token and is neither in memory nor in `sampling`: `rng`, `grammar`, `speculation` …
-    /// A snapshot with any of these is not exact.
+    /// What could change the next token and is neither in memory nor in `sampling`: `rng`,
+    /// `grammar`, `speculation` … A snapshot with any of these is not exact.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unrecorded: Vec<String>,
 }
@@ -370,7 +379,8 @@ pub struct OracleRequest {
 pub struct Oracle {
     /// T.
     pub boundary: u64,
-    /// Token id and the bits of its score as `f32`, highest first; ties by lower id. Empty if the step will not come.
+    /// Token id and the bits of its score as `f32`, highest first; ties by lower id. Empty if the
+    /// step will not come.
     pub top: Vec<(u32, u32)>,
 }
 
@@ -444,7 +454,8 @@ pub struct Fill {
     pub restore: String,
     /// Blocks that the engine allocated, as in [`Sequence::blocks`].
     pub blocks: BTreeMap<String, Vec<u32>>,
-    /// A CUDA IPC event, 64 bytes in hex: writes wait for it (engines zero fresh blocks on a stream of their own).
+    /// A CUDA IPC event, 64 bytes in hex: writes wait for it (engines zero fresh blocks on a stream
+    /// of their own).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
 }

@@ -1,7 +1,5 @@
 //! Errors: what is wrong with foreign bytes, and the closed set of codes that crosses the wire.
 
-use crate::checkpoint::{Dtype, ValueHash};
-use crate::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 /// Why foreign bytes were refused. Messages name the place, what was expected and what was found.
@@ -98,15 +96,15 @@ pub enum FormatError {
     #[error("wrong bytes: {expected} hashes to {found}")]
     DigestMismatch {
         /// The name.
-        expected: Digest,
+        expected: String,
         /// What the bytes hash to.
-        found: Digest,
+        found: String,
     },
     /// A blob does not have the length that a container gives it.
     #[error("wrong length: {digest} has {found} bytes, {expected} expected")]
     LengthMismatch {
         /// The blob.
-        digest: Digest,
+        digest: String,
         /// Bytes expected.
         expected: u64,
         /// Bytes found.
@@ -118,9 +116,9 @@ pub enum FormatError {
         /// The tensor's name.
         tensor: String,
         /// What the checkpoint says.
-        expected: Digest,
+        expected: String,
         /// What the bytes hash to.
-        found: Digest,
+        found: String,
     },
     /// A tensor does not have the value that was captured.
     #[error("tensor {tensor:?}: its value hashes to {found}, its value_hash is {expected}")]
@@ -128,9 +126,9 @@ pub enum FormatError {
         /// The tensor's name.
         tensor: String,
         /// What the checkpoint says.
-        expected: ValueHash,
+        expected: String,
         /// What the canonical value hashes to.
-        found: ValueHash,
+        found: String,
     },
     /// The logical type does not hold a stored value exactly.
     #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be said in {logical}")]
@@ -142,9 +140,9 @@ pub enum FormatError {
         /// The stored value.
         value: String,
         /// The type it is stored in.
-        storage: Dtype,
+        storage: String,
         /// The type it should have.
-        logical: Dtype,
+        logical: String,
     },
 }
 

@@ -44,7 +44,8 @@ impl Sequence {
     }
 }
 
-/// Tokens in `pages` pages of which the last holds `fill` (0 = full). Saturates: API responses carry trees nobody has checked.
+/// Tokens in `pages` pages of which the last holds `fill` (0 = full). Saturates, because trees in
+/// API responses are unchecked.
 pub(crate) fn tokens(pages: u64, page_size_tokens: u32, fill: u32) -> u64 {
     let full = pages.saturating_mul(u64::from(page_size_tokens));
     if fill == 0 || pages == 0 { full } else { full - u64::from(page_size_tokens.saturating_sub(fill)) }
@@ -87,8 +88,8 @@ impl FlatManifest {
         Ok(manifest)
     }
 
-    /// Parses a manifest; its bytes must be the canonical ones, so that the flat form can be given back
-    /// byte for byte from the tree form.
+    /// Parses a manifest; its bytes must be the canonical ones, so that the flat form can be given
+    /// back byte for byte from the tree form.
     ///
     /// # Errors
     /// [`FormatError`] with JSON path, expected and found.

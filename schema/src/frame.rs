@@ -15,13 +15,14 @@
 //! …   4  CRC-32C of the payload, u32 LE
 //! ```
 //!
-//! The checksum of the payload follows it so that a blob of any size is sent in one pass. [`Parser`] does no I/O, keeps at most
-//! one header in memory and hands payload bytes through as they came.
+//! The checksum of the payload follows it so that a blob of any size is sent in one pass.
+//! [`Parser`] does no I/O, keeps at most one header in memory and hands payload bytes through as
+//! they came.
 
 use crate::codec::Codec;
-use crate::container::Kind;
 use crate::digest::{Algorithm, Digest};
 use crate::error::FormatError;
+use crate::kind::Kind;
 use crate::limits::Limits;
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -108,7 +109,8 @@ impl Header {
         }
         let agrees = match codec {
             Codec::Raw => stored_len == raw_len,
-            // An encoding is kept only where it is smaller; foreign zstd frames add a few bytes at most.
+            // An encoding is kept only where it is smaller; foreign zstd frames add a few bytes at
+            // most.
             Codec::Zstd => stored_len <= raw_len.saturating_add(raw_len / 128).saturating_add(1024),
         };
         if !agrees {
@@ -155,7 +157,8 @@ pub enum Event {
     Begin(Header),
     /// The next bytes of its payload, never empty.
     Payload(Bytes),
-    /// The frame is complete; the checksum is for the caller to compare, where it does not cost the reader's time.
+    /// The frame is complete; the checksum is for the caller to compare, where it does not cost the
+    /// reader's time.
     Finish {
         /// CRC-32C that the payload should have.
         checksum: u32,
@@ -216,7 +219,8 @@ impl Parser {
         let fail = |reason: String| Err(FormatError::Frame { position, reason });
         match self.state {
             State::Header => {
-                // A header may be split over pieces: join only its few bytes, never the payload behind it.
+                // A header may be split over pieces: join only its few bytes, never the payload
+                // behind it.
                 let missing = Header::len(Algorithm::Sha512).saturating_sub(self.joined.len()).min(self.pending.len());
                 let carried = self.joined.len();
                 self.joined.extend_from_slice(&self.pending[..missing]);

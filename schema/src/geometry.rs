@@ -52,7 +52,8 @@ impl Geometry {
     /// Bytes of one K page, or of one V page.
     ///
     /// # Errors
-    /// [`FormatError::Field`] on a zero, [`FormatError::TooLarge`] over `limits.page_bytes` (overflow included).
+    /// [`FormatError::Field`] on a zero, [`FormatError::TooLarge`] over `limits.page_bytes`
+    /// (overflow included).
     pub fn page_bytes(&self, limits: &Limits) -> Result<u64, FormatError> {
         const DOCUMENT: &str = "page geometry";
         let factors = [

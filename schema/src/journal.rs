@@ -1,15 +1,18 @@
-//! The journal: changes of names, kept beside the packs, so that a lost database loses nothing that was acknowledged.
+//! The journal: changes of names, kept beside the packs, so that a lost database loses nothing that
+//! was acknowledged.
 //!
-//! Packs alone bring back blobs and containers; which of them are snapshots of which repository, and where tags point, is said here.
-//! An object of the journal is one JSON document, named by a number in it and by the digest of its bytes:
+//! Packs alone bring back blobs and containers; which of them are snapshots of which repository,
+//! and where tags point, is said here. An object of the journal is one JSON document, named by a
+//! number in it and by the digest of its bytes:
 //!
 //! ```text
 //! journal/<first number>-<sha256>.json                  changes
 //! journal/<last number>-<set>-<part>-<sha256>.json      a part of a checkpoint
 //! ```
 //!
-//! Numbers order the records; a record may lie in several objects. A *checkpoint* holds all names, from nothing, in parts that are numbered from 0;
-//! the last of them says that it is. With all its parts there, what came after its number is all that is needed besides: it may hold some of that
+//! Numbers order the records; a record may lie in several objects. A *checkpoint* holds all names,
+//! from nothing, in parts that are numbered from 0; the last of them says that it is. With all its
+//! parts there, what came after its number is all that is needed besides: it may hold some of that
 //! already, and replaying it again comes to the same.
 
 use crate::digest::Digest;
@@ -161,7 +164,7 @@ impl Journal {
         let named = Key::parse(key)?;
         let found = Digest::sha256(bytes);
         if found != named.digest {
-            return Err(FormatError::DigestMismatch { expected: named.digest, found });
+            return Err(FormatError::DigestMismatch { expected: named.digest.to_string(), found: found.to_string() });
         }
         let journal = Self::from_bytes(bytes, limits)?;
         let expected = journal.key(&found);

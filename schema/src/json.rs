@@ -1,4 +1,5 @@
-//! Parsing of foreign JSON, documents and requests alike: a size limit, then errors that carry a JSON path.
+//! Parsing of foreign JSON, documents and requests alike: a size limit, then errors that carry a
+//! JSON path.
 
 mod strict;
 
@@ -7,10 +8,12 @@ use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 use strict::Strict;
 
-/// Parses a whole document of at most `limit` bytes. Trailing bytes are refused, and an array where an object belongs.
+/// Parses a whole document of at most `limit` bytes. Trailing bytes are refused, and an array where
+/// an object belongs.
 ///
 /// # Errors
-/// [`FormatError::TooLarge`]; [`FormatError::Json`] with the JSON path, what was expected there and what was found.
+/// [`FormatError::TooLarge`]; [`FormatError::Json`] with the JSON path, what was expected there and
+/// what was found.
 pub fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u64) -> Result<T, FormatError> {
     if bytes.len() as u64 > limit {
         return Err(FormatError::TooLarge { what: document, found: bytes.len() as u64, limit });

@@ -1,11 +1,12 @@
 //! Formats of `pf`: everything that two processes must agree on, and no I/O.
 //!
-//! A *blob* is opaque bytes named by the digest of its raw bytes. A *container* is a blob that lists
-//! other blobs: a [`run`] lists pages, a [`tree`] lists runs, a [`checkpoint`] lists tensors, a
-//! [`snapshot`] manifest lists all of these. [`container`] is the one place where references are followed.
-//! Blobs travel and rest as [`frame`]s; a [`pack`] is many frames and an index.
+//! A *blob* is opaque bytes named by the digest of its raw bytes. A *container* is a blob that
+//! lists other blobs: a [`run`] lists pages, a [`tree`] lists runs, a [`checkpoint`] lists tensors,
+//! a [`snapshot`] manifest lists all of these. [`container`] is the one place where references are
+//! followed. Blobs travel and rest as [`frame`]s; a [`pack`] is many frames and an index.
 //!
-//! The specification in words is `docs/formats.md`; golden files under `tests/golden` keep both true.
+//! The specification in words is `docs/formats.md`; golden files under `tests/golden` keep both
+//! true.
 //!
 //! ```
 //! use pfr_schema::{Algorithm, Digest};
@@ -35,10 +36,14 @@ pub mod run;
 pub mod snapshot;
 pub mod tree;
 
+mod document;
+mod kind;
 mod limits;
 
-pub use container::{Container, Kind};
+pub use container::Container;
 pub use digest::{Algorithm, Digest, DigestPrefix, Hasher};
+pub use document::Document;
 pub use error::{ErrorCode, FormatError};
+pub use kind::Kind;
 pub use limits::Limits;
 pub use name::{Reference, RepositoryName, Selector, Tag};

@@ -18,9 +18,10 @@ pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const TOKENS: &str = "application/vnd.pf.tokens.v1";
 /// The highest logits of the step at the boundary: JSON of [`crate::engine::Oracle`].
 pub const ORACLE: &str = "application/vnd.pf.oracle.v1+json";
-/// Bytes that nobody interprets.
+/// Opaque bytes.
 pub const OCTETS: &str = "application/octet-stream";
 /// A stream of frames ([`crate::frame`]) as an HTTP body.
 pub const FRAMES: &str = "application/vnd.pf.frames.v1";
-/// Where frames lie, for who can fetch them from there: JSON of [`crate::api::FrameLocations`].
+/// Where frames lie on the storage, for clients that fetch them there: JSON of
+/// [`crate::api::FrameLocations`].
 pub const FRAME_LOCATIONS: &str = "application/vnd.pf.frame-locations.v1+json";

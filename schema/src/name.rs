@@ -39,8 +39,8 @@ fn name_error(what: &'static str, found: &str, reason: &'static str) -> FormatEr
     FormatError::Name { what, found: found.chars().take(300).collect(), reason }
 }
 
-/// A namespace of snapshots and tags, `team/agent`; OCI's grammar: lower-case letters, digits and single
-/// separators (`.`, `_`, `__`, `-`…), components joined by `/`, at most 255 bytes.
+/// A namespace of snapshots and tags, `team/agent`; OCI's grammar: lower-case letters, digits and
+/// single separators (`.`, `_`, `__`, `-`…), components joined by `/`, at most 255 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RepositoryName(String);
@@ -111,7 +111,8 @@ impl FromStr for Tag {
     }
 }
 
-/// Which snapshot of a repository: by tag, `N` parents above a tag, or by digest, which may be cut short.
+/// Which snapshot of a repository: by tag, `N` parents above a tag, or by digest, which may be cut
+/// short.
 ///
 /// As text: `tag`, `tag~N`, `sha256:2a19b2…` or `@2a19b2…`; this is also the `{ref}` of REST paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -177,8 +178,9 @@ impl FromStr for Selector {
 
 /// `[[http(s)://]host[:port]/]repository[:tag[~N]|@digest]`.
 ///
-/// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is `localhost` or contains a `.`
-/// or a `:`. A loopback host is asked over http, any other over https. `/` before a repository says that there is no host in it.
+/// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is
+/// `localhost` or contains a `.` or a `:`. A loopback host is asked over http, any other over
+/// https. `/` before a repository says that there is no host in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
     /// The registry's base URL without a trailing slash, if the reference names one.
@@ -238,7 +240,8 @@ impl FromStr for Reference {
     }
 }
 
-/// Whether `text` is `<algorithm>:<hex>`, whole or cut short: as a reference it would be a tag of a repository `sha256`.
+/// Whether `text` is `<algorithm>:<hex>`, whole or cut short: as a reference it would be a tag of a
+/// repository `sha256`.
 #[must_use]
 pub fn is_bare_digest(text: &str) -> bool {
     let known = |name: &str| Algorithm::ALL.iter().any(|algorithm| algorithm.name() == name);

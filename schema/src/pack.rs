@@ -82,7 +82,8 @@ impl Footer {
     /// Parses the index that this footer points to.
     ///
     /// # Errors
-    /// [`FormatError::Pack`] or [`FormatError::Frame`] unless the entries lie back to back and fill the pack.
+    /// [`FormatError::Pack`] or [`FormatError::Frame`] unless the entries lie back to back and fill
+    /// the pack.
     pub fn parse_index(&self, index: &[u8], limits: &Limits) -> Result<Vec<Entry>, FormatError> {
         let fail = |reason: String| Err(FormatError::Pack { reason });
         if index.len() as u64 != self.index_len || crc32c::crc32c(index) != self.checksum {

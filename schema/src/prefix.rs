@@ -5,9 +5,10 @@
 //! h₀ = sha256("pf-prefix-v1" ‖ fingerprint ‖ len(salt) ‖ salt ‖ adapter?)      hᵢ = sha256(hᵢ₋₁ ‖ token ids of block i)
 //! ```
 //!
-//! Lengths are `u64`, token ids `u32`, little-endian; a fingerprint and a link are the 32 bytes of a digest; `adapter?` is one zero
-//! byte if there is none, else a one, its length and its bytes. Blocks are [`BLOCK`] tokens whatever an engine's pages hold, the
-//! last one may be shorter. State of other weights, kernels or another salt does not match, by construction.
+//! Lengths are `u64`, token ids `u32`, little-endian; a fingerprint and a link are the 32 bytes of
+//! a digest; `adapter?` is one zero byte if there is none, else a one, its length and its bytes.
+//! Blocks are [`BLOCK`] tokens for every page size of an engine, the last one may be shorter. State
+//! of other weights, kernels or another salt does not match, by construction.
 
 use crate::digest::{Algorithm, Digest, Hasher};
 use serde_json::Value;

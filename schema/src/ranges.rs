@@ -3,7 +3,8 @@
 use crate::error::FormatError;
 use serde::{Deserialize, Serialize};
 
-/// A list of `u32` indices, run-length encoded where each is its predecessor plus one. Order is kept.
+/// A list of `u32` indices, run-length encoded where each is its predecessor plus one. Order is
+/// kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ranges(Vec<(u32, u32)>);
@@ -21,7 +22,8 @@ impl Ranges {
         self.len() == 0
     }
 
-    /// The indices. Only for lists whose document was parsed and checked: a short one may stand for billions.
+    /// The indices. Only for lists whose document was parsed and checked: a short one may stand for
+    /// billions.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(start, count)| (0..*count).map(move |i| start.wrapping_add(i)))
     }
@@ -31,7 +33,8 @@ impl Ranges {
         self.0.iter().map(|(start, count)| (u64::from(*start), u64::from(*start) + u64::from(*count)))
     }
 
-    /// Refuses empty or overflowing ranges, ranges that should have been one, and more than `limit` indices.
+    /// Refuses empty or overflowing ranges, ranges that should have been one, and more than `limit`
+    /// indices.
     pub(crate) fn check(&self, document: &'static str, path: &str, limit: u64) -> Result<(), FormatError> {
         let mut next = None;
         for (i, (start, count)) in self.0.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Runs: a few hundred consecutive page entries as one immutable container, so that forks share lists.
+//! Runs: a few hundred consecutive page entries as one immutable container, so that forks share
+//! lists.
 //!
 //! ```text
 //! 0   4  magic "PFRN"
@@ -11,8 +12,8 @@
 //! 20  …  for each page, for each component: the digest's bytes
 //! ```
 //!
-//! A run holds no ix: it does not depend on where its pages sit. Runs are cut by content ([`cut`]), so a run's
-//! boundaries depend on the pages around them and not on the history of edits.
+//! A run holds no ix: it does not depend on where its pages sit. Runs are cut by content ([`cut`]),
+//! so a run's boundaries depend on the pages around them and not on the history of edits.
 
 use crate::digest::{Algorithm, Digest};
 use crate::error::FormatError;
@@ -48,7 +49,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of `digests.len() / components` pages; `digests` lists the components of the first page, then of the second…
+    /// A run of `digests.len() / components` pages; `digests` lists the components of the first
+    /// page, then of the second…
     ///
     /// # Errors
     /// [`FormatError::Field`] if it is empty, too long, of empty pages, or of mixed algorithms.
@@ -136,8 +138,9 @@ impl Run {
 
 /// Where to cut a list of pages into runs: the lengths of the runs, in pages.
 ///
-/// A run ends after a page whose first component digest ends in eight zero bits, has at least [`MIN_PAGES`]
-/// (but for the last) and at most [`MAX_PAGES`]; `first_components` yields the first component of each page.
+/// A run ends after a page whose first component digest ends in eight zero bits, has at least
+/// [`MIN_PAGES`] (but for the last) and at most [`MAX_PAGES`]; `first_components` yields the first
+/// component of each page.
 #[must_use]
 pub fn cut<'a>(first_components: impl IntoIterator<Item = &'a Digest>) -> Vec<usize> {
     let mut lengths = Vec::new();

@@ -1,11 +1,11 @@
 //! Snapshots: OCI image manifests with `artifactType` = snapshot, and their configuration.
 
-use crate::container::Kind;
 use crate::digest::Digest;
+use crate::document::Document;
 use crate::error::FormatError;
 use crate::flat::too_many;
+use crate::kind::Kind;
 use crate::limits::Limits;
-use crate::tree::Document;
 use crate::{json, media_type};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 const MANIFEST: &str = "snapshot manifest";
 const CONFIG: &str = "snapshot configuration";
 
-/// Bytes of a manifest or a configuration: 4 MiB, as registries commonly allow. Free-form JSON takes up to sixteen times its
-/// size once parsed, so these two do not get the whole of [`Limits::document_bytes`].
+/// Bytes of a manifest or a configuration: 4 MiB, as registries commonly allow. Free-form JSON
+/// takes up to sixteen times its size once parsed, so these two do not get the whole of
+/// [`Limits::document_bytes`].
 pub const MAX_BYTES: u64 = 4 << 20;
 
 /// How faithful a restore of this snapshot is.
@@ -28,8 +29,9 @@ pub enum Exactness {
     NearExact,
 }
 
-/// What is known about a snapshot besides its bytes. Every field but `parents` is optional: a directory that says
-/// nothing gets a configuration that says nothing, so that pushing it twice gives one digest.
+/// What is known about a snapshot besides its bytes. Every field but `parents` is optional: a
+/// directory that says nothing gets a configuration that says nothing, so that pushing it twice
+/// gives one digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotConfig {

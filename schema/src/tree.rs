@@ -1,15 +1,18 @@
-//! Page trees: the stored form of a page list — geometry, runs and sequences of one group of one rank.
+//! Page trees: the stored form of a page list — geometry, runs and sequences of one group of one
+//! rank.
 
-use crate::container::Kind;
 use crate::digest::{Algorithm, Digest};
 use crate::error::FormatError;
 use crate::flat::{self, FlatManifest, Page, Sequence, check_fill, too_many};
 use crate::geometry::Geometry;
 use crate::json;
+use crate::kind::Kind;
 use crate::limits::Limits;
 use crate::ranges::Ranges;
 use crate::run::{self, Run};
 use serde::{Deserialize, Serialize};
+
+pub use crate::document::Document;
 
 const DOCUMENT: &str = "page tree";
 /// Value of the `schema` field.
@@ -103,30 +106,12 @@ pub struct PageTree {
     pub flat_digest: Option<Digest>,
 }
 
-/// A container as bytes, with its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
-    /// SHA-256 of the bytes.
-    pub digest: Digest,
-    /// What kind of container (or blob) it is.
-    pub kind: Kind,
-    /// The bytes.
-    pub bytes: Vec<u8>,
-}
-
-impl Document {
-    /// Names `bytes`.
-    #[must_use]
-    pub fn new(kind: Kind, bytes: Vec<u8>) -> Self {
-        Self { digest: Digest::sha256(&bytes), kind, bytes }
-    }
-}
-
 impl PageTree {
     /// Turns a flat manifest into a tree and its runs.
     ///
     /// # Errors
-    /// [`FormatError::Field`] if `rank` is not below `world` or the group's name is empty or over 200 bytes.
+    /// [`FormatError::Field`] if `rank` is not below `world` or the group's name is empty or over
+    /// 200 bytes.
     pub fn from_flat(manifest: &FlatManifest, group: Group, rank: u32, world: u32) -> Result<(Self, Vec<Document>), FormatError> {
         let pages = manifest.pages();
         let mut documents = Vec::new();
@@ -162,10 +147,12 @@ impl PageTree {
         Ok((tree, documents))
     }
 
-    /// Turns the tree back into the flat manifest; `run` gives each run of [`Self::runs`], in order.
+    /// Turns the tree back into the flat manifest; `run` gives each run of [`Self::runs`], in
+    /// order.
     ///
     /// # Errors
-    /// [`FormatError`] if the runs do not add up, the layout has no flat form, or the result does not hash to `flat_digest`.
+    /// [`FormatError`] if the runs do not add up, the layout has no flat form, or the result does
+    /// not hash to `flat_digest`.
     pub fn to_flat(&self, runs: &[Run], limits: &Limits) -> Result<FlatManifest, FormatError> {
         let (Some(geometry), Some(flat_digest)) = (self.geometry, self.flat_digest) else {
             return Err(FormatError::field(
@@ -175,7 +162,7 @@ impl PageTree {
                 format!("{:?}", self.layout),
             ));
         };
-        // A tree may come from an API response, which nobody has checked.
+        // The tree may come from an unchecked API response.
         self.check(limits)?;
         let digests: Vec<Digest> = runs.iter().flat_map(|r| r.digests()).copied().collect();
         if digests.len() as u64 != self.ix.len() * 2 {
@@ -190,7 +177,7 @@ impl PageTree {
         let flat = FlatManifest::new(geometry, pages, sequences, limits)?;
         let found = Digest::sha256(&flat.to_bytes());
         if found != flat_digest {
-            return Err(FormatError::DigestMismatch { expected: flat_digest, found });
+            return Err(FormatError::DigestMismatch { expected: flat_digest.to_string(), found: found.to_string() });
         }
         Ok(flat)
     }
@@ -318,7 +305,8 @@ impl PageTree {
             too_many("page indices in sequences", listed, limits.sequence_pages)?;
             check_fill(DOCUMENT, &format!("$.sequences[{i}].fill"), sequence.fill, self.page_size_tokens, sequence.ix.is_empty())?;
             for (start, end) in sequence.ix.bounds() {
-                // Adjoining ranges of `$.ix` are merged, so a list without gaps lies in one of them.
+                // Adjoining ranges of `$.ix` are merged, so a list without gaps lies in one of
+                // them.
                 let covered = known.partition_point(|k| k.0 <= start).checked_sub(1).map_or(0, |k| known[k].1);
                 if covered < end {
                     return Err(FormatError::field(DOCUMENT, path, "the ix of a page in $.ix", covered.max(start)));

@@ -119,7 +119,7 @@ impl Check {
         self.decoder.finish().map_err(error)?;
         let found = self.hasher.finish();
         if found != digest {
-            return Err(error(FormatError::DigestMismatch { expected: digest, found }));
+            return Err(error(FormatError::DigestMismatch { expected: digest.to_string(), found: found.to_string() }));
         }
         Ok(())
     }

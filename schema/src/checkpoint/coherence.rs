@@ -19,8 +19,8 @@ pub fn rank(layer: &Descriptor) -> Result<u32, FormatError> {
     }
 }
 
-/// That a snapshot means one boundary of one prefix: `boundary`, `prefix` and the keys of its checkpoints agree as far as they are
-/// given, and no rank has two checkpoints.
+/// That a snapshot means one boundary of one prefix: `boundary`, `prefix` and the keys of its
+/// checkpoints agree as far as they are given, and no rank has two checkpoints.
 ///
 /// # Errors
 /// [`FormatError::Field`] naming the two that disagree.

@@ -80,7 +80,8 @@ impl std::str::FromStr for Dtype {
 pub(super) struct Float {
     pub exponent_bits: u32,
     pub fraction_bits: u32,
-    /// The largest exponent field is for infinities and NaNs; else only its largest fraction is a NaN.
+    /// The largest exponent field is for infinities and NaNs; else only its largest fraction is a
+    /// NaN.
     pub infinities: bool,
 }
 
@@ -111,7 +112,8 @@ impl Dtype {
         }
     }
 
-    /// The one NaN that stands for all: positive and quiet, no payload. None for types that have none.
+    /// The one NaN that stands for all: positive and quiet, no payload. None for types that have
+    /// none.
     pub(super) const fn canonical_nan(self) -> Option<u64> {
         match self.class() {
             Class::Float(f) if f.infinities => Some((((1 << f.exponent_bits) - 1) << f.fraction_bits) | 1 << (f.fraction_bits - 1)),

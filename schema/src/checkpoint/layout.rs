@@ -1,4 +1,5 @@
-//! Where the elements of a tensor lie: bounds of an affine layout, and the walk over it in logical order.
+//! Where the elements of a tensor lie: bounds of an affine layout, and the walk over it in logical
+//! order.
 
 use super::{Dtype, Layout};
 use crate::error::FormatError;
@@ -6,8 +7,8 @@ use std::ops::Range;
 
 /// Dimensions of a tensor.
 pub const MAX_RANK: usize = 32;
-/// Payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Others are hashed as they stream by; of these
-/// the whole payload must be in memory.
+/// Payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Others are hashed
+/// as they stream by; of these the whole payload must be in memory.
 pub const GATHER_BYTES: u64 = 256 << 20;
 
 /// What is wrong with a tensor: field, expected, found.
@@ -93,7 +94,8 @@ impl Walk {
         let mut merged: Vec<(u64, i64, u64)> = Vec::with_capacity(shape.len());
         for (&count, &stride) in shape.iter().zip(strides).filter(|(count, _)| **count > 1) {
             match merged.last_mut() {
-                // A step of the outer dimension is as far as all of the inner one: together they are one.
+                // A step of the outer dimension is as far as all of the inner one: together they
+                // are one.
                 Some((outer, far, _)) if i128::from(*far) == i128::from(stride) * i128::from(count) => {
                     (*outer, *far) = (*outer * count, stride)
                 }

@@ -1,4 +1,5 @@
-//! Numbers between element types: what bits mean, and which bits mean it in another type, if any do.
+//! Numbers between element types: what bits mean, and which bits mean it in another type, if any
+//! do.
 
 use super::dtype::{Class, Dtype, Float};
 use std::fmt;
@@ -117,7 +118,8 @@ impl Float {
         if above < 0 || length > self.fraction_bits + 1 {
             return None;
         }
-        // Bits between the number's highest and the smallest number's: at most the fraction of a subnormal, else an exponent.
+        // Bits between the number's highest and the smallest number's: at most the fraction of a
+        // subnormal, else an exponent.
         let height = above as u32 + length;
         if height <= self.fraction_bits {
             return Some(odd << above);

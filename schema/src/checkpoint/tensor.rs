@@ -23,7 +23,7 @@ impl Tensor {
     /// Describes a payload: computes payload hash and value hash.
     ///
     /// # Errors
-    /// As [`super::value_hash`], and whatever [`super::Checkpoint::parse`] would refuse in the tensor.
+    /// The errors of [`super::value_hash`], and those of [`super::Checkpoint::parse`] for a tensor.
     #[expect(clippy::too_many_arguments, reason = "a tensor has as many fields")]
     pub fn describe(
         name: String,
@@ -46,7 +46,7 @@ impl Tensor {
             layout,
             payload_hash: Digest::sha256(payload),
             payload_bytes: payload.len() as u64,
-            // Replaced below; nobody sees it.
+            // A placeholder, replaced below.
             value_hash: attest("", &[]),
         };
         let walk = tensor.check(limits, |tensor, field| format!("{}: {field}", tensor.name))?;
@@ -67,15 +67,18 @@ impl Tensor {
         if found == self.payload_hash {
             return Ok(());
         }
-        Err(FormatError::PayloadHashMismatch { tensor: self.short_name(), expected: self.payload_hash, found })
+        let (expected, found) = (self.payload_hash.to_string(), found.to_string());
+        Err(FormatError::PayloadHashMismatch { tensor: self.short_name(), expected, found })
     }
 
-    /// That these bytes, read by the tensor's layout, have its value. What lies between the elements does not matter, so this holds
-    /// of a live slot, too. The bytes of an opaque tensor can only be compared as they are.
+    /// That these bytes, read by the tensor's layout, have its value. What lies between the
+    /// elements does not matter, so this holds of a live slot, too. The bytes of an opaque tensor
+    /// can only be compared as they are.
     ///
     /// # Errors
-    /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`]; [`FormatError::PayloadHashMismatch`] if it is opaque;
-    /// [`FormatError::LengthMismatch`], and [`FormatError::Field`] for a tensor that was not parsed and does not hold together.
+    /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`];
+    /// [`FormatError::PayloadHashMismatch`] if it is opaque; [`FormatError::LengthMismatch`], and
+    /// [`FormatError::Field`] for a tensor that was not parsed and does not hold together.
     pub fn check_value(&self, payload: &[u8]) -> Result<Proof, FormatError> {
         match self.check_value_while(payload, &mut || true)? {
             Some(proof) => Ok(proof),
@@ -83,7 +86,8 @@ impl Tensor {
         }
     }
 
-    /// The same, for as long as `go_on` says yes: it is asked after every MiB that was hashed. `None` if it said no.
+    /// The same, for as long as `go_on` says yes: it is asked after every MiB that was hashed.
+    /// `None` if it said no.
     ///
     /// # Errors
     /// As [`Self::check_value`].
@@ -113,20 +117,24 @@ impl Tensor {
         if found == self.value_hash {
             return Ok(());
         }
-        Err(FormatError::ValueHashMismatch { tensor: self.short_name(), expected: self.value_hash, found })
+        let (expected, found) = (self.value_hash.to_string(), found.to_string());
+        Err(FormatError::ValueHashMismatch { tensor: self.short_name(), expected, found })
     }
 
-    /// A hasher for the payload as it streams by; none if the layout is opaque, or does not go through the payload from its first
-    /// byte to its last: then the payload has at most [`GATHER_BYTES`], and [`Self::check_value`] is for it.
+    /// A hasher for the payload as it streams by; none if the layout is opaque, or does not go
+    /// through the payload from its first byte to its last: then the payload has at most
+    /// [`GATHER_BYTES`], and [`Self::check_value`] is for it.
     ///
     /// # Errors
-    /// [`FormatError::Field`], [`FormatError::TooLarge`] for a tensor that was not parsed and does not hold together.
+    /// [`FormatError::Field`], [`FormatError::TooLarge`] for a tensor that was not parsed and does
+    /// not hold together.
     pub fn value_hasher(&self) -> Result<Option<ValueHasher>, FormatError> {
         let walk = self.check(&Limits::default(), |tensor, field| format!("{}: {field}", tensor.name))?;
         Ok(walk.filter(Walk::ascends).map(|walk| ValueHasher::new(self.canonical(), walk)))
     }
 
-    /// Everything that can be said without the payload. Gives the way through it, unless it is opaque.
+    /// Everything that can be said without the payload. Gives the way through it, unless it is
+    /// opaque.
     pub(super) fn check(&self, limits: &Limits, path: impl Fn(&Self, &str) -> String) -> Result<Option<Walk>, FormatError> {
         let wrong = |(field, expected, found): Wrong| FormatError::field(DOCUMENT, path(self, field), expected, found);
         check_text("name", &self.name).map_err(wrong)?;
@@ -152,8 +160,11 @@ impl Tensor {
     }
 
     fn check_length(&self, payload: &[u8]) -> Result<(), FormatError> {
-        let (digest, expected, found) = (self.payload_hash, self.payload_bytes, payload.len() as u64);
-        if found == expected { Ok(()) } else { Err(FormatError::LengthMismatch { digest, expected, found }) }
+        let (expected, found) = (self.payload_bytes, payload.len() as u64);
+        if found == expected {
+            return Ok(());
+        }
+        Err(FormatError::LengthMismatch { digest: self.payload_hash.to_string(), expected, found })
     }
 
     fn short_name(&self) -> String {

@@ -4,8 +4,9 @@
 //! "pfv1\n" kind "\n" logical dtype "\n" rank: u32 dims: u64 … elements …
 //! ```
 //!
-//! Integers and elements are little-endian, elements in logical row-major order and in the logical type. What a payload's bytes mean
-//! enters; where they lie does not. `docs/checkpoint-abi.md` has the rules in words.
+//! Integers and elements are little-endian, elements in logical row-major order and in the logical
+//! type. What a payload's bytes mean enters; where they lie does not. `docs/checkpoint-abi.md` has
+//! the rules in words.
 
 use super::layout::{Walk, Wrong, elements};
 use super::number::Number;
@@ -18,7 +19,8 @@ use std::ops::Range;
 
 /// Bytes looked at in one go.
 const BLOCK: usize = 16 << 10;
-/// Bytes hashed between two questions whether to go on. A few bytes of payload may stand for gigabytes of value.
+/// Bytes hashed between two questions whether to go on. A few bytes of payload may stand for
+/// gigabytes of value.
 const STEP: usize = 1 << 20;
 
 /// The hash of a logical value, SHA-256 over its canonical form: `pfv1:sha256:<hex>`.
@@ -68,13 +70,15 @@ impl<'de> Deserialize<'de> for ValueHash {
     }
 }
 
-/// The value hash of a payload: computed for an affine layout, attested for an opaque one (its bytes as `u8`, in one dimension).
+/// The value hash of a payload: computed for an affine layout, attested for an opaque one (its
+/// bytes as `u8`, in one dimension).
 ///
 /// Reads the payload in logical order, block by block; memory does not depend on its size.
 ///
 /// # Errors
-/// [`FormatError::InexactStorage`] for an element that the logical type cannot hold exactly; [`FormatError::Field`] for a kind or
-/// layout that is not allowed or does not fit the payload; [`FormatError::TooLarge`] over [`Limits::blob_bytes`]'s default.
+/// [`FormatError::InexactStorage`] for an element that the logical type cannot hold exactly;
+/// [`FormatError::Field`] for a kind or layout that is not allowed or does not fit the payload;
+/// [`FormatError::TooLarge`] over [`Limits::blob_bytes`]'s default.
 pub fn value_hash(
     kind: &str,
     logical: Dtype,
@@ -103,7 +107,8 @@ pub(super) fn attest(kind: &str, payload: &[u8]) -> ValueHash {
     ValueHash(hasher.finish())
 }
 
-/// Elements picked from a payload that is in memory. Asks `go_on` after every [`STEP`] bytes; `None` if it says no.
+/// Elements picked from a payload that is in memory. Asks `go_on` after every [`STEP`] bytes;
+/// `None` if it says no.
 pub(super) fn gather(
     mut canonical: Canonical,
     walk: Walk,
@@ -190,7 +195,8 @@ impl Canonical {
         } else {
             self.out.clear();
             match (self.storage, self.logical) {
-                // The common widening: the other half is zeros, and a NaN is the only value that is not kept.
+                // The common widening: the other half is zeros, and a NaN is the only value that is
+                // not kept.
                 (Dtype::Bf16, Dtype::F32) => {
                     self.convert(bytes, |bits| Some(if bits & 0x7fff > 0x7f80 { 0x7fc0_0000 } else { bits << 16 }))?
                 }
@@ -218,7 +224,8 @@ impl Canonical {
 
     /// Whether the bytes are their own canonical form.
     fn plain(&self, bytes: &[u8]) -> bool {
-        // A maximum instead of a search: nothing to break out for, so it runs over many elements at once.
+        // A maximum instead of a search: nothing to break out for, so it runs over many elements at
+        // once.
         macro_rules! largest {
             ($word:ty, $mask:expr) => {
                 bytes
@@ -245,7 +252,8 @@ impl Canonical {
         let mut index: Vec<u64> = self.shape.iter().rev().map(|d| (linear % d, linear /= d).0).collect();
         index.reverse();
         let tensor = crate::error::shorten(self.tensor.clone());
-        FormatError::InexactStorage { tensor, index, value: number.to_string(), storage: self.storage, logical: self.logical }
+        let (value, storage, logical) = (number.to_string(), self.storage.to_string(), self.logical.to_string());
+        FormatError::InexactStorage { tensor, index, value, storage, logical }
     }
 
     pub(super) fn finish(mut self) -> Result<ValueHash, FormatError> {
@@ -254,8 +262,8 @@ impl Canonical {
     }
 }
 
-/// Computes a value hash over a payload that streams by, first byte to last, in constant memory. Made by
-/// [`Tensor::value_hasher`](super::Tensor::value_hasher).
+/// Computes a value hash over a payload that streams by, first byte to last, in constant memory.
+/// Made by [`Tensor::value_hasher`](super::Tensor::value_hasher).
 #[derive(Clone)]
 pub struct ValueHasher {
     canonical: Canonical,

@@ -5,8 +5,8 @@ use crate::error::FormatError;
 use std::fmt;
 use std::str::FromStr;
 
-/// The beginning of a digest, `2a19b2c9309a` or `sha256:2a19b2c9309a`. It stands for the one snapshot of a repository whose
-/// digest begins so.
+/// The beginning of a digest, `2a19b2c9309a` or `sha256:2a19b2c9309a`. It stands for the one
+/// snapshot of a repository whose digest begins so.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DigestPrefix {
     algorithm: Option<Algorithm>,
@@ -14,7 +14,8 @@ pub struct DigestPrefix {
 }
 
 impl DigestPrefix {
-    /// Hex digits that a prefix has at least. Fewer would soon match several snapshots, and look like a tag.
+    /// Hex digits that a prefix has at least. Fewer would soon match several snapshots, and look
+    /// like a tag.
     pub const MIN: usize = 6;
 
     /// Whether the digest begins so.
@@ -35,7 +36,8 @@ impl DigestPrefix {
         self.algorithm
     }
 
-    /// First and last key ([`Digest::to_key`]) of the digests that begin so, both included: one range for each algorithm.
+    /// First and last key ([`Digest::to_key`]) of the digests that begin so, both included: one
+    /// range for each algorithm.
     #[must_use]
     pub fn key_ranges(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let possible =

@@ -1,8 +1,9 @@
 //! A deserializer that reads structs from objects only.
 //!
-//! What serde derives for a struct accepts a sequence of its fields as well. In JSON that makes `[]` a configuration. This wrapper
-//! goes along with every nested value and refuses a sequence where a struct is asked for. It holds nothing and looks at nothing
-//! twice, so it costs no memory, and no time worth measuring.
+//! What serde derives for a struct accepts a sequence of its fields as well. In JSON that makes
+//! `[]` a configuration. This wrapper goes along with every nested value and refuses a sequence
+//! where a struct is asked for. It holds nothing and looks at nothing twice, so it costs no memory,
+//! and no time worth measuring.
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error as _, Expected, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor,
