@@ -1,4 +1,4 @@
-//! The agent: one a host. What it owns, and nothing else.
+//! The agent of a host: the parts that it owns.
 
 use crate::config::Config;
 use crate::drain::Rate;
@@ -23,13 +23,13 @@ struct Inner {
     pushes: Pushes,
     staged: Staged,
     rate: Rate,
-    /// Held while the store is made smaller: one at a time is enough.
+    /// Permit to evict snapshots from the store, one eviction at a time.
     making_room: Arc<tokio::sync::Semaphore>,
     _lock: File,
 }
 
 impl Agent {
-    /// Opens the local store and takes up pushes that were not finished.
+    /// Opens the local store and continues unfinished pushes.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Io`]; [`Error::Invalid`] if another agent has this data folder.
@@ -80,7 +80,8 @@ impl Agent {
         &self.0.staged
     }
 
-    /// Makes the local store smaller in the background, if its size is limited. Best effort: the next one goes on.
+    /// Evicts snapshots in the background until the store fits its size limit. Best effort: the
+    /// next call continues.
     pub(crate) fn make_room(&self) {
         let Some(most) = self.config().max_store_size else { return };
         let Ok(turn) = Arc::clone(&self.0.making_room).try_acquire_owned() else { return };
@@ -94,13 +95,13 @@ impl Agent {
             match store.evict(most.0, &options, &mut |_| ()).await {
                 Ok(report) => {
                     if let Some(reason) = report.error {
-                        tracing::warn!(reason, "the store stays larger than max-store-size");
+                        tracing::warn!(reason, "store eviction incomplete: the store stays larger than max-store-size");
                     }
                     if report.evicted > 0 {
-                        tracing::info!(evicted = report.evicted, freed_bytes = report.freed_bytes, "made room in the store");
+                        tracing::info!(evicted = report.evicted, freed_bytes = report.freed_bytes, "store eviction done");
                     }
                 }
-                Err(error) => tracing::warn!(%error, "no room was made in the store"),
+                Err(error) => tracing::warn!(%error, "store eviction failed"),
             }
             drop(turn);
         });
@@ -113,7 +114,8 @@ impl Agent {
     }
 }
 
-/// Two agents over one queue would push everything twice, and take each other's sockets. The lock ends with the process.
+/// Locks the data folder: two agents would push everything twice and replace each other's sockets.
+/// The lock ends with the process.
 fn lock(config: &Config) -> Result<File> {
     crate::durable::private_dir(&config.data).map_err(Error::io(format!("data folder {}", config.data.display())))?;
     let path = config.data.join("lock");

@@ -1,4 +1,5 @@
-//! The daemon: both sockets, until a signal; then what is under way gets its time, and engines go on.
+//! The daemon: serves both sockets until a signal, then finishes open requests within a grace
+//! period and resumes engines.
 
 use crate::control::{Control, serve_metrics};
 use crate::error::{Error, Result};
@@ -14,16 +15,16 @@ use tokio::task::JoinSet;
 
 /// How often the recorder folds up what it has collected.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// How long guards get to tell engines to go on, after what was under way was cut.
+/// Time for guards to resume engines after open requests were cancelled.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Opens the agent and serves until SIGTERM or SIGINT; a second signal ends the process at once. `listening` is called when both
-/// sockets are there.
+/// Opens the agent and serves until SIGTERM or SIGINT; a second signal ends the process at once.
+/// `listening` is called when both sockets are there.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Store`], [`Error::Invalid`] if another agent has the data folder.
 pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()> {
-    // Before anyone is told that it runs: a signal must not find it unprepared.
+    // Install signal handlers before reporting readiness.
     let stop = signals()?;
     let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
     let agent = Agent::open(config.clone()).await?;
@@ -32,7 +33,7 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     let mut engines = JoinSet::new();
     let (serving, socket) = (agent.clone(), config.engine_socket.clone());
     let mut serve = Box::pin(async move { serving.engines().serve(serving.clone(), &socket).await });
-    // It listens once it was polled: nobody is told before.
+    // It listens after the first poll: report readiness only then.
     match futures::poll!(&mut serve) {
         Poll::Ready(ended) => return Err(unasked(Ok(ended))),
         Poll::Pending => drop(engines.spawn(serve)),
@@ -59,13 +60,13 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     tell_manager("STOPPING=1");
     stopping.send_replace(true);
     if tokio::time::timeout(config.shutdown_grace, controls.join_next()).await.is_err() {
-        tracing::warn!("what is still under way is cut; engines go on");
+        tracing::warn!("grace period over, cancelling open requests");
         controls.shutdown().await;
         tokio::time::sleep(FAREWELL).await;
     }
     // Connections end with their sessions, and an engine whose connection ended is not paused.
     engines.shutdown().await;
-    tracing::info!("stopped");
+    tracing::info!("agent stopped");
     Ok(())
 }
 
@@ -86,7 +87,7 @@ fn signals() -> Result<impl Future<Output = ()>> {
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
         };
-        tracing::info!(signal = which, "stopping; a second signal stops at once");
+        tracing::info!(signal = which, "agent stopping; a second signal stops it at once");
         tokio::spawn(async move {
             tokio::select! {
                 _ = terminate.recv() => {},
@@ -106,6 +107,6 @@ fn tell_manager(state: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!(%error, state, "the service manager was not told");
+        tracing::warn!(%error, state, "cannot notify the service manager");
     }
 }

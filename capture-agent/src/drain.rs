@@ -1,4 +1,4 @@
-//! Drain: everything that runs here into the registry, so that the host can go away.
+//! Drain of a host: captures and pushes every sequence, so that the host can be shut down.
 
 use crate::Agent;
 use crate::engines::Engine;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Weight of the last capture in the running average.
 const NEWEST: f64 = 0.3;
-/// How often an engine is looked at that another capture has.
+/// How often a busy engine is tried again.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a drain waits for its pushes if nothing else is said.
 const WAIT_SECONDS: u64 = 600;
@@ -27,7 +27,7 @@ pub struct Rate(Mutex<Option<f64>>);
 impl Rate {
     /// Takes a capture into account.
     pub fn note(&self, report: &SnapshotReport) {
-        // One that moved nothing says nothing.
+        // A capture that moved no bytes has no rate.
         if report.bytes_moved == 0 || report.total_seconds <= 0.0 {
             return;
         }
@@ -44,10 +44,12 @@ impl Rate {
 }
 
 impl Agent {
-    /// Captures every sequence of every engine and waits until the registry has them, as long as the request says.
+    /// Captures every sequence of every engine and waits until the registry has them, as long as
+    /// the request says.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a repository that is none. What cannot be captured or pushed is listed, and the rest goes on.
+    /// [`Error::Invalid`] for a repository that is none. What cannot be captured or pushed is
+    /// listed, and the rest goes on.
     pub async fn drain(&self, request: DrainRequest) -> Result<Drain> {
         let target: Reference = request.repository.parse()?;
         if target.selector.is_some() {
@@ -89,7 +91,8 @@ impl Agent {
             loop {
                 match self.pushes().wait(&job.id).await {
                     Some(ended) => return Ok::<_, Error>(ended),
-                    // So many ended since that it is forgotten; pushed again it sends nothing, and says how it ended.
+                    // The job was removed from the list of finished jobs. A new push of the same
+                    // snapshot sends nothing and tells the outcome.
                     None => *job = self.pushes().add(snapshot, &job.reference).await?,
                 }
             }

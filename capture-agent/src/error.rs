@@ -2,7 +2,7 @@
 
 use crate::memory::MemoryError;
 use pfr_schema::api::Problem;
-use pfr_schema::engine::Failure;
+use pfr_schema::engine::CallError;
 use pfr_schema::{ErrorCode, FormatError};
 
 /// Result of the agent's library.
@@ -81,7 +81,7 @@ pub enum Error {
         /// The call.
         call: &'static str,
         /// Its answer.
-        failure: Failure,
+        failure: CallError,
     },
     /// The engine broke the protocol, or described something impossible.
     #[error("engine {engine:?}: {reason}")]

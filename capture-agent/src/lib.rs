@@ -1,4 +1,5 @@
-//! The capture agent: engines on this host, captured into a local store, restored from it, and the store kept in step with a registry.
+//! The capture agent: captures the engines of this host into a local store, restores them from it,
+//! and pushes the store to a registry.
 //!
 //! ```text
 //! engine ⇄ engines (session, layout, pause, tables)     memory (hash, copy out, write)

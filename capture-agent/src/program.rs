@@ -18,7 +18,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves engines and control. Prints `listening on SOCKET (control) and SOCKET (engines)` when ready; logs go to standard error.
+    /// Serves engines and control. Prints `listening on SOCKET (control) and SOCKET (engines)` when
+    /// ready; logs go to standard error.
     Serve {
         /// Settings file (TOML); flags and environment variables win over it.
         #[arg(long, env = "PF_AGENT_CONFIG", value_name = "FILE")]

@@ -1,4 +1,5 @@
-//! Bodies of requests, taken whole before anything else: a caller that is still sending would not hear a refusal.
+//! Reads the body of a request completely before anything else: a caller that still sends would not
+//! read a refusal.
 
 use super::answer::Failure;
 use axum::body::Body;
@@ -10,7 +11,8 @@ use pfr_schema::ErrorCode;
 
 /// Bytes of a request's body.
 const LIMIT: usize = 1 << 20;
-/// Bytes of a body over the limit that are passed over, so that its sender hears why; then the connection is cut.
+/// Bytes beyond the limit that are read and dropped, so that the sender gets the error. After them
+/// the connection is closed.
 const PASSED_OVER: usize = 64 << 20;
 
 /// Hands the request on with its body in memory, or refuses it.

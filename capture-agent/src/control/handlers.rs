@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// Reads a body, whatever its content type says: `curl -d` has another one.
+/// Reads a body and ignores its content type: `curl -d` sends another one.
 fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Error> {
     // The control socket limits how long it is.
     pfr_schema::json::parse("request body", body, u64::MAX).map_err(|e| Error::Invalid(e.to_string()))

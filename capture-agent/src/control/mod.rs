@@ -1,4 +1,5 @@
-//! The control interface: HTTP with JSON over a Unix socket that only this user can open. `docs/capture.md` lists the paths.
+//! The control interface: HTTP with JSON over a Unix socket that only this user can open.
+//! `docs/capture.md` lists the paths.
 
 mod answer;
 mod body;
@@ -39,7 +40,8 @@ impl Control {
         Ok(Self { listener, unlink, agent })
     }
 
-    /// Answers until `stop` completes; then accepts nothing more and returns when what is under way was answered.
+    /// Serves until `stop` completes. Then it accepts no more connections, and returns when all
+    /// open requests are answered.
     ///
     /// # Errors
     /// [`Error::Io`] of the listener.

@@ -1,4 +1,5 @@
-//! The one middleware: id, panics, problems, a log line and a count for each request.
+//! The middleware of each request: an id, panics as errors, the problem document, a log line and a
+//! metric.
 
 use super::answer::Failure;
 use axum::extract::{MatchedPath, Request};
@@ -28,10 +29,10 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
     let seconds = started.elapsed().as_secs_f64();
     match failure {
         Some(failure) => {
-            tracing::warn!(request = id, %method, path, status, seconds, code = %failure.code(), detail = failure.detail(), "request");
+            tracing::warn!(request = id, %method, path, status, seconds, code = %failure.code(), detail = failure.detail(), "HTTP request failed");
         }
-        None if path.starts_with("/v1/") => tracing::info!(request = id, %method, path, status, seconds, "request"),
-        None => tracing::debug!(request = id, %method, path, status, seconds, "request"),
+        None if path.starts_with("/v1/") => tracing::info!(request = id, %method, path, status, seconds, "HTTP request done"),
+        None => tracing::debug!(request = id, %method, path, status, seconds, "HTTP request done"),
     }
     response
 }

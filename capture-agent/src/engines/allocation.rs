@@ -1,8 +1,8 @@
-//! The guard over blocks that an engine gives for a sequence to be restored.
+//! The guard of blocks that an engine allocates for a restore.
 
-use super::engine::View;
 use super::member::Member;
-use super::{pause, table};
+use super::pause;
+use super::view::View;
 use crate::error::Result;
 use pfr_schema::engine::{Allocate, Allocated, SequenceName, ToEngine, Verb};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Blocks for a sequence to be restored. Dropped, they are given back.
+/// Blocks for a sequence to be restored. Dropping this discards them.
 #[derive(Debug)]
 pub struct Allocation {
     member: Arc<Member>,
@@ -26,10 +26,9 @@ impl Allocation {
         let (boundary, timeout) = (what.boundary, view.shared.timeout);
         let guard = move |member, allocated| Self { member, allocated, open: true, timeout, runtime: Handle::current() };
         let allocation = pause::granted(member, timeout, ToEngine::Allocate(Box::new(what)), "allocate", guard).await?;
-        for rank in 0..view.shared.world {
-            table::check_blocks(view.groups(rank), boundary, &allocation.allocated.blocks, table::Use::Fill)
-                .map_err(|reason| allocation.member.broke(format!("allocated {:?}: {reason}", allocation.allocated.sequence)))?;
-        }
+        let Allocated { sequence, blocks } = &allocation.allocated;
+        let checked = view.check_blocks(boundary, blocks);
+        checked.map_err(|reason| allocation.member.broke(format!("allocated {sequence:?}: {reason}")))?;
         Ok(allocation)
     }
 
@@ -68,7 +67,7 @@ impl Drop for Allocation {
         self.runtime.spawn(async move {
             let call = ToEngine::Discard(SequenceName { sequence: sequence.clone() });
             if let Err(error) = member.insist(timeout, call).await {
-                tracing::warn!(engine = member.engine, sequence, %error, "allocated blocks were not given back");
+                tracing::warn!(engine = member.engine, sequence, %error, "cannot discard an allocated sequence");
             }
         });
     }

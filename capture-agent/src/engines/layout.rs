@@ -19,7 +19,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Columns of a sequence of `boundary` tokens: for a window those that it still needs, for recurrent groups one.
+    /// Columns that a sequence of `boundary` tokens needs: in a window the last ones, in a
+    /// recurrent group one.
     #[must_use]
     pub fn columns(&self, boundary: u64) -> Range<u64> {
         let end = self.all_columns(boundary);
@@ -28,7 +29,7 @@ impl Group {
         if self.layout.kind == GroupKind::Recurrent { 0..end } else { start.min(end)..end }
     }
 
-    /// Columns with those that fell out of a window.
+    /// Number of columns, those that left the window included.
     #[must_use]
     pub fn all_columns(&self, boundary: u64) -> u64 {
         match self.layout.kind {
@@ -71,7 +72,8 @@ fn span(part: &Part, block: u32) -> Span {
     Span { offset: part.offset + u64::from(block) * part.block_stride, bytes: part.bytes }
 }
 
-/// Joins a checked registration with its memories, in their order. Groups by name.
+/// Combines a checked registration with its memories, which have the same order. Returns the groups
+/// sorted by name.
 pub(super) fn resolve(register: &Register, memories: &[Arc<dyn PageMemory>]) -> Result<Vec<Group>> {
     let broke = |reason: String| Error::Protocol { engine: register.engine.clone(), reason };
     if memories.len() != register.memories.len() {
@@ -97,7 +99,8 @@ pub(super) fn resolve(register: &Register, memories: &[Arc<dyn PageMemory>]) -> 
     Ok(groups)
 }
 
-/// Whether two ranks have the same groups, whose blocks one table can list; else how they differ.
+/// Checks that two ranks have the same groups, so that one table can list their blocks. The error
+/// says how they differ.
 pub(super) fn agree(one: &[Group], two: &[Group]) -> Result<(), String> {
     let shapes = |groups: &[Group]| -> Vec<String> {
         let shape = |g: &Group| {

@@ -3,7 +3,7 @@
 use super::{Link, wire};
 use parking_lot::Mutex;
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{Failure, Message, ToEngine};
+use pfr_schema::engine::{CallError, Message, ToEngine};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 /// Messages that wait to be sent; more wait at their senders.
 const QUEUE: usize = 64;
 
-type Answer = std::result::Result<Value, Failure>;
+type Answer = std::result::Result<Value, CallError>;
 
 /// The sending side of a connection.
 #[derive(Debug)]
@@ -33,13 +33,13 @@ struct Open {
     calls: HashMap<u64, oneshot::Sender<Answer>>,
 }
 
-fn lost(detail: &str) -> Failure {
-    Failure { code: ErrorCode::EngineLost, detail: detail.into() }
+fn lost(detail: &str) -> CallError {
+    CallError { code: ErrorCode::EngineLost, detail: detail.into() }
 }
 
 impl SocketLink {
-    /// A link, and the task that writes what it sends; it ends after [`Self::close`], or when it is dropped. Messages go through the
-    /// task so that a call given up half-way is still written whole.
+    /// A link, and the task that writes its messages. The task ends after [`Self::close`], or when
+    /// it is dropped. A message of a cancelled call is still written completely.
     pub fn new(mut writer: OwnedWriteHalf) -> (Arc<Self>, JoinSet<()>) {
         let (outgoing, mut queue) = mpsc::channel::<Vec<u8>>(QUEUE);
         let mut writing = JoinSet::new();
@@ -47,7 +47,7 @@ impl SocketLink {
             while let Some(message) = queue.recv().await {
                 if let Err(error) = writer.write_all(&message).await {
                     // The reading side notices the end of the connection.
-                    return tracing::debug!(%error, "a message was not sent");
+                    return tracing::debug!(%error, "cannot send a message to an engine");
                 }
             }
         });
@@ -64,11 +64,11 @@ impl SocketLink {
         match wire::encode(&message) {
             // A member that is gone needs no answer.
             Ok(bytes) => drop(self.send(bytes).await),
-            Err(error) => tracing::error!(%error, "an answer cannot be sent"),
+            Err(error) => tracing::error!(%error, "cannot encode an answer to an engine"),
         }
     }
 
-    async fn send(&self, message: Vec<u8>) -> std::result::Result<(), Failure> {
+    async fn send(&self, message: Vec<u8>) -> std::result::Result<(), CallError> {
         let outgoing = self.open.lock().as_ref().map(|open| open.outgoing.clone());
         match outgoing {
             Some(outgoing) => outgoing.send(message).await.map_err(|_| lost("its connection has ended")),
@@ -76,7 +76,7 @@ impl SocketLink {
         }
     }
 
-    /// Hands an answer of the member to who waits for it.
+    /// Hands an answer of the member to its waiting call.
     pub fn take_answer(&self, message: Message<ToEngine>) {
         let (id, answer) = match message {
             Message::Ok { id, ok } => (id, Ok(ok)),
@@ -86,17 +86,17 @@ impl SocketLink {
         let waiting = self.open.lock().as_mut().and_then(|open| open.calls.remove(&id));
         match waiting {
             Some(waiting) => drop(waiting.send(answer)),
-            None => tracing::debug!(id, "an answer that nobody waits for"),
+            None => tracing::debug!(id, "engine answered a call that was given up"),
         }
     }
 
-    /// The connection has ended: nobody gets an answer any more. What was to be sent still is.
+    /// The connection has ended: no call gets an answer any more. Queued messages are still sent.
     pub fn close(&self) {
         drop(self.open.lock().take());
     }
 }
 
-/// Forgets a call that was given up.
+/// Removes a cancelled call.
 struct Waiting<'a> {
     link: &'a SocketLink,
     id: u64,
@@ -121,7 +121,7 @@ impl Link for SocketLink {
         }
         let _waiting = Waiting { link: self, id };
         let message = wire::encode(&Message::Call { id, call });
-        let message = message.map_err(|e| Failure { code: ErrorCode::TooLarge, detail: e.to_string() })?;
+        let message = message.map_err(|e| CallError { code: ErrorCode::TooLarge, detail: e.to_string() })?;
         self.send(message).await?;
         told.await.unwrap_or_else(|_| Err(lost("its connection ended before it answered")))
     }

@@ -1,11 +1,10 @@
 //! A member of an engine: one connection, or one attachment in this process.
 
-use super::engine::Shared;
+use super::Link;
 use super::layout::Group;
-use super::{Engines, Link};
 use crate::error::{Error, Result};
+use pfr_schema::ErrorCode;
 use pfr_schema::engine::{ToEngine, Verb};
-use pfr_schema::{Digest, ErrorCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -48,7 +47,7 @@ impl Member {
         *self.gone.borrow()
     }
 
-    /// Makes a call and waits for its answer as long as it takes, or until the member is gone.
+    /// Makes a call and waits for the answer without a timeout, or until the member is gone.
     pub async fn call(&self, call: ToEngine) -> Result<Value> {
         let name = name_of(&call);
         let mut gone = self.gone.subscribe();
@@ -87,8 +86,9 @@ impl Member {
         Error::Protocol { engine: self.engine.clone(), reason }
     }
 
-    /// Makes a call until it is answered, refusals included: what was granted must be given back. Gives up only when the member is
-    /// gone, which gives everything back, or says that there is no such thing to give back: it may have done it and answered too late.
+    /// Repeats a call until it succeeds, because a grant must be given back. Stops when the member
+    /// is gone, which ends all grants. Stops, too, when the member says that the grant does not
+    /// exist: an earlier call may have succeeded with a late answer.
     pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<()> {
         let mut wait = Duration::from_millis(20);
         let mut tried = 1_u64;
@@ -97,7 +97,7 @@ impl Member {
                 Ok(_) => return Ok(()),
                 Err(error) if self.is_gone() || is_given_back(&call, &error) => return Err(error),
                 Err(error) => {
-                    tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), tried, %error, "trying again");
+                    tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), tried, %error, "engine call failed, retrying");
                 }
             }
             tokio::time::sleep(wait).await;
@@ -123,33 +123,5 @@ pub(super) fn name_of(call: &ToEngine) -> &'static str {
         ToEngine::Allocate(_) => "allocate",
         ToEngine::Activate(_) => "activate",
         ToEngine::Discard(_) => "discard",
-    }
-}
-
-/// A member in this process, or behind a connection. Dropped, the member leaves.
-#[derive(Debug)]
-pub struct Attached {
-    engines: Engines,
-    engine: Arc<Shared>,
-    member: Arc<Member>,
-}
-
-impl Attached {
-    pub(super) fn new(engines: Engines, engine: Arc<Shared>, member: Arc<Member>) -> Self {
-        Self { engines, engine, member }
-    }
-
-    /// Digest of the deployment.
-    #[must_use]
-    pub fn fingerprint(&self) -> Digest {
-        self.engine.fingerprint
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        self.engines.leave(&self.engine, &self.member.name);
-        self.member.end();
-        tracing::info!(engine = self.member.engine, member = self.member.name, "member left");
     }
 }

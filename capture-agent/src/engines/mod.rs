@@ -1,4 +1,4 @@
-//! Engines on this host: who is here, where their pages lie, and how they are told to stand still.
+//! Engines on this host: their members, where their pages lie, and how they are paused.
 //!
 //! ```text
 //! socket ─ session ─┐
@@ -6,10 +6,12 @@
 //! attach ───────────┘
 //! ```
 //!
-//! A member's mappings live as long as its connection, and as long as a capture or restore that had begun still uses them. What an
-//! engine has granted (standing still, a pin, blocks) is held by guards: dropped anywhere, they give it back on a task of their own.
+//! The mappings of a member live as long as its connection, and as long as a running capture or
+//! restore uses them. Guards own what an engine grants (a pause, a pin, blocks). When a guard is
+//! dropped, a task of its own gives the grant back.
 
 mod allocation;
+mod attached;
 mod engine;
 mod layout;
 mod link;
@@ -18,26 +20,28 @@ mod pause;
 mod register;
 mod session;
 mod table;
+mod view;
 mod wire;
 
 pub use allocation::Allocation;
-pub use engine::{Engine, Taken};
+pub use attached::Attached;
+pub use engine::Engine;
 pub use layout::Group;
-pub use member::Attached;
 pub use pause::{Pause, Pin};
+pub use view::Taken;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::memory::{Available, PageMemory, Ring};
-use engine::{Shared, View};
 use parking_lot::Mutex;
 use pfr_schema::agent::EngineInfo;
-use pfr_schema::engine::{Failure, Register, ToEngine};
+use pfr_schema::engine::{CallError, Register, ToAgent, ToEngine};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use view::{Shared, View};
 
 /// Engines on this host.
 #[derive(Clone, Debug)]
@@ -55,8 +59,16 @@ struct Inner {
 /// How calls reach a member of an engine: a socket, or functions in this process.
 #[async_trait::async_trait]
 pub trait Link: Send + Sync + std::fmt::Debug {
-    /// Makes a call. A failure with [`pfr_schema::ErrorCode::EngineLost`] means that the member is gone.
-    async fn call(&self, call: ToEngine) -> std::result::Result<Value, Failure>;
+    /// Makes a call. A failure with [`pfr_schema::ErrorCode::EngineLost`] means that the member is
+    /// gone.
+    async fn call(&self, call: ToEngine) -> std::result::Result<Value, CallError>;
+}
+
+/// Answers what engines ask of their own accord: `match`, `fill`, `abandon`.
+#[async_trait::async_trait]
+pub trait Answers: Send + Sync {
+    /// Answers a call of the member that serves this rank.
+    async fn answer(&self, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value>;
 }
 
 impl Engines {
@@ -72,19 +84,19 @@ impl Engines {
         }))
     }
 
-    /// Accepts members on a Unix socket until the future is dropped.
+    /// Accepts members on a Unix socket until the future is dropped; `answers` answers their calls.
     ///
     /// # Errors
     /// [`Error::Io`] if the socket cannot be made.
-    pub async fn serve(&self, agent: crate::Agent, socket: &Path) -> Result<()> {
-        session::serve(self.clone(), agent, socket).await
+    pub async fn serve(&self, answers: impl Answers + 'static, socket: &Path) -> Result<()> {
+        session::serve(self.clone(), Arc::new(answers), socket).await
     }
 
     /// Adds a member that lives in this process; it leaves when the guard is dropped.
     ///
     /// # Errors
-    /// As a registration over the socket: [`Error::Protocol`] for what makes no sense, [`Error::Invalid`] for what does not go
-    /// together with the engine's other members.
+    /// As a registration over the socket: [`Error::Protocol`] for what makes no sense,
+    /// [`Error::Invalid`] for what does not go together with the engine's other members.
     pub fn attach(&self, register: Register, memories: Vec<Arc<dyn PageMemory>>, link: Arc<dyn Link>) -> Result<Attached> {
         register::check(&register)?;
         let groups = layout::resolve(&register, &memories)?;
@@ -97,7 +109,7 @@ impl Engines {
         let member = shared.join(&register, groups, mapped, link)?;
         engines.insert(register.engine.clone(), Arc::clone(&shared));
         drop(engines);
-        tracing::info!(engine = register.engine, member = register.member, mapped_bytes = mapped, "member joined");
+        tracing::info!(engine = register.engine, member = register.member, mapped_bytes = mapped, "engine member joined");
         Ok(Attached::new(self.clone(), shared, member))
     }
 
@@ -125,7 +137,8 @@ impl Engines {
         &self.0.ring
     }
 
-    /// Who takes a batch of pages through the ring holds this: of two that each wait for the other's slots none would go on.
+    /// The lock for moving a batch of pages through the ring. Two batches at once could wait for
+    /// each other's slots for ever.
     pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.0.turn.lock().await
     }
@@ -138,7 +151,8 @@ impl Engines {
     }
 }
 
-/// The first few names and how many more there are. An error that lists 50,000 sequences helps nobody.
+/// The first few names, and how many more there are, so that an error stays readable with 50,000
+/// sequences.
 fn few<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> String {
     const NAMED: usize = 10;
     let first: Vec<String> = names.by_ref().take(NAMED).map(|name| name.chars().take(200).collect()).collect();

@@ -1,7 +1,7 @@
-//! Guards over what an engine grants for a capture: that it stands still, and that it keeps blocks.
+//! Guards for what an engine grants to a capture: a pause, and pinned blocks.
 
-use super::engine::{Engine, View};
 use super::member::Member;
+use super::view::View;
 use crate::error::{Error, Result};
 use pfr_schema::ErrorCode;
 use pfr_schema::engine::{PinRequest, Pinned, Sequence, Table, TableRequest, ToEngine, Verb};
@@ -11,10 +11,10 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::oneshot;
 
-/// How long a capture waits for an engine that refuses to go on, and the next one for that.
+/// How long a capture waits for the answer to `resume`, and the next capture for that.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The engine stands still. Dropping it lets the engine go on, also in a panic.
+/// A paused engine. Dropping this resumes the engine, in a panic too.
 #[derive(Debug)]
 pub struct Pause {
     view: Arc<View>,
@@ -31,14 +31,15 @@ impl Pause {
         let still = tokio::time::timeout(view.shared.timeout + PATIENCE, Arc::clone(&view.shared.still).lock_owned()).await;
         let with = || "a capture after which it has not gone on".to_owned();
         let still = still.map_err(|_| Error::Busy { engine: view.shared.name.clone(), with: with() })?;
-        // Made before the call: whatever becomes of it, the engine is told to go on.
+        // Create the guard before the call: even if the call fails, the engine must be resumed.
         let mut pause = Self { view, member, since: Instant::now(), still: Some(still), runtime: Handle::current() };
         pause.member.call_within::<serde_json::Value>(pause.view.shared.timeout, ToEngine::Pause {}).await?;
         pause.since = Instant::now();
         Ok(pause)
     }
 
-    /// The one sequence asked for, or the only one there is. Checked: blocks exist, none is null where the window needs it, their number fits T.
+    /// The one sequence asked for, or the only one there is. Checked: blocks exist, none is null
+    /// where the window needs it, their number fits T.
     ///
     /// # Errors
     /// [`Error::SequenceUnknown`], [`Error::SequenceAmbiguous`], [`Error::Protocol`].
@@ -56,12 +57,12 @@ impl Pause {
             None => (!sequences.is_empty()).then_some(0),
         };
         let Some(at) = at else {
-            // An engine that was asked for one tells of no others.
+            // The table of one sequence does not list the others.
             let known = if sequence.is_some() { self.table(None).await? } else { sequences };
             return Err(Error::SequenceUnknown { engine, sequence: sequence.unwrap_or_default().into(), known: names(&known) });
         };
         let found = sequences.swap_remove(at);
-        self.check(&found)?;
+        self.view.check_sequence(&found)?;
         Ok(found)
     }
 
@@ -71,7 +72,7 @@ impl Pause {
     /// [`Error::Protocol`].
     pub async fn sequences(&self) -> Result<Vec<Sequence>> {
         let sequences = self.table(None).await?;
-        sequences.iter().try_for_each(|sequence| self.check(sequence))?;
+        sequences.iter().try_for_each(|sequence| self.view.check_sequence(sequence))?;
         Ok(sequences)
     }
 
@@ -86,11 +87,7 @@ impl Pause {
         Ok(table.sequences)
     }
 
-    fn check(&self, sequence: &Sequence) -> Result<()> {
-        Engine(Arc::clone(&self.view)).check_sequence(sequence)
-    }
-
-    /// Keeps a sequence's sealed blocks; `None` if the engine does not serve pins.
+    /// Pins the sealed blocks of a sequence; `None` if the engine does not serve `pin`.
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::Lost`].
@@ -102,13 +99,13 @@ impl Pause {
         granted(Arc::clone(member), timeout, call, "pin", guard).await.map(Some)
     }
 
-    /// Lets the engine go on; how long it stood still. Waits no longer than a minute beyond the engine's time for a call; it is told again and
-    /// again all the same.
+    /// Resumes the engine and returns how long it was paused. Waits at most one minute longer than
+    /// the timeout of a call. The resume call is repeated in the background until it is answered.
     ///
     /// # Errors
     /// [`Error::Lost`].
     pub async fn resume(mut self) -> Result<Duration> {
-        // Taken off this future: if it is dropped meanwhile the engine is still told to go on.
+        // Runs in a task of its own: dropping this future does not stop the resume.
         let told = self.go_on();
         let since = self.since;
         let patience = self.view.shared.timeout + PATIENCE;
@@ -119,7 +116,7 @@ impl Pause {
         }
     }
 
-    /// Tells the engine to go on, on a task of its own; when it did.
+    /// Resumes the engine in a task of its own, which returns the time of the answer.
     fn go_on(&mut self) -> tokio::task::JoinHandle<Result<Instant>> {
         let (member, still, timeout) = (Arc::clone(&self.member), self.still.take(), self.view.shared.timeout);
         self.runtime.spawn(async move {
@@ -127,7 +124,7 @@ impl Pause {
             let at = Instant::now();
             drop(still);
             if let Err(error) = &told {
-                tracing::error!(engine = member.engine, %error, "the engine was not told to go on");
+                tracing::error!(engine = member.engine, %error, "engine resume failed");
             }
             told.map(|()| at)
         })
@@ -142,8 +139,8 @@ impl Drop for Pause {
     }
 }
 
-/// Makes a call that grants something, and wraps the grant into its guard even if nobody waits for it any more: an answer that comes
-/// too late is given back by the guard's drop.
+/// Makes a call that grants something, and wraps the grant in its guard even if the caller was
+/// cancelled. The drop of the guard gives a late grant back.
 pub(super) async fn granted<T, G>(
     member: Arc<Member>,
     timeout: Duration,
@@ -160,7 +157,7 @@ where
     tokio::spawn(async move {
         let answer = calling.call(call).await;
         let read = answer.and_then(|answer| calling.read::<T>(name, answer));
-        // If nobody listens the guard comes back as the error, and is dropped.
+        // Without a receiver, `send` returns the guard as its error, which is dropped here.
         drop(tell.send(read.map(|granted| guard(Arc::clone(&calling), granted))));
     });
     match tokio::time::timeout(timeout, told).await {
@@ -170,7 +167,7 @@ where
     }
 }
 
-/// Sealed blocks of a sequence are kept until this is dropped.
+/// Sealed blocks of a sequence stay pinned until this is dropped.
 #[derive(Debug)]
 pub struct Pin {
     member: Arc<Member>,
@@ -185,7 +182,7 @@ impl Drop for Pin {
         let (member, timeout) = (Arc::clone(&self.member), self.timeout);
         self.runtime.spawn(async move {
             if let Err(error) = member.insist(timeout, ToEngine::Unpin(pinned)).await {
-                tracing::warn!(engine = member.engine, pin = pinned.pin, %error, "a pin was not given back");
+                tracing::warn!(engine = member.engine, pin = pinned.pin, %error, "cannot unpin blocks of an engine");
             }
         });
     }

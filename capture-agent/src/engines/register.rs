@@ -17,7 +17,7 @@ const MAX_PARTS: usize = 64 << 10;
 /// Most bytes of a deployment as JSON.
 const MAX_DEPLOYMENT: usize = 64 << 10;
 
-/// Checks everything that can be said without the memory itself.
+/// Checks everything that does not need the memory itself.
 pub(super) fn check(register: &Register) -> Result<()> {
     let broke = |reason: String| {
         let engine = register.engine.chars().take(64).collect();
@@ -201,7 +201,7 @@ fn check_layout(layout: &Layout, shape: &[u64], storage: Dtype, bytes: u64) -> C
     let start = i128::from(layout.offset.unwrap_or(0));
     let (mut low, mut high) = (start, start);
     for (dimension, stride) in shape.iter().zip(strides) {
-        // Of 64 bits each, so their product has 127 at most.
+        // Both have 64 bits, so the product has at most 127.
         let reach = i128::from(dimension - 1).saturating_mul(i128::from(*stride));
         if reach < 0 { low = low.saturating_add(reach) } else { high = high.saturating_add(reach) }
     }

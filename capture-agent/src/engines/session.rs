@@ -1,12 +1,11 @@
 //! The socket for engines: each connection registers one member, then both sides call.
 
 use super::link::SocketLink;
-use super::{Attached, Engines, Inner, wire};
-use crate::Agent;
+use super::{Answers, Attached, Engines, Inner, wire};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryError, PageMemory, ShmMemory, cuda};
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{Failure, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine};
+use pfr_schema::engine::{CallError, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,7 +20,7 @@ const MAX_CONNECTIONS: usize = 1024;
 /// Calls of one member that are being answered at a time; more are refused.
 const MAX_CALLS: usize = 32;
 
-pub(super) async fn serve(engines: Engines, agent: Agent, socket: &Path) -> Result<()> {
+pub(super) async fn serve(engines: Engines, answers: Arc<dyn Answers>, socket: &Path) -> Result<()> {
     let (listener, _unlink) = crate::socket::bind(socket)?;
     // Dropped with this future, and with it every session.
     let mut sessions = JoinSet::new();
@@ -32,28 +31,28 @@ pub(super) async fn serve(engines: Engines, agent: Agent, socket: &Path) -> Resu
         };
         match accepted {
             Ok((stream, _)) if sessions.len() < MAX_CONNECTIONS => {
-                sessions.spawn(session(engines.clone(), agent.clone(), stream));
+                sessions.spawn(session(engines.clone(), Arc::clone(&answers), stream));
             }
-            Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "too many connections from engines"),
+            Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "engine connection refused: too many connections"),
             Err(error) => {
-                // Out of descriptors, as a rule: they come back when a session ends.
-                tracing::warn!(%error, "a connection from an engine cannot be accepted");
+                // Usually the process is out of descriptors. A session that ends releases some.
+                tracing::warn!(%error, "cannot accept an engine connection");
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-async fn session(engines: Engines, agent: Agent, stream: UnixStream) {
+async fn session(engines: Engines, answers: Arc<dyn Answers>, stream: UnixStream) {
     if let Err(reason) = admit(&stream) {
-        tracing::warn!(reason, "a connection was refused");
+        tracing::warn!(reason, "engine connection refused");
         return;
     }
-    let timeout = agent.config().engine_timeout;
+    let timeout = engines.0.timeout;
     let first = match tokio::time::timeout(timeout, wire::read_first(&stream)).await {
         Ok(Ok(first)) => first,
-        Ok(Err(error)) => return tracing::warn!(%error, "a connection ended before it registered"),
-        Err(_) => return tracing::warn!("a connection did not register in time"),
+        Ok(Err(error)) => return tracing::warn!(%error, "engine connection ended before it registered"),
+        Err(_) => return tracing::warn!("engine connection timed out before it registered"),
     };
     let (reader, writer) = stream.into_split();
     let (link, mut writing) = SocketLink::new(writer);
@@ -61,17 +60,17 @@ async fn session(engines: Engines, agent: Agent, stream: UnixStream) {
         Ok((id, attached, engine, rank)) => {
             let answer = Registered { agent: env!("CARGO_PKG_VERSION").into(), fingerprint: attached.fingerprint() };
             link.answer(id, Ok(json!(answer))).await;
-            if let Err(error) = converse(&engines, &agent, reader, &link, &engine, rank).await {
-                tracing::warn!(engine, %error, "the connection of a member broke");
+            if let Err(error) = converse(&engines, &answers, reader, &link, &engine, rank).await {
+                tracing::warn!(engine, %error, "engine connection failed");
             }
             drop(attached);
         }
         Err((id, error)) => {
-            tracing::warn!(%error, "a registration was refused");
-            link.answer(id, Err(failure(&error))).await;
+            tracing::warn!(%error, "engine registration refused");
+            link.answer(id, Err(call_error(&error))).await;
         }
     }
-    // What was queued is still sent; who does not read is cut off.
+    // Queued messages are still sent; a member that does not read them in time is disconnected.
     link.close();
     drop(tokio::time::timeout(timeout, writing.join_next()).await);
 }
@@ -83,8 +82,8 @@ fn admit(stream: &UnixStream) -> std::result::Result<(), String> {
     if peer != own && peer != 0 { Err(format!("user {peer} is neither {own} nor root")) } else { Ok(()) }
 }
 
-fn failure(error: &Error) -> Failure {
-    Failure { code: error.code(), detail: error.to_string() }
+fn call_error(error: &Error) -> CallError {
+    CallError { code: error.code(), detail: error.to_string() }
 }
 
 type Call = (u64, ToAgent);
@@ -135,7 +134,7 @@ async fn register(
     }
 }
 
-/// Maps the memories of a registration; descriptors are taken in order, those left over are closed.
+/// Maps the memories of a registration. Descriptors are used in order.
 fn map(engines: &Engines, register: &Register, descriptors: Vec<OwnedFd>) -> Result<Vec<Arc<dyn PageMemory>>> {
     let wanted = register.memories.iter().filter(|memory| memory.kind != MemoryKind::CudaIpc).count();
     if wanted != descriptors.len() {
@@ -177,13 +176,13 @@ fn handle(memory: &Memory) -> std::result::Result<[u8; 64], MemoryError> {
 /// Answers the member's calls and takes its answers until the connection ends.
 async fn converse(
     engines: &Engines,
-    agent: &Agent,
+    answers: &Arc<dyn Answers>,
     mut reader: OwnedReadHalf,
     link: &Arc<SocketLink>,
     engine: &str,
     rank: u32,
 ) -> std::io::Result<()> {
-    // Dropped with the connection: nobody is left to hear the answers.
+    // Dropped with the connection: its answers have no receiver then.
     let mut calls = JoinSet::new();
     let room = Arc::new(Semaphore::new(MAX_CALLS));
     while let Some(message) = wire::read(&mut reader).await? {
@@ -196,29 +195,30 @@ async fn converse(
         let (id, call) = match read_call(message) {
             Ok(call) => call,
             Err((id, reason)) => {
-                link.answer(id, Err(failure(&Error::Invalid(reason)))).await;
+                link.answer(id, Err(call_error(&Error::Invalid(reason)))).await;
                 continue;
             }
         };
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
             let detail = format!("{MAX_CALLS} calls are open already");
-            link.answer(id, Err(Failure { code: ErrorCode::Overloaded, detail })).await;
+            link.answer(id, Err(CallError { code: ErrorCode::Overloaded, detail })).await;
             continue;
         };
-        let (engines, agent, link, engine) = (engines.clone(), agent.clone(), Arc::clone(link), engine.to_owned());
+        let (engines, answers) = (engines.clone(), Arc::clone(answers));
+        let (link, engine) = (Arc::clone(link), engine.to_owned());
         calls.spawn(async move {
-            let answer = dispatch(&engines, &agent, &engine, rank, call).await;
-            link.answer(id, answer.map_err(|error| failure(&error))).await;
+            let answer = dispatch(&engines, &*answers, &engine, rank, call).await;
+            link.answer(id, answer.map_err(|error| call_error(&error))).await;
             drop(permit);
         });
     }
     Ok(())
 }
 
-async fn dispatch(engines: &Engines, agent: &Agent, engine: &str, rank: u32, call: ToAgent) -> Result<Value> {
+async fn dispatch(engines: &Engines, answers: &dyn Answers, engine: &str, rank: u32, call: ToAgent) -> Result<Value> {
     if matches!(call, ToAgent::Register(_)) {
         return Err(Error::Invalid("a connection registers one member".into()));
     }
     let engine = engines.get(engine)?;
-    crate::restore::on_request::handle(agent, &engine, rank, call).await
+    answers.answer(&engine, rank, call).await
 }

@@ -1,4 +1,4 @@
-//! Checks of what an engine says about its sequences.
+//! Checks of the sequences, blocks and logits that an engine reports.
 
 use super::layout::Group;
 use pfr_schema::engine::{Oracle, Sequence};
@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashSet};
 /// What blocks are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// To be read: sequences may share blocks, one sequence does not list one twice.
+    /// Blocks to be read. Sequences may share a block; one sequence lists a block once.
     Capture,
-    /// To be written: no block stands in two columns.
+    /// Blocks to be written. No block is in two columns.
     Fill,
 }
 

@@ -1,4 +1,5 @@
-//! Messages on a Unix socket: a `u32` little-endian length, that many bytes of JSON, and descriptors with the first byte.
+//! Messages on a Unix socket: a `u32` little-endian length, that many bytes of JSON, and
+//! descriptors with the first byte.
 
 use pfr_schema::engine::{MAX_DESCRIPTORS, MAX_MESSAGE};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
@@ -9,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 
-/// Bytes by which a buffer grows: a length alone costs no memory.
+/// Bytes by which a buffer grows, so that a large announced length allocates nothing.
 const STEP: usize = 1 << 20;
 
 fn invalid(reason: impl Into<String>) -> Error {
@@ -66,7 +67,8 @@ fn receive_some(stream: &UnixStream, buffer: &mut [u8], descriptors: &mut Vec<Ow
     Ok(received.bytes)
 }
 
-/// Reads a later message; `None` at the end of the connection. The system closes descriptors that a plain read passes over.
+/// Reads a later message; `None` at the end of the connection. The kernel closes descriptors that
+/// come with it.
 pub(super) async fn read(stream: &mut OwnedReadHalf) -> Result<Option<Vec<u8>>> {
     let mut prefix = [0; 4];
     match stream.read(&mut prefix).await? {

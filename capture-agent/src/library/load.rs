@@ -1,4 +1,5 @@
-//! Loads: a snapshot is pulled and proven, the engine brings blocks for it, and polls until they are filled and proven.
+//! Loads: a snapshot is pulled and proven, the engine brings blocks for it, and polls until they
+//! are filled and proven.
 
 use crate::Agent;
 use crate::error::Error;
@@ -28,9 +29,10 @@ pub struct LoadRequest {
 pub struct Destination {
     /// The engine's name for the sequence: the parent of its next snapshot is this one.
     pub sequence: String,
-    /// As in [`pfr_schema::engine::Sequence::blocks`]; nobody else reads or writes them meanwhile.
+    /// As in [`pfr_schema::engine::Sequence::blocks`]. Only this load reads or writes them until it
+    /// ends.
     pub blocks: BTreeMap<String, Vec<u32>>,
-    /// Keeps them.
+    /// Guarantees that the engine does not reuse the blocks until it is dropped.
     pub guard: Box<dyn Any + Send>,
     /// A CUDA IPC event that writes wait for.
     pub after: Option<[u8; 64]>,
@@ -57,7 +59,8 @@ pub struct Ready {
     pub adapter: Option<String>,
     /// Settings that decide the next tokens.
     pub sampling: BTreeMap<String, Value>,
-    /// Scores of the step at T, if they were recorded: the engine compares them before the sequence has consequences.
+    /// Scores of the step at T, if they were recorded: the engine compares them before the sequence
+    /// has consequences.
     pub oracle: Option<Oracle>,
 }
 
@@ -85,7 +88,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader that pulls or fills at most `at_a_time`; others wait. Call it within the agent's runtime.
+    /// A loader that pulls or fills at most `at_a_time`; further loads wait. Call it within the
+    /// agent's runtime.
     #[must_use]
     pub fn new(agent: Agent, at_a_time: usize) -> Self {
         Self { agent, runtime: Handle::current(), room: Arc::new(Semaphore::new(at_a_time.max(1))) }
@@ -121,8 +125,9 @@ fn ready(prepared: &Prepared) -> Ready {
     }
 }
 
-/// A load. Dropped, it is given up: nothing more is written. If a copy is in flight, the drop waits for it (one batch, at most 64 MiB) and
-/// then drops the guard; the blocks may still be read for a moment, what is read is thrown away.
+/// A load. Dropping it cancels the load. The drop waits for a copy in flight (one batch, at most 64
+/// MiB) and then drops the guard. The blocks may still be read for a moment; the result of that
+/// read is not used.
 #[derive(Debug)]
 pub struct Load {
     loader: Loader,
@@ -164,10 +169,12 @@ impl Load {
         if is_held { LoadState::Filling } else { state }
     }
 
-    /// Hands over blocks for a staged snapshot. Never waits: what stands in the way of them is told by [`Load::poll`].
+    /// Hands over blocks for a staged snapshot. Never waits: what stands in the way of them is told
+    /// by [`Load::poll`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is not staged, or blocks were handed over before. The guard is dropped then, nothing was written.
+    /// [`Error::Invalid`] if it is not staged, or blocks were handed over before. The guard is
+    /// dropped then, nothing was written.
     pub fn fill(&self, destination: Destination) -> Result<(), Error> {
         let Destination { sequence, blocks, guard, after } = destination;
         let mut state = self.progress.state.lock();
@@ -202,7 +209,7 @@ impl Drop for Load {
     }
 }
 
-/// Sees to it that a load ends, whatever becomes of its task.
+/// Ends a load even if its task panics or is cancelled.
 struct Ending(Option<Arc<Progress>>);
 
 impl Ending {
@@ -210,7 +217,7 @@ impl Ending {
         Self(Some(Arc::clone(progress)))
     }
 
-    /// The end. From here on the state is somebody else's: who sees it staged may hand over blocks at once.
+    /// Sets the final state. A caller that sees `Staged` may call `fill` at once.
     fn set(mut self, state: State) {
         if let Some(progress) = self.0.take() {
             progress.end(state);
@@ -221,7 +228,7 @@ impl Ending {
 impl Progress {
     fn end(&self, state: State) {
         if !matches!(state, State::Staged(..)) {
-            // The guard first: who hears of the end may do with the blocks what it likes.
+            // Drop the guard first: a caller that sees the end may reuse the blocks.
             let gate = self.gate.lock().clone();
             if let Some(gate) = gate {
                 gate.close();

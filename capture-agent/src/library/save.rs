@@ -2,7 +2,7 @@
 
 use crate::Agent;
 use crate::error::Error;
-use crate::snapshot::Keep;
+use crate::snapshot::SharedPin;
 use parking_lot::Mutex;
 use pfr_schema::agent::{SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::Sequence;
@@ -18,7 +18,7 @@ pub struct Save {
     pub engine: String,
     /// The sequence, as in a table.
     pub sequence: Sequence,
-    /// Keeps its blocks.
+    /// Guarantees that its blocks stay as they are until it is dropped.
     pub pin: Box<dyn Any + Send>,
     /// Where it goes. The sequence named in it is not looked at.
     pub request: SnapshotRequest,
@@ -64,7 +64,8 @@ impl Ticket {
     }
 }
 
-/// Takes sequences to be saved, one after another, in the background. Dropped, it still saves what it has taken.
+/// Takes sequences to be saved, one after another, in the background. Dropped, it still saves what
+/// it has taken.
 #[derive(Debug)]
 pub struct Saver {
     queue: mpsc::Sender<(Save, Ticket)>,
@@ -107,12 +108,12 @@ async fn work(agent: Agent, mut jobs: mpsc::Receiver<(Save, Ticket)>) {
         // On a task of its own: a panic ends this save, not the saver.
         let saving = tokio::spawn(async move {
             let Save { engine, sequence, pin, request } = save;
-            agent.snapshot_pinned(&engine, sequence, Keep::new(pin), &request).await
+            agent.snapshot_pinned(&engine, sequence, SharedPin::new(pin), &request).await
         });
         ticket.set(match saving.await {
             Ok(Ok(report)) => SaveState::Saved(Arc::new(report)),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "a sequence was not saved");
+                tracing::warn!(%error, "sequence save failed");
                 SaveState::Failed(Arc::new(error))
             }
             Err(panic) => SaveState::Failed(Arc::new(Error::Internal(format!("saving: {panic}")))),

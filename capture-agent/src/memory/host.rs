@@ -1,4 +1,5 @@
-//! Memory of this process: what is set aside, and the memory of engines that link the agent.
+//! Memory of this process: copies that were set aside, and the memory of engines that link the
+//! agent.
 
 use super::pages::{self, Bytewise};
 use super::{Deliver, MemoryError, Page, PageMemory, Ring};

@@ -1,7 +1,9 @@
-//! An engine's memory as the agent sees it: pages are hashed where they lie, copied out through a bounded ring, and written.
+//! An engine's memory as the agent sees it: pages are hashed where they lie, copied out through a
+//! bounded ring, and written.
 //!
-//! One trait, three back ends: POSIX shared memory (`shm`), a CUDA allocation shared by IPC handle (`cuda::ipc`), and one shared by
-//! a descriptor of CUDA's virtual memory management (`cuda::vmm`). A page is a list of spans; its bytes are theirs, one after another.
+//! One trait, three back ends: POSIX shared memory (`shm`), a CUDA allocation shared by IPC handle
+//! (`cuda::ipc`), and one shared by a descriptor of CUDA's virtual memory management (`cuda::vmm`).
+//! A page is a list of spans; its bytes are theirs, one after another.
 
 pub mod cuda;
 pub mod host;
@@ -39,6 +41,27 @@ impl Page {
     pub fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| span.bytes).sum()
     }
+}
+
+/// Where a memory begins on this machine. Two memories that map the same bytes have locations in
+/// one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Location {
+    /// What the bytes are part of.
+    pub object: Object,
+    /// Where the memory begins in it, in bytes.
+    pub offset: u64,
+}
+
+/// What bytes are part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Object {
+    /// A file or shared memory: device and inode.
+    File(u64, u64),
+    /// The addresses of a GPU, by its number.
+    Gpu(i32),
+    /// A memory that no other one maps, by the address of its object here.
+    Own(usize),
 }
 
 /// What goes wrong with memory.
@@ -80,12 +103,13 @@ pub enum MemoryError {
         /// Why.
         reason: String,
     },
-    /// Who takes the bytes has given up.
+    /// The reader of the bytes stopped.
     #[error("stopped")]
     Stopped,
 }
 
-/// Takes a page's bytes as they come out of the ring; `false` stops the copying with [`MemoryError::Stopped`].
+/// Takes a page's bytes as they come out of the ring; `false` stops the copying with
+/// [`MemoryError::Stopped`].
 pub type Deliver<'a> = dyn FnMut(usize, Bytes) -> bool + 'a;
 
 /// An engine's memory. Calls block; the agent makes them on threads of their own.
@@ -93,7 +117,13 @@ pub trait PageMemory: Send + Sync + std::fmt::Debug {
     /// Bytes.
     fn size(&self) -> u64;
 
-    /// Whether `bytes` more can be set aside ([`PageMemory::set_aside`]) and pages of `largest` bytes can be copied out.
+    /// Where it begins. By default it is taken for a memory of its own, which no other memory maps.
+    fn location(&self) -> Location {
+        Location { object: Object::Own(std::ptr::from_ref(self).cast::<()>().addr()), offset: 0 }
+    }
+
+    /// Whether `bytes` more can be set aside ([`PageMemory::set_aside`]) and pages of `largest`
+    /// bytes can be copied out.
     ///
     /// # Errors
     /// [`MemoryError::NoRoom`].
@@ -105,21 +135,22 @@ pub trait PageMemory: Send + Sync + std::fmt::Debug {
     /// [`MemoryError`].
     fn hash(&self, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError>;
 
-    /// Copies pages out, in order, each delivered whole with its position. Memory in flight is bounded by the ring: a page's slot is
-    /// free again when the delivered bytes are dropped.
+    /// Copies pages out, in order, each delivered whole with its position. Memory in flight is
+    /// bounded by the ring: a page's slot is free again when the delivered bytes are dropped.
     ///
     /// # Errors
     /// [`MemoryError`]; [`MemoryError::NoRoom`] if a page is larger than the ring.
     fn read(&self, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError>;
 
-    /// Copies pages within the memory's own device, quickly, so that the engine may overwrite them; the copy is a memory of its own
-    /// in which page `i` is one span after page `i − 1`.
+    /// Copies pages within the memory's own device, quickly, so that the engine may overwrite them;
+    /// the copy is a memory of its own in which page `i` is one span after page `i − 1`.
     ///
     /// # Errors
     /// [`MemoryError::NoRoom`].
     fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError>;
 
-    /// Writes pages; when it returns they lie in memory. `after` is a CUDA IPC event to wait for first.
+    /// Writes pages; when it returns they lie in memory. `after` is a CUDA IPC event to wait for
+    /// first.
     ///
     /// # Errors
     /// [`MemoryError`]; a page and its bytes must have one length.

@@ -1,13 +1,14 @@
-//! Hashing, reading and writing pages over anything whose bytes a CPU can load and store.
+//! Hashing, reading and writing pages of memories that a CPU can load and store.
 
 use super::{Deliver, MemoryError, Page, Ring, Span};
 use bytes::Bytes;
 use pfr_schema::digest::Hasher;
 use pfr_schema::{Algorithm, Digest};
 
-/// Bytes loaded at a time while hashing: enough to hash at full speed, little enough to stay in the cache.
+/// Bytes loaded at a time while hashing: enough to hash at full speed, little enough to stay in the
+/// cache.
 const STEP: usize = 64 << 10;
-/// Bytes below which one more thread does not pay.
+/// Bytes for each further thread.
 const THREAD_BYTES: u64 = 4 << 20;
 
 /// Memory whose bytes a CPU can load and store.
@@ -42,7 +43,7 @@ fn load_page(memory: &impl Bytewise, page: &Page, into: &mut [u8]) {
     }
 }
 
-/// Digests of pages, on as many threads as pay.
+/// Digests of pages, computed on several threads if there are enough bytes.
 pub(super) fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
     check(memory, pages.iter())?;
     let bytes: u64 = pages.iter().map(Page::bytes).sum();

@@ -1,4 +1,4 @@
-//! The ring: a budget of bytes for pages in flight. Who wants more waits until others let go.
+//! The ring: a budget of bytes for pages in flight. A reader waits until enough bytes are free.
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -47,7 +47,7 @@ impl Ring {
         Ok(())
     }
 
-    /// A zeroed buffer of `bytes`. Blocks until others have let go of as much.
+    /// A zeroed buffer of `bytes`. Blocks until as many bytes are free.
     ///
     /// # Errors
     /// [`MemoryError::NoRoom`] if it is larger than the ring: it would wait for ever.

@@ -1,10 +1,10 @@
 //! Memory that an engine shares by descriptor: POSIX shared memory or a memfd, mapped here.
 //!
-//! Another process writes these bytes while we read them. So no reference to them is ever made: they are copied by pointer into
-//! buffers of our own, and what a torn copy would give is caught by its digest.
+//! Another process writes these bytes while we read them. So the agent never makes a reference to
+//! them. It copies them by pointer into buffers of its own; a torn copy does not match its digest.
 
 use super::pages::{self, Bytewise};
-use super::{Available, Deliver, HostMemory, MemoryError, Page, PageMemory, Ring};
+use super::{Available, Deliver, HostMemory, Location, MemoryError, Object, Page, PageMemory, Ring};
 use bytes::Bytes;
 use pfr_schema::{Algorithm, Digest};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -20,13 +20,15 @@ pub struct ShmMemory {
     mapped: usize,
     offset: usize,
     size: u64,
+    object: Object,
     fd: OwnedFd,
     ring: Ring,
     available: Available,
 }
 
-// SAFETY: the mapping belongs to this value alone and stays until it is dropped; its bytes are only copied by pointer
-// (never referenced), which any number of threads may do at a time just as the engine's process does.
+// SAFETY: the mapping belongs to this value alone and stays until it is dropped; its bytes are only
+// copied by pointer (never referenced), which any number of threads may do at a time just as the
+// engine's process does.
 unsafe impl Send for ShmMemory {}
 // SAFETY: as above.
 unsafe impl Sync for ShmMemory {}
@@ -35,11 +37,13 @@ impl ShmMemory {
     /// Maps `bytes` bytes from `offset` of `fd`, readable and writable.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`] if the descriptor has fewer bytes, [`MemoryError::Unreachable`] if it cannot be mapped.
+    /// [`MemoryError::OutOfBounds`] if the descriptor has fewer bytes, [`MemoryError::Unreachable`]
+    /// if it cannot be mapped.
     pub fn map(fd: OwnedFd, offset: u64, bytes: u64, ring: Ring, available: Available) -> Result<Arc<dyn PageMemory>, MemoryError> {
         let what = "map shared memory";
         let unreachable = |reason: String| MemoryError::Unreachable { what, reason };
-        let size = size_of(&fd).map_err(|e| unreachable(e.to_string()))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| unreachable(e.to_string()))?;
+        let (size, object) = (u64::try_from(stat.st_size).unwrap_or(0), Object::File(stat.st_dev, stat.st_ino));
         let end = offset.checked_add(bytes).filter(|end| *end <= size && bytes > 0);
         let Some(end) = end else {
             return Err(MemoryError::OutOfBounds { offset, end: offset.saturating_add(bytes), size });
@@ -49,7 +53,7 @@ impl ShmMemory {
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0) };
         let base = base.map_err(|e| unreachable(e.to_string()))?;
         let base = NonNull::new(base.cast()).ok_or_else(|| unreachable("mapped at address 0".into()))?;
-        Ok(Arc::new(Self { base, mapped, offset: offset as usize, size: bytes, fd, ring, available }))
+        Ok(Arc::new(Self { base, mapped, offset: offset as usize, size: bytes, object, fd, ring, available }))
     }
 }
 
@@ -57,7 +61,7 @@ impl Drop for ShmMemory {
     fn drop(&mut self) {
         // SAFETY: exactly the range that `map` mapped, and nothing borrows from it.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) } {
-            tracing::error!(%error, bytes = self.mapped, "shared memory cannot be unmapped");
+            tracing::error!(%error, bytes = self.mapped, "cannot unmap shared memory");
         }
     }
 }
@@ -71,8 +75,9 @@ impl Bytewise for ShmMemory {
         self.size
     }
 
-    /// A mapping beyond the end of its file kills who touches it, so the end is looked at before each batch. An engine that
-    /// shrinks its memory in the middle of one cannot be guarded against: it has to seal or keep it.
+    /// Reading a mapping beyond the end of its file kills the process, so the length is checked
+    /// before each batch. An engine that shrinks its memory during a batch can still kill the
+    /// agent.
     fn reachable(&self) -> Result<(), MemoryError> {
         let what = "read shared memory";
         let size = size_of(&self.fd).map_err(|e| MemoryError::Unreachable { what, reason: e.to_string() })?;
@@ -85,14 +90,16 @@ impl Bytewise for ShmMemory {
 
     fn load(&self, offset: u64, into: &mut [u8]) {
         assert!(offset + into.len() as u64 <= self.size, "checked by the caller");
-        // SAFETY: the source lies inside the mapping (asserted above), `into` is memory of ours, so they do not overlap.
-        // The engine may write the source meanwhile; bytes have no invalid values, and torn ones are caught by their digest.
+        // SAFETY: the source lies inside the mapping (asserted above), `into` is memory of ours, so
+        // they do not overlap. The engine may write the source meanwhile; bytes have no invalid
+        // values, and torn ones are caught by their digest.
         unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().add(self.offset + offset as usize), into.as_mut_ptr(), into.len()) }
     }
 
     fn store(&self, offset: u64, from: &[u8]) {
         assert!(offset + from.len() as u64 <= self.size, "checked by the caller");
-        // SAFETY: the destination lies inside the mapping (asserted above), which is writable; `from` is memory of ours.
+        // SAFETY: the destination lies inside the mapping (asserted above), which is writable;
+        // `from` is memory of ours.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.as_ptr().add(self.offset + offset as usize), from.len()) }
     }
 }
@@ -100,6 +107,10 @@ impl Bytewise for ShmMemory {
 impl PageMemory for ShmMemory {
     fn size(&self) -> u64 {
         self.size
+    }
+
+    fn location(&self) -> Location {
+        Location { object: self.object, offset: self.offset as u64 }
     }
 
     fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {

@@ -1,4 +1,4 @@
-//! The queue on disk: one JSON file a job, written whole.
+//! The queue on disk: one JSON file for each job, replaced atomically.
 
 use crate::durable;
 use crate::error::{Error, Result};
@@ -21,7 +21,8 @@ impl Files {
         Ok(files)
     }
 
-    /// All jobs. A file that makes no sense is left where it is and logged: it may be somebody's only trace of a push.
+    /// All jobs. A file that does not parse is logged and stays: it may be the only record of a
+    /// push.
     pub async fn load(&self) -> Result<BTreeMap<String, PushJob>> {
         self.on(|dir| {
             let mut jobs = BTreeMap::new();
@@ -30,9 +31,9 @@ impl Files {
                 match path.extension().and_then(|e| e.to_str()) {
                     Some("json") => match read(&path) {
                         Ok(job) => drop(jobs.insert(job.id.clone(), job)),
-                        Err(error) => tracing::error!(path = %path.display(), %error, "a push that cannot be read is left out"),
+                        Err(error) => tracing::error!(path = %path.display(), %error, "cannot read the file of a push, skipped"),
                     },
-                    // Cut off while it was written: nobody was told that it is there.
+                    // A crash interrupted the write, so the job was never confirmed.
                     Some(durable::UNFINISHED) => std::fs::remove_file(&path)?,
                     _ => {}
                 }

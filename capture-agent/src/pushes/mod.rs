@@ -1,6 +1,7 @@
-//! Pushes in the background: a queue on disk, worked off with patience, taken up again after a restart.
+//! Pushes in the background: a queue on disk that continues after a restart.
 //!
-//! One file a job. A registry that does not answer is asked for ever, with growing waits; one that refuses is believed.
+//! Each job is one file. If the registry does not answer, a job is retried for ever with growing
+//! waits. If the registry refuses, the job fails.
 
 mod files;
 mod work;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// Jobs done that are remembered.
+/// Finished jobs that stay in the list.
 const REMEMBERED: usize = 100;
 /// Pushes to one registry at a time.
 const PER_REGISTRY: usize = 2;
@@ -36,12 +37,12 @@ struct Inner {
     /// Raised whenever a job changes.
     changed: watch::Sender<()>,
     registries: Mutex<HashMap<String, Arc<Semaphore>>>,
-    /// Aborted when the queue is dropped; they do not keep it.
+    /// Aborted when the queue is dropped. The tasks do not keep the queue alive.
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Pushes {
-    /// Opens the queue and goes on with it.
+    /// Opens the queue and continues its jobs.
     ///
     /// # Errors
     /// [`crate::Error::Io`].
@@ -63,7 +64,7 @@ impl Pushes {
         }));
         for job in found {
             match job.state {
-                // The agent may have ended in between.
+                // The agent may have ended between the push and the unpinning.
                 PushState::Done => pushes.0.unpin(&job.id, job.digest, &job.reference).await,
                 PushState::Failed => {}
                 PushState::Waiting | PushState::Running => pushes.settle(&job).await,
@@ -72,7 +73,8 @@ impl Pushes {
         Ok(pushes)
     }
 
-    /// Adds a push of a snapshot of the local store to `reference` (with host). On disk when it returns.
+    /// Adds a push of a snapshot of the local store to `reference` (with host). On disk when it
+    /// returns.
     ///
     /// # Errors
     /// As [`Pushes::promise`].
@@ -84,11 +86,13 @@ impl Pushes {
         Ok(job)
     }
 
-    /// A push of a snapshot that is about to be committed under the repository of `reference`. On disk when it returns, and not begun: what
-    /// follows is [`Pushes::begin`], or [`Pushes::settle`] where it is not known whether it was committed, as after a restart.
+    /// Adds a push of a snapshot that will be committed to the repository of `reference`. The job
+    /// is on disk when this returns, and not started. Call [`Pushes::begin`] next, or
+    /// [`Pushes::settle`] if the outcome of the commit is unknown.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest; [`crate::Error::Io`].
+    /// [`crate::Error::Invalid`] for a reference that names no registry or a snapshot by digest;
+    /// [`crate::Error::Io`].
     pub(crate) async fn promise(&self, snapshot: Digest, reference: &str) -> Result<PushJob> {
         let target = Target::parse(reference)?;
         self.0.config.remote(&target.registry)?;
@@ -102,7 +106,8 @@ impl Pushes {
             code: None,
             bytes_sent: 0,
         };
-        // Who unpins it after another push sees this job, and leaves it pinned.
+        // Insert the job first: the end of another push then sees it and does not unpin the
+        // snapshot.
         self.0.jobs.lock().insert(job.id.clone(), job.clone());
         if let Err(error) = self.0.files.write(&job).await {
             self.take_back(&job).await;
@@ -121,7 +126,7 @@ impl Pushes {
     pub(crate) async fn settle(&self, job: &PushJob) {
         match Target::parse(&job.reference) {
             Ok(target) if !self.0.pin(&target, job.digest, true).await => {
-                tracing::warn!(push = job.id, snapshot = %job.digest, "not pushed: it was not committed, or was deleted");
+                tracing::warn!(push = job.id, snapshot = %job.digest, "push dropped: its snapshot is not in the store");
                 self.take_back(job).await;
             }
             _ => self.begin(job),
@@ -133,7 +138,7 @@ impl Pushes {
         self.0.jobs.lock().remove(&job.id);
         self.0.changed.send_replace(());
         if let Err(error) = self.0.files.remove(&job.id).await {
-            tracing::warn!(push = job.id, %error, "a push of nothing is not forgotten");
+            tracing::warn!(push = job.id, %error, "cannot remove the file of a dropped push");
         }
         self.0.unpin(&job.id, job.digest, &job.reference).await;
     }

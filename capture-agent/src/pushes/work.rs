@@ -1,4 +1,4 @@
-//! Working off one job.
+//! One push job: attempts, waits, and the outcome.
 
 use super::{Inner, PER_REGISTRY, REMEMBERED, Target, is_finished};
 use crate::error::Error;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Tries until it is done or refused. Ends, too, when the queue is gone.
+/// Pushes until the registry accepts or refuses. Ends when the queue is dropped, too.
 pub(super) async fn run(queue: Weak<Inner>, id: String) {
     if wait_for_older(&queue, &id).await.is_none() {
         return;
@@ -38,7 +38,8 @@ pub(super) async fn run(queue: Weak<Inner>, id: String) {
     }
 }
 
-/// Pushes to one tag come in the order in which they were asked for: else an old one, tried again, would move the tag back.
+/// Pushes to one tag run in the order of their requests. Otherwise a retry of an old push would
+/// move the tag back.
 async fn wait_for_older(queue: &Weak<Inner>, id: &str) -> Option<()> {
     let mut changed = queue.upgrade()?.changed.subscribe();
     loop {
@@ -56,7 +57,7 @@ async fn wait_for_older(queue: &Weak<Inner>, id: &str) -> Option<()> {
 }
 
 impl Inner {
-    /// The job and the places at its registry; `None` if it is gone or not understood.
+    /// The job, and the permits of its registry. `None` if the job is gone.
     fn begin(&self, id: &str) -> Option<(PushJob, Arc<Semaphore>)> {
         let job = self.jobs.lock().get(id).cloned()?;
         let registry = Target::parse(&job.reference).map(|target| target.registry).unwrap_or_default();
@@ -77,7 +78,7 @@ impl Inner {
         Some(job)
     }
 
-    /// One try. It does not hold the queue.
+    /// One attempt. The future does not keep the queue alive.
     fn attempt(&self, job: &PushJob) -> impl Future<Output = Result<PushReport, Error>> + Send + use<> {
         let (config, digest, reference) = (self.config.clone(), job.digest, job.reference.clone());
         let source = Source::Store { store: self.store.clone(), snapshot: digest };
@@ -89,10 +90,11 @@ impl Inner {
         }
     }
 
-    /// Writes down what came of a try; how long to wait if there is another.
+    /// Records the outcome of an attempt. Returns the wait before the next attempt, if there is
+    /// one.
     async fn settle(&self, id: &str, outcome: Result<PushReport, Error>) -> Option<Duration> {
         let again = outcome.as_ref().is_err_and(retryable);
-        // On disk before anybody who waits for it is told.
+        // Write the file before waking the waiters.
         let mut settled = self.jobs.lock().get(id).cloned()?;
         settled.attempts = settled.attempts.saturating_add(1);
         (settled.state, settled.error) = match &outcome {
@@ -103,25 +105,25 @@ impl Inner {
         settled.code = outcome.as_ref().err().map(Error::code);
         settled.bytes_sent = outcome.as_ref().map_or(0, |report| report.bytes_sent);
         if let Err(error) = self.files.write(&settled).await {
-            // It is pushed again after a restart, which changes nothing.
-            tracing::error!(push = id, %error, "how far a push is was not written down");
+            // After a restart it is pushed again, which sends nothing twice.
+            tracing::error!(push = id, %error, "cannot write the file of a push");
         }
         let (attempts, snapshot, reference) = (settled.attempts, settled.digest, settled.reference.clone());
         self.change(id, move |job| *job = settled);
         match outcome {
             Ok(report) => {
-                tracing::info!(push = id, %snapshot, reference, attempts, bytes_sent = report.bytes_sent, "pushed");
+                tracing::info!(push = id, %snapshot, reference, attempts, bytes_sent = report.bytes_sent, "snapshot pushed");
                 count("done", report.bytes_sent);
                 self.unpin(id, snapshot, &reference).await;
             }
             Err(error) if again => {
                 let wait = self.wait_after(attempts);
-                tracing::warn!(push = id, %snapshot, reference, attempts, %error, again_in = ?wait, "push");
+                tracing::warn!(push = id, %snapshot, reference, attempts, %error, again_in = ?wait, "push attempt failed, retrying");
                 count("retried", 0);
                 return Some(wait);
             }
             Err(error) => {
-                tracing::error!(push = id, %snapshot, reference, attempts, %error, "the push was refused for good");
+                tracing::error!(push = id, %snapshot, reference, attempts, %error, "push failed, not retrying");
                 count("failed", 0);
             }
         }
@@ -129,20 +131,22 @@ impl Inner {
         None
     }
 
-    /// Keeps a snapshot in the local store until it is pushed, or no longer; what people pinned is theirs. It lies there under the
-    /// repository that it is pushed to; false if it does not.
+    /// Pins a snapshot of the local store until it is pushed, or removes that pin; pins of users
+    /// are separate. The snapshot is looked up in the repository that it is pushed to. Returns
+    /// false if it is not there.
     pub(super) async fn pin(&self, target: &Target, snapshot: Digest, pinned: bool) -> bool {
         match self.store.pin(&target.repository, &snapshot, Pin::UntilPushed, pinned).await {
             Ok(_) => true,
             Err(pfr_store::Error::SnapshotUnknown { .. } | pfr_store::Error::RepositoryUnknown(_)) => false,
             Err(error) => {
-                tracing::warn!(%snapshot, pinned, %error, "a snapshot is not pinned as it should be");
+                tracing::warn!(%snapshot, pinned, %error, "cannot change the pin of a snapshot");
                 true
             }
         }
     }
 
-    /// The registry has it, or nobody will push it. What was refused for good stays pinned until another push of it is done: it is nowhere else.
+    /// Unpins the snapshot once no open job needs it. A snapshot whose push failed for good stays
+    /// pinned until another push of it succeeds: this host has the only copy.
     pub(super) async fn unpin(&self, id: &str, snapshot: Digest, reference: &str) {
         let Ok(target) = Target::parse(reference) else { return };
         let waits = |job: &PushJob| job.id != id && job.digest == snapshot && !is_finished(job);
@@ -151,7 +155,8 @@ impl Inner {
         }
     }
 
-    /// Forgets the oldest that are done, and what failed and was done later. What else failed is all that tells of a snapshot that is nowhere else.
+    /// Removes the oldest finished jobs, and failed jobs whose snapshot was pushed later. Other
+    /// failed jobs stay: they are the only record of a snapshot that no registry has.
     async fn forget(&self) {
         let old: Vec<String> = {
             let mut jobs = self.jobs.lock();
@@ -165,7 +170,7 @@ impl Inner {
         };
         for id in old {
             if let Err(error) = self.files.remove(&id).await {
-                tracing::warn!(push = id, %error, "a finished push is not forgotten");
+                tracing::warn!(push = id, %error, "cannot remove the file of a finished push");
             }
         }
     }
@@ -184,7 +189,7 @@ fn count(outcome: &'static str, bytes: u64) {
     metrics::counter!(crate::telemetry::PUSH_BYTES).increment(bytes);
 }
 
-/// Whether the same may work later: nobody answered, or the answer was that it may.
+/// Whether a later attempt can succeed: the registry did not answer, or its answer is retryable.
 fn retryable(error: &Error) -> bool {
     let client = matches!(error, Error::Client(error) if error.retryable());
     client || error.code().retryable() || error.code() == ErrorCode::PushUnknown

@@ -1,4 +1,5 @@
-//! Blobs of the local store, whole and verified, one after another: memory is bounded by the largest.
+//! Reads complete, verified blobs of the local store one after another. The largest blob bounds the
+//! memory.
 
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
@@ -26,7 +27,7 @@ impl Blobs {
     /// The next blob, which must be `digest`.
     pub async fn next(&mut self, digest: &Digest) -> Result<Bytes> {
         let (found, bytes) = self.frame().await?;
-        // The store gave what was asked for, or it is damaged.
+        // The store returns the requested blob, unless it is damaged.
         if found.digest == *digest { Ok(bytes) } else { Err(damaged(*digest, format!("{} lies in its place", found.digest))) }
     }
 

@@ -1,4 +1,5 @@
-//! A snapshot's documents, read from the local store; lists of pages only when the plan has found that they fit.
+//! A snapshot's documents, read from the local store; lists of pages only when the plan has found
+//! that they fit.
 
 use crate::error::Result;
 use pfr_schema::checkpoint::{self, Checkpoint};

@@ -1,13 +1,16 @@
-//! Blocks that a restore writes into: what holds them is not let go under a copy, and no two restores write into the same.
+//! Protects the blocks that a restore writes into: they are not released under a copy, and two
+//! restores never write into the same block.
 
-use super::write::{Place, Places};
+use super::place::{Place, Places};
 use crate::error::{Error, Result};
+use crate::memory::Location;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Holds what keeps the blocks: each copy passes through it, and whoever gives the restore up closes it. What is held is dropped
-/// once it is closed and the last copy has ended. Dropping the gate closes it.
+/// Owns the guard that keeps the blocks alive. Copies register here with [`Gate::enter`];
+/// cancelling the restore closes the gate. The guard is dropped when the gate is closed and the
+/// last copy has ended. Dropping the gate closes it.
 #[derive(Debug)]
 pub(crate) struct Gate<T>(Arc<Inner<T>>);
 
@@ -32,7 +35,7 @@ impl<T> Gate<T> {
         Self(Arc::new(Inner { state: Mutex::new(state), let_go: Condvar::new() }))
     }
 
-    /// Lets a copy begin; `None` once the gate is closed.
+    /// Registers a copy; `None` once the gate is closed.
     pub fn enter(&self) -> Option<Pass<T>> {
         let mut state = self.0.state.lock();
         if state.closed {
@@ -42,13 +45,13 @@ impl<T> Gate<T> {
         Some(Pass(Arc::clone(&self.0)))
     }
 
-    /// No copy begins any more; what is held is dropped as soon as none is in flight. Does not wait.
+    /// Refuses new copies, and drops the guard when no copy is in flight. Does not wait.
     pub fn close(&self) {
         self.0.state.lock().closed = true;
         self.0.settle();
     }
 
-    /// Closes, and waits until what was held is gone.
+    /// Closes, and waits until the guard was dropped.
     pub fn close_and_wait(&self) {
         self.close();
         let mut state = self.0.state.lock();
@@ -57,12 +60,12 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Whether something is held.
+    /// Whether the guard still lives.
     pub fn is_holding(&self) -> bool {
         !self.0.state.lock().let_go
     }
 
-    /// Closes, and gives back what is held; `None` under a copy.
+    /// Closes, and returns the guard; `None` under a copy.
     pub fn take(&self) -> Option<T> {
         let mut state = self.0.state.lock();
         state.closed = true;
@@ -74,7 +77,7 @@ impl<T> Gate<T> {
         held
     }
 
-    /// Keeps the places for this restore alone, as long as something is held.
+    /// Reserves the places for this restore until the guard is dropped.
     ///
     /// # Errors
     /// [`Error::Invalid`] if another restore writes into one of them.
@@ -100,9 +103,9 @@ impl<T> Inner<T> {
             }
             (state.held.take(), state.claim.take())
         };
-        // Also if the drop of what is held panics: somebody may wait.
+        // Wakes the waiter even if the drop of the guard panics.
         let _told = LetGo(self);
-        // Before the blocks are free for others.
+        // Release the claim before the engine may reuse the blocks.
         drop(claim);
         drop(held);
     }
@@ -132,12 +135,14 @@ impl<T> Drop for Pass<T> {
 #[derive(Debug, Default)]
 pub(crate) struct Claims(Mutex<HashSet<Spot>>);
 
-/// A memory, and where a page in it begins.
-type Spot = (usize, u64);
+/// Where a page begins on this machine. An engine that connects again, or describes one memory
+/// twice, has two mappings of the same bytes: two mappings of a block are one spot.
+type Spot = Location;
 
 fn spot(place: &Place) -> Spot {
     let begin = place.page.spans.first().map_or(0, |span| span.offset);
-    (Arc::as_ptr(&place.memory).cast::<()>() as usize, begin)
+    let Location { object, offset } = place.memory.location();
+    Location { object, offset: offset.saturating_add(begin) }
 }
 
 impl Claims {
@@ -173,6 +178,34 @@ impl Drop for Claim {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    use crate::memory::{Available, Page, PageMemory, Ring, ShmMemory, Span};
+    use pfr_schema::Digest;
+    use std::os::fd::OwnedFd;
+
+    /// A place at `offset` of a memory.
+    fn place(memory: &Arc<dyn PageMemory>, offset: u64) -> Places {
+        let page = Page { spans: vec![Span { offset, bytes: 16 }] };
+        Places(vec![Place::page(Digest::sha256(b""), Arc::clone(memory), page, 0, ("main".into(), 0, 0))])
+    }
+
+    #[test]
+    fn two_restores_do_not_write_into_one_block_through_two_mappings_of_it() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(4096).expect("its length");
+        let map = |offset| {
+            let fd: OwnedFd = file.try_clone().expect("a descriptor").into();
+            ShmMemory::map(fd, offset, 1024, Ring::new(4096), Available::system()).expect("a mapping")
+        };
+        let (one, two, later) = (map(0), map(0), map(512));
+        let claims = Arc::new(Claims::default());
+        let claim = claims.claim(&place(&one, 512)).expect("free");
+        assert!(claims.claim(&place(&two, 512)).is_err(), "the same block through a second mapping");
+        assert!(claims.claim(&place(&later, 0)).is_err(), "the same block through a mapping that begins later");
+        assert!(claims.claim(&place(&two, 0)).is_ok(), "another block");
+        drop(claim);
+        assert!(claims.claim(&place(&later, 0)).is_ok(), "free again");
+    }
 
     struct Flag(Arc<AtomicBool>);
 

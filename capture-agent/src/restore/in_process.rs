@@ -1,5 +1,5 @@
-//! Restores of engines in this process, which name a snapshot and bring blocks for it: the same steps as for engines that ask over the
-//! socket, for all ranks at once.
+//! Restores for engines in this process. They name a snapshot and hand over blocks. The steps are
+//! those of engines on the socket, for all ranks at once.
 
 use super::gate::Gate;
 use super::{Fitting, documents::Documents, note, plan::Plan, prove, prove::Values, report};
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A snapshot that is proven and fits the engine.
+/// A snapshot that is verified and fits the engine.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     engine: String,
@@ -27,7 +27,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Pulls, checks and proves.
+    /// Pulls, checks and verifies.
     pub async fn make(agent: &Agent, engine: &str, request: &RestoreRequest) -> Result<Self> {
         let started = Instant::now();
         let prepare = async {
@@ -63,7 +63,7 @@ impl Prepared {
         self.documents.oracle.as_ref()
     }
 
-    /// Writes into blocks of the engine, and proves what lies there then.
+    /// Writes into blocks of the engine, and verifies them in place.
     pub async fn fill<T: Send + 'static>(
         &self,
         agent: &Agent,

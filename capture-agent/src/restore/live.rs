@@ -1,7 +1,7 @@
-//! What lies in the engine's memory, compared with what the snapshot says: pages by their digest, computed in place; state tensors by
-//! payload and value, of the bytes that the engine will read.
+//! Compares the engine's memory with the snapshot. Pages are hashed in place; state tensors are
+//! read back and compared by payload and value.
 
-use super::write::{Place, Places};
+use super::place::{Place, Places};
 use crate::Agent;
 use crate::error::{Error, Result};
 use crate::memory::{MemoryError, Page, PageMemory, Span};
@@ -52,7 +52,7 @@ fn pages(places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// Reads a state tensor back and proves its value.
+/// Reads a state tensor back and verifies its value.
 fn state(place: &Place, piece: u64) -> Result<()> {
     let Some(tensor) = place.tensor() else { return Ok(()) };
     let mut pieces = Vec::new();
@@ -69,8 +69,9 @@ fn state(place: &Place, piece: u64) -> Result<()> {
     let live = |expected: String, found: String| Error::Live { what: place.describe(), expected, found };
     match tensor.check_payload(&payload).and_then(|()| tensor.check_value(&payload)) {
         Ok(_) => Ok(()),
-        Err(FormatError::PayloadHashMismatch { expected, found, .. }) => Err(live(expected.to_string(), found.to_string())),
-        Err(FormatError::ValueHashMismatch { expected, found, .. }) => Err(live(expected.to_string(), found.to_string())),
+        Err(FormatError::PayloadHashMismatch { expected, found, .. } | FormatError::ValueHashMismatch { expected, found, .. }) => {
+            Err(live(expected, found))
+        }
         Err(error) => Err(error.into()),
     }
 }

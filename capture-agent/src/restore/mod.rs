@@ -7,16 +7,18 @@
 //!    engines in this process (in_process): prove pages ─▶ fill: write ─▶ live
 //! ```
 //!
-//! Whatever fails, panics or is given up before `activate`: the allocation's guard gives the blocks back, and no sequence runs. It, and whatever else
-//! holds blocks, stands behind a [`gate`]: blocks are not given back under a copy.
+//! After an error, a panic or a cancellation before `activate`, the guard of the allocation
+//! discards the blocks, and no sequence runs. A [`gate`] owns that guard, so that blocks are not
+//! discarded under a copy.
 
 mod blobs;
 mod documents;
 mod gate;
 mod in_process;
 mod live;
-pub mod on_request;
+mod on_request;
 mod oracle;
+mod place;
 mod plan;
 mod prove;
 mod source;
@@ -44,7 +46,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Agent {
-    /// Restores a snapshot into an engine; into one that asks for state itself, keeps it ready for the next request.
+    /// Restores a snapshot into an engine; into one that asks for state itself, keeps it ready for
+    /// the next request.
     ///
     /// # Errors
     /// Anything of [`crate::Error`]. No sequence runs then, and what was allocated is given back.
@@ -56,10 +59,10 @@ impl Agent {
     }
 
     async fn restore_within(&self, name: &str, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
-        // Whoever names a wrong engine need not wait for a pull.
+        // Fail before the pull if the engine is unknown.
         let engine = self.engines().get(name)?;
         must_take_state(&engine)?;
-        // Until its tokens are known any request may be the one that it is for.
+        // Until the tokens are known, any request may match.
         let expected = (!engine.serves(Verb::Allocate)).then(|| self.staged().expect(name));
         let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, request).await?;
         let mut done = if engine.serves(Verb::Allocate) {
@@ -68,7 +71,7 @@ impl Agent {
             let values = prove::states(self.store(), &plan).await?;
             self.write_sequence(&engine, &documents, &plan, values).await?
         } else {
-            self.staged().keep(self, &engine, Arc::clone(&documents), &plan, expected).await?
+            self.staged().stage(self, &engine, Arc::clone(&documents), &plan, expected).await?
         };
         engine.count_restore();
         done.bytes_pulled = bytes_pulled;
@@ -76,12 +79,12 @@ impl Agent {
         Ok(done)
     }
 
-    /// Brings a snapshot here and checks everything that needs no page.
+    /// Pulls a snapshot and runs all checks that need no page.
     async fn fitting(&self, name: &str, request: &RestoreRequest) -> Result<Fitting> {
         self.engines().get(name)?;
         let found = source::find(self, request).await?;
         self.make_room();
-        // It may have come and gone during the pull.
+        // The engine may have reconnected during the pull.
         let engine = self.engines().get(name)?;
         let documents = Arc::new(Documents::read(self.store(), found.digest).await?);
         let plan = Arc::new(Plan::make(&engine, &documents)?);
@@ -112,7 +115,8 @@ struct Fitting {
     bytes_pulled: u64,
 }
 
-/// Writes what a snapshot has for these ranks into blocks, and proves what lies there then; bytes written.
+/// Writes the snapshot's pages of these ranks into blocks, and verifies them in place. Returns the
+/// bytes written.
 async fn fill<T: Send + 'static>(
     agent: &Agent,
     engine: &Engine,
@@ -122,17 +126,17 @@ async fn fill<T: Send + 'static>(
     after: Option<[u8; 64]>,
     gate: &Gate<T>,
 ) -> Result<u64> {
-    // The engine may have come back with other memory since the snapshot was proven.
+    // The engine may have reconnected with other memory since the snapshot was verified.
     let plan = Plan::make(engine, documents)?;
     engine.check_blocks(plan.boundary, blocks)?;
-    let places = Arc::new(write::Places::of(engine, &plan, ranks, blocks));
+    let places = Arc::new(place::Places::of(engine, &plan, ranks, blocks));
     gate.claim(agent.staged().claims(), &places)?;
     let written = write::write(agent, &places, after, gate).await?;
     live::check(agent, &places).await?;
     Ok(written)
 }
 
-/// Counts and logs what came of a restore.
+/// Records the outcome of a restore in metrics and log.
 fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreReport, &Error>) {
     let outcome = result.map_or_else(|error| error.code().name(), |_| "ok");
     metrics::counter!(telemetry::RESTORES, "outcome" => outcome).increment(1);
@@ -142,9 +146,9 @@ fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreRepor
             metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
             let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
             let sequence = report.sequence.as_deref().unwrap_or("(when asked)");
-            tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "restore");
+            tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "snapshot restored");
         }
-        Err(error) => tracing::warn!(engine, reference, outcome, %error, "no restore"),
+        Err(error) => tracing::warn!(engine, reference, outcome, %error, "restore failed"),
     }
 }
 

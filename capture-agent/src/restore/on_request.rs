@@ -2,18 +2,23 @@
 
 use super::gate::Gate;
 use crate::Agent;
-use crate::engines::Engine;
+use crate::engines::{Answers, Engine};
 use crate::error::{Error, Result};
 use crate::telemetry;
 use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
 use serde_json::{Value, json};
 
-/// Answers a call of an engine's member of this rank.
-///
-/// # Errors
-/// [`Error::NotServed`] for an engine that did not say that it asks; [`Error::Invalid`] for a restore that is not kept ready; of a fill
-/// whatever stands in its way: then its blocks must not be used, and the state is not offered again.
-pub async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value> {
+#[async_trait::async_trait]
+impl Answers for Agent {
+    /// [`Error::NotServed`] for an engine that did not say that it asks. [`Error::Invalid`] for a
+    /// restore that is not kept ready. A failed `fill` means that its blocks must not be used; the
+    /// state is not offered again.
+    async fn answer(&self, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value> {
+        handle(self, engine, rank, call).await
+    }
+}
+
+async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value> {
     if !engine.serves(Verb::Request) {
         return Err(Error::NotServed { engine: engine.name().into(), verb: "request" });
     }
@@ -25,12 +30,12 @@ pub async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) ->
             let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |()| "ok");
             metrics::counter!(telemetry::FILLS, "outcome" => outcome).increment(1);
             if let Err(error) = &filled {
-                tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "blocks were not filled");
+                tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "fill failed");
                 agent.staged().forget(&request.restore);
             }
             filled.map(|()| json!({}))
         }
-        // A match holds nothing: the state stays for the next request.
+        // A match reserves nothing: the state stays for the next request.
         ToAgent::Abandon(_) => Ok(json!({})),
     }
 }
@@ -49,7 +54,7 @@ fn find(agent: &Agent, engine: &Engine, request: &Match) -> Matched {
 async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<()> {
     let documents = agent.staged().get(engine, &request.restore)?;
     let after = request.after.as_deref().map(event).transpose()?;
-    // The engine holds the blocks until it is answered; nothing of ours does.
+    // The engine keeps the blocks until it has the answer, so the gate owns nothing.
     super::fill(agent, engine, &documents, rank..rank + 1, &request.blocks, after, &Gate::new(())).await?;
     Ok(())
 }

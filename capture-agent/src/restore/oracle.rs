@@ -1,10 +1,11 @@
-//! The proof end to end: the first step after the restore gives the logits that were recorded.
+//! The logits check: the first step after the restore must give the recorded logits.
 
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use pfr_schema::engine::{Oracle, Verb};
 
-/// Compares logits if the snapshot has them and the engine tells its own; whether they were compared.
+/// Compares logits if the snapshot has them and the engine serves them. Returns whether they were
+/// compared.
 pub(super) async fn check(engine: &Engine, sequence: &str, recorded: Option<&Oracle>) -> Result<bool> {
     let Some(recorded) = recorded.filter(|_| engine.serves(Verb::Oracle)) else { return Ok(false) };
     let top = u32::try_from(recorded.top.len()).unwrap_or(u32::MAX);

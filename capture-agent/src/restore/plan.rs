@@ -1,4 +1,5 @@
-//! Every check that needs no page: what the engine has and what the snapshot says must be the same, at one boundary.
+//! All checks that need no page: engine and snapshot must have the same geometry, prefix and ranks,
+//! at one boundary.
 
 use super::documents::{Documents, field};
 use crate::engines::{Engine, Group};
@@ -11,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// What goes where.
+/// The blobs of a snapshot by their place in the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub boundary: u64,
@@ -50,7 +51,7 @@ impl Plan {
         let mut plan = Self { boundary, key, tokens, paged: Vec::new(), states: Vec::new() };
         for rank in 0..engine.world() {
             for group in engine.groups(rank) {
-                // Every rank holds the same bytes: they were taken from the first.
+                // Every rank holds the same bytes, captured from the first.
                 let from = if group.layout.replicated { 0 } else { rank };
                 match group.layout.kind {
                     GroupKind::Recurrent => plan.add_states(documents, group, rank, from)?,
@@ -106,7 +107,7 @@ fn fingerprint(engine: &Engine, documents: &Documents) -> Result<()> {
     let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
     let differs: Vec<&str> = keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).map(String::as_str).collect();
     let differs = match &differs[..] {
-        // The deployments are equal and the digest is of another.
+        // The deployments are equal, but the recorded digest belongs to another one.
         [] => format!("fingerprint: {} in the engine, {:?} in the snapshot", engine.fingerprint(), documents.config.fingerprint),
         keys => keys.join(", "),
     };
@@ -114,7 +115,7 @@ fn fingerprint(engine: &Engine, documents: &Documents) -> Result<()> {
     Err(Error::Fingerprint { engine: json(ours)?, snapshot: json(theirs)?, differs })
 }
 
-/// That tokens, key and checkpoints say one boundary of one prefix.
+/// Checks that tokens, key and checkpoints name one boundary of one prefix.
 fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32>)> {
     let config = &documents.config;
     let lacks = |what: &str| field(&format!("config.{what}"), "a value, as in every snapshot of an engine", "none");
@@ -150,7 +151,7 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
     Ok((boundary, key, tokens))
 }
 
-/// That the snapshot is of as many ranks, and none is missing.
+/// Checks that the snapshot has the ranks of the engine.
 fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
     let world = u64::from(engine.world());
     let other = |what, found| Err(Error::Ranks { what, expected: world, found });
@@ -162,13 +163,13 @@ fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
     if let Some(beyond) = here.iter().find(|rank| **rank >= engine.world()) {
         return other("ranks", u64::from(*beyond) + 1);
     }
-    // Ranks that hold nothing of their own are not in a snapshot.
+    // A rank without state of its own is not in a snapshot.
     let own = |rank: &u32| engine.groups(*rank).iter().any(|group| (*rank == 0 || !group.layout.replicated) && group.layout.required);
     let missing = (0..engine.world()).filter(own).filter(|rank| !here.contains(rank)).count() as u64;
     if missing > 0 && !here.is_empty() { other("ranks with state", world - missing) } else { Ok(()) }
 }
 
-/// That the engine has a place for everything.
+/// Checks that the engine has a place for each part of the snapshot.
 fn known(engine: &Engine, documents: &Documents) -> Result<()> {
     let own = |rank: u32| engine.groups(rank).iter().filter(move |group| rank == 0 || !group.layout.replicated);
     for (tree, _) in &documents.trees {
@@ -201,7 +202,7 @@ fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
     let layout = &group.layout;
     let of = format!("group {:?} of rank {}", layout.name, tree.rank);
     same(&of, "kind", &layout.kind, &tree.group.kind)?;
-    // What is opaque only the same deployment reads, and only by the same tag.
+    // Opaque bytes can only be read by the same deployment under the same tag.
     same(&of, "layout", &layout.layout, &tree.layout)?;
     same(&of, "geometry", &layout.geometry.filter(|_| layout.layout == flat::LAYOUT), &tree.geometry)?;
     same(&of, "tokens in a page", &layout.block_tokens, &tree.page_size_tokens)?;
@@ -211,7 +212,7 @@ fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
     same(&of, "sequences", &1, &tree.sequences.len())
 }
 
-/// That the tree has exactly the columns that the boundary needs.
+/// Checks that the tree has exactly the columns that the boundary needs.
 fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, boundary: u64) -> Result<()> {
     let name = &group.layout.name;
     let expected = columns.end - columns.start;

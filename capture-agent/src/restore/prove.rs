@@ -1,4 +1,5 @@
-//! Before anything is allocated: payloads of state tensors hash to their names, and mean what the checkpoint says.
+//! Verification before an allocation: payloads of state tensors must match their digests and value
+//! hashes.
 
 use super::blobs::Blobs;
 use super::plan::{Plan, Stated};
@@ -7,21 +8,21 @@ use pfr_schema::Digest;
 use pfr_schema::checkpoint::Proof;
 use pfr_store::Store;
 
-/// How values of state tensors were proven.
+/// How the values of state tensors were verified.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Values {
     pub computed: u64,
     pub attested: u64,
 }
 
-/// Proves state tensors and pages.
+/// Verifies state tensors and pages.
 pub(super) async fn all(store: &Store, plan: &Plan) -> Result<Values> {
     let values = states(store, plan).await?;
     pages(store, plan).await?;
     Ok(values)
 }
 
-/// Proves every state tensor, one after another; none is kept.
+/// Verifies the state tensors one after another. Memory holds one at a time.
 pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
     let mut values = Values::default();
     let mut blobs = Blobs::open(store, plan.states.iter().map(|stated| stated.tensor.payload_hash).collect()).await?;
@@ -36,7 +37,7 @@ pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
     Ok(values)
 }
 
-/// Reads every page once, so that a damaged store is found before an engine relies on it.
+/// Reads every page once, so that damage in the store is found before an engine uses it.
 async fn pages(store: &Store, plan: &Plan) -> Result<()> {
     let mut digests: Vec<Digest> = plan.paged.iter().flat_map(|paged| paged.digests.iter().copied()).collect();
     let mut seen = std::collections::HashSet::new();

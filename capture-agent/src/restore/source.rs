@@ -1,4 +1,5 @@
-//! Where the snapshot comes from: the local store if it is meant or has that digest, else the registry, into the local store.
+//! Finds the snapshot in the local store if the request says so or names a digest that is there.
+//! Otherwise pulls it from the registry.
 
 use crate::Agent;
 use crate::error::{Error, Result};
@@ -6,7 +7,7 @@ use pfr_client::{Destination, Progress};
 use pfr_schema::agent::RestoreRequest;
 use pfr_schema::{Digest, Reference, Selector};
 
-/// A snapshot that is whole in the local store.
+/// A snapshot that is complete in the local store.
 #[derive(Debug)]
 pub(super) struct Found {
     pub digest: Digest,
@@ -18,7 +19,7 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
     let (repository, selector) = (&reference.repository, reference.selector_or_latest());
     if request.local {
         let digest = agent.store().resolve(repository, &selector).await?;
-        // By digest it is found wherever it lies; it must be this repository's.
+        // A digest finds a snapshot in any repository, but it must be in this one.
         agent.store().snapshot(repository, &digest).await?;
         agent.store().touch(repository, &digest).await?;
         return Ok(Found { digest, bytes_pulled: 0 });
@@ -43,7 +44,7 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
     match pfr_client::pull(&remote, repository, &selector, &destination, &Progress::new()).await {
         Ok(report) => Ok(Found { digest: report.digest, bytes_pulled: report.bytes_received }),
         Err(pfr_client::Error::Unreachable { url, reason, attempts }) => {
-            // The tag may have moved there: what is here is not taken unasked.
+            // The tag may have moved in the registry, so the local one is not used without `local`.
             let here = agent.store().resolve(repository, &selector).await.is_ok();
             let hint = if here { "; this host has a snapshot of that name: restore it with --local" } else { "" };
             Err(pfr_client::Error::Unreachable { url, reason: format!("{reason}{hint}"), attempts }.into())

@@ -1,4 +1,4 @@
-//! Snapshots that are proven and wait for a request with their tokens.
+//! Snapshots that are verified and wait for a request with their tokens.
 
 use super::documents::Documents;
 use super::gate::Claims;
@@ -20,7 +20,7 @@ const MAX: usize = 64;
 #[derive(Debug, Default)]
 pub struct Staged {
     entries: Mutex<Vec<Entry>>,
-    /// Engines for which something is being brought here that is not an entry yet, and how many such.
+    /// Number of snapshots by engine that are being pulled and are not entries yet.
     expected: Mutex<BTreeMap<String, usize>>,
     claims: Arc<Claims>,
 }
@@ -31,24 +31,24 @@ struct Entry {
     engine: String,
     documents: Arc<Documents>,
     plan: Arc<Plan>,
-    /// Whether all of it is proven.
+    /// Whether all of it is verified.
     proven: bool,
 }
 
 impl Staged {
-    /// Where restores write now.
+    /// The places that restores are writing to.
     pub(super) fn claims(&self) -> &Arc<Claims> {
         &self.claims
     }
 
-    /// As long as the guard lives, something is on its way for the engine whose tokens are not known yet.
+    /// While the guard lives, a snapshot with unknown tokens is being pulled for the engine.
     pub(super) fn expect(&self, engine: &str) -> Expected<'_> {
         *self.expected.lock().entry(engine.into()).or_default() += 1;
         Expected { staged: self, engine: engine.into() }
     }
 
-    /// Proves a snapshot and keeps it ready.
-    pub(super) async fn keep(
+    /// Verifies a snapshot and keeps it ready for requests.
+    pub(super) async fn stage(
         &self,
         agent: &Agent,
         engine: &Engine,
@@ -61,7 +61,7 @@ impl Staged {
         let entry = Entry { id: id.clone(), engine: engine.name().into(), documents, plan: Arc::clone(plan), proven: false };
         self.add(agent, entry);
         drop(expected);
-        // Whatever ends this future ends the entry.
+        // The end of this future ends the entry, in any case.
         let mut unproven = Unproven { staged: self, id: Some(id) };
         let values = prove::all(agent.store(), plan).await?;
         if let Some(id) = unproven.id.take() {
@@ -73,7 +73,8 @@ impl Staged {
     fn add(&self, agent: &Agent, entry: Entry) {
         let here: HashSet<String> = agent.engines().list().into_iter().map(|info| info.engine).collect();
         let mut entries = self.entries.lock();
-        // Entries of engines that left; and one of the same snapshot, which this one replaces.
+        // Drop entries of engines that left, and the entry of the same snapshot, which this one
+        // replaces.
         entries.retain(|other| {
             here.contains(&other.engine)
                 && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven)
@@ -86,7 +87,7 @@ impl Staged {
 
     /// The deepest state for a request.
     pub(super) fn find(&self, engine: &Engine, request: &Match) -> Matched {
-        // Looked at first: what is expected no more is an entry then.
+        // Read this first: a snapshot leaves it only after it became an entry.
         let is_expected = self.expected.lock().contains_key(engine.name());
         let entries = self.entries.lock();
         let (mut best, mut reason): (Option<&Entry>, Option<(u64, String)>) = (None, None);
@@ -94,7 +95,7 @@ impl Staged {
             match fits(&entry.plan, request) {
                 Ok(()) if best.is_none_or(|best| best.plan.boundary < entry.plan.boundary) => best = Some(entry),
                 Ok(()) => {}
-                // What came closest says most.
+                // Report the reason of the entry that matches most tokens.
                 Err((near, why)) if reason.as_ref().is_none_or(|(other, _)| *other <= near) => reason = Some((near, why)),
                 Err(_) => {}
             }
@@ -118,7 +119,8 @@ impl Staged {
     }
 }
 
-/// Whether the state is of the request's prefix; else how many tokens agree, and why not.
+/// Checks that the state belongs to the prefix of the request. The error has the number of equal
+/// tokens, and the reason.
 fn fits(plan: &Plan, request: &Match) -> std::result::Result<(), (u64, String)> {
     let Plan { boundary, key, tokens, .. } = plan;
     if key.salt != request.salt || key.adapter != request.adapter {
@@ -144,7 +146,7 @@ fn fits(plan: &Plan, request: &Match) -> std::result::Result<(), (u64, String)> 
     Ok(())
 }
 
-/// Something is on its way for an engine.
+/// A snapshot is being pulled for an engine.
 pub(super) struct Expected<'a> {
     staged: &'a Staged,
     engine: String,

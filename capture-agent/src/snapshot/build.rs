@@ -1,4 +1,5 @@
-//! Documents of a snapshot: what depends on the state alone (trees, checkpoints, tokens), then what tells of its origin.
+//! The documents of a snapshot. Trees, checkpoints and tokens depend on the state alone; the
+//! configuration tells its origin.
 
 use super::capture::Capture;
 use super::copy::Copied;
@@ -24,7 +25,7 @@ pub(super) struct Documents {
     layers: Vec<Descriptor>,
 }
 
-/// What a configuration says beside the state.
+/// The origin of a snapshot, for its configuration.
 #[derive(Debug)]
 pub(super) struct Origin {
     pub agent: Option<String>,
@@ -66,7 +67,7 @@ impl Documents {
         Ok(documents)
     }
 
-    /// Adds the logits of the step at the boundary.
+    /// Adds the logits of the next step.
     pub fn add_oracle(&mut self, oracle: &Oracle) -> Result<()> {
         let json = serde_json::to_vec(oracle).map_err(|e| Error::Internal(e.to_string()))?;
         self.layer(media_type::ORACLE, Document::new(Kind::Blob, json), None);
@@ -110,7 +111,8 @@ fn key(engine: &Engine, capture: &Capture) -> checkpoint::Key {
     }
 }
 
-/// The tree of a group: ix is the column, so a window's tree shows what has fallen out of it.
+/// The tree of a group. The ix of a page is its column, so the tree of a window starts at its first
+/// column.
 fn tree(paged: &Paged, digests: &[Digest], boundary: u64, world: u32, limits: &Limits) -> Result<(PageTree, Vec<Document>)> {
     let layout = &paged.group.layout;
     let group = tree::Group { name: layout.name.clone(), kind: layout.kind };

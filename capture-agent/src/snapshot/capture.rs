@@ -1,7 +1,7 @@
-//! What happens while the engine stands still, and only that.
+//! The steps that need a paused engine, and no others.
 
 use super::inventory::Inventory;
-use super::keep::Keep;
+use super::shared_pin::SharedPin;
 use crate::engines::{Engine, Pause, Pin};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryError, Page, PageMemory, Span};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A sequence's state, and where it lies as long as it is held.
+/// The state of a sequence, and where it lies while its guard lives.
 #[derive(Debug)]
 pub(super) struct Capture {
     pub sequence: Sequence,
@@ -21,60 +21,61 @@ pub(super) struct Capture {
     pub exactness: Exactness,
 }
 
-/// What keeps the sealed pages as they are until their bytes have left.
+/// Guarantees that the engine does not overwrite the captured pages until they are copied.
 #[derive(Debug)]
-pub(super) enum Hold {
-    /// The engine runs.
+pub(super) enum BlockGuard {
+    /// The engine runs; it serves `pin`.
     Pinned { _pin: Pin, paused: Duration },
-    /// The engine stands still: it does not serve pins.
+    /// The engine is paused: it does not serve `pin`.
     Paused(Pause),
-    /// The engine runs, and keeps the blocks by means of its own.
-    Kept(Keep),
+    /// The engine runs in this process and gave a pin of its own.
+    Given(SharedPin),
 }
 
-impl Hold {
+impl BlockGuard {
     /// Whether the engine runs meanwhile.
     pub fn runs(&self) -> bool {
         !matches!(self, Self::Paused(_))
     }
 
-    /// What threads that copy have to hold.
-    pub fn keep(&self) -> Keep {
-        if let Self::Kept(keep) = self { keep.clone() } else { Keep::default() }
+    /// The pin that each copying thread must own.
+    pub fn shared_pin(&self) -> SharedPin {
+        if let Self::Given(pin) = self { pin.clone() } else { SharedPin::default() }
     }
 
-    /// Lets go; how long the engine stood still in all.
+    /// Releases the blocks; returns how long the engine was paused.
     pub async fn release(self) -> Result<Duration> {
         match self {
             Self::Pinned { paused, .. } => Ok(paused),
             Self::Paused(pause) => pause.resume().await,
-            Self::Kept(_) => Ok(Duration::ZERO),
+            Self::Given(_) => Ok(Duration::ZERO),
         }
     }
 }
 
-/// Pauses, looks, sets aside what the next step overwrites, pins the rest and lets the engine go on.
-pub(super) async fn capture(engine: &Engine, request: &SnapshotRequest) -> Result<(Capture, Hold)> {
+/// Pauses the engine, reads its table, copies the pages that the next step overwrites, pins the
+/// others, and resumes the engine.
+pub(super) async fn capture(engine: &Engine, request: &SnapshotRequest) -> Result<(Capture, BlockGuard)> {
     let pause = engine.pause().await?;
     let sequence = pause.sequence(request.sequence.as_deref()).await?;
     require_state(engine, &sequence)?;
     let exactness = exactness(engine, &sequence, request.exact)?;
-    let inventory = set_aside(Inventory::of(engine, &sequence), Keep::default()).await?;
-    let hold = match pause.pin(&sequence.id).await? {
-        Some(pin) => Hold::Pinned { _pin: pin, paused: pause.resume().await? },
-        None => Hold::Paused(pause),
+    let inventory = set_aside(Inventory::of(engine, &sequence), SharedPin::default()).await?;
+    let guard = match pause.pin(&sequence.id).await? {
+        Some(pin) => BlockGuard::Pinned { _pin: pin, paused: pause.resume().await? },
+        None => BlockGuard::Paused(pause),
     };
-    Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, hold))
+    Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, guard))
 }
 
-/// The same for a sequence that an engine describes and keeps by itself.
-pub(super) async fn given(engine: &Engine, sequence: Sequence, keep: Keep, exact: bool) -> Result<(Capture, Hold)> {
+/// The same for a sequence that an engine describes and pins by itself.
+pub(super) async fn given(engine: &Engine, sequence: Sequence, pin: SharedPin, exact: bool) -> Result<(Capture, BlockGuard)> {
     engine.check_sequence(&sequence)?;
     require_state(engine, &sequence)?;
     let exactness = exactness(engine, &sequence, exact)?;
-    // Only for slots that are cleared in the copy; everything is kept anyway.
-    let inventory = set_aside(Inventory::of(engine, &sequence), keep.clone()).await?;
-    Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, Hold::Kept(keep)))
+    // All blocks are pinned. Copies are made only to clear slots without tokens.
+    let inventory = set_aside(Inventory::of(engine, &sequence), pin.clone()).await?;
+    Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, BlockGuard::Given(pin)))
 }
 
 fn require_state(engine: &Engine, sequence: &Sequence) -> Result<()> {
@@ -99,10 +100,10 @@ fn exactness(engine: &Engine, sequence: &Sequence, asked: bool) -> Result<Exactn
     Ok(Exactness::NearExact)
 }
 
-/// Copies what is not sealed within its device, and lets the inventory point to the copies.
-async fn set_aside(mut inventory: Inventory, keep: Keep) -> Result<Inventory> {
+/// Copies unsealed pages within their device, and replaces them in the inventory by the copies.
+async fn set_aside(mut inventory: Inventory, pin: SharedPin) -> Result<Inventory> {
     let copy = move || {
-        let _keep = keep;
+        let _pin = pin;
         for memory in 0..inventory.memories.len() {
             let unsealed = |s: &super::inventory::Source| s.memory == memory && !s.sealed;
             let pages: Vec<Page> = inventory.sources.iter().filter(|s| unsealed(s)).map(|s| s.page.clone()).collect();
@@ -124,7 +125,8 @@ async fn set_aside(mut inventory: Inventory, keep: Keep) -> Result<Inventory> {
     Ok(tokio::task::spawn_blocking(copy).await.map_err(|panic| Error::Internal(format!("setting aside: {panic}")))??)
 }
 
-/// Clears the slots that hold no token in copies of partly filled pages, so that one state has one digest. Blocks.
+/// Clears the slots that hold no token in copies of partly filled pages, so that one state has one
+/// digest. Blocks.
 pub(super) fn canonicalise(inventory: &Inventory) -> std::result::Result<(), MemoryError> {
     for source in inventory.sources.iter().filter(|source| !source.clear.is_empty()) {
         let base = source.page.spans[0].offset;

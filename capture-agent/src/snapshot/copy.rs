@@ -1,8 +1,9 @@
-//! From the engine's memory into the local store: hash in place, ask what is lacking, copy only that, hash again.
+//! Copies pages into the local store: hash in place, ask the store which are missing, copy those,
+//! hash again.
 
 use super::capture::canonicalise;
 use super::inventory::Inventory;
-use super::keep::Keep;
+use super::shared_pin::SharedPin;
 use super::states::describe;
 use crate::Agent;
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ pub(super) struct Copied {
     pub tensors: BTreeMap<usize, checkpoint::Tensor>,
     /// Raw bytes that left the engine's memory.
     pub bytes_moved: u64,
-    /// Raw bytes that the store lacked.
+    /// Raw bytes that the store did not have.
     pub bytes_new: u64,
     /// Of these, bytes of state tensors.
     pub bytes_state: u64,
@@ -40,16 +41,17 @@ struct Item {
     source: usize,
     digest: Digest,
     page: Page,
-    /// Whether it goes into the store; state tensors are read in any case, for the digest of their value.
+    /// Whether it goes into the store; state tensors are read in any case, for the digest of their
+    /// value.
     lacking: bool,
 }
 
-/// Hashes everything and copies what the store lacks.
-pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<Inventory>, keep: Keep) -> Result<Copied> {
-    let (hashing, kept) = (Arc::clone(inventory), keep.clone());
+/// Hashes all sources and copies those that the store does not have.
+pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<Inventory>, pin: SharedPin) -> Result<Copied> {
+    let (hashing, pinned) = (Arc::clone(inventory), pin.clone());
     let hashed = tokio::task::spawn_blocking(move || {
-        // Named, or the thread would not take it along.
-        let _kept = kept;
+        // Bound to a name, so that the closure owns it.
+        let _pinned = pinned;
         hash(&hashing)
     });
     let digests = hashed.await.map_err(|panic| Error::Internal(format!("hashing: {panic}")))??;
@@ -81,7 +83,7 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
         });
         for batch in batches(items.collect(), agent.engines().ring().total() / 2) {
             let _turn = agent.engines().turn().await;
-            copied.tensors.extend(copy_batch(agent, session, (inventory, &keep), memory, batch).await?);
+            copied.tensors.extend(copy_batch(agent, session, (inventory, &pin), memory, batch).await?);
         }
     }
     Ok(copied)
@@ -103,8 +105,8 @@ fn hash(inventory: &Inventory) -> std::result::Result<Vec<Digest>, MemoryError> 
     digests.into_iter().map(|digest| digest.ok_or_else(unhashed)).collect()
 }
 
-/// Cuts a list so that the bytes of each piece fit into the ring together: the store takes pages in groups, and lets go of none before
-/// the group, or the stream, is complete.
+/// Cuts a list so that each piece fits into the ring: the store takes pages in groups, and releases
+/// none before the group is complete.
 fn batches(items: Vec<Item>, most: u64) -> Vec<Vec<Item>> {
     let mut batches: Vec<Vec<Item>> = Vec::new();
     let mut bytes = 0;
@@ -127,19 +129,19 @@ fn batches(items: Vec<Item>, most: u64) -> Vec<Vec<Item>> {
 async fn copy_batch(
     agent: &Agent,
     session: &PushSession,
-    (inventory, keep): (&Arc<Inventory>, &Keep),
+    (inventory, pin): (&Arc<Inventory>, &SharedPin),
     memory: usize,
     batch: Vec<Item>,
 ) -> Result<BTreeMap<usize, checkpoint::Tensor>> {
     let by_digest: HashMap<Digest, usize> = batch.iter().map(|item| (item.digest, item.source)).collect();
     let (pieces, mut stream) = mpsc::channel(PIECES);
-    let (reading, kept, limits) = (Arc::clone(inventory), keep.clone(), agent.store().options().limits.clone());
+    let (reading, pinned, limits) = (Arc::clone(inventory), pin.clone(), agent.store().options().limits.clone());
     let reader = tokio::task::spawn_blocking(move || {
-        let _kept = kept;
+        let _pinned = pinned;
         read(&reading, memory, &batch, &limits, &pieces)
     });
     let ingested = agent.store().ingest(&session.id, futures::stream::poll_fn(|context| stream.poll_recv(context))).await;
-    // If the store gave up, so does the reader.
+    // Ends the reader if the store stopped.
     drop(stream);
     let read = reader.await.map_err(|panic| Error::Internal(format!("copying: {panic}")))?;
     let torn =
@@ -193,7 +195,7 @@ fn read(
         return Err(error);
     }
     if let Err(error) = read {
-        // Without it the store would wait for more, or take the end for a cut connection.
+        // Without the error the store would report a cut stream.
         drop(pieces.blocking_send(Err(error.to_string())));
         return Err(error.into());
     }

@@ -1,4 +1,4 @@
-//! What belongs to a sequence's state, in canonical order, and where it lies.
+//! The parts of a sequence's state in canonical order, and where they lie.
 
 use crate::engines::{Engine, Group};
 use crate::memory::{Page, PageMemory, Span};
@@ -13,9 +13,9 @@ pub(super) struct Source {
     /// Position in [`Inventory::memories`].
     pub memory: usize,
     pub page: Page,
-    /// Whether nobody writes it again while it is pinned.
+    /// Whether the engine writes it no more while it is pinned.
     pub sealed: bool,
-    /// What is to be cleared in the copy set aside, as spans of the page's bytes.
+    /// Spans of the page that are cleared in its copy.
     pub clear: Vec<Span>,
 }
 
@@ -53,7 +53,7 @@ impl Inventory {
         let mut inventory = Self::default();
         for rank in 0..engine.world() {
             for group in engine.groups(rank).iter().filter(|group| rank == 0 || !group.layout.replicated) {
-                // Only of groups that may be missing.
+                // Only optional groups have no blocks.
                 let Some(blocks) = sequence.blocks.get(&group.layout.name) else { continue };
                 match group.layout.kind {
                     GroupKind::Recurrent => inventory.add_states(rank, group, blocks[0]),
@@ -106,7 +106,7 @@ impl Inventory {
         self.paged.iter().map(|paged| paged.columns.end - paged.columns.start).sum()
     }
 
-    /// Says which blob a position is, for people.
+    /// Describes a source in an error message.
     pub fn describe(&self, source: usize) -> String {
         if let Some(tensor) = self.tensors.iter().find(|tensor| tensor.source == source) {
             return format!("state {:?} of rank {}", tensor.state.name, tensor.rank);
@@ -120,7 +120,8 @@ impl Inventory {
     }
 }
 
-/// The slots of a page that hold no token yet, where its layout is known: `[layer][token][head][dim]`.
+/// The slots of a page that hold no token yet, where its layout is known:
+/// `[layer][token][head][dim]`.
 fn unfilled(group: &Group, fill: u64) -> Vec<Span> {
     let Some(geometry) = group.layout.geometry.filter(|_| group.layout.layout == flat::LAYOUT) else { return Vec::new() };
     let token = u64::from(geometry.n_heads) * u64::from(geometry.head_dim) * geometry.dtype.bytes();

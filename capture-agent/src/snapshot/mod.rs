@@ -5,15 +5,15 @@
 //!    copy: hash ─▶ lacking? ─▶ read ─▶ hash again ─▶ store     build: trees, checkpoints, tokens, configuration, manifest ─▶ commit
 //! ```
 //!
-//! Whatever fails, panics or is given up: guards let the engine go on and give pins back, and what was stored is an uncommitted
-//! session, which is garbage when its lease ends.
+//! After an error, a panic or a cancellation, guards resume the engine and release its pins. Stored
+//! blobs belong to an uncommitted session and become garbage when its lease ends.
 
 mod build;
 mod capture;
 mod copy;
 mod inventory;
-mod keep;
 mod preflight;
+mod shared_pin;
 mod states;
 mod target;
 
@@ -23,28 +23,28 @@ use crate::error::{Error, Result};
 use crate::restore::MAX_SCORES;
 use build::{Documents, Origin};
 use bytes::Bytes;
-use capture::{Capture, Hold};
-pub(crate) use keep::Keep;
+use capture::{BlockGuard, Capture};
 use pfr_schema::agent::{Push, PushJob, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::{Oracle, Sequence};
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
+pub(crate) use shared_pin::SharedPin;
 use std::convert::Infallible;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use target::Target;
 use tokio::task::JoinSet;
 
-/// Scores recorded of the step at the boundary, unless asked otherwise.
+/// Logits recorded of the next step, unless the request names a number.
 const ORACLE_TOP: u32 = 8;
 
 impl Agent {
     /// Captures a sequence of an engine.
     ///
     /// # Errors
-    /// Anything of [`crate::Error`]. The engine goes on, and nothing is committed; only if the commit itself was made and not made durable, the
-    /// snapshot may be there, and is pushed.
+    /// Any [`crate::Error`]. The engine runs again and nothing is committed. One exception: if the
+    /// commit was made but its journal record was not, the snapshot may exist, and is then pushed.
     pub async fn snapshot(&self, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
         let result = self.take_snapshot(engine, &request).await;
         let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
@@ -58,15 +58,15 @@ impl Agent {
                     metrics::counter!("pf_agent_snapshot_bytes_total", "bytes" => what).increment(bytes);
                 }
                 let SnapshotReport { digest, reference, sequence, boundary, pages, bytes_moved, bytes_new, pause_seconds, .. } = report;
-                tracing::info!(engine, %digest, reference, sequence, boundary, pages, bytes_moved, bytes_new, pause_seconds, "snapshot");
+                tracing::info!(engine, %digest, reference, sequence, boundary, pages, bytes_moved, bytes_new, pause_seconds, "snapshot captured");
             }
-            Err(error) => tracing::warn!(engine, outcome, %error, "no snapshot"),
+            Err(error) => tracing::warn!(engine, outcome, %error, "snapshot failed"),
         }
         result
     }
 
-    /// Captures a sequence that the engine describes itself, and whose blocks (the recurrent and the partly filled ones too) stay as
-    /// they are as long as `pin` lives. Nothing is paused.
+    /// Captures a sequence that the engine describes itself. The engine changes none of its blocks
+    /// (recurrent and partly filled ones included) while `pin` lives. Nothing is paused.
     ///
     /// # Errors
     /// As [`Agent::snapshot`].
@@ -74,12 +74,12 @@ impl Agent {
         &self,
         engine: &str,
         sequence: Sequence,
-        pin: Keep,
+        pin: SharedPin,
         request: &SnapshotRequest,
     ) -> Result<SnapshotReport> {
         self.in_session(engine, request, async |session: &PushSession, engine: &Engine, target: &Target| {
-            let (capture, hold) = capture::given(engine, sequence, pin, request.exact).await?;
-            self.keep(session, engine, request, target, capture, hold).await
+            let (capture, guard) = capture::given(engine, sequence, pin, request.exact).await?;
+            self.store_capture(session, engine, request, target, capture, guard).await
         })
         .await
     }
@@ -87,13 +87,13 @@ impl Agent {
     async fn take_snapshot(&self, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
         self.in_session(engine, request, async |session: &PushSession, engine: &Engine, target: &Target| {
             let _taken = engine.take("a snapshot")?;
-            let (capture, hold) = capture::capture(engine, request).await?;
-            self.keep(session, engine, request, target, capture, hold).await
+            let (capture, guard) = capture::capture(engine, request).await?;
+            self.store_capture(session, engine, request, target, capture, guard).await
         })
         .await
     }
 
-    /// Checks what can be checked, opens a session, takes a snapshot in it, and has it pushed.
+    /// Runs all checks that need no pause, opens a session, captures in it, and queues the push.
     async fn in_session(
         &self,
         engine: &str,
@@ -111,7 +111,7 @@ impl Agent {
         let session = self.store().open_push(&target.repository).await?;
         let taken = take(&session, &engine, &target).await;
         if taken.is_err() {
-            // Its lease would end by itself.
+            // Without this the session ends with its lease.
             drop(self.store().abort(&session.id).await);
         }
         let mut report = taken?;
@@ -125,22 +125,23 @@ impl Agent {
         Ok(report)
     }
 
-    /// Copies what was captured into the store, describes it, commits and has it pushed.
-    async fn keep(
+    /// Copies the captured state into the store, writes its documents, commits, and queues the
+    /// push.
+    async fn store_capture(
         &self,
         session: &PushSession,
         engine: &Engine,
         request: &SnapshotRequest,
         target: &Target,
         capture: Capture,
-        hold: Hold,
+        guard: BlockGuard,
     ) -> Result<SnapshotReport> {
         let tag = target.tag_for(&capture.sequence.id)?;
         let top = request.oracle.unwrap_or(ORACLE_TOP);
-        // The step at the boundary comes while pages are copied, if the engine runs by then.
-        let early = hold.runs().then(|| Scores::ask(engine, &capture, top));
-        let copied = copy::copy(self, session, &capture.inventory, hold.keep()).await?;
-        let paused = hold.release().await?;
+        // A running engine computes the next step while pages are copied.
+        let early = guard.runs().then(|| Scores::ask(engine, &capture, top));
+        let copied = copy::copy(self, session, &capture.inventory, guard.shared_pin()).await?;
+        let paused = guard.release().await?;
         let scores = early.unwrap_or_else(|| Scores::ask(engine, &capture, top));
 
         let mut documents = Documents::of_state(engine, &capture, &copied, &self.store().options().limits)?;
@@ -178,7 +179,7 @@ impl Agent {
         Ok(report)
     }
 
-    /// Commits, and begins the push to `reference` where there is one.
+    /// Commits, and queues a push if there is a `reference`.
     async fn commit(&self, session: &PushSession, digest: Digest, tag: Tag, reference: Option<String>) -> Result<Option<PushJob>> {
         let (agent, session) = (self.clone(), session.id.clone());
         let commit = async move {
@@ -186,20 +187,21 @@ impl Agent {
                 agent.store().commit(&session, digest, Some(tag), None).await?;
                 return Ok(None);
             };
-            // Before the commit: a pinned snapshot whose push nobody remembers would stay for ever.
+            // Write the job before the commit: without a job, a pinned snapshot would never be
+            // unpinned.
             let push = agent.pushes().promise(digest, &reference).await?;
-            // Until the registry has it this is the only copy: nothing may evict it in between.
+            // This is the only copy until the registry has it, so it must not be evicted.
             match agent.store().commit_pinned(&session, digest, Some(tag), Pin::UntilPushed).await {
                 Ok(_) => agent.pushes().begin(&push),
                 Err(error) => {
-                    // It may be there all the same: names are written before the journal.
+                    // The commit may have happened: the names are written before the journal.
                     agent.pushes().settle(&push).await;
                     return Err(error.into());
                 }
             }
             Ok(Some(push))
         };
-        // On a task of its own: who asked may go away in between.
+        // Runs in a task of its own, so that a cancelled request cannot stop it halfway.
         tokio::spawn(commit).await.map_err(|panic| Error::Internal(format!("committing: {panic}")))?
     }
 
@@ -220,7 +222,7 @@ impl Agent {
     }
 }
 
-/// Scores that are asked for; dropped, nobody waits for them.
+/// A request for logits in flight. Dropping it cancels the request.
 #[derive(Debug)]
 struct Scores(JoinSet<Option<Oracle>>);
 
@@ -230,10 +232,10 @@ impl Scores {
         let mut task = JoinSet::new();
         if top > 0 {
             task.spawn(async move {
-                // The state is whole without them, so they do not fail the snapshot.
+                // The snapshot is complete without logits, so an error does not fail it.
                 let oracle = engine.oracle(&sequence, boundary, top).await;
                 oracle.unwrap_or_else(|error| {
-                    tracing::warn!(engine = engine.name(), sequence, %error, "no logits of the step at the boundary");
+                    tracing::warn!(engine = engine.name(), sequence, %error, "logits not recorded");
                     None
                 })
             });

@@ -1,4 +1,4 @@
-//! What is checked before anything starts: a capture that cannot end well does not stop the engine.
+//! Checks before the pause, so that a capture without enough room never pauses the engine.
 
 use crate::engines::Engine;
 use crate::error::{Error, Result};
@@ -7,21 +7,21 @@ use pfr_schema::tree::GroupKind;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of a file system that are never filled: metadata of the store, and whoever else lives there.
+/// Bytes of a file system that stay free: for metadata of the store, and for other programs.
 const RESERVE: u64 = 64 << 20;
 
 /// What a capture needs of one memory.
 #[derive(Debug)]
 struct Need {
     memory: Arc<dyn PageMemory>,
-    /// Bytes that are set aside while the engine stands still.
+    /// Bytes that are set aside while the engine is paused.
     aside: u64,
     /// The largest piece that is copied out.
     largest: u64,
 }
 
-/// Whether memory and ring suffice for a capture of this engine, whatever the sequence: what is set aside does not depend on its
-/// length.
+/// Checks that memory and ring suffice for a capture of any sequence of this engine: the bytes set
+/// aside do not depend on its length.
 pub(super) async fn memory(engine: &Engine) -> Result<()> {
     let needs = needs(engine);
     let check = move || needs.iter().try_for_each(|need| need.memory.preflight(need.aside, need.largest));

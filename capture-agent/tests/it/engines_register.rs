@@ -6,7 +6,7 @@ use pfr_agent::engines::{Attached, Link};
 use pfr_agent::memory::{Available, HostMemory, PageMemory};
 use pfr_agent::{Error, Result};
 use pfr_schema::agent::EngineState;
-use pfr_schema::engine::{Failure, Register, ToEngine, Verb};
+use pfr_schema::engine::{CallError, Register, ToEngine, Verb};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ struct NoLink;
 
 #[async_trait::async_trait]
 impl Link for NoLink {
-    async fn call(&self, _call: ToEngine) -> Result<Value, Failure> {
+    async fn call(&self, _call: ToEngine) -> Result<Value, CallError> {
         Ok(json!({}))
     }
 }

@@ -4,7 +4,7 @@ use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
 use crate::common::memory::{Event, Fault};
 use crate::common::{Host, host, until};
-use pfr_agent::restore::on_request;
+use pfr_agent::engines::Answers as _;
 use pfr_schema::agent::{Push, RestoreReport, RestoreRequest, SnapshotRequest};
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::engine::{Abandon, Fill, Match, Matched, Oracle, ToAgent, Verb};
@@ -343,7 +343,7 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
     let asking = Synthetic::start(&host.agent, spec);
     let handle = host.agent.engines().get("asks").unwrap();
     let ask = async |request: Match| {
-        let answer = on_request::handle(&host.agent, &handle, 0, ToAgent::Match(request)).await.unwrap();
+        let answer = host.agent.answer(&handle, 0, ToAgent::Match(request)).await.unwrap();
         serde_json::from_value::<Matched>(answer).unwrap()
     };
     let request = || Match { tokens: tokens(62), ..Match::default() };
@@ -380,13 +380,13 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
     wipe(&asking);
     assert_ne!(asking.content("mine"), expected);
     let fill = |blocks| ToAgent::Fill(Fill { restore: name.clone(), blocks, after: None });
-    on_request::handle(&host.agent, &handle, 0, fill(blocks.clone())).await.unwrap();
+    host.agent.answer(&handle, 0, fill(blocks.clone())).await.unwrap();
     assert_eq!(asking.content("mine"), expected);
-    on_request::handle(&host.agent, &handle, 0, ToAgent::Abandon(Abandon { restore: name.clone() })).await.unwrap();
+    host.agent.answer(&handle, 0, ToAgent::Abandon(Abandon { restore: name.clone() })).await.unwrap();
 
     // Memory that lies: an error, and the state is not offered again.
     asking.set(Fault::WritesLie);
-    let error = on_request::handle(&host.agent, &handle, 0, fill(blocks)).await.unwrap_err();
+    let error = host.agent.answer(&handle, 0, fill(blocks)).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::LiveMismatch);
     assert!(matches!(ask(request()).await, Matched::None { .. }));
 }
@@ -427,7 +427,7 @@ async fn who_asks_while_a_snapshot_is_pulled_is_told_to_ask_again() {
     let ask = async |engine: &str| {
         let handle = host.agent.engines().get(engine).unwrap();
         let call = ToAgent::Match(Match { tokens: tokens(62), ..Match::default() });
-        serde_json::from_value::<Matched>(on_request::handle(&host.agent, &handle, 0, call).await.unwrap()).unwrap()
+        serde_json::from_value::<Matched>(host.agent.answer(&handle, 0, call).await.unwrap()).unwrap()
     };
     // A registry that takes connections and never answers.
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

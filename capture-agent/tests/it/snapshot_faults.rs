@@ -9,7 +9,7 @@ use pfr_agent::Error;
 use pfr_agent::engines::Link;
 use pfr_agent::memory::{Deliver, MemoryError, Page, PageMemory};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
-use pfr_schema::engine::{Failure, Part, Sequence, Table, ToEngine, Verb};
+use pfr_schema::engine::{CallError, Part, Sequence, Table, ToEngine, Verb};
 use pfr_schema::{Algorithm, Digest, ErrorCode};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -239,7 +239,7 @@ impl PageMemory for Huge {
 
 #[async_trait::async_trait]
 impl Link for Huge {
-    async fn call(&self, call: ToEngine) -> Result<Value, Failure> {
+    async fn call(&self, call: ToEngine) -> Result<Value, CallError> {
         if !matches!(call, ToEngine::Table(_)) {
             return Ok(json!({"pin": 1}));
         }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pfr_agent::Agent;
 use pfr_agent::engines::{Attached, Link};
 use pfr_agent::memory::{PageMemory, Span};
-use pfr_schema::engine::{Allocate, Allocated, Failure, GroupLayout, Oracle, Part, Pinned, Register, Sequence, Table, ToEngine};
+use pfr_schema::engine::{Allocate, Allocated, CallError, GroupLayout, Oracle, Part, Pinned, Register, Sequence, Table, ToEngine};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Algorithm, Digest, ErrorCode};
 use serde_json::{Value, json};
@@ -338,8 +338,8 @@ impl Core {
     }
 
     /// Does what it is told.
-    pub fn answer(&self, call: ToEngine) -> Result<Value, Failure> {
-        let refuse = |detail: &str| Failure { code: ErrorCode::EngineRefused, detail: detail.into() };
+    pub fn answer(&self, call: ToEngine) -> Result<Value, CallError> {
+        let refuse = |detail: &str| CallError { code: ErrorCode::EngineRefused, detail: detail.into() };
         let paused = self.is_paused();
         Ok(match call {
             ToEngine::Pause {} => {
@@ -416,7 +416,7 @@ struct CoreLink(Arc<Core>);
 
 #[async_trait::async_trait]
 impl Link for CoreLink {
-    async fn call(&self, call: ToEngine) -> Result<Value, Failure> {
+    async fn call(&self, call: ToEngine) -> Result<Value, CallError> {
         let name = name_of(&call);
         let harmful = name == "discard" && self.0.watch.is_writing();
         self.0.watch.note(Event::Call(if harmful { "discard under a copy" } else { name }));
@@ -424,10 +424,10 @@ impl Link for CoreLink {
             std::future::pending::<()>().await;
         }
         if self.0.watch.has(Fault::Leaves(name)) {
-            return Err(Failure { code: ErrorCode::EngineLost, detail: format!("left at {name}") });
+            return Err(CallError { code: ErrorCode::EngineLost, detail: format!("left at {name}") });
         }
         if self.0.watch.has(Fault::Refuses(name)) {
-            return Err(Failure { code: ErrorCode::EngineRefused, detail: format!("refuses {name}") });
+            return Err(CallError { code: ErrorCode::EngineRefused, detail: format!("refuses {name}") });
         }
         self.0.answer(call)
     }

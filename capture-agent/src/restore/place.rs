@@ -1,0 +1,82 @@
+//! Where each blob of a snapshot goes in an engine's memory.
+
+use super::plan::{Paged, Plan, Stated};
+use crate::engines::Engine;
+use crate::memory::{Page, PageMemory};
+use pfr_schema::Digest;
+use pfr_schema::checkpoint::Tensor;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One blob and its place.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub digest: Digest,
+    pub memory: Arc<dyn PageMemory>,
+    pub page: Page,
+    rank: u32,
+    of: Of,
+}
+
+#[derive(Clone, Debug)]
+enum Of {
+    Page { group: Arc<str>, column: u64, component: usize },
+    State(Box<Tensor>),
+}
+
+impl Place {
+    /// Of a component of a page: group, column, component.
+    pub fn page(digest: Digest, memory: Arc<dyn PageMemory>, page: Page, rank: u32, of: (Arc<str>, u64, usize)) -> Self {
+        let (group, column, component) = of;
+        Self { digest, memory, page, rank, of: Of::Page { group, column, component } }
+    }
+
+    /// The tensor, if it is one.
+    pub fn tensor(&self) -> Option<&Tensor> {
+        match &self.of {
+            Of::State(tensor) => Some(tensor),
+            Of::Page { .. } => None,
+        }
+    }
+
+    /// For people.
+    pub fn describe(&self) -> String {
+        match &self.of {
+            Of::Page { group, column, component } => {
+                format!("page {column} (component {component}) of group {group:?} of rank {}", self.rank)
+            }
+            Of::State(tensor) => format!("state {:?} of rank {}", tensor.name, self.rank),
+        }
+    }
+}
+
+/// The places of a restore.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places(pub Vec<Place>);
+
+impl Places {
+    /// The places of these ranks, in blocks that were checked. A group that may be missing has none
+    /// if the engine gave it no blocks.
+    pub fn of(engine: &Engine, plan: &Plan, ranks: Range<u32>, blocks: &BTreeMap<String, Vec<u32>>) -> Self {
+        let mut places = Self::default();
+        let find = |rank, name: &str| Some((engine.groups(rank).iter().find(|g| g.layout.name == name)?, blocks.get(name)?));
+        for Paged { rank, group: name, columns, digests } in plan.paged.iter().filter(|paged| ranks.contains(&paged.rank)) {
+            let Some((group, blocks)) = find(*rank, name) else { continue };
+            let (components, name): (usize, Arc<str>) = (group.layout.components.len(), name.as_str().into());
+            for (column, digests) in columns.clone().zip(digests.chunks_exact(components)) {
+                for (component, digest) in digests.iter().enumerate() {
+                    let (memory, page) = group.page(component, blocks[column as usize]);
+                    places.0.push(Place::page(*digest, memory, page, *rank, (Arc::clone(&name), column, component)));
+                }
+            }
+        }
+        for Stated { rank, group: name, state, tensor } in plan.states.iter().filter(|stated| ranks.contains(&stated.rank)) {
+            let Some((group, blocks)) = find(*rank, name) else { continue };
+            let (memory, page) = group.state(state, blocks[0]);
+            let of = Of::State(Box::new(tensor.clone()));
+            places.0.push(Place { digest: tensor.payload_hash, memory, page, rank: *rank, of });
+        }
+        places
+    }
+}
