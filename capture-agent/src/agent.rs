@@ -4,9 +4,10 @@ use crate::config::Config;
 use crate::drain::Rate;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
+use crate::eviction;
 use crate::pushes::Pushes;
 use crate::restore::Staged;
-use pfr_store::Store;
+use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ struct Inner {
     pushes: Pushes,
     staged: Staged,
     rate: Rate,
-    /// Permit to evict snapshots from the store, one eviction at a time.
-    making_room: Arc<tokio::sync::Semaphore>,
+    /// Background tasks, until the agent is dropped.
+    schedule: Schedule,
     _lock: File,
 }
 
@@ -37,17 +38,11 @@ impl Agent {
         let lock = lock(&config)?;
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         let pushes = Pushes::open(&config, store.clone()).await?;
+        let schedule = eviction::schedule(&store, config.max_store_size.map(|size| size.0));
+        let tasks = schedule.clone();
+        tokio::spawn(async move { tasks.run().await });
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
-        Ok(Self(Arc::new(Inner {
-            config,
-            store,
-            engines,
-            pushes,
-            staged,
-            rate,
-            making_room: Arc::new(tokio::sync::Semaphore::new(1)),
-            _lock: lock,
-        })))
+        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, schedule, _lock: lock })))
     }
 
     /// Its configuration.
@@ -80,37 +75,21 @@ impl Agent {
         &self.0.staged
     }
 
-    /// Evicts snapshots in the background until the store fits its size limit. Best effort: the
-    /// next call continues.
+    /// Evicts snapshots in the background until the store fits its size limit, if it has one.
     pub(crate) fn make_room(&self) {
-        let Some(most) = self.config().max_store_size else { return };
-        let Ok(turn) = Arc::clone(&self.0.making_room).try_acquire_owned() else { return };
-        let store = self.store().clone();
-        tokio::spawn(async move {
-            let options = pfr_store::GcOptions {
-                trigger: pfr_store::GcTrigger::Schedule,
-                horizon: std::time::Duration::ZERO,
-                ..pfr_store::GcOptions::default()
-            };
-            match store.evict(most.0, &options, &mut |_| ()).await {
-                Ok(report) => {
-                    if let Some(reason) = report.error {
-                        tracing::warn!(reason, "store eviction incomplete: the store stays larger than max-store-size");
-                    }
-                    if report.evicted > 0 {
-                        tracing::info!(evicted = report.evicted, freed_bytes = report.freed_bytes, "store eviction done");
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "store eviction failed"),
-            }
-            drop(turn);
-        });
+        self.0.schedule.wake(eviction::NAME);
     }
 
     /// How fast captures were.
     #[must_use]
     pub fn rate(&self) -> &Rate {
         &self.0.rate
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.schedule.stop();
     }
 }
 

@@ -24,6 +24,7 @@ pub mod snapshot;
 pub mod telemetry;
 
 mod durable;
+mod eviction;
 mod socket;
 
 pub use agent::Agent;

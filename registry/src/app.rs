@@ -1,6 +1,6 @@
 //! What handlers share: the store and the budgets that keep the process within its memory.
 
-use crate::background::Collector;
+use crate::background::{self, Collector};
 use crate::config::Config;
 use crate::http::patience::Pace;
 use crate::http::seat::wait_for;
@@ -8,7 +8,7 @@ use crate::problem::Failure;
 use crate::redirect::Redirects;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
-use pfr_store::Store;
+use pfr_store::{Schedule, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -26,6 +26,7 @@ pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) collector: Collector,
+    pub(crate) schedule: Schedule,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
     /// Places among the requests that are worked on at once.
@@ -52,8 +53,11 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(store: Store, redirects: Option<Redirects>, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
+        let collector = Collector::new(store.clone(), Duration::from_secs(config.gc_horizon_seconds));
+        let scrubs = Arc::new(Semaphore::new(1));
         Self {
-            collector: Collector::new(store.clone(), Duration::from_secs(config.gc_horizon_seconds)),
+            schedule: background::schedule(&store, &collector, &scrubs, config),
+            collector,
             store,
             redirects: redirects.map(Arc::new),
             metrics,
@@ -71,7 +75,7 @@ impl App {
             bodies: Arc::new(Semaphore::new(LARGE)),
             documents: Arc::new(Semaphore::new(LARGE)),
             proofs: Arc::new(Semaphore::new(PROOFS)),
-            scrubs: Arc::new(Semaphore::new(1)),
+            scrubs,
             collections: Arc::new(Semaphore::new(1)),
         }
     }

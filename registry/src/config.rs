@@ -115,6 +115,10 @@ settings! {
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
     /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
     gc_horizon_seconds: u64 = 3600, "PF_REGISTRY_GC_HORIZON_SECONDS", "S";
+    /// Seconds between scrubs, which read every pack, about [default: 0]; 0 for never. A scrub by one replica counts for all.
+    scrub_interval_seconds: u64 = 0, "PF_REGISTRY_SCRUB_INTERVAL_SECONDS", "S";
+    /// Bytes that such a scrub reads a second, at most [default: 33554432]; 0 for no limit.
+    scrub_bytes_per_second: u64 = 32 << 20, "PF_REGISTRY_SCRUB_BYTES_PER_SECOND", "BYTES";
     /// Base URL of the registry that is asked for what is not here; empty for none [default: none].
     upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
     /// Seconds for which a tag that came from the upstream is served before it is looked at again [default: 60].

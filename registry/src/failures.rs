@@ -57,6 +57,8 @@ groups! {
     Collecting = [ANY, BODY, &[StorageFull]];
     /// Checks of the whole store.
     Checking = [ANY, &[StorageFull]];
+    /// Pauses of background tasks.
+    Pausing = [ANY, BODY, &[NotFound, StorageFull]];
     /// Reads about collections.
     Collected = [ANY, &[NotFound]];
     /// Changes of names.

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::auth::{Access, AllRepositories, Open};
 use crate::failures;
 use crate::problem::Failure;
-use crate::telemetry::metrics::{DISK, ROWS_WRITTEN};
+use crate::telemetry::metrics::{DISK, ROWS_WRITTEN, set_tasks};
 use crate::v1::Answer;
 use axum::extract::State;
 use axum::http::header;
@@ -40,6 +40,7 @@ pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<A
 /// Metrics for Prometheus
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "operations", responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
+    set_tasks(&app.schedule.tasks());
     metrics::counter!(ROWS_WRITTEN).absolute(app.store.metadata().rows_written());
     // A scrape must work when the store does not: then the gauge keeps what it was.
     match tokio::time::timeout(READY, app.collector.backlog()).await {

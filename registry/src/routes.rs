@@ -7,7 +7,7 @@ use crate::auth::{Action, action_of};
 use crate::health;
 use crate::http::request;
 use crate::pull_through::{self, PullThrough};
-use crate::v1::{forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags};
+use crate::v1::{forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags, tasks};
 use axum::Router;
 use axum::middleware;
 use std::sync::Arc;
@@ -68,6 +68,9 @@ fn table() -> OpenApiRouter<App> {
         gc::start,
         gc::list,
         gc::get,
+        tasks::list,
+        tasks::pause,
+        tasks::resume,
         integrity::scrub,
         integrity::damaged,
         health::livez,

@@ -20,7 +20,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use pfr_store::Store;
+use pfr_store::{Schedule, Store};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +49,7 @@ pub struct Server {
     service: Router,
     store: Store,
     collector: Collector,
+    schedule: Schedule,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
     config: Config,
     _lock: Option<DataLock>,
@@ -82,8 +83,18 @@ impl Server {
         let address = listener.local_addr().map_err(fail)?;
         let pull_through = PullThrough::of(&config, &store).map_err(crate::mirror::Error::from)?;
         let app = App::new(store.clone(), redirects, metrics.clone(), routes::openapi(), &config);
-        let collector = app.collector.clone();
-        Ok(Self { collector, listener, address, service: routes::service(app, pull_through), store, metrics, config, _lock: lock })
+        let (collector, schedule) = (app.collector.clone(), app.schedule.clone());
+        Ok(Self {
+            collector,
+            schedule,
+            listener,
+            address,
+            service: routes::service(app, pull_through),
+            store,
+            metrics,
+            config,
+            _lock: lock,
+        })
     }
 
     /// Where it listens.
@@ -114,7 +125,8 @@ impl Server {
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
-        let schedule = tokio::spawn(self.collector.clone().on_schedule(Duration::from_secs(self.config.gc_interval_seconds)));
+        let schedule = self.schedule.clone();
+        let tasks = tokio::spawn(async move { schedule.run().await });
         let (data, database, storage) = (self.config.data.display(), &self.config.database, &self.config.storage);
         tracing::info!(address = %self.address, %data, %database, %storage, "serving");
         loop {
@@ -156,6 +168,7 @@ impl Server {
         let _ = stop.send(true);
         // A collection may stop anywhere: the next one goes on.
         self.collector.stop();
+        self.schedule.stop();
         let finished = tokio::time::timeout(grace, async {
             while let Some(ended) = connections.join_next().await {
                 report(ended);
@@ -165,11 +178,14 @@ impl Server {
             tracing::warn!(connections = connections.len(), "grace period is over; cutting what is in flight");
             connections.shutdown().await;
         }
-        if let Err(error) = schedule.await {
-            tracing::error!(%error, "the schedule of collections failed");
-        }
-        // One that was asked for has no connection that waits for it. It has only its row to write.
-        let _ = tokio::time::timeout(grace, self.collector.ended()).await;
+        // A stopped collection has only its row to write, and no connection that waits for it.
+        let _ = tokio::time::timeout(grace, async {
+            if let Err(error) = tasks.await {
+                tracing::error!(%error, "the schedule of background tasks failed");
+            }
+            self.collector.ended().await;
+        })
+        .await;
         tracing::info!("stopped");
         Ok(())
     }

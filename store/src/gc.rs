@@ -5,10 +5,11 @@
 //! retire   packs that nothing points to, uploads past their lease ─▶ draining
 //! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones drain
 //! drain    what has been draining for the horizon ─▶ bytes deleted, then rows
-//! trim     objects of the journal that a checkpoint made superfluous ─▶ bytes deleted, then rows
+//! trim     objects of the journal that a summary made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
-//! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number may run at once.
+//! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number may
+//! run at once. A run does all steps, or one [`GcPart`] of them: those are three background tasks.
 
 mod collect;
 mod compact;
@@ -24,16 +25,39 @@ mod usage;
 
 use crate::Store;
 use crate::error::Result;
-use crate::metadata::GcTrigger;
+use crate::metadata::{GcRun, GcTrigger};
+use crate::tasks::Budget;
 use pfr_schema::api::GcReport;
 use run::Run;
 use std::time::Duration;
+
+/// Which steps a run does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GcPart {
+    /// All of them.
+    #[default]
+    All,
+    /// Collect, retire and drain.
+    Collection,
+    /// Compact and drain.
+    Compaction,
+    /// Write a summary of the journal if that pays, and trim the journal.
+    JournalSummary,
+}
+
+impl GcPart {
+    fn has(self, part: Self) -> bool {
+        self == Self::All || self == part
+    }
+}
 
 /// How a collection runs.
 #[derive(Clone, Debug)]
 pub struct GcOptions {
     /// Why it runs.
     pub trigger: GcTrigger,
+    /// Which steps it does. A dry run counts all of them. Default all.
+    pub part: GcPart,
     /// Change nothing, say what would be freed.
     pub dry_run: bool,
     /// How long a pack that nothing points to stays on storage: longer than any read, redirect or clock error. Default 1 hour.
@@ -51,6 +75,7 @@ impl Default for GcOptions {
     fn default() -> Self {
         Self {
             trigger: GcTrigger::Command,
+            part: GcPart::All,
             dry_run: false,
             horizon: Duration::from_secs(3600),
             batch: 8000,
@@ -77,5 +102,58 @@ impl Store {
             run.steps().await;
         }
         run.finish().await
+    }
+
+    /// The same within a budget: `None` if that was used up first. The next run goes on from there, and
+    /// the list of runs says that this one stopped.
+    ///
+    /// # Errors
+    /// As [`Store::gc`].
+    pub async fn gc_within(
+        &self,
+        options: &GcOptions,
+        budget: &Budget,
+        progress: &mut (dyn FnMut(&GcReport) + Send),
+    ) -> Result<Option<GcReport>> {
+        let mut last = GcReport::default();
+        let mut on_progress = |report: &GcReport| {
+            last.clone_from(report);
+            progress(report);
+        };
+        let done = tokio::select! {
+            done = self.gc(options, &mut on_progress) => Some(done?),
+            () = budget.used_up() => None,
+        };
+        if done.is_none() {
+            self.record_stop(options.trigger, last).await;
+        }
+        Ok(done)
+    }
+
+    /// Ends the row of a run that was stopped: the row says that the run goes on.
+    async fn record_stop(&self, trigger: GcTrigger, mut report: GcReport) {
+        // Nobody waits for a run without a row.
+        let Ok(Some(row)) = self.gc_run(&report.id).await else { return };
+        if row.finished_at.is_some() {
+            return;
+        }
+        let now = self.options.clock.now();
+        report.finished_at = Some(now);
+        report.error.get_or_insert_with(|| "stopped by a pause, or with its process; the next run goes on".into());
+        let Ok(text) = serde_json::to_string(&report) else { return };
+        let run = GcRun { id: report.id, trigger, started_at: row.started_at, finished_at: Some(now), report: text };
+        if let Err(error) = self.metadata.record_gc_run(run).await {
+            tracing::warn!(%error, "garbage collection was stopped, but its row still says that it runs");
+        }
+    }
+
+    /// The row of a run, if it has one.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`].
+    pub async fn gc_run(&self, id: &str) -> Result<Option<GcRun>> {
+        // Ids have one length: only the id itself lies right before its continuation.
+        let page = self.metadata.gc_runs(Some(format!("{id}0")), 1).await?;
+        Ok(page.rows.into_iter().next().filter(|run| run.id == id))
     }
 }

@@ -37,12 +37,13 @@ mod sqlite;
 #[cfg(feature = "cloud")]
 pub mod storage;
 mod store;
+mod tasks;
 mod verify;
 
 pub use clock::Clock;
 pub use error::{Error, Result};
 pub use frames::BoxFrames;
-pub use gc::GcOptions;
+pub use gc::{GcOptions, GcPart};
 pub use inspect::VerifyProgress;
 pub use integrity::ScrubOptions;
 pub use metadata::*;
@@ -52,4 +53,5 @@ pub use ranges::PackRange;
 pub use room::{Freeing, MadeRoom};
 pub use sqlite::SqliteMetadata;
 pub use store::{Ingested, Options, PushSession, Store, document_frame};
+pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};
 pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};

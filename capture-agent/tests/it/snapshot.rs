@@ -313,3 +313,19 @@ async fn a_sequence_must_be_named_where_there_are_several() {
     assert_eq!(host.agent.snapshot("e", named("two")).await.unwrap().sequence, "two");
     assert!(!engine.is_paused());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_of_limited_size_evicts_in_the_background_after_each_capture() {
+    let host = host_with(|config| config.max_store_size = Some(pfr_client::ByteSize(1))).await;
+    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
+    engine.add("s", &tokens(6));
+    for _ in 0..2 {
+        snapshot(&host, "e").await;
+        let emptied = async {
+            while host.agent.store().metadata().disk_bytes().await.unwrap() > 0 {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(30), emptied).await.expect("nothing was evicted");
+    }
+}

@@ -10,7 +10,7 @@ pub use engines::{DrainArgs, Match, Restore, Snapshot, WhenToPush};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Target, repository_of};
 pub use transfer::{Import, Pull, Push};
-pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, Verify};
+pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, TaskCommand, Tasks, Verify};
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
@@ -163,6 +163,9 @@ pub enum Command {
     /// Check every stored byte, and name what is damaged
     #[command(after_help = upkeep::SCRUB_EXAMPLES)]
     Scrub(Scrub),
+    /// Show the background work of the registry, pause or resume it
+    #[command(after_help = upkeep::TASKS_EXAMPLES)]
+    Tasks(Tasks),
     /// List the engines whose state this host's capture agent can take and restore
     Engines(AgentAt),
     /// Capture a sequence of a running engine

@@ -1,4 +1,4 @@
-//! Endpoints of collection.
+//! Endpoints of collection and of background tasks.
 
 use super::Remote;
 use super::read::page;
@@ -41,5 +41,30 @@ impl Remote {
     /// [`crate::Error::Registry`], [`crate::Error::Unreachable`].
     pub async fn usage(&self) -> Result<api::Usage> {
         self.get(self.path(&["usage"])).await
+    }
+
+    /// The background tasks of the registry.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`], [`crate::Error::Unreachable`].
+    pub async fn tasks(&self) -> Result<api::TaskList> {
+        self.get(self.path(&["tasks"])).await
+    }
+
+    /// Pauses a background task, in all replicas.
+    ///
+    /// # Errors
+    /// `not_found`.
+    pub async fn pause_task(&self, task: &str, request: &api::PauseRequest) -> Result<api::TaskInfo> {
+        self.json(self.with_json(Method::POST, self.path(&["tasks", task, "pause"]), request)?).await
+    }
+
+    /// Ends the pause of a background task.
+    ///
+    /// # Errors
+    /// `not_found`.
+    pub async fn resume_task(&self, task: &str) -> Result<api::TaskInfo> {
+        let url = self.path(&["tasks", task, "resume"]);
+        self.json(|| self.client.post(url.clone())).await
     }
 }

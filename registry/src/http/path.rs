@@ -88,6 +88,22 @@ pub(crate) fn unknown_collection(id: &str) -> Failure {
     Failure::new(ErrorCode::NotFound, format!("there is no collection {id}; GET /v1/gc lists them"))
 }
 
+/// The name of a background task.
+pub(crate) struct TaskName(pub(crate) String);
+
+impl Segment for TaskName {
+    const NAME: &'static str = "task";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// The failure of a background task that does not exist.
+pub(crate) fn unknown_task(name: &str) -> Failure {
+    let name: String = name.chars().take(64).collect();
+    Failure::new(ErrorCode::NotFound, format!("there is no background task {name:?}; GET /v1/tasks lists them"))
+}
+
 /// The failure of a push session that does not exist.
 pub(crate) fn unknown_push(id: &str) -> Failure {
     let id: String = id.chars().take(64).collect();

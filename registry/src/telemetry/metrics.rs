@@ -2,6 +2,7 @@
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use pfr_schema::api::{TaskInfo, TaskState};
 use std::sync::OnceLock;
 
 pub(crate) const REQUESTS: &str = "pf_http_requests_total";
@@ -26,9 +27,28 @@ pub(crate) const GC_MOVED: &str = "pf_gc_moved_bytes_total";
 pub(crate) const GC_DELETED: &str = "pf_gc_deleted_bytes_total";
 pub(crate) const GC_DUE: &str = "pf_gc_due_suspects";
 pub(crate) const GC_DRAINING: &str = "pf_gc_draining_bytes";
+pub(crate) const TASK_RUNS: &str = "pf_task_runs_total";
+pub(crate) const TASK_ERRORS: &str = "pf_task_errors_total";
+pub(crate) const TASK_BUSY: &str = "pf_task_busy_seconds";
+pub(crate) const TASK_SUCCEEDED: &str = "pf_task_last_success_timestamp_seconds";
+pub(crate) const TASK_RUNNING: &str = "pf_running_tasks";
+pub(crate) const TASK_PAUSED: &str = "pf_paused_tasks";
 
 /// Upper bounds of the latency buckets, in seconds: metadata answers in milliseconds, bulk transfers in minutes.
 const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Sets the metrics of background tasks.
+pub(crate) fn set_tasks(tasks: &[TaskInfo]) {
+    for task in tasks {
+        let name = || task.name.clone();
+        metrics::counter!(TASK_RUNS, "task" => name()).absolute(task.runs);
+        metrics::counter!(TASK_ERRORS, "task" => name()).absolute(task.errors);
+        metrics::gauge!(TASK_BUSY, "task" => name()).set(task.busy_seconds);
+        metrics::gauge!(TASK_SUCCEEDED, "task" => name()).set(task.succeeded_at.unwrap_or(0) as f64 / 1e3);
+        metrics::gauge!(TASK_RUNNING, "task" => name()).set(if task.state == TaskState::Running { 1.0 } else { 0.0 });
+        metrics::gauge!(TASK_PAUSED, "task" => name()).set(if task.pause_ends_at.is_some() { 1.0 } else { 0.0 });
+    }
+}
 
 /// The process's recorder, installed on first use: metrics are one set a process, however many servers run in it.
 ///
@@ -66,6 +86,12 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(GC_DELETED, Unit::Bytes, "Bytes of packs deleted from storage.");
     describe_gauge!(GC_DUE, Unit::Count, "Entries of the queue that the next collection looks at, up to 10,000.");
     describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the horizon, of at most 10,000 packs.");
+    describe_counter!(TASK_RUNS, Unit::Count, "Runs of a background task that ended, by task.");
+    describe_counter!(TASK_ERRORS, Unit::Count, "Of these, runs that failed.");
+    describe_gauge!(TASK_BUSY, Unit::Seconds, "Time that runs of a background task took, all together.");
+    describe_gauge!(TASK_SUCCEEDED, Unit::Seconds, "When a background task last succeeded in this process, since 1970; 0 if never.");
+    describe_gauge!(TASK_RUNNING, Unit::Count, "1 while a background task runs, by task.");
+    describe_gauge!(TASK_PAUSED, Unit::Count, "1 while a background task is paused, by task.");
     // What has not happened yet is 0, not absent.
     for name in [
         BYTES_RECEIVED,

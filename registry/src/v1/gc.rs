@@ -3,7 +3,6 @@
 use super::Answer;
 use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories};
-use crate::background::recorded;
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::path::{CollectionId, Path, unknown_collection};
@@ -14,7 +13,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use pfr_schema::api;
-use pfr_store::{GcRun, GcTrigger};
+use pfr_store::{GcPart, GcRun, GcTrigger};
 use tokio::sync::oneshot;
 
 /// Starts a collection
@@ -31,7 +30,9 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
     let turn = app.collection()?;
     let stopped = || Failure::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
     if body.value.dry_run {
-        let report = app.collector.run(GcTrigger::Request, true, |_| ()).await.ok_or_else(stopped)??;
+        let collector = &app.collector;
+        let report = collector.run(GcTrigger::Request, GcPart::All, true, &collector.requests, |_| ()).await?;
+        let report = report.ok_or_else(stopped)?;
         return Ok(Json(report).into_response());
     }
     let (tell, told) = oneshot::channel();
@@ -44,7 +45,7 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
                 let _ = tell.send(report.clone());
             }
         };
-        let result = collector.run(GcTrigger::Request, false, progress).await;
+        let result = collector.run(GcTrigger::Request, GcPart::All, false, &collector.requests, progress).await;
         drop(turn);
         result
     });
@@ -52,7 +53,7 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
         Ok(report) => Ok((StatusCode::ACCEPTED, Json(report)).into_response()),
         // It ended before it had begun.
         Err(_) => {
-            let report = run.await.map_err(|e| Failure::internal(e.to_string()))?.ok_or_else(stopped)??;
+            let report = run.await.map_err(|e| Failure::internal(e.to_string()))??.ok_or_else(stopped)?;
             Ok((StatusCode::ACCEPTED, Json(report)).into_response())
         }
     }
@@ -86,7 +87,7 @@ pub(crate) async fn get(
     State(app): State<App>,
     Path(CollectionId(id)): Path<CollectionId>,
 ) -> Answer<Json<api::GcReport>> {
-    let run = recorded(&app.store, &id).await?.ok_or_else(|| unknown_collection(&id))?;
+    let run = app.store.gc_run(&id).await?.ok_or_else(|| unknown_collection(&id))?;
     report(&run).map(Json)
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod repositories;
 pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod tags;
+pub(crate) mod tasks;
 
 use crate::app::App;
 use crate::problem::Failure;

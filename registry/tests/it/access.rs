@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every operation, and the action that a caller must be allowed.
-const TABLE: [(&str, &str); 32] = [
+const TABLE: [(&str, &str); 35] = [
     ("GET /livez", "open"),
     ("GET /metrics", "open"),
     ("GET /openapi.json", "open"),
@@ -26,6 +26,7 @@ const TABLE: [(&str, &str); 32] = [
     ("GET /v1/repositories/{repo}/tags", "pull"),
     ("GET /v1/repositories/{repo}/tags/{tag}", "pull"),
     ("GET /v1/stats", "pull"),
+    ("GET /v1/tasks", "admin"),
     ("GET /v1/usage", "admin"),
     ("POST /v1/gc", "admin"),
     ("POST /v1/repositories/{repo}/forks", "push"),
@@ -36,6 +37,8 @@ const TABLE: [(&str, &str); 32] = [
     ("POST /v1/repositories/{repo}/pushes/{id}/missing", "push"),
     ("POST /v1/repositories/{repo}/snapshots/{ref}/verify", "pull"),
     ("POST /v1/scrub", "admin"),
+    ("POST /v1/tasks/{task}/pause", "admin"),
+    ("POST /v1/tasks/{task}/resume", "admin"),
     ("PUT /v1/repositories/{repo}/pushes/{id}/frames", "push"),
     ("PUT /v1/repositories/{repo}/tags/{tag}", "push"),
 ];

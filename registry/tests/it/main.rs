@@ -20,4 +20,5 @@ mod protocol;
 mod round_trip;
 mod shutdown;
 mod slow;
+mod tasks;
 mod wire;

@@ -44,6 +44,8 @@ async fn metrics_are_described_and_count_what_they_say() {
         ("pf_errors_total{code=\"tag_moved\"}".to_owned(), 1.0),
         ("pf_errors_total{code=\"repository_unknown\"}".to_owned(), 1.0),
         ("pf_http_requests_total{route=\"/v1/repositories/{repo}/pushes/{id}/frames\",method=\"PUT\",status=\"200\"}".to_owned(), 2.0),
+        ("pf_task_runs_total{task=\"collection\"}".to_owned(), 0.0),
+        ("pf_running_tasks{task=\"compaction\"}".to_owned(), 0.0),
         ("pf_http_requests_total{route=\"unmatched\",method=\"GET\",status=\"404\"}".to_owned(), 1.0),
         ("pf_http_request_duration_seconds_count{route=\"/v1/repositories/{repo}/pushes\",method=\"POST\"}".to_owned(), 2.0),
     ];
@@ -57,7 +59,7 @@ async fn metrics_are_described_and_count_what_they_say() {
         let name = line.split(' ').next().unwrap_or_default();
         let description = text.lines().find_map(|l| l.strip_prefix(&format!("# HELP {name} ")));
         assert!(description.is_some_and(|d| !d.is_empty()), "{name} has no description");
-        let units = ["_total", "_seconds", "_bytes", "_requests", "_connections", "_suspects"];
+        let units = ["_total", "_seconds", "_bytes", "_requests", "_connections", "_suspects", "_tasks"];
         assert!(units.iter().any(|unit| name.ends_with(unit)), "{name} does not name its unit");
     }
 }

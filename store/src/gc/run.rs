@@ -1,7 +1,7 @@
 //! A run: what it has done so far, and its row.
 
-use super::GcOptions;
 use super::plan::{Leases, Plan};
+use super::{GcOptions, GcPart};
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{GcRun, GcTrigger};
@@ -53,25 +53,37 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
-    /// All steps, once.
+    /// The steps of its part, once.
     pub(super) async fn steps(&mut self) {
         if self.options.end_sessions {
             let ended = self.store.metadata.end_pushes().await;
             self.report.sessions += self.note(ended).unwrap_or(0);
         }
-        self.collect().await;
-        if self.is_tight() {
-            // What follows writes: a checkpoint of the journal, packs of compaction.
-            self.retire().await;
-            self.drain().await;
+        let part = self.options.part;
+        let (collection, compaction) = (part.has(GcPart::Collection), part.has(GcPart::Compaction));
+        if collection {
+            self.collect().await;
+            if self.is_tight() {
+                // What follows writes: a summary of the journal, packs of compaction.
+                self.retire().await;
+                self.drain().await;
+            }
         }
-        self.journal_upkeep().await;
-        self.retire().await;
-        if self.options.compact {
+        if part.has(GcPart::JournalSummary) {
+            self.journal_upkeep().await;
+        }
+        if collection {
+            self.retire().await;
+        }
+        if compaction && self.options.compact {
             self.compact().await;
         }
-        self.drain().await;
-        self.trim_journal().await;
+        if collection || compaction {
+            self.drain().await;
+        }
+        if part.has(GcPart::JournalSummary) {
+            self.trim_journal().await;
+        }
     }
 
     /// Checkpoints keep the journal short; and if something was healed, containers that were marked for damage below them are looked at again.

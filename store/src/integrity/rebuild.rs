@@ -10,6 +10,7 @@ use crate::frames::decode;
 use crate::marker;
 use crate::metadata::{Damage, NewContainer, NewFrame, PackSizes};
 use crate::pack_writer::{PROBES, path};
+use crate::tasks;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use pfr_schema::api::RebuildReport;
@@ -72,6 +73,7 @@ impl Rebuild<'_> {
             let location = object.location;
             if location.prefix_matches(&journal::PREFIX.into())
                 || location.prefix_matches(&PROBES.into())
+                || location.prefix_matches(&tasks::PREFIX.into())
                 || location.as_ref() == marker::KEY
             {
                 continue;

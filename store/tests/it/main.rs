@@ -23,4 +23,5 @@ mod queue;
 mod rebuild;
 mod room;
 mod slow;
+mod tasks;
 mod vanished;

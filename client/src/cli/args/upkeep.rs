@@ -1,6 +1,7 @@
 //! Commands about a whole store, and about `pf` itself.
 
 use super::Where;
+use super::reference::Age;
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
 
@@ -116,6 +117,41 @@ pub struct Scrub {
     pub rate: Option<ByteSize>,
     #[command(flatten)]
     pub at: Where,
+}
+
+pub const TASKS_EXAMPLES: &str = "\
+Examples:
+  pf tasks
+  pf tasks pause compaction --for 2h
+  pf tasks resume compaction
+
+Times are those of the replica that answers; a pause holds in all replicas, and after restarts, until it ends.";
+
+/// Arguments of `tasks`.
+#[derive(Debug, clap::Args)]
+pub struct Tasks {
+    #[command(subcommand)]
+    pub command: Option<TaskCommand>,
+}
+
+/// What to do with a background task.
+#[derive(Debug, clap::Subcommand)]
+pub enum TaskCommand {
+    /// Stop a task for some time
+    Pause {
+        /// Its name
+        #[arg(value_name = "TASK")]
+        task: String,
+        /// How long, such as 30min or 2h, at most 30d
+        #[arg(long = "for", value_name = "TIME", default_value = "1h")]
+        time: Age,
+    },
+    /// End the pause of a task
+    Resume {
+        /// Its name
+        #[arg(value_name = "TASK")]
+        task: String,
+    },
 }
 
 /// Arguments of `completions`.

@@ -17,6 +17,7 @@ pub mod push;
 mod remove;
 mod scrub;
 pub mod stats;
+mod tasks;
 mod usage;
 mod verify;
 
@@ -48,6 +49,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Pin(args) => gc::pin(context, args).await,
         Command::Verify(args) => verify::run(context, args).await,
         Command::Scrub(args) => scrub::run(context, args).await,
+        Command::Tasks(args) => tasks::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
         Command::Restore(args) => capture::restore(context, args).await,

@@ -86,3 +86,24 @@ fn of_many_that_move_a_tag_through_different_registries_exactly_one_wins() {
         assert_eq!(Pf::new(&registry.url()).tags("a")["t"], winners[0]);
     }
 }
+
+#[test]
+fn a_task_paused_through_one_registry_is_paused_in_all_and_after_a_restart() {
+    let backend = Backend::new(Database::Postgres, Packs::Bucket);
+    let mut registries: Vec<Registry> = (0..2).map(|_| backend.registry(&["--gc-interval-seconds", "1"])).collect();
+    let runs = |registry: &Registry, task: &str| registry.metric(&format!("pf_task_runs_total{{task=\"{task}\"}}"));
+    wait_for("the second to collect", 60, || (runs(&registries[1], "collection") > 0.0).then_some(()));
+    let output = Pf::new(&registries[0].url()).run(&["tasks", "pause", "collection", "--for", "1h"]).ok();
+    assert!(output.stdout.contains("collection is paused until"), "{output:?}");
+    registries[1].restart();
+    let second = Pf::new(&registries[1].url());
+    wait_for("the other tasks to go on", 60, || (runs(&registries[1], "compaction") > 2.0).then_some(()));
+    assert_eq!(runs(&registries[1], "collection"), 0.0, "a restart does not end a pause");
+    let task = second.json(&["tasks"])["tasks"][0].clone();
+    assert_eq!((&task["name"], &task["state"]), (&"collection".into(), &"paused".into()));
+    assert!(task["pause_ends_at"].as_str().is_some_and(|end| end.ends_with('Z')), "{task}");
+    second.run(&["tasks", "resume", "collection"]).ok();
+    wait_for("the second to collect again", 60, || (runs(&registries[1], "collection") > 0.0).then_some(()));
+    let unknown = second.run(&["tasks", "pause", "other"]);
+    assert!(unknown.code == 5 && unknown.stderr.contains("pf tasks"), "{unknown:?}");
+}

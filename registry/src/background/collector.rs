@@ -1,0 +1,164 @@
+//! Collections of garbage: their options, their budget, their metrics.
+
+use crate::telemetry::metrics as names;
+use pfr_schema::api::{GcReport, Usage};
+use pfr_store::{Budget, GcOptions, GcPart, GcTrigger, Store};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Entries and packs record_conflict for the metrics: more than that is a backlog in any case.
+const COUNTED: usize = 10_000;
+
+/// Runs collections, on request and as tasks. Cheap to clone; clones share the count of running
+/// collections.
+#[derive(Clone, Debug)]
+pub(crate) struct Collector {
+    store: Store,
+    grace: Duration,
+    /// The budget of collections on request: until the process stops.
+    pub(crate) requests: Budget,
+    running: Arc<watch::Sender<usize>>,
+}
+
+/// One of the collections that run, until it is dropped.
+struct Running(Arc<watch::Sender<usize>>);
+
+impl Running {
+    fn begin(count: &Arc<watch::Sender<usize>>) -> Self {
+        count.send_modify(|n| *n += 1);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+impl Collector {
+    /// `grace` is how long a pack that nothing points to stays on storage.
+    pub(crate) fn new(store: Store, grace: Duration) -> Self {
+        Self { store, grace, requests: Budget::default(), running: Arc::new(watch::channel(0).0) }
+    }
+
+    /// Ends the collections on request that are under way.
+    pub(crate) fn stop(&self) {
+        self.requests.end();
+    }
+
+    /// Waits until no collection runs: a stopped one has noted that it stopped.
+    pub(crate) async fn ended(&self) {
+        // An error means that every sender is gone, and one is ours.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+    }
+
+    /// Collects once; `None` if the budget was used up first.
+    pub(crate) async fn run(
+        &self,
+        trigger: GcTrigger,
+        part: GcPart,
+        dry_run: bool,
+        budget: &Budget,
+        mut progress: impl FnMut(&GcReport) + Send,
+    ) -> pfr_store::Result<Option<GcReport>> {
+        let _running = Running::begin(&self.running);
+        let options = GcOptions { trigger, part, dry_run, horizon: self.grace, ..GcOptions::default() };
+        let (start, mut last) = (Instant::now(), GcReport::default());
+        let mut on_progress = |report: &GcReport| {
+            if !dry_run {
+                count(&last, report);
+            }
+            progress(report);
+            last.clone_from(report);
+        };
+        let result = self.store.gc_within(&options, budget, &mut on_progress).await;
+        if !dry_run {
+            match &result {
+                Ok(None) => {}
+                Ok(Some(report)) => ended(Ok(report), &last, (trigger, part), start.elapsed()),
+                Err(error) => ended(Err(error), &last, (trigger, part), start.elapsed()),
+            }
+        }
+        result
+    }
+
+    /// What takes up room, and until when.
+    pub(crate) async fn usage(&self) -> pfr_store::Result<Usage> {
+        self.store.usage(self.grace).await
+    }
+
+    /// Sets the gauges of the work that is left.
+    pub(crate) async fn backlog(&self) -> pfr_store::Result<()> {
+        let metadata = self.store.metadata();
+        metrics::gauge!(names::GC_DUE).set(metadata.suspects(COUNTED).await?.len() as f64);
+        let draining: u64 = metadata.drained_packs(Duration::ZERO, COUNTED).await?.iter().map(|pack| pack.bytes).sum();
+        metrics::gauge!(names::GC_DRAINING).set(draining as f64);
+        Ok(())
+    }
+}
+
+/// The trigger as reports name it.
+fn trigger_name(trigger: GcTrigger) -> &'static str {
+    match trigger {
+        GcTrigger::Schedule => "schedule",
+        GcTrigger::Command => "command",
+        GcTrigger::Request => "request",
+    }
+}
+
+/// Counts the work since the last report.
+fn count(before: &GcReport, now: &GcReport) {
+    let objects = |r: &GcReport| r.released + r.unclaimed;
+    metrics::counter!(names::GC_OBJECTS).increment(objects(now) - objects(before));
+    metrics::counter!(names::GC_FREED).increment(now.freed_bytes - before.freed_bytes);
+    metrics::counter!(names::GC_MOVED).increment(now.moved_bytes - before.moved_bytes);
+    metrics::counter!(names::GC_DELETED).increment(now.deleted_bytes - before.deleted_bytes);
+}
+
+fn ended(result: Result<&GcReport, &pfr_store::Error>, last: &GcReport, (trigger, part): (GcTrigger, GcPart), took: Duration) {
+    // Runs of the other parts are record_conflict as runs of their tasks.
+    if matches!(part, GcPart::All | GcPart::Collection) {
+        let outcome = if result.is_ok() { "done" } else { "failed" };
+        metrics::counter!(names::GC_RUNS, "trigger" => trigger_name(trigger), "outcome" => outcome).increment(1);
+        metrics::histogram!(names::GC_DURATION).record(took.as_secs_f64());
+    }
+    match result {
+        Err(error) => tracing::warn!(%error, run = last.id, ?part, "garbage collection failed"),
+        Ok(r) if r.released + r.unclaimed + r.packs_deleted + r.packs_compacted + r.packs_abandoned + r.journal_deleted > 0 => {
+            tracing::info!(
+                run = r.id,
+                trigger = r.trigger,
+                ?part,
+                released = r.released,
+                unclaimed = r.unclaimed,
+                freed_bytes = r.freed_bytes,
+                packs_compacted = r.packs_compacted,
+                moved_bytes = r.moved_bytes,
+                packs_deleted = r.packs_deleted,
+                deleted_bytes = r.deleted_bytes,
+                draining_bytes = r.draining_bytes,
+                journal_deleted = r.journal_deleted,
+                deferred = r.parked,
+                took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                "garbage collected"
+            );
+        }
+        Ok(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_fails_before_it_reports_is_counted_with_its_trigger() {
+        let metrics = names::recorder().unwrap();
+        let failed = pfr_store::Error::Unavailable { what: "metadata", reason: "locked".into() };
+        ended(Err(&failed), &GcReport::default(), (GcTrigger::Schedule, GcPart::Collection), Duration::ZERO);
+        let text = metrics.render();
+        assert!(text.contains("pf_gc_runs_total{trigger=\"schedule\",outcome=\"failed\"} 1"), "{text}");
+    }
+}

@@ -1,0 +1,74 @@
+//! What each task does in one run.
+
+use super::Collector;
+use async_trait::async_trait;
+use pfr_store::{Budget, Error, GcPart, GcTrigger, Lane, Result, RunEnd, ScrubOptions, Store, Task};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// One part of a collection: collection itself, compaction, or a summary of the journal.
+pub(super) struct CollectionTask {
+    pub(super) name: &'static str,
+    pub(super) part: GcPart,
+    pub(super) interval: Duration,
+    pub(super) collector: Collector,
+}
+
+#[async_trait]
+impl Task for CollectionTask {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    async fn run(&self, budget: &Budget) -> Result<RunEnd> {
+        let done = self.collector.run(GcTrigger::Schedule, self.part, false, budget, |_| ()).await?;
+        Ok(done.map_or(RunEnd::Stopped, |_| RunEnd::Finished))
+    }
+}
+
+/// Reads every pack and names what is damaged.
+pub(super) struct ScrubTask {
+    pub(super) store: Store,
+    pub(super) interval: Duration,
+    pub(super) options: ScrubOptions,
+    /// One scrub runs at a time, asked for or not.
+    pub(super) place: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl Task for ScrubTask {
+    fn name(&self) -> &'static str {
+        "scrub"
+    }
+
+    fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Scrub
+    }
+
+    async fn run(&self, budget: &Budget) -> Result<RunEnd> {
+        let work = async {
+            let _place = self.place.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
+            let report = self.store.scrub(&self.options, &mut |_| ()).await?;
+            let (damaged, bad_packs, unread) = (report.damaged.len(), report.bad_packs.len(), report.unread.len());
+            if damaged + bad_packs + unread > 0 {
+                tracing::error!(damaged, bad_packs, unread, "scrub found damage: GET /v1/damaged lists the blobs");
+            } else {
+                tracing::info!(packs = report.packs, bytes = report.bytes, "scrub found no damage");
+            }
+            Ok::<_, Error>(RunEnd::Finished)
+        };
+        tokio::select! {
+            done = work => done,
+            () = budget.used_up() => Ok(RunEnd::Stopped),
+        }
+    }
+}
