@@ -1,4 +1,4 @@
-//! What handlers share: the store and the budgets that keep the process within its memory.
+//! State that handlers share: the store, and the limits that keep the process within its memory.
 
 use crate::background::{self, Collector};
 use crate::config::Config;
@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Requests that hold a large document or a large JSON body at once; others wait their turn.
+/// Requests that hold a large document or a large JSON body at once. Others wait.
 const LARGE: usize = 4;
-/// KiB of JSON bodies that come slowly, all together.
+/// KiB that all slowly arriving JSON bodies may hold together.
 const SLOW_KIB: usize = 32 << 10;
-/// Proofs at once: each reads a whole snapshot. Others are told to come back.
+/// Verifications at once, each of which reads a complete snapshot. Others are refused with
+/// `Retry-After`.
 const PROOFS: usize = 2;
 
 /// Shared state. Cheap to clone.
@@ -29,13 +30,13 @@ pub(crate) struct App {
     pub(crate) schedule: Schedule,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
-    /// Places among the requests that are worked on at once.
+    /// Permits for requests that are worked on at once.
     pub(crate) places: Arc<Semaphore>,
     /// The same for streams of frames.
     pub(crate) streams: Arc<Semaphore>,
     /// How slow a client may be.
     pub(crate) pace: Pace,
-    /// How long a request waits for its turn.
+    /// How long a request waits for a permit.
     pub(crate) queue: Duration,
     /// How long a client may take for a JSON body.
     pub(crate) json_time: Duration,
@@ -67,7 +68,7 @@ impl App {
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),
-            // One of the largest must fit.
+            // One body of the largest size must fit.
             slow_bodies: Arc::new(Semaphore::new(SLOW_KIB.max(config.max_json_bytes.div_ceil(1 << 10) + 1024))),
             max_json_bytes: config.max_json_bytes,
             max_digests: config.max_digests,
@@ -80,31 +81,33 @@ impl App {
         }
     }
 
-    /// A turn to hold a large JSON body.
+    /// A permit to hold a large JSON body.
     pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, Failure> {
         wait_for(&self.bodies, self.queue, "the registry reads as many large requests as it may; try again in a moment").await
     }
 
-    /// A turn to hold a snapshot's documents.
+    /// A permit to hold the documents of a snapshot.
     pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, Failure> {
         wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
     }
 
-    /// A turn to prove a snapshot, now or not at all: waiting would take minutes.
+    /// A permit to verify a snapshot, at once or not at all: waiting would take minutes.
     pub(crate) fn proof(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.proofs)
             .try_acquire_owned()
             .map_err(|_| Failure::new(ErrorCode::Overloaded, format!("{PROOFS} snapshots are being verified; try again when one is done")))
     }
 
-    /// The turn to scrub, now or not at all. It is none of those of proofs: a scrub may take hours.
+    /// The permit to scrub, at once or not at all. It is separate from verifications because a
+    /// scrub may take hours.
     pub(crate) fn scrub(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.scrubs)
             .try_acquire_owned()
             .map_err(|_| Failure::new(ErrorCode::Overloaded, "a scrub is running; try again when it is done"))
     }
 
-    /// A turn to collect on request, now or not at all: a second one would find nothing to do.
+    /// A permit to collect on request, at once or not at all: a second collection would find
+    /// nothing to do.
     pub(crate) fn collection(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.collections)
             .try_acquire_owned()

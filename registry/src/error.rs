@@ -5,7 +5,7 @@ use crate::mirror;
 use pfr_schema::ErrorCode;
 use std::net::SocketAddr;
 
-/// Why a registry did not start.
+/// Why a registry did not start, or a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,10 +24,10 @@ pub enum Error {
     Locked {
         /// The directory.
         data: std::path::PathBuf,
-        /// The process, if it could be noted.
+        /// The process that has it, if its id is known.
         holder: Option<u32>,
     },
-    /// Its upstream, or a mirror's end, cannot be used.
+    /// A registry on the other side cannot be used.
     #[error(transparent)]
     Mirror(#[from] mirror::Error),
     /// It cannot listen.
@@ -35,19 +35,19 @@ pub enum Error {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// The system's words.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A tool's work on the store failed.
+    /// The work of a command on the store failed.
     #[error(transparent)]
     Work(pfr_store::Error),
-    /// A tool found something wrong with the store; its report says what.
+    /// A command found something wrong with the store; its report says what.
     #[error("{0}")]
     Found(String),
-    /// Another registry that was to help does not.
+    /// The other registry of a command failed.
     #[error("the other registry: {0}")]
     OtherRegistry(String),
-    /// A tool was told to end before it was done.
+    /// A command was told to end before it was done.
     #[error("interrupted: {what}")]
     Interrupted {
         /// What is left, and what to do.
@@ -73,7 +73,7 @@ impl Error {
         }
     }
 
-    /// The kind of error; none for an interruption, which is no error.
+    /// The kind of error. None for an interruption, which is not an error.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         Some(match self {

@@ -1,4 +1,5 @@
-//! For operators and their machines: alive, ready, metrics, the API's description. Exempt from the limit on requests.
+//! For operators and monitoring: liveness, readiness, metrics, the API's description. They are
+//! exempt from the limit on requests.
 
 use crate::app::App;
 use crate::auth::{Access, AllRepositories, Open};
@@ -12,7 +13,7 @@ use axum::response::IntoResponse;
 use pfr_schema::ErrorCode;
 use std::time::Duration;
 
-/// How long a store may take to say that it is there.
+/// How long the store may take to answer.
 const READY: Duration = Duration::from_secs(5);
 
 /// The process runs
@@ -42,7 +43,7 @@ pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<A
 pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
     set_tasks(&app.schedule.tasks());
     metrics::counter!(ROWS_WRITTEN).absolute(app.store.metadata().rows_written());
-    // A scrape must work when the store does not: then the gauge keeps what it was.
+    // A scrape must work when the store does not: then the gauge keeps its last value.
     match tokio::time::timeout(READY, app.collector.backlog()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the backlog of collection is not known"),

@@ -1,28 +1,29 @@
-//! The lock of a data directory: one registry serves it, and nothing serves it while it is rebuilt.
+//! The lock of a data directory: one registry serves it, and none serves it while it is rebuilt.
 //!
-//! The directory itself is locked, so no file must be made on a full disk. The lock ends with the process. Collection, `scrub` and `fsck`
-//! need no lock: they may run beside a registry.
+//! The directory itself is locked, so that a full disk needs no new file. The lock ends with the
+//! process. `gc`, `scrub` and `fsck` need no lock: they may run beside a registry.
 
 use crate::config::Config;
 use crate::error::Error;
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
-/// File that says which process holds the lock.
+/// The file with the id of the process that holds the lock.
 const HOLDER: &str = "serve.pid";
 
-/// A data directory that is this process's until it is dropped.
+/// A data directory that belongs to this process until it is dropped.
 #[derive(Debug)]
 pub struct DataLock {
     _dir: File,
 }
 
 impl DataLock {
-    /// Takes the data directory, which is made if it is not there. None where the metadata are in a database for many: any number of
-    /// registries may share that.
+    /// Locks the data directory, and creates it if it does not exist. None where the metadata are
+    /// in PostgreSQL: any number of registries may share that.
     ///
     /// # Errors
-    /// [`Error::Locked`] if another process has it, [`Error::Store`] if it cannot be made or opened.
+    /// [`Error::Locked`] if another process has it, [`Error::Store`] if it cannot be created or
+    /// opened.
     pub fn take(config: &Config) -> Result<Option<Self>, Error> {
         if !config.database.is_empty() {
             return Ok(None);
@@ -35,7 +36,8 @@ impl DataLock {
         let dir = File::open(data).map_err(failed)?;
         match dir.try_lock() {
             Ok(()) => {
-                // Empty first: on a full disk there is no number rather than the last one's.
+                // Truncates first: on a full disk the file is empty and does not name an earlier
+                // process.
                 if let Err(error) = std::fs::write(data.join(HOLDER), "").and_then(|()| note_holder(data)) {
                     tracing::debug!(%error, "the number of this process is not noted in the data directory");
                 }

@@ -4,8 +4,9 @@
 //! names of both ends ─▶ snapshots that one lacks, parents first ─▶ pull, push, or frames passed through ─▶ tags
 //! ```
 //!
-//! Cost follows the change: a container that the target holds is not walked into. Nothing of a snapshot is visible at the target before all of
-//! it is there, so a mirror that is killed leaves whole snapshots and leased uploads, and the next run goes on from there.
+//! The cost follows the change: a node that the target holds is not walked into. A snapshot becomes
+//! visible at the target only when it is complete there. So a mirror that is killed leaves complete
+//! snapshots and leased uploads, and the next run continues from there.
 
 mod end;
 mod names;
@@ -24,10 +25,10 @@ use pfr_schema::ErrorCode;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An end cannot be used, or not any more.
+    /// One end cannot be used, or no longer.
     #[error(transparent)]
     Client(Box<pfr_client::Error>),
-    /// The ends contradict each other.
+    /// The two ends contradict each other.
     #[error("{0}")]
     Ends(&'static str),
     /// Not everything was copied.

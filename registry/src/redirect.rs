@@ -1,4 +1,5 @@
-//! Large downloads from the storage itself: the registry says where frames lie, and signs.
+//! Large downloads from the storage itself: the registry returns the location of frames, and signs
+//! URLs for them.
 
 use crate::telemetry::metrics::BYTES_REDIRECTED;
 use axum::http::{HeaderMap, header};
@@ -8,12 +9,13 @@ use pfr_store::storage::Storage;
 use pfr_store::{Result, Store};
 use std::time::Duration;
 
-/// Ranges shorter than this on average are not worth a request each: then the registry, which is near the storage, sends frames.
+/// Average length below which a range is not worth its own request. The registry, which is near the
+/// storage, then sends the frames.
 const WORTH: u64 = 128 << 10;
-/// Ranges in one answer, each with a URL of a few hundred bytes.
+/// Ranges in one answer, at most. Each takes a URL of a few hundred bytes.
 const MOST: usize = 4096;
 
-/// The storage that clients are sent to.
+/// The storage that clients are redirected to.
 pub struct Redirects {
     storage: Storage,
     expires: Duration,
@@ -24,7 +26,7 @@ impl Redirects {
         Self { storage, expires }
     }
 
-    /// Where the frames of `digests` lie; `None` if it is better to send them from here.
+    /// The locations of the frames of `digests`; `None` if this registry should rather send them.
     pub(crate) async fn locations(&self, store: &Store, digests: &[Digest]) -> Result<Option<api::FrameLocations>> {
         let ranges = store.ranges(digests).await?;
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();
@@ -46,7 +48,7 @@ impl Redirects {
     }
 }
 
-/// Whether a client says that it takes locations.
+/// Whether the client accepts locations.
 pub(crate) fn accepted(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all(header::ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
     let mut kinds = accepts.flat_map(|value| value.split(',')).map(|kind| kind.split(';').next().unwrap_or_default().trim());

@@ -15,7 +15,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
-/// What the document says about the whole.
+/// The parts of the document that are about the API as a whole.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -32,7 +32,8 @@ use utoipa_axum::routes;
 )]
 struct Document;
 
-/// A route for each handler, with the action of its [`Access`](crate::auth::Access) in the document.
+/// A route for each handler, with the action of its [`Access`](crate::auth::Access) in the
+/// document.
 macro_rules! guarded {
     ($($module:ident::$handler:ident),+ $(,)?) => {
         OpenApiRouter::with_openapi(Document::openapi())

@@ -1,8 +1,9 @@
-//! The listener and its connections: what is accepted, how long it may take, how it ends.
+//! The listener and its connections.
 //!
-//! hyper is driven by hand for what `axum::serve` does not offer: large read buffers (bodies arrive in pieces of up to
-//! 128 KiB instead of 8), time limits on headers and writes, line ends that are looked at, idle connections that make room for new ones, and a
-//! shutdown that cuts what does not finish.
+//! hyper is driven by hand for features that `axum::serve` lacks: large read buffers (bodies arrive
+//! in pieces of up to 128 KiB instead of 8), time limits on headers and writes, a check of line
+//! ends, idle connections that make room for new ones, and a shutdown that cuts requests that do
+//! not finish.
 
 use crate::app::App;
 use crate::background::Collector;
@@ -29,17 +30,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// Most bytes of a body that are read at once.
+/// Most bytes of a body read at once.
 const READ_BYTES: usize = 128 << 10;
-/// Bytes of a request's headers.
+/// Most bytes of a request's headers.
 const HEADER_BYTES: usize = 64 << 10;
-/// Connections that may wait for room, at most; more wait in the kernel's queue.
+/// Connections that may wait for room. More wait in the kernel's queue.
 const AT_THE_DOOR: usize = 64;
-/// How often a connection that waits for room looks for another one to close.
+/// How often a waiting connection looks for another one to close.
 const LOOK: Duration = Duration::from_millis(50);
-/// Pause after the system refuses to accept (out of file handles, say).
+/// Pause after the system refused to accept, for example because no file handle is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often the recorder folds up what it has collected, scraped or not.
+/// How often the metrics recorder aggregates its samples, scraped or not.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A registry that listens.
@@ -56,10 +57,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the store and listens, and keeps other registries from the data directory. Nothing is served before [`Self::run`].
+    /// Opens the store and listens, and keeps other registries from the data directory. Serves
+    /// nothing before [`Self::run`].
     ///
     /// # Errors
-    /// [`Error`] says what cannot be had.
+    /// [`Error`] names the resource that is not available.
     pub async fn bind(config: Config) -> Result<Self, Error> {
         let lock = DataLock::take(&config)?;
         let opened = crate::storage::open_parts(&config).await?;
@@ -71,7 +73,7 @@ impl Server {
     /// The same over a store that is open already.
     ///
     /// # Errors
-    /// [`Error`] says what cannot be had.
+    /// [`Error`] names the resource that is not available.
     pub async fn bind_over(store: Store, config: Config) -> Result<Self, Error> {
         Self::bind_opened(Opened { store, redirects: None }, config, None).await
     }
@@ -97,7 +99,7 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
@@ -109,11 +111,11 @@ impl Server {
         &self.store
     }
 
-    /// Serves until `shutdown` completes; then accepts nothing more, lets what is in flight finish for the grace period, and cuts
-    /// the rest.
+    /// Serves until `shutdown` completes. Then it accepts no more connections, gives requests in
+    /// flight the grace period to finish, and cuts the rest.
     ///
     /// # Errors
-    /// None today: a connection's trouble is its own.
+    /// None today: an error of a connection ends only that connection.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
         let room = Arc::new(Room {
@@ -164,9 +166,9 @@ impl Server {
         drop(self.listener);
         let grace = Duration::from_secs(self.config.shutdown_grace);
         tracing::info!(connections = connections.len(), grace_seconds = self.config.shutdown_grace, "stopping");
-        // Nobody listens if there is no connection.
+        // An error means that there is no connection.
         let _ = stop.send(true);
-        // A collection may stop anywhere: the next one goes on.
+        // A collection may stop anywhere: the next one continues.
         self.collector.stop();
         self.schedule.stop();
         let finished = tokio::time::timeout(grace, async {
@@ -191,16 +193,17 @@ impl Server {
     }
 }
 
-/// The connections that are held, and how many there may be.
+/// The open connections, and how many there may be.
 struct Room {
     places: Arc<Semaphore>,
     lines: Arc<Lines>,
-    /// How long a new one waits.
+    /// How long a new connection waits.
     limit: Duration,
 }
 
 impl Room {
-    /// A place for a new connection. The one that is needed least is closed for it.
+    /// Admits a new connection. If there are too many, the connection that is needed least is
+    /// closed.
     async fn enter(&self) -> Option<OwnedSemaphorePermit> {
         let place = || Arc::clone(&self.places);
         if let Ok(place) = place().try_acquire_owned() {
@@ -222,9 +225,9 @@ impl Room {
     }
 }
 
-/// Journals changes of names whose process ended before it had done so. A full disk is no reason
-/// not to start: nothing of them was acknowledged, and whoever asks for one again waits for the
-/// journal.
+/// Journals changes of names whose process ended before it had done so. A full disk does not
+/// prevent the start: none of these changes was acknowledged, and a client that repeats one waits
+/// for the journal.
 async fn write_what_a_killed_process_left(store: &Store) -> pfr_store::Result<()> {
     match store.flush_journal().await {
         Err(error @ pfr_store::Error::Full(_)) => {
@@ -244,7 +247,8 @@ async fn accept(listener: &TcpListener, door: &Arc<Semaphore>) -> std::io::Resul
 async fn connection(stream: TcpStream, service: Router, config: Config, open: Connection, mut stopping: watch::Receiver<bool>) {
     let _open = Open::new();
     let line = Arc::clone(&open.line);
-    // Small answers must not wait for an acknowledgement. Where it cannot be set, they do.
+    // Small answers must not wait for an acknowledgement of the client. Without this option they
+    // do, which is only slower.
     let _ = stream.set_nodelay(true);
     let stream = Timed::new(stream, config.pace(), Arc::clone(&line));
     let service = TowerToHyperService::new(service);
@@ -273,7 +277,7 @@ async fn connection(stream: TcpStream, service: Router, config: Config, open: Co
         }
     };
     if let Err(error) = ended {
-        // Requests have their own log line; this is for whoever debugs a network.
+        // Requests have their own log line. This one is for debugging a network.
         tracing::debug!(%error, "connection ended");
     }
 }
@@ -302,7 +306,8 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-/// Completes at the first SIGTERM or SIGINT, with 128 and its number; a second one ends the process at once.
+/// Completes at the first SIGTERM or SIGINT with the exit code, 128 and the signal's number. A
+/// second signal ends the process at once.
 ///
 /// # Errors
 /// [`Error::Runtime`] if signals cannot be caught.

@@ -1,4 +1,5 @@
-//! Where a registry's store lives: metadata in SQLite or PostgreSQL, packs in a directory or a bucket, in any pair.
+//! Opens the store of a registry: metadata in SQLite or PostgreSQL, packs in a directory or a
+//! bucket, in any combination.
 
 use crate::config::Config;
 use crate::redirect::Redirects;
@@ -8,11 +9,11 @@ use pfr_store::{Error, Metadata, Options, PostgresMetadata, PostgresOptions, Res
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A store that is open, and what of it only a registry uses.
+/// An open store, with the parts that only a registry uses.
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// Where clients are sent for large downloads, if they are.
+    /// The storage that clients are redirected to for large downloads, if any.
     pub redirects: Option<Redirects>,
 }
 
@@ -24,10 +25,11 @@ pub async fn open(config: &Config) -> Result<Store> {
     Ok(open_parts(config).await?.store)
 }
 
-/// Likewise, with its other parts.
+/// The same, with the parts that only a registry uses.
 ///
 /// # Errors
-/// Those of the store; [`Error::Invalid`] for a storage that cannot be what the settings want of it.
+/// Those of the store; [`Error::Invalid`] for a storage that lacks a feature that the settings
+/// need.
 pub async fn open_parts(config: &Config) -> Result<Opened> {
     let options = config.store_options();
     if config.database.is_empty() && config.storage.is_empty() {
@@ -68,11 +70,11 @@ async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata
     Ok(Arc::new(SqliteMetadata::open_above(&file, options.clock.clone(), options.min_free).await?))
 }
 
-/// Tells the operator what the storage was seen to do. A storage that cannot be written or read is of no use; the rest is good to
-/// know, and nothing rests on it.
+/// Logs which operations the storage supports. Only writing and reading are required; the rest is
+/// for information.
 async fn probe(storage: &Storage) -> Result<()> {
     let seen = match storage.probe().await {
-        // A start needs no space, or nothing could be freed any more.
+        // A registry must start without free space: otherwise no space could be freed.
         Err(Error::Full(reason)) => {
             tracing::warn!(storage = storage.url(), reason, "storage is full: pushes are refused until space is freed");
             return Ok(());

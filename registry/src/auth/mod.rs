@@ -1,6 +1,6 @@
-//! Who may do what. Each handler takes an [`Access`] as its first argument: it names the action, and
-//! what the action is about. So authorisation is visible where the action is, and a handler without
-//! it does not compile ([`action_of`]).
+//! Authorisation. Each handler takes an [`Access`] as its first argument: it names the action, and
+//! the repository that the action is about. So authorisation is visible where the action is, and a
+//! handler without it does not compile ([`action_of`]).
 //!
 //! There are no tokens yet, so every access is granted: [`decide`] is the only place that changes
 //! with them. The OpenAPI document has the action of each operation as `x-pf-action`.
@@ -19,7 +19,7 @@ use pfr_schema::RepositoryName;
 /// What a caller asks to be allowed.
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
-    /// What is to be done.
+    /// The action.
     pub(crate) action: Action,
     /// The repository that it is done to; none if it concerns all of them. A domain, once there are
     /// several, is one more field.

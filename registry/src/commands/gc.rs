@@ -16,7 +16,8 @@ pub(crate) struct Gc {
     /// Change nothing, say what would be freed.
     #[arg(long)]
     dry_run: bool,
-    /// Seconds for which packs that nothing points to stay on storage, instead of `gc-horizon-seconds`.
+    /// Seconds for which packs that nothing points to stay on storage, instead of
+    /// `gc-horizon-seconds`.
     #[arg(long, value_name = "SECONDS")]
     horizon: Option<u64>,
     /// Print the report as JSON.
@@ -35,7 +36,7 @@ pub(super) fn run(args: Gc) -> Result<(), Error> {
         let store = storage::open(&config).await?;
         let mut last = GcReport::default();
         let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
-        // What was done is told also if something failed.
+        // The report is printed even if a step failed.
         print(&last, args.json, words);
         done.map(|_| ()).map_err(Error::Work)
     })

@@ -29,7 +29,8 @@ pub(crate) struct Mirror {
     /// Do it once (the default).
     #[arg(long, conflicts_with = "interval")]
     once: bool,
-    /// Delete at the target what the source does not have, and take the source's tags even where the target's went another way.
+    /// Delete at the target what the source does not have, and take the source's tags even where
+    /// the target's went another way.
     #[arg(long)]
     delete: bool,
     /// Print reports as JSON, one a line.
@@ -39,7 +40,7 @@ pub(crate) struct Mirror {
 
 pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     if arguments.from.is_some() && arguments.to.is_some() {
-        // Neither end is a store: what it would be is not looked at.
+        // Neither end is a store, so the data directory is not used.
         arguments.settings.overrides.data.get_or_insert_with(|| PathBuf::from("."));
     }
     let Mirror { settings, from, to, repository, interval, delete, json, .. } = arguments;
@@ -61,7 +62,8 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
             tell(&report, json);
             let result = match (result, interval) {
                 (Ok(result), _) => result.and(report.incomplete().map_or(Ok(()), Err)),
-                // What arrived is not moved again. A mirror that goes on until it is told to end was told.
+                // Snapshots that arrived are not copied again. A mirror with an interval runs until
+                // a signal, so a signal is its normal end.
                 (Err(_), Some(_)) => return Ok(()),
                 (Err(exit), None) => {
                     let what = "not everything was copied; run the same command again, it goes on";

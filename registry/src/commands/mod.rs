@@ -1,6 +1,7 @@
 //! The program `pf-registry`: its commands, one file each.
 //!
-//! They live in the library so that the futures of the registry are compiled once, and not again for the binary.
+//! They are in the library so that the futures of the registry are compiled once, and not again for
+//! the binary.
 
 mod fsck;
 mod gc;
@@ -33,7 +34,7 @@ const USAGE: u8 = 1;
 /// Runs the command that the arguments of this process name, and returns its exit code.
 pub fn main() -> ExitCode {
     let json = std::env::args_os().any(|argument| argument == "--json");
-    // Buckets and databases are reached with TLS; nothing else in this process has chosen a provider yet.
+    // Buckets and databases use TLS, and no crypto provider has been chosen in this process yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let cli = match pfr_client::settings::parse::<Cli>() {
         Ok(cli) => cli,
@@ -74,21 +75,26 @@ fn report(error: &ErrorDocument) -> ExitCode {
 /// A command.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Serves a store over HTTP. Prints `listening on http://ADDRESS` when ready; logs go to standard error.
+    /// Serves a store over HTTP. Prints `listening on http://ADDRESS` when ready; logs go to
+    /// standard error.
     Serve(Settings),
     /// Collects garbage, once. May run beside a registry that serves the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Gc(gc::Gc),
-    /// Copies snapshots and tags from one registry to another, or between a registry and this store.
+    /// Copies snapshots and tags from one registry to another, or between a registry and this
+    /// store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Mirror(Box<mirror::Mirror>),
-    /// Reads every pack and names what is damaged. May run beside a registry that serves the same store.
+    /// Reads every pack and names what is damaged. May run beside a registry that serves the same
+    /// store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Scrub(scrub::Scrub),
-    /// Compares the tables with what the stored nodes say. May run beside a registry that serves the same store.
+    /// Compares the tables with what the stored nodes say. May run beside a registry that serves the
+    /// same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
-    /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use the store meanwhile.
+    /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use
+    /// the store meanwhile.
     #[command(mut_args(of_tool), after_help = MORE)]
     Rebuild(rebuild::Rebuild),
 }
@@ -97,8 +103,8 @@ pub(crate) enum Command {
 const WHICH_STORE: [&str; 3] = ["data", "database", "storage"];
 const MORE: &str = "The other settings of `pf-registry serve` are accepted, too; most matter to a server only.";
 
-/// Leaves the settings of a server out of a tool's help. They are accepted all the same: one settings file and one environment
-/// serve all commands.
+/// Hides the settings of a server from the help of other commands. They accept them nevertheless:
+/// one settings file and one environment serve all commands.
 fn of_tool(argument: Arg) -> Arg {
     let id = argument.get_id().as_str();
     if id == "config" || WHICH_STORE.contains(&id) {
@@ -109,7 +115,8 @@ fn of_tool(argument: Arg) -> Arg {
     argument.hide(of_server)
 }
 
-/// Where the settings come from: the same for every command, so that all of them mean the same store.
+/// The sources of the settings: the same for every command, so that all of them mean the same
+/// store.
 #[derive(Args)]
 pub(crate) struct Settings {
     /// Settings file (TOML); flags and environment variables win over it.
@@ -129,7 +136,7 @@ impl Settings {
 }
 
 impl Command {
-    /// Runs it to its end.
+    /// Runs the command to its end.
     pub(crate) fn run(self) -> Result<(), Error> {
         match self {
             Self::Serve(settings) => serve::run(settings.load()?),

@@ -56,7 +56,7 @@ pub(super) fn run(args: Scrub) -> Result<(), Error> {
         }
         Ok((report, healing))
     })?;
-    // What was found is told also if healing it failed.
+    // The report is printed even if healing failed.
     print(&report, args.json, words);
     healing?;
     if report.damaged.is_empty() && report.bad_packs.is_empty() {
@@ -74,14 +74,14 @@ pub(super) fn run(args: Scrub) -> Result<(), Error> {
     Err(Error::Found(found.join(" and ")))
 }
 
-/// Fetches what is damaged, repository by repository; what one does not have, another may.
+/// Fetches damaged blobs, repository by repository. A blob that one does not have, another may.
 async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<(), Error> {
     let kinds = kinds(store, damaged).await?;
     let mut of: BTreeMap<RepositoryName, BTreeSet<(Kind, Digest)>> = BTreeMap::new();
     for blob in damaged {
         let names = blob.snapshots.iter().filter_map(|name| name.split_once('@')?.0.parse::<RepositoryName>().ok());
         for repository in names {
-            // In order of kinds: children before the containers that list them.
+            // In order of kinds: children before the nodes that list them.
             of.entry(repository).or_default().insert((kinds.get(&blob.digest).copied().unwrap_or(Kind::Blob), blob.digest));
         }
     }
@@ -99,7 +99,7 @@ async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result
             }
         }
     }
-    // Also if it ended early: what came has made containers whole.
+    // Also after an early end: blobs that arrived have completed nodes.
     store.reassess().await.map_err(Error::Work)?;
     result
 }
@@ -110,18 +110,19 @@ async fn kinds(store: &Store, damaged: &[DamagedBlob]) -> Result<BTreeMap<Digest
     Ok(rows.into_iter().flatten().map(|row| (row.digest, row.kind)).collect())
 }
 
-/// What to ask for after a batch.
+/// What to request after a batch.
 enum Next {
     Batch,
     Repository,
 }
 
-/// Fetches blobs of one repository; if not all of them can be had, one by one. An error ends the healing: it would meet every other blob too.
+/// Fetches blobs of one repository; if that fails, one by one. An error ends the healing: it would
+/// concern every other blob too.
 async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<Next, Error> {
     let reason = match mirror.frames(repository, digests.to_vec()).await {
         Ok(frames) => match store.heal(repository, digests, frames).await {
             Ok(_) => return Ok(Next::Batch),
-            // Of the own store.
+            // An error of the own store.
             Err(error @ (pfr_store::Error::Unavailable { .. } | pfr_store::Error::NotPermitted { .. } | pfr_store::Error::Full(_))) => {
                 return Err(Error::Work(error));
             }

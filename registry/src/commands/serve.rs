@@ -10,7 +10,7 @@ pub(super) fn run(config: Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     let served = runtime.block_on(async {
         let server = Server::bind(config).await?;
-        // Before anyone is told that it runs: a signal must not find it unprepared.
+        // Before the address is printed: a signal must not arrive before it is handled.
         let signals = server::signals()?;
         let mut stdout = std::io::stdout().lock();
         // A closed standard output is no reason not to serve.
@@ -18,7 +18,8 @@ pub(super) fn run(config: Config) -> Result<(), Error> {
         drop(stdout);
         server.run(signals.map(|_| ())).await
     });
-    // Blocking work that outlived the grace period was not acknowledged; the store finds its debris.
+    // Blocking work that outlived the grace period was not acknowledged; the store removes its
+    // remains.
     runtime.shutdown_timeout(Duration::from_secs(2));
     served
 }

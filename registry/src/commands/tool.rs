@@ -1,4 +1,4 @@
-//! What the tools for a store share: they open it, work, and say what they found.
+//! Parts that the commands for a store share: open it, work, print a report.
 
 use crate::{Config, Error, storage};
 use pfr_store::Store;
@@ -11,11 +11,11 @@ pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Resu
     runtime.block_on(async { work(storage::open(config).await?).await })
 }
 
-/// Prints a report: as JSON, or in words.
+/// Prints a report: as JSON, or as text.
 pub(super) fn print<T: Serialize>(report: &T, json: bool, words: impl FnOnce(&T) -> String) {
     let text = if json { json_line(report) } else { words(report) };
     let mut stdout = std::io::stdout().lock();
-    // A closed standard output is no reason to have failed.
+    // A closed standard output does not make the command fail.
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 

@@ -1,8 +1,9 @@
-//! Request bodies: timed while they are waited for, and drained after a refusal.
+//! Request bodies: leased to the handler, timed while the client sends, and drained after a
+//! refusal.
 //!
-//! A server that answers and closes while the client still sends makes the kernel reset the connection, and the client sees "broken
-//! pipe" instead of the answer. So the body is lent to the handler, and what is left of it after a refusal is read and thrown away,
-//! within limits.
+//! A server that answers and closes while the client still sends makes the kernel reset the
+//! connection, and the client sees "broken pipe" instead of the answer. So the handler gets a lease
+//! of the body. After a refusal, the rest of the body is read and discarded, within limits.
 
 use crate::http::patience::{Pace, Patience};
 use crate::http::seat::Seat;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-/// Most that is read after a refusal: two requests' worth of frames.
+/// Most bytes read after a refusal: two requests' worth of frames.
 const DRAIN_BYTES: u64 = 128 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
@@ -29,7 +30,7 @@ pub(crate) fn is_stall(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |e| e.source()).any(<dyn std::error::Error>::is::<Stalled>)
 }
 
-/// What is known about a lent body, and the body itself once the handler has dropped it.
+/// The state of a leased body, and the body itself once the handler has dropped it.
 #[derive(Default)]
 pub(crate) struct Loan {
     received: AtomicU64,
@@ -42,7 +43,7 @@ impl Loan {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Reads what the handler left, so that the client gets to read the answer.
+    /// Reads the bytes that the handler left, so that the client reads the answer.
     pub(crate) async fn drain(&self) {
         let Some(body) = self.returned.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         if body.is_end_stream() {
@@ -58,23 +59,23 @@ impl Loan {
                 }
             }
         };
-        // Whoever still sends after that is not interested in the answer.
+        // A client that still sends after that is not interested in the answer.
         let _ = tokio::time::timeout(DRAIN_TIME, reading).await;
     }
 }
 
-/// A request body on loan to a handler.
+/// A request body that is leased to a handler.
 pub(crate) struct Lent {
     body: Option<Body>,
     patience: Patience,
     seat: Seat,
-    /// Came while the request had no place.
+    /// A frame that arrived while the request had no permit.
     came: Option<Frame<Bytes>>,
     loan: Arc<Loan>,
 }
 
-/// Lends `body`; the handler's copy comes back to the [`Loan`] when it is dropped.
-/// While its bytes are waited for, the request leaves its `seat`.
+/// Leases `body` to a handler. The body returns to the [`BodyLease`] when the handler drops it.
+/// While the client is waited for, the request leaves its `seat`.
 pub(crate) fn lend(body: Body, pace: Pace, seat: Seat) -> (Body, Arc<Loan>) {
     let loan = Arc::new(Loan::default());
     let lent = Lent { body: Some(body), patience: Patience::new(pace), seat, came: None, loan: Arc::clone(&loan) };

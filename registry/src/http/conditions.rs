@@ -5,7 +5,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use pfr_schema::Digest;
 use pfr_schema::api::TagState;
 
-/// The state in which a tag must be to be changed: from the headers, and the body where it has a say.
+/// The state that a tag must be in to be changed, from the headers and, where it has the field, the
+/// body.
 pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result<Option<TagState>, Failure> {
     let at = one(headers, &header::IF_MATCH)?.map(|text| digest(&header::IF_MATCH, text).map(TagState::At)).transpose()?;
     let absent = match one(headers, &header::IF_NONE_MATCH)? {
@@ -21,7 +22,7 @@ pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result
     }
 }
 
-/// Whether the reader has the tag as it is.
+/// Whether the reader has the current state of the tag.
 pub(crate) fn not_modified(headers: &HeaderMap, current: &Digest) -> bool {
     let current = etag(current);
     headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(',')).any(|given| {

@@ -1,19 +1,21 @@
-//! Line ends in the heads of requests: a line feed without a carriage return is refused.
+//! Line ends in request heads: a line feed without a carriage return is refused.
 //!
-//! hyper takes a bare line feed for the end of a line. A proxy in front may not, and then the two see different headers. So the bytes of a connection
-//! are looked at before hyper gets them: a bare line feed in a head is replaced by a byte that no head may have, and hyper answers 400 and closes.
-//! Bodies are passed over by the length that the head says, or chunk by chunk. Where that is not certain the connection is not looked at any more.
+//! hyper accepts a bare line feed as the end of a line. A proxy in front may not, and then the two
+//! see different headers. So this filter sees the bytes of a connection before hyper does. It
+//! replaces a bare line feed in a head by a byte that is never legal there, and hyper answers 400
+//! and closes the connection. It skips bodies by the length in the head, or chunk by chunk. When it
+//! cannot tell where the next head begins, it checks nothing more on that connection.
 
-/// Bytes of a line that are kept: enough for the headers that say how long a body is.
+/// Bytes of a line that are kept: enough for the headers with the length of the body.
 const LINE: usize = 256;
-/// No head may have it.
+/// A byte that is never legal in a head.
 const FORBIDDEN: u8 = 0;
 
-/// Where in the stream of requests a connection is.
+/// The position of a connection in its stream of requests.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     state: State,
-    /// Heads that ended.
+    /// Complete heads.
     ended: u64,
 }
 
@@ -22,7 +24,7 @@ enum State {
     Head(Head),
     Body(u64),
     Chunks(Chunk),
-    /// It is not known where the next head begins.
+    /// The beginning of the next head is not known.
     Unknown,
 }
 
@@ -35,7 +37,7 @@ impl Default for State {
 #[derive(Debug, Default)]
 struct Head {
     line: Vec<u8>,
-    /// Bytes of the line, also those that are not kept.
+    /// Length of the line, including bytes that are not kept.
     length: usize,
     before: u8,
     lines: usize,
@@ -46,28 +48,29 @@ struct Head {
 
 #[derive(Clone, Copy, Debug)]
 enum Chunk {
-    /// In the line that says a chunk's size; the number so far, whether it has digits, and whether it is complete.
+    /// In the line with the size of a chunk: the number so far, whether it has digits, and whether
+    /// it is complete.
     Size(u64, bool, bool),
     SizeEnd(u64),
     Data(u64),
     DataEnd,
-    /// In the lines after the last chunk; how many bytes of the present one were seen.
+    /// In the lines after the last chunk, with the number of bytes seen of the current one.
     Trailer(u64),
     TrailerEnd(u64),
 }
 
 impl Heads {
-    /// Heads that ended so far.
+    /// Number of complete heads.
     pub(crate) fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Looks at no more bytes.
+    /// Checks nothing more.
     pub(crate) fn give_up(&mut self) {
         self.state = State::Unknown;
     }
 
-    /// Looks at the bytes that came next, and spoils a bare line feed in a head.
+    /// Checks the next bytes, and replaces a bare line feed in a head.
     pub(crate) fn look(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let seen = match &mut self.state {
@@ -104,7 +107,7 @@ impl Heads {
 }
 
 impl Head {
-    /// The next byte; what follows if it was the head's last.
+    /// Takes the next byte. Returns the next state if the byte was the last of the head.
     fn take(&mut self, byte: &mut u8) -> Option<State> {
         if *byte != b'\n' {
             if self.line.len() < LINE {
@@ -124,7 +127,7 @@ impl Head {
         let line = std::mem::take(&mut self.line);
         self.length = 0;
         if empty {
-            // Empty lines before a request are passed over.
+            // Empty lines before a request are skipped.
             return (self.lines > 0).then(|| self.body());
         }
         if self.lines > 0 {
@@ -189,7 +192,8 @@ impl Chunk {
 mod tests {
     use super::*;
 
-    /// What hyper gets if the bytes come in parts of `part` bytes, and how many heads ended.
+    /// The bytes that hyper gets if they arrive in parts of `part` bytes, and the number of
+    /// complete heads.
     fn seen(stream: &[u8], part: usize) -> (Vec<u8>, u64) {
         let (mut bytes, mut heads) = (stream.to_vec(), Heads::default());
         bytes.chunks_mut(part).for_each(|part| heads.look(part));
@@ -203,7 +207,7 @@ mod tests {
             (b"\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n", 2),
             (b"PUT / HTTP/1.1\r\nContent-Length: 4\r\n\r\n\n\na\nGET / HTTP/1.1\r\nhost: x\r\n\r\n", 2),
             (b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\n\n\n\n\r\nA\r\n0123456\n89\r\n0\r\nt: u\r\n\r\nGET / HTTP/1.1\r\n\r\n", 2),
-            // Who cannot tell where the next head begins looks away.
+            // The beginning of the next head cannot be known here, so nothing is replaced.
             (b"PUT / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n\n\n\n", 1),
             (b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\n\n\n", 1),
         ];

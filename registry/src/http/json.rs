@@ -1,8 +1,8 @@
 //! JSON bodies, read completely within limits of size, memory and time.
 //!
 //! A body that arrives fast takes a permit for large bodies as soon as it is known to be one: four
-//! of them are in memory at once. A slow body takes that permit only when it has arrived. Until then
-//! its bytes count against the memory that all slow bodies share.
+//! of them are in memory at once. A slow body takes that permit only when it has arrived. Until
+//! then its bytes count against the memory that all slow bodies share.
 
 use crate::app::App;
 use crate::http::body::is_stall;
@@ -22,11 +22,11 @@ use tokio::time::Instant;
 const SMALL_BODY: usize = 256 << 10;
 /// Bytes of a body that any request may hold.
 const FREE: usize = 32 << 10;
-/// A body is slow once its client was waited for longer than this…
+/// A body is slow if the time spent waiting for its client exceeds this…
 const LINGER: Duration = Duration::from_millis(100);
-/// …and the time that its bytes take at this rate, in bytes a second.
+/// …plus the time that its bytes take at this rate, in bytes per second.
 const FAST: f64 = (4 << 20) as f64;
-/// Bytes for which a slow body asks at a time.
+/// Bytes that a slow body reserves at a time.
 const STEP: usize = 256 << 10;
 
 /// A JSON body as an extractor. A large one holds its permit until it is dropped.
@@ -44,8 +44,8 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
         let value = if bytes.len() <= SMALL_BODY {
             parse(&bytes)?
         } else {
-            // A hundred thousand digests take tens of milliseconds: too long for a thread that moves
-            // the bytes of other requests.
+            // A hundred thousand digests take tens of milliseconds: too long for a thread that
+            // moves the bytes of other requests.
             tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|e| Failure::internal(e.to_string()))??
         };
         Ok(Self { value, _permit: permit })
@@ -127,7 +127,7 @@ async fn read(body: Body, app: &App) -> Result<CompleteBody, Failure> {
     Ok(CompleteBody { bytes, permit, _slow: slow })
 }
 
-/// Leave to hold so many bytes of a body that comes slowly.
+/// A permit to hold this many bytes of a slow body.
 async fn room(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, Failure> {
     let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
     let leave = Arc::clone(&app.slow_bodies).acquire_many_owned(kib);

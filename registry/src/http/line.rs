@@ -1,4 +1,5 @@
-//! What is known of each connection, so that the one that is needed least can be closed when another one comes.
+//! The state of each connection, so that the least needed one can be closed when another one
+//! arrives.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -6,14 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
 
-/// What a connection is at.
+/// What a connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     /// No request is in flight.
     Idle = 0,
-    /// A request waits for its client to send or to take bytes.
+    /// A request waits for its client to send or to receive bytes.
     Waiting = 1,
-    /// The registry is at work for it.
+    /// The registry works for it.
     Working = 2,
 }
 
@@ -22,9 +23,9 @@ pub(crate) enum State {
 pub(crate) struct Line {
     begun: Instant,
     state: AtomicUsize,
-    /// The client does not take what is written.
+    /// The client does not receive written bytes.
     blocked: AtomicBool,
-    /// Since when, in milliseconds from `begun`.
+    /// Start of the current state, in milliseconds since `begun`.
     since: AtomicU64,
     /// Requests that hyper has read.
     requests: AtomicU64,
@@ -44,27 +45,27 @@ impl Line {
         }
     }
 
-    /// Says what the connection is at.
+    /// Sets what the connection does.
     pub(crate) fn is(&self, state: State) {
         if self.state.swap(state as usize, Ordering::Relaxed) != state as usize {
             self.since.store(millis(self.begun), Ordering::Relaxed);
         }
     }
 
-    /// Says whether the client takes what is written to it.
+    /// Sets whether the client receives written bytes.
     pub(crate) fn takes(&self, takes: bool) {
         if self.blocked.swap(!takes, Ordering::Relaxed) == takes {
             self.since.store(millis(self.begun), Ordering::Relaxed);
         }
     }
 
-    /// A request was read.
+    /// Notes that a request was read.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.is(State::Working);
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
@@ -101,7 +102,7 @@ impl Default for Lines {
 }
 
 impl Lines {
-    /// A new connection, forgotten when it is dropped.
+    /// Adds a connection. It is removed when the returned value is dropped.
     pub(crate) fn open(self: &Arc<Self>) -> Opened {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let line = Arc::new(Line::new(self.begun));
@@ -109,8 +110,8 @@ impl Lines {
         Opened { id, line, lines: Arc::clone(self) }
     }
 
-    /// Closes the connection that has been idle for longest; if none is idle, the one whose client has been waited for longest. None for which the
-    /// registry is at work.
+    /// Closes the connection that has been idle for longest. If none is idle, closes the one whose
+    /// client has been waited for longest. Never closes a connection that the registry works for.
     pub(crate) fn make_room(&self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = |line: &Line| (line.state(), line.since.load(Ordering::Relaxed));

@@ -1,4 +1,5 @@
-//! What every request goes through, whatever its handler: limits in time, number and memory, its id, its log line.
+//! The path of every request, whatever its handler: limits of time, number and memory, its id, its
+//! log line.
 
 pub(crate) mod body;
 pub(crate) mod conditions;

@@ -1,5 +1,5 @@
-//! One request as operators see it: one log line and a few metrics, written when its response body has ended — or when the client
-//! went away, which is why it happens in `Drop`.
+//! One request as operators see it: one log line and a few metrics. They are written when the
+//! response body has ended or the client has left, which is why that happens in `Drop`.
 
 use crate::http::body::Loan;
 use crate::http::line::State;
@@ -19,18 +19,18 @@ pub(crate) struct Observation {
     pub(crate) id: String,
     pub(crate) method: Method,
     pub(crate) path: String,
-    /// The route's template: a label with few values.
+    /// The route's template, a label with few values.
     pub(crate) route: String,
-    /// Whether its log line is for debugging only.
+    /// Whether its log line is only for debugging.
     pub(crate) quiet: bool,
     pub(crate) loan: Arc<Loan>,
     started: Instant,
     status: Option<StatusCode>,
     failure: Option<(ErrorCode, Option<String>)>,
     sent: u64,
-    /// Whether the response went out whole.
+    /// Whether the complete response was sent.
     whole: bool,
-    /// Its place among the requests that are worked on at once.
+    /// Its permit among the requests that are worked on at once.
     seat: Seat,
 }
 
@@ -118,7 +118,7 @@ impl HttpBody for Observed {
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
                 this.observation.sent += frame.data_ref().map_or(0, Bytes::len) as u64;
-                // Whoever knows the length does not ask for the end.
+                // hyper does not ask for the end of a body of known length.
                 this.observation.whole = this.expected == Some(this.observation.sent);
             }
             Poll::Ready(Some(Err(error))) => this.observation.failed(code_of(error), Some(error.to_string())),

@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: a change of names that is made once, however often it is asked for.
+//! `Idempotency-Key`: a change of names happens once, however often the client repeats the request.
 
 use crate::problem::Failure;
 use axum::http::{HeaderMap, HeaderName};
@@ -6,11 +6,11 @@ use pfr_schema::Digest;
 use pfr_store::{Once, PushId};
 use serde::Serialize;
 
-/// The header, as `draft-ietf-httpapi-idempotency-key-header` has it.
+/// The header, as in `draft-ietf-httpapi-idempotency-key-header`.
 pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// What makes a repetition of this request known as one, if it carries a key. `request` is all that
-/// was asked, in the caller's words.
+/// The key that identifies repetitions of this request, if the client sent one. `request` is
+/// everything that it asked, unresolved.
 pub(crate) fn once(headers: &HeaderMap, request: &impl Serialize) -> Result<Option<Once>, Failure> {
     let mut values = headers.get_all(&IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };

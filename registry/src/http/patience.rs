@@ -1,4 +1,4 @@
-//! How long we wait for the other side to move bytes: the one clock behind every "client is too slow" limit.
+//! The timeout behind every "client is too slow" limit.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,14 +8,15 @@ use tokio::time::{Instant, Sleep};
 /// How slow a client may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// How long a client may be behind the rate.
+    /// How long a client may lag behind the rate.
     pub(crate) grace: Duration,
-    /// Bytes a second; 0 for none: then each byte buys the whole grace anew.
+    /// Bytes per second. With 0 there is no rate: each byte restarts the grace period.
     pub(crate) rate: u64,
 }
 
-/// Sums up how far the other side is behind its rate. Only time spent waiting for it counts; our own time (disk, hashing) does not. Being ahead is not
-/// saved up: the rate is kept over the whole body.
+/// Adds up how far the client lags behind its rate. Only time spent waiting for the client counts,
+/// not the server's own (disk, hashing). A lead is not saved up, so the rate holds for the complete
+/// body.
 #[derive(Debug)]
 pub(crate) struct Patience {
     pace: Pace,
@@ -29,7 +30,7 @@ impl Patience {
         Self { pace, behind: Duration::ZERO, since: None, timer: None }
     }
 
-    /// The other side moved bytes.
+    /// The client moved bytes.
     pub(crate) fn moved(&mut self, bytes: usize) {
         if let Some(since) = self.since.take() {
             self.behind += since.elapsed();
@@ -42,7 +43,7 @@ impl Patience {
         self.behind = self.behind.saturating_sub(paid);
     }
 
-    /// Nothing can move now; ready when the other side is too far behind.
+    /// No byte can move now. Ready when the client lags too far behind.
     pub(crate) fn poll_exhausted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.since.is_none() {
             let now = Instant::now();
@@ -64,7 +65,7 @@ mod tests {
 
     const PACE: Pace = Pace { grace: Duration::from_secs(10), rate: 16 << 10 };
 
-    /// Waits for the other side, which moves after `delay`; whether patience ran out first.
+    /// Waits for the client, which moves after `delay`. Returns whether it timed out first.
     async fn ran_out(patience: &mut Patience, delay: Duration) -> bool {
         let until = tokio::time::sleep(delay);
         tokio::select! {
@@ -74,7 +75,7 @@ mod tests {
         }
     }
 
-    /// Pieces that pass, one every `delay`, of at most 1,000.
+    /// The number of pieces, one every `delay`, that pass before the timeout, at most 1,000.
     async fn pieces(pace: Pace, bytes: usize, delay: Duration) -> usize {
         let mut patience = Patience::new(pace);
         for passed in 0..1000 {

@@ -1,4 +1,4 @@
-//! The one middleware: id, host, place among the requests that are worked on at once, panics, problems, observation.
+//! The outermost layer: request id, host, permit, panics, problems, observation.
 
 use crate::app::App;
 use crate::http::body;
@@ -18,9 +18,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Must answer however busy the registry is.
+/// Routes that must answer however busy the registry is.
 const EXEMPT: [&str; 3] = ["/livez", "/readyz", "/metrics"];
-/// Streams of frames: they have places of their own, so that they and everything else do not wait for each other.
+/// Streams of frames have their own permits, so that they and other requests do not wait for each
+/// other.
 const STREAMS: [&str; 2] = ["/v1/repositories/{repo}/pushes/{id}/frames", "/v1/repositories/{repo}/frames"];
 
 pub(crate) async fn middleware(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -40,7 +41,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         Ok(place) => (Seat::new(place, line), None),
         Err(failure) => (Seat::new(None, line), Some(failure)),
     };
-    // A client that waits for "100 Continue" has not sent what it would have to be drained of.
+    // A client that waits for "100 Continue" has sent nothing that must be drained.
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
@@ -56,7 +57,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|panic| panicked(&*panic).into_response())
     };
 
-    // What is left is sending the answer, which takes as long as the client takes.
+    // The rest is sending the answer, which takes as long as the client takes.
     seat.end();
     let mut response = explain(response, &mut observation);
     let refused = response.status().is_client_error() || response.status().is_server_error();
@@ -70,7 +71,8 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     response.map(|body| Body::new(Observed::new(body, observation)))
 }
 
-/// Turns every failure into a problem, also those that handlers did not make: 404 and 405 of the router, rejections of extractors.
+/// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,
+/// rejections of extractors.
 fn explain(mut response: Response, observation: &mut Observation) -> Response {
     let status = response.status();
     let failure = match response.extensions_mut().remove::<Failure>() {
@@ -97,7 +99,8 @@ fn explain(mut response: Response, observation: &mut Observation) -> Response {
 
 const BUSY: &str = "the registry serves as many requests as it may; try again in a moment";
 
-/// RFC 9112, section 3.2: a request of HTTP/1.1 names one host. A proxy in front may go by another one of two.
+/// RFC 9112, section 3.2: a request of HTTP/1.1 names exactly one host. With two, a proxy in front
+/// could route by the other one.
 fn check_host(request: &Request) -> Result<(), Failure> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
@@ -117,7 +120,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
     Failure::internal(format!("panic: {}", words.unwrap_or("without words")))
 }
 
-/// The client's id where it is harmless in headers and logs, else a new one.
+/// The client's id if it is harmless in headers and logs, or else a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let sane = |id: &&str| (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(sane);

@@ -1,4 +1,5 @@
-//! A request's place among those that the registry works on at once. A request that waits for its client has none.
+//! A request's permit among those that the registry works on at once. A request that waits for its
+//! client gives its permit back.
 
 use crate::http::line::{Line, State};
 use crate::problem::Failure;
@@ -10,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-/// Waits for a place for at most `limit`.
+/// Waits for a permit, at most for `limit`.
 ///
 /// # Errors
 /// `overloaded`.
@@ -24,12 +25,12 @@ pub(crate) async fn wait_for(semaphore: &Arc<Semaphore>, limit: Duration, words:
     }
 }
 
-/// The place of one request. Clones are of the same request.
+/// The permit of one request. Clones belong to the same request.
 #[derive(Clone)]
 pub(crate) struct Seat(Arc<Shared>);
 
 struct Shared {
-    /// None for requests that need no place.
+    /// None for requests that need no permit.
     places: Option<Arc<Semaphore>>,
     line: Option<Arc<Line>>,
     taken: Mutex<Taken>,
@@ -39,7 +40,7 @@ struct Shared {
 struct Taken {
     permit: Option<OwnedSemaphorePermit>,
     waiting: Option<BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>>,
-    /// The registry's work is done.
+    /// The handler is done.
     over: bool,
 }
 
@@ -49,13 +50,13 @@ impl Seat {
         Self(Arc::new(Shared { places, line, taken: Mutex::new(Taken { permit, ..Taken::default() }) }))
     }
 
-    /// The client is waited for: others may have the place.
+    /// The client is waited for: another request may have the permit.
     pub(crate) fn leave(&self) {
         self.is(State::Waiting);
         self.taken().permit = None;
     }
 
-    /// The client has sent something: ready when the request has a place again.
+    /// The client has sent something. Ready when the request has a permit again.
     pub(crate) fn poll_return(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut taken = self.taken();
         if let Some(places) = &self.0.places
@@ -72,13 +73,13 @@ impl Seat {
         Poll::Ready(())
     }
 
-    /// The answer is made: what is left is sending it.
+    /// The answer is complete, and only sending it is left.
     pub(crate) fn end(&self) {
         let mut taken = self.taken();
         *taken = Taken { over: true, ..Taken::default() };
     }
 
-    /// Says what the request's connection is at.
+    /// Sets what the request's connection does.
     pub(crate) fn is(&self, state: State) {
         if let Some(line) = &self.0.line {
             line.is(state);

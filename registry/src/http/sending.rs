@@ -1,6 +1,8 @@
-//! A response body that hands out one piece at a time: the next one when the connection has sent the one before.
+//! A response body that yields one piece at a time: the next one when the connection has sent the
+//! last.
 //!
-//! hyper takes half a MiB of a body ahead of a slow client. With a thousand of them that is more memory than the registry has.
+//! hyper reads half a MiB of a body ahead of a slow client. A thousand slow clients would take more
+//! memory than the registry has.
 
 use bytes::Bytes;
 use futures::Stream;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-/// Whether a piece is on its way, and the task that waits until it was sent.
+/// Whether a piece is being sent, and the task that waits until it was sent.
 #[derive(Default)]
 struct Slot {
     taken: AtomicBool,

@@ -1,5 +1,6 @@
-//! A connection that gives up on a client which does not take what is written: it would hold its request's resources for ever. It also looks at
-//! the line ends of requests, see [`crate::http::head`].
+//! A connection that gives up on a client that does not receive its response, which would otherwise
+//! hold the resources of its request for ever. It also checks the line ends of requests, see
+//! [`crate::http::head`].
 
 use crate::http::head::Heads;
 use crate::http::line::Line;
@@ -11,8 +12,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A TCP stream whose writes fail when the client is too slow. Reads of a body are timed where it is known that one is wanted
-/// ([`crate::http::body`]), those of headers by hyper.
+/// A TCP stream whose writes fail when the client is too slow. Reads of a body are timed in
+/// [`crate::http::body`], where it is known that a read is wanted; hyper times those of headers.
 pub(crate) struct Timed {
     stream: TcpStream,
     patience: Patience,
@@ -47,7 +48,8 @@ impl AsyncRead for Timed {
         let before = buf.filled().len();
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         if self.line.requests() > self.heads.ended() {
-            // hyper saw a head that was not seen here: where the next one begins is not known.
+            // hyper saw a head that was not seen here, so the beginning of the next one is not
+            // known.
             self.heads.give_up();
         }
         self.heads.look(&mut buf.filled_mut()[before..]);

@@ -5,7 +5,7 @@ use pfr_schema::Digest;
 use pfr_schema::api::SnapshotSummary;
 use std::collections::{HashMap, HashSet};
 
-/// Whether a tag of the target lags behind the source, or went its own way.
+/// Tells a tag of the target that lags behind the source from one that diverged.
 pub(super) struct Lineage<'a> {
     at_source: HashSet<Digest>,
     parents: HashMap<Digest, &'a [Digest]>,
@@ -20,7 +20,8 @@ impl<'a> Lineage<'a> {
         }
     }
 
-    /// `seen` is known at the source, or — deleted there since — an ancestor of what the tag moves to.
+    /// Whether `seen` is known at the source or, if it was deleted there since, is an ancestor of
+    /// the snapshot that the tag moves to.
     pub(super) fn leads(&self, seen: Digest, to: Digest) -> bool {
         let (mut queue, mut met) = (vec![to], HashSet::from([to]));
         while let Some(next) = queue.pop().filter(|next| *next != seen && !self.at_source.contains(&seen)) {
@@ -31,18 +32,20 @@ impl<'a> Lineage<'a> {
     }
 }
 
-/// What of `snapshots` (newest first) is not held: oldest first, but parents before their children whatever the times say.
+/// The snapshots (newest first) that are not held: oldest first, but parents before their children
+/// whatever their times are.
 pub(super) fn parents_first(snapshots: &[SnapshotSummary], held: &HashSet<Digest>) -> Vec<Digest> {
     let lacking: HashMap<Digest, &SnapshotSummary> =
         snapshots.iter().filter(|snapshot| !held.contains(&snapshot.digest)).map(|snapshot| (snapshot.digest, snapshot)).collect();
     let (mut order, mut entered) = (Vec::with_capacity(lacking.len()), HashSet::new());
     for snapshot in snapshots.iter().rev().filter(|snapshot| lacking.contains_key(&snapshot.digest)) {
-        // Each entry is looked at twice: before its parents are placed, and after.
+        // Each entry is visited twice: before its parents are placed, and after.
         let mut stack = vec![(snapshot.digest, false)];
         while let Some((next, ready)) = stack.pop() {
             if ready {
                 order.push(next);
-            // What is entered is placed already, or on the way to here: the list is foreign and may say that something is its own ancestor.
+            // An entered snapshot is placed already, or will be. The list is foreign and may name a
+            // snapshot as its own ancestor.
             } else if let Some(found) = lacking.get(&next).filter(|_| entered.insert(next)) {
                 stack.push((next, true));
                 stack.extend(found.parents.iter().map(|parent| (*parent, false)));
@@ -68,7 +71,7 @@ mod tests {
 
     #[test]
     fn parents_come_first_whatever_the_order_of_the_list() {
-        // Newest first: "a" is said to be newer than its children.
+        // Newest first: "a" claims to be newer than its children.
         let list = [snapshot("a", &["gone"]), snapshot("c", &["b", "a"]), snapshot("b", &["a"]), snapshot("held", &[])];
         let order = parents_first(&list, &HashSet::from([digest("held")]));
         assert_eq!(order, ["a", "b", "c"].map(digest));

@@ -11,7 +11,7 @@ use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
-/// How often a long copy says how far it is.
+/// How often a long copy reports its progress.
 const TELL: Duration = Duration::from_secs(5);
 
 /// What to copy.
@@ -19,7 +19,8 @@ const TELL: Duration = Duration::from_secs(5);
 pub struct Options {
     /// Repositories: names, in which `*` stands for anything. None: all.
     pub repositories: Vec<String>,
-    /// Delete at the target what the source does not have, and take the source's tags whatever they were at the target.
+    /// Delete at the target what the source does not have, and move tags to where the source has
+    /// them, whatever they were at the target.
     pub delete: bool,
 }
 
@@ -29,10 +30,12 @@ impl Options {
     }
 }
 
-/// Copies what the target lacks: snapshots, parents first, then tags. What fails for one snapshot is noted and the others go on.
+/// Copies what the target lacks: snapshots, parents first, then tags. A failure for one snapshot is
+/// noted, and the others go on.
 ///
 /// # Errors
-/// [`Error::Client`] once an end cannot be reached or is full: then the rest is not tried. `report` has what was done in any case.
+/// [`Error::Client`] once an end cannot be reached or is full: the rest is not tried. `report` says
+/// what was done in any case.
 pub async fn mirror(source: &End, target: &End, options: &Options, report: &mut Report) -> std::result::Result<(), Error> {
     if matches!((source, target), (End::Store(_), End::Store(_))) {
         return Err(Error::Ends("both ends are this registry's own store; name the other registry with --from or --to"));
@@ -58,7 +61,8 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     async fn run(&mut self) -> Result<()> {
-        // The target first: what it has and the source, asked later, has not, is gone there and not yet to come.
+        // The target first: a repository that the target has and the source, asked later, lacks was
+        // deleted there and is not about to arrive.
         let mut repositories: BTreeSet<RepositoryName> = BTreeSet::new();
         if self.options.delete {
             repositories.extend(self.target.repositories().await?);
@@ -78,7 +82,7 @@ impl Pass<'_> {
     async fn repository(&mut self, repository: &RepositoryName) -> Result<()> {
         let failures = self.report.failures.len();
         let there = Names { snapshots: self.target.snapshots(repository).await?, tags: self.target.tags(repository).await? };
-        // Tags before snapshots: what a tag points at is then in the list, unless it was deleted.
+        // Tags before snapshots: the snapshot of a tag is then in the list, unless it was deleted.
         let tags = self.source.tags(repository).await?;
         let here = Names { tags, snapshots: self.source.snapshots(repository).await? };
         let mut held: HashSet<Digest> = there.snapshots.iter().map(|snapshot| snapshot.digest).collect();
@@ -104,7 +108,7 @@ impl Pass<'_> {
             return Ok(());
         }
         if self.report.failures.len() > failures {
-            // What the target still has may be the last good state of what did not arrive.
+            // The remaining snapshots may be the last good state of those that did not arrive.
             tracing::warn!(%repository, "not all of it was copied: nothing of it is deleted");
             return Ok(());
         }
@@ -153,13 +157,14 @@ impl Pass<'_> {
         for (tag, seen) in there.tags.iter().filter(|(tag, _)| !here.tags.contains_key(*tag)) {
             match self.target.delete_tag(repository, tag, *seen).await {
                 Ok(()) => self.report.tags_deleted += 1,
-                // Somebody was faster, or uses it.
+                // Another client deleted or moved it first.
                 Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagUnknown) => {}
                 Err(error) => self.note(repository, Some(*seen), error)?,
             }
         }
-        // A snapshot takes its tags along: one that a tag of the target still points at is kept. The tag may not have been moved — what it should
-        // point at went away at the source meanwhile, say — or somebody made it since.
+        // Deleting a snapshot deletes its tags, so a snapshot with a tag at the target is kept. The
+        // tag may not have been moved, because the source deleted its snapshot meanwhile, or
+        // another client may have made it since.
         let tagged: HashSet<Digest> = self.target.tags(repository).await?.into_values().collect();
         let wanted: HashSet<Digest> = here.snapshots.iter().map(|snapshot| snapshot.digest).collect();
         for snapshot in there.snapshots.iter().filter(|snapshot| !wanted.contains(&snapshot.digest)) {
@@ -176,7 +181,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Notes what concerns one snapshot; what would meet the next as well ends the pass.
+    /// Notes a failure of one snapshot. A failure that the next snapshot would meet too ends the
+    /// pass.
     fn note(&mut self, repository: &RepositoryName, snapshot: Option<Digest>, error: pfr_client::Error) -> Result<()> {
         let code = error.code();
         if hopeless(&error) {
@@ -190,7 +196,8 @@ impl Pass<'_> {
     }
 }
 
-/// Whether the next snapshot would meet it as well. A bug at an end, or a 500 of something before it, may be about this one only.
+/// Whether the next snapshot would fail as well. A bug at an end, or a 500 of a proxy, may concern
+/// this one only.
 fn hopeless(error: &pfr_client::Error) -> bool {
     match error {
         pfr_client::Error::Foreign { .. } => error.retryable() || error.code() == ErrorCode::Unauthorized,

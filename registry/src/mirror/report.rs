@@ -1,10 +1,11 @@
-//! What one pass of a mirror did.
+//! The report of one pass of a mirror.
 
 use pfr_client::human::{bytes, count, number};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use serde::Serialize;
 
-/// A tag that was not moved: it points at something at the target that the source knows nothing of, or moved while it was looked at.
+/// A tag that was not moved: at the target it points at a snapshot that the source does not know,
+/// or it moved meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Conflict {
     /// The repository.
@@ -13,7 +14,7 @@ pub struct Conflict {
     pub tag: Tag,
     /// Where it points at the source.
     pub source: Digest,
-    /// Where it points at the target; none if it went away meanwhile.
+    /// Where it points at the target; none if it was deleted meanwhile.
     pub target: Option<Digest>,
 }
 
@@ -30,22 +31,22 @@ pub struct Failed {
     pub reason: String,
 }
 
-/// What one pass did. Bytes are those of frames, as moved.
+/// The work of one pass. Bytes are those of frames, as transferred.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Repositories looked at.
+    /// Repositories that were compared.
     pub repositories: u64,
     /// Snapshots that the target lacked and now has.
     pub snapshots_copied: u64,
     /// Snapshots that the target had.
     pub snapshots_present: u64,
-    /// Snapshots that went away at the source while they were copied.
+    /// Snapshots that the source deleted while they were copied.
     pub snapshots_skipped: u64,
     /// Snapshots deleted at the target.
     pub snapshots_deleted: u64,
     /// Tags made or moved.
     pub tags_moved: u64,
-    /// Tags deleted at the target, without those that went with their snapshot.
+    /// Tags deleted at the target, without those that were deleted with their snapshot.
     pub tags_deleted: u64,
     /// Blobs and containers moved.
     pub blobs: u64,
@@ -53,7 +54,7 @@ pub struct Report {
     pub bytes: u64,
     /// Patterns that no repository matches.
     pub unmatched: Vec<String>,
-    /// Tags that were left alone.
+    /// Tags that were not moved.
     pub conflicts: Vec<Conflict>,
     /// Snapshots and repositories that could not be copied.
     pub failures: Vec<Failed>,
@@ -62,7 +63,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The error that the pass ends in, if not all was done.
+    /// The error of the pass, if not everything was copied.
     #[must_use]
     pub fn incomplete(&self) -> Option<super::Error> {
         let (code, first) = match (self.failures.first(), self.conflicts.first()) {

@@ -34,7 +34,8 @@ pub(crate) const TASK_SUCCEEDED: &str = "pf_task_last_success_timestamp_seconds"
 pub(crate) const TASK_RUNNING: &str = "pf_running_tasks";
 pub(crate) const TASK_PAUSED: &str = "pf_paused_tasks";
 
-/// Upper bounds of the latency buckets, in seconds: metadata answers in milliseconds, bulk transfers in minutes.
+/// Upper bounds of the latency buckets, in seconds: metadata answers in milliseconds, bulk
+/// transfers in minutes.
 const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 /// Sets the metrics of background tasks.
@@ -50,7 +51,8 @@ pub(crate) fn set_tasks(tasks: &[TaskInfo]) {
     }
 }
 
-/// The process's recorder, installed on first use: metrics are one set a process, however many servers run in it.
+/// The process's recorder, installed on first use: a process has one set of metrics, however many
+/// servers run in it.
 ///
 /// # Errors
 /// The reason, if another recorder was installed before.
@@ -92,7 +94,7 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_gauge!(TASK_SUCCEEDED, Unit::Seconds, "When a background task last succeeded in this process, since 1970; 0 if never.");
     describe_gauge!(TASK_RUNNING, Unit::Count, "1 while a background task runs, by task.");
     describe_gauge!(TASK_PAUSED, Unit::Count, "1 while a background task is paused, by task.");
-    // What has not happened yet is 0, not absent.
+    // A metric of an event that has not happened yet is 0, not absent.
     for name in [
         BYTES_RECEIVED,
         BYTES_SENT,

@@ -1,4 +1,5 @@
-//! Forks: many tags on one snapshot at once. Metadata only, whatever the snapshot's size.
+//! Forks: many tags on one snapshot at once. Only metadata change, whatever the size of the
+//! snapshot.
 
 use super::{Answer, changed_before, counted, resolve};
 use crate::app::App;
@@ -14,7 +15,8 @@ use pfr_store::NameChange;
 
 /// Forks a snapshot
 ///
-/// Makes tags `<prefix>-1` to `<prefix>-<count>`, all or none: if one exists nothing happens.
+/// Makes tags `<prefix>-1` to `<prefix>-<count>`, all or none: if one of them exists, nothing
+/// changes.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/forks", operation_id = "fork", tag = "write",
     params(

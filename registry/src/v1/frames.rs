@@ -1,4 +1,4 @@
-//! Bulk bytes: frames in and out, streamed. Nothing here holds more than what the store's own windows hold.
+//! Frames in and out, streamed. Memory is bounded by the store's own windows.
 
 use super::pushes::belongs;
 use super::{Answer, check_count, must_exist};
@@ -27,8 +27,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Uploads frames
 ///
-/// A stream of frames with its end mark; blobs before the containers that list them. Answered when all of it is verified, durable
-/// and indexed. If it fails, frames of packs that were already complete stay stored: ask what is missing and send the rest.
+/// A stream of frames with its end mark; blobs before the nodes that list them. The answer comes
+/// when all frames are verified, durable and indexed. If the upload fails, frames of packs that
+/// were already complete stay stored: ask what is missing and send the rest.
 #[utoipa::path(
     put, path = "/v1/repositories/{repo}/pushes/{id}/frames", operation_id = "put_frames", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
@@ -44,7 +45,7 @@ pub(crate) async fn put(
     media_type::check(&request, FRAMES)?;
     belongs(&app, &repository, &push).await?;
     let received = metrics::counter!(BYTES_RECEIVED);
-    // The store knows an input that ended early, but not why it did.
+    // The store sees that the input ended early, but not why.
     let stalled = AtomicBool::new(false);
     let stream = request
         .into_body()
@@ -62,9 +63,10 @@ pub(crate) async fn put(
 
 /// Downloads frames
 ///
-/// In the asked order, with an end mark. A stream without its end mark was cut: ask again for what did not arrive. The reader
-/// verifies every frame against its digest. A client that also accepts `application/vnd.pf.frame-locations.v1+json` may be told
-/// where the frames lie instead.
+/// In the order of the request, with an end mark. A stream without its end mark was cut: ask again
+/// for the frames that did not arrive. The reader verifies every frame against its digest. A client
+/// that also accepts `application/vnd.pf.frame-locations.v1+json` may get the locations of the
+/// frames instead.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/frames", operation_id = "get_frames", tag = "read",
     params(("repo" = RepositoryName, Path, description = "Repository")),
@@ -118,8 +120,8 @@ pub(crate) async fn get(
     Ok(response)
 }
 
-/// A request for frames that the store does not have. It is attached to the response, so that a layer
-/// in front of the handler can answer from another source. It keeps the permit of its body.
+/// A request for frames that the store does not have. It is attached to the response, so that a
+/// layer in front of the handler can answer from another source. It keeps the permit of its body.
 #[derive(Clone)]
 pub(crate) struct UnservedFrames(Arc<(RepositoryName, JsonBody<api::FramesRequest>)>);
 
@@ -135,7 +137,7 @@ impl UnservedFrames {
     }
 }
 
-/// Frames back to back and an end mark.
+/// Frames, one after another, and an end mark.
 #[derive(utoipa::ToSchema)]
 #[schema(value_type = String, format = Binary)]
 #[expect(dead_code, reason = "names the schema of a binary body")]

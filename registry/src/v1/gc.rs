@@ -1,4 +1,4 @@
-//! Collection of garbage: asked for, and what became of it.
+//! Collections of garbage: starting one, and reading its report.
 
 use super::Answer;
 use crate::app::App;
@@ -41,7 +41,7 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
         let mut tell = Some(tell);
         let progress = |report: &api::GcReport| {
             if let Some(tell) = tell.take() {
-                // Who asked may have left; the collection goes on.
+                // The client may have left; the collection goes on.
                 let _ = tell.send(report.clone());
             }
         };
@@ -51,7 +51,7 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
     });
     match told.await {
         Ok(report) => Ok((StatusCode::ACCEPTED, Json(report)).into_response()),
-        // It ended before it had begun.
+        // The run ended before its first report.
         Err(_) => {
             let report = run.await.map_err(|e| Failure::internal(e.to_string()))??.ok_or_else(stopped)?;
             Ok((StatusCode::ACCEPTED, Json(report)).into_response())

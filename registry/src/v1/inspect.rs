@@ -1,4 +1,5 @@
-//! Looking into snapshots: lineage, flat page manifests, differences, proof, matching.
+//! Reads that look into snapshots: lineage, flat page manifests, differences, verification,
+//! matching.
 
 use super::Answer;
 use crate::app::App;
@@ -40,7 +41,7 @@ pub(crate) async fn lineage(
     Ok(Json(app.store.lineage(&repository, &digest, limit).await?))
 }
 
-/// Which page tree.
+/// Selects a page tree.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -52,7 +53,7 @@ pub(crate) struct Shard {
     rank: Option<u32>,
 }
 
-/// Gives a page tree in its flat form
+/// Returns a page tree in its flat form
 ///
 /// Byte for byte the manifest that was pushed: layout `paged-batchinvariant-v1`.
 #[utoipa::path(
@@ -88,7 +89,7 @@ pub(crate) async fn page_manifest(
     Ok(response)
 }
 
-/// The one manifest that is meant.
+/// The page manifest that the query selects.
 fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &Shard) -> Answer<FlatManifest> {
     let names: Vec<String> = manifests.iter().map(|(group, rank, _)| format!("group={group}&rank={rank}")).collect();
     let meant = |group: &str, rank: u32| shard.group.as_deref().is_none_or(|g| g == group) && shard.rank.is_none_or(|r| r == rank);
@@ -101,7 +102,7 @@ fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &Shard) -> Answer<
     }
 }
 
-/// Tells what differs between two snapshots
+/// Compares two snapshots
 #[utoipa::path(
     get, path = "/v1/repositories/{repo}/snapshots/{ref}/diff/{other}", operation_id = "diff", tag = "read",
     params(
@@ -123,10 +124,11 @@ pub(crate) async fn diff(
     Ok(Json(app.store.diff(&a, &b).await?))
 }
 
-/// Proves a snapshot whole
+/// Verifies a snapshot
 ///
-/// Reads and hashes every blob it reaches, and computes the value hashes of checkpoint tensors. Takes as long as reading the snapshot; closing the connection stops it.
-/// Refused with `too_large` if the values have more than 16 times the bytes of their payloads and 64 MiB.
+/// Reads and hashes every blob that it reaches, and computes the value hashes of checkpoint
+/// tensors. Takes as long as reading the snapshot; closing the connection stops it. Refused with
+/// `too_large` if the values have more than 16 times the bytes of their payloads and 64 MiB.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/snapshots/{ref}/verify", operation_id = "verify", tag = "read",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("ref" = Selector, Path, description = "`tag`, `tag~N` or a digest, which may be cut short")),
@@ -144,7 +146,8 @@ pub(crate) async fn verify(
 
 /// Finds a snapshot that tokens can be resumed from
 ///
-/// The deepest boundary at which both keys hold: the prefix of the pages, and that of the checkpoint. `rejected` says why nearer ones do not.
+/// The longest prefix at which both keys hold: that of the pages and that of the checkpoint.
+/// `rejected` says why longer ones do not.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/match", operation_id = "match_prefix", tag = "read",
     params(("repo" = RepositoryName, Path, description = "Repository")),

@@ -1,4 +1,4 @@
-//! Proof that what is stored is well.
+//! Verification of the complete store.
 
 use super::Answer;
 use crate::app::App;
@@ -12,26 +12,27 @@ use pfr_schema::api;
 use pfr_store::ScrubOptions;
 use serde::Deserialize;
 
-/// How a scrub runs.
+/// Options of a scrub.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Scrubbing {
     /// Decode and hash every blob, and not only compare checksums.
     full: bool,
-    /// Bytes read a second at most, from 64 KiB to 1 TiB.
+    /// Bytes read per second at most, from 64 KiB to 1 TiB.
     #[param(minimum = 65536, maximum = 1_099_511_627_776_u64)]
     rate: Option<u64>,
 }
 
-/// The lowest rate: a scrub that reads a byte a second holds its place for ever.
+/// The lowest rate: a scrub that reads a byte per second would hold its permit for ever.
 const LEAST_RATE: u64 = 64 << 10;
-/// The highest rate: more than that is a mistake.
+/// The highest rate: a higher one is a mistake.
 const HIGHEST_RATE: u64 = 1 << 40;
 
-/// Reads every pack and names what is damaged
+/// Reads every pack and names damaged blobs
 ///
-/// Takes as long as reading the whole store; closing the connection stops it. One runs at a time. What is found is quarantined: `/v1/damaged` lists it.
+/// Takes as long as reading the complete store; closing the connection stops it. One scrub runs at
+/// a time. Damaged blobs are quarantined: `/v1/damaged` lists them.
 #[utoipa::path(
     post, path = "/v1/scrub", operation_id = "scrub", tag = "operations",
     params(Scrubbing),

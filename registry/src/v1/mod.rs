@@ -1,4 +1,5 @@
-//! Handlers, one file a group of endpoints. A handler parses nothing (its extractors did), asks the store, and shapes the answer.
+//! Handlers of `/v1`, one file for each group of endpoints. The extractors have parsed the request;
+//! a handler asks the store and builds the answer.
 
 pub(crate) mod forks;
 pub(crate) mod frames;
@@ -16,7 +17,7 @@ use crate::app::App;
 use crate::problem::Failure;
 use pfr_schema::{ErrorCode, RepositoryName, Selector};
 
-/// What handlers return.
+/// The result of a handler.
 pub(crate) type Answer<T> = Result<T, Failure>;
 
 /// Refuses more digests than one request may carry.
@@ -34,13 +35,13 @@ async fn must_exist(app: &App, repository: &RepositoryName) -> Answer<()> {
     Ok(())
 }
 
-/// The digest that a body's `snapshot` means.
+/// The digest of the `snapshot` in a request body.
 async fn resolve(app: &App, repository: &RepositoryName, snapshot: &str) -> Answer<pfr_schema::Digest> {
     let selector: Selector = snapshot.parse()?;
     Ok(app.store.resolve(repository, &selector).await?)
 }
 
-/// The snapshot that a change named which was made before under the same key.
+/// The snapshot of an earlier change with the same idempotency key, if there was one.
 async fn changed_before(app: &App, repository: &RepositoryName, once: Option<&pfr_store::Once>) -> Answer<Option<pfr_schema::Digest>> {
     match once {
         Some(once) => Ok(app.store.changed_before(repository, once).await?),
@@ -48,7 +49,7 @@ async fn changed_before(app: &App, repository: &RepositoryName, once: Option<&pf
     }
 }
 
-/// Counts a conflict on its way to the caller.
+/// Counts a conflict of tags on its way to the client.
 fn counted(error: pfr_store::Error) -> Failure {
     if error.code() == ErrorCode::TagMoved {
         metrics::counter!(crate::telemetry::metrics::TAG_CONFLICTS).increment(1);

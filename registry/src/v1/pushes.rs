@@ -1,4 +1,5 @@
-//! Push sessions: open, ask what is missing, commit, abort. Frames have [their own file](super::frames).
+//! Push sessions: open, ask what is missing, commit, abort. Frames have [their own
+//! file](super::frames).
 
 use super::{Answer, check_count, counted};
 use crate::app::App;
@@ -15,8 +16,8 @@ use pfr_store::PushId;
 
 /// Opens a push session
 ///
-/// A session is a lease: what it asks about or uploads is kept until it commits, is aborted, or is not used for `lease_seconds`.
-/// The repository is made by the first commit.
+/// A session is a lease: blobs that it asks about or uploads are kept until it commits, is aborted,
+/// or is not used for `lease_seconds`. The first commit creates the repository.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/pushes", operation_id = "open_push", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository; slashes as %2F")),
@@ -40,8 +41,8 @@ pub(crate) async fn open(Access { to: repository, .. }: Access<Push>, State(app)
 
 /// Asks which blobs the registry lacks
 ///
-/// Answers with positions in the concatenated groups as `[start, count]`, ascending. What is not listed is stored, whole with
-/// everything it lists, and leased to the session.
+/// Answers with positions in the concatenated groups as `[start, count]`, ascending. A blob that is
+/// not listed is stored, complete with everything it lists, and leased to the session.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/pushes/{id}/missing", operation_id = "missing", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
@@ -66,8 +67,9 @@ pub(crate) async fn missing(
 
 /// Commits a snapshot
 ///
-/// In one transaction: the manifest becomes visible in the repository and the tag moves, if `if_tag_is` holds. Ends the session.
-/// While the session's lease lasts, the same commit again changes nothing and is answered alike.
+/// In one transaction: the manifest becomes visible in the repository and the tag moves, if
+/// `if_tag_is` holds. The session ends. While its lease lasts, the same commit again changes
+/// nothing and gets the same answer.
 #[utoipa::path(
     post, path = "/v1/repositories/{repo}/pushes/{id}/commit", operation_id = "commit", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
@@ -95,7 +97,7 @@ pub(crate) async fn commit(
 
 /// Aborts a push session
 ///
-/// What it uploaded is garbage then, unless another push wants it.
+/// Blobs that it uploaded become garbage, unless another push leases them.
 #[utoipa::path(
     delete, path = "/v1/repositories/{repo}/pushes/{id}", operation_id = "abort_push", tag = "push",
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
@@ -111,7 +113,8 @@ pub(crate) async fn abort(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Refuses a session that is over, or was opened in another repository: that one's existence is not told.
+/// Refuses a session that is over or belongs to another repository. The error does not tell these
+/// apart, so that it does not reveal the other repository.
 pub(super) async fn belongs(app: &App, repository: &RepositoryName, push: &PushId) -> Answer<()> {
     if app.store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }
 }

@@ -1,4 +1,4 @@
-//! Snapshots: list, show, delete. What looks deeper is in [`super::inspect`].
+//! Snapshots: list, show, delete. [`super::inspect`] looks deeper.
 
 use super::Answer;
 use crate::app::App;
@@ -51,7 +51,8 @@ pub(crate) async fn get(
 
 /// Deletes a snapshot and the tags that point at it
 ///
-/// By digest only: a tag may move between looking and deleting. What only this snapshot reached becomes garbage.
+/// By digest only: a tag may move between looking and deleting. Blobs that only this snapshot
+/// reached become garbage.
 #[utoipa::path(
     delete, path = "/v1/repositories/{repo}/snapshots/{ref}", operation_id = "delete_snapshot", tag = "write",
     params(

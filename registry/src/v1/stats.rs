@@ -1,4 +1,4 @@
-//! How much snapshots share.
+//! Statistics: how much snapshots share, and what takes up room.
 
 use super::Answer;
 use crate::app::App;
@@ -18,9 +18,10 @@ pub(crate) async fn all(_: Access<Pull, AllRepositories>, State(app): State<App>
     Ok(Json(app.store.stats(None).await?))
 }
 
-/// Tells what takes up room
+/// Shows what takes up room
 ///
-/// What snapshots hold, what a collection frees now or later and until when, and what only compaction gives back. `POST /v1/gc` frees it.
+/// Bytes that snapshots hold, bytes that a collection frees now or later and until when, and bytes
+/// that only compaction gives back. `POST /v1/gc` frees them.
 #[utoipa::path(
     get, path = "/v1/usage", operation_id = "usage", tag = "operations",
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),

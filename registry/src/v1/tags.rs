@@ -1,4 +1,4 @@
-//! Tags: names that move, by compare-and-swap when asked.
+//! Tags: names that move, by compare-and-swap if the request says so.
 
 use super::{Answer, changed_before, counted, resolve};
 use crate::app::App;
@@ -62,7 +62,8 @@ pub(crate) async fn get(
 
 /// Points a tag at a snapshot
 ///
-/// `If-Match: "<digest>"`, `If-None-Match: *` and `if_tag_is` in the body say the same: move it only from that state.
+/// `If-Match: "<digest>"`, `If-None-Match: *` and `if_tag_is` in the body say the same: move it
+/// only from that state.
 #[utoipa::path(
     put, path = "/v1/repositories/{repo}/tags/{tag}", operation_id = "put_tag", tag = "write",
     params(
@@ -96,7 +97,7 @@ pub(crate) async fn put(
             snapshot
         }
     };
-    // Someone may have moved it since; the answer is about this move.
+    // Another request may have moved the tag since. The answer is about this move.
     let updated_at = match app.store.tag(&repository, &tag).await {
         Ok(row) if row.digest == digest => row.updated_at,
         _ => app.store.options().clock.now(),
