@@ -43,11 +43,7 @@ impl Task for Eviction {
             tracing::warn!(reason, "store eviction incomplete: the store stays larger than max-store-size");
         }
         if report.evicted > 0 {
-            tracing::info!(
-                evicted = report.evicted,
-                freed_bytes = report.freed_bytes,
-                "store eviction done"
-            );
+            tracing::info!(evicted = report.evicted, freed_bytes = report.freed_bytes, "store eviction done");
         }
         Ok(RunEnd::Finished)
     }

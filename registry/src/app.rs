@@ -2,8 +2,8 @@
 
 use crate::background::{self, Collector};
 use crate::config::Config;
-use crate::http::patience::Pace;
-use crate::http::seat::wait_for;
+use crate::http::permit::wait_for;
+use crate::http::timeout::Pace;
 use crate::problem::Failure;
 use crate::redirect::Redirects;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -19,7 +19,7 @@ const LARGE: usize = 4;
 const SLOW_KIB: usize = 32 << 10;
 /// Verifications at once, each of which reads a complete snapshot. Others are refused with
 /// `Retry-After`.
-const PROOFS: usize = 2;
+const VERIFICATIONS: usize = 2;
 
 /// Shared state. Cheap to clone.
 #[derive(Clone)]
@@ -31,9 +31,9 @@ pub(crate) struct App {
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
     /// Permits for requests that are worked on at once.
-    pub(crate) places: Arc<Semaphore>,
+    pub(crate) request_permits: Arc<Semaphore>,
     /// The same for streams of frames.
-    pub(crate) streams: Arc<Semaphore>,
+    pub(crate) stream_permits: Arc<Semaphore>,
     /// How slow a client may be.
     pub(crate) pace: Pace,
     /// How long a request waits for a permit.
@@ -47,7 +47,7 @@ pub(crate) struct App {
     pub(crate) max_frames_bytes: u64,
     bodies: Arc<Semaphore>,
     documents: Arc<Semaphore>,
-    proofs: Arc<Semaphore>,
+    verifications: Arc<Semaphore>,
     scrubs: Arc<Semaphore>,
     collections: Arc<Semaphore>,
 }
@@ -63,8 +63,8 @@ impl App {
             redirects: redirects.map(Arc::new),
             metrics,
             openapi: openapi.into(),
-            places: Arc::new(Semaphore::new(config.max_requests)),
-            streams: Arc::new(Semaphore::new(config.max_requests)),
+            request_permits: Arc::new(Semaphore::new(config.max_requests)),
+            stream_permits: Arc::new(Semaphore::new(config.max_requests)),
             pace: config.pace(),
             queue: Duration::from_secs(config.queue_seconds),
             json_time: Duration::from_secs(config.json_body_seconds),
@@ -75,7 +75,7 @@ impl App {
             max_frames_bytes: config.max_frames_bytes,
             bodies: Arc::new(Semaphore::new(LARGE)),
             documents: Arc::new(Semaphore::new(LARGE)),
-            proofs: Arc::new(Semaphore::new(PROOFS)),
+            verifications: Arc::new(Semaphore::new(VERIFICATIONS)),
             scrubs,
             collections: Arc::new(Semaphore::new(1)),
         }
@@ -92,10 +92,10 @@ impl App {
     }
 
     /// A permit to verify a snapshot, at once or not at all: waiting would take minutes.
-    pub(crate) fn proof(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        Arc::clone(&self.proofs)
-            .try_acquire_owned()
-            .map_err(|_| Failure::new(ErrorCode::Overloaded, format!("{PROOFS} snapshots are being verified; try again when one is done")))
+    pub(crate) fn verification(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        Arc::clone(&self.verifications).try_acquire_owned().map_err(|_| {
+            Failure::new(ErrorCode::Overloaded, format!("{VERIFICATIONS} snapshots are being verified; try again when one is done"))
+        })
     }
 
     /// The permit to scrub, at once or not at all. It is separate from verifications because a

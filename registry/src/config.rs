@@ -3,7 +3,7 @@
 //! A flag wins over the environment, the environment over the file, the file over the default. The file denies unknown keys:
 //! a misspelt limit must not silently be none.
 
-use crate::http::patience::Pace;
+use crate::http::timeout::Pace;
 use clap::ValueEnum;
 use pfr_store::storage::StorageOptions;
 use serde::Deserialize;

@@ -46,13 +46,13 @@ pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<
     // A scrape must work when the store does not: then the gauge keeps its last value.
     match tokio::time::timeout(READY, app.collector.backlog()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the backlog of collection is not known"),
-        Err(_) => tracing::warn!("the backlog of collection is not known: no answer within {READY:?}"),
+        Ok(Err(error)) => tracing::warn!(%error, "metrics: the backlog of garbage collection cannot be read"),
+        Err(_) => tracing::warn!("metrics: the backlog of garbage collection cannot be read: no answer within {READY:?}"),
     }
     match tokio::time::timeout(READY, app.store.metadata().disk_bytes()).await {
         Ok(Ok(bytes)) => metrics::gauge!(DISK).set(bytes as f64),
-        Ok(Err(error)) => tracing::warn!(%error, "disk bytes are not known"),
-        Err(_) => tracing::warn!("disk bytes are not known: no answer within {READY:?}"),
+        Ok(Err(error)) => tracing::warn!(%error, "metrics: the bytes on storage cannot be read"),
+        Err(_) => tracing::warn!("metrics: the bytes on storage cannot be read: no answer within {READY:?}"),
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render())
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 /// The file with the id of the process that holds the lock.
 const HOLDER: &str = "serve.pid";
 
-/// A data directory that belongs to this process until it is dropped.
+/// A data directory that check_session to this process until it is dropped.
 #[derive(Debug)]
 pub struct DataLock {
     _dir: File,
@@ -39,7 +39,7 @@ impl DataLock {
                 // Truncates first: on a full disk the file is empty and does not name an earlier
                 // process.
                 if let Err(error) = std::fs::write(data.join(HOLDER), "").and_then(|()| note_holder(data)) {
-                    tracing::debug!(%error, "the number of this process is not noted in the data directory");
+                    tracing::debug!(%error, "the process id cannot be written to the data directory");
                 }
                 Ok(Some(Self { _dir: dir }))
             }

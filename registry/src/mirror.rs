@@ -17,7 +17,7 @@ mod report;
 pub use end::End;
 pub use pass::{Options, mirror};
 pub use pfr_client::fetch_blobs;
-pub use report::{Conflict, Failed, Report};
+pub use report::{Conflict, NotCopied, Report};
 
 use pfr_schema::ErrorCode;
 

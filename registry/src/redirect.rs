@@ -11,9 +11,9 @@ use std::time::Duration;
 
 /// Average length below which a range is not worth its own request. The registry, which is near the
 /// storage, then sends the frames.
-const WORTH: u64 = 128 << 10;
+const MIN_AVERAGE: u64 = 128 << 10;
 /// Ranges in one answer, at most. Each takes a URL of a few hundred bytes.
-const MOST: usize = 4096;
+const MAX_RANGES: usize = 4096;
 
 /// The storage that clients are redirected to.
 pub struct Redirects {
@@ -30,7 +30,7 @@ impl Redirects {
     pub(crate) async fn locations(&self, store: &Store, digests: &[Digest]) -> Result<Option<api::FrameLocations>> {
         let ranges = store.ranges(digests).await?;
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();
-        if ranges.is_empty() || ranges.len() > MOST || bytes / (ranges.len() as u64) < WORTH {
+        if ranges.is_empty() || ranges.len() > MAX_RANGES || bytes / (ranges.len() as u64) < MIN_AVERAGE {
             return Ok(None);
         }
         let mut extents: Vec<api::FrameExtent> = Vec::with_capacity(ranges.len());

@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::background::Collector;
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::line::{Lines, Opened as Connection};
+use crate::http::connections::{Connections, OpenConnection};
 use crate::http::stream::Timed;
 use crate::lock::DataLock;
 use crate::pull_through::PullThrough;
@@ -35,9 +35,9 @@ const READ_BYTES: usize = 128 << 10;
 /// Most bytes of a request's headers.
 const HEADER_BYTES: usize = 64 << 10;
 /// Connections that may wait for room. More wait in the kernel's queue.
-const AT_THE_DOOR: usize = 64;
+const MAX_WAITING: usize = 64;
 /// How often a waiting connection looks for another one to close.
-const LOOK: Duration = Duration::from_millis(50);
+const RETRY: Duration = Duration::from_millis(50);
 /// Pause after the system refused to accept, for example because no file handle is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often the metrics recorder aggregates its samples, scraped or not.
@@ -118,12 +118,12 @@ impl Server {
     /// None today: an error of a connection ends only that connection.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
-        let room = Arc::new(Room {
-            places: Arc::new(Semaphore::new(self.config.max_connections)),
-            lines: Arc::default(),
+        let slots = Arc::new(ConnectionSlots {
+            permits: Arc::new(Semaphore::new(self.config.max_connections)),
+            connections: Arc::default(),
             limit: Duration::from_secs(self.config.queue_seconds),
         });
-        let door = Arc::new(Semaphore::new(AT_THE_DOOR));
+        let waiting = Arc::new(Semaphore::new(MAX_WAITING));
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
@@ -142,23 +142,23 @@ impl Server {
                     report(ended);
                     continue;
                 }
-                accepted = accept(&self.listener, &door) => accepted,
+                accepted = accept(&self.listener, &waiting) => accepted,
             };
             match accepted {
                 Ok((stream, entering)) => {
-                    let (service, config, room) = (self.service.clone(), self.config.clone(), Arc::clone(&room));
+                    let (service, config, slots) = (self.service.clone(), self.config.clone(), Arc::clone(&slots));
                     let stopping = stopping.clone();
                     connections.spawn(async move {
-                        let Some(place) = room.enter().await else {
-                            return tracing::warn!("a connection was closed: all others are being worked for");
+                        let Some(permit) = slots.enter().await else {
+                            return tracing::warn!("connection refused: too many connections, and the registry works for all of them");
                         };
                         drop(entering);
-                        connection(stream, service, config, room.lines.open(), stopping).await;
-                        drop(place);
+                        connection(stream, service, config, slots.connections.open(), stopping).await;
+                        drop(permit);
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
+                    tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -177,13 +177,13 @@ impl Server {
             }
         });
         if finished.await.is_err() {
-            tracing::warn!(connections = connections.len(), "grace period is over; cutting what is in flight");
+            tracing::warn!(connections = connections.len(), "shutdown: the grace period is over, requests in flight are cut");
             connections.shutdown().await;
         }
         // A stopped collection has only its row to write, and no connection that waits for it.
         let _ = tokio::time::timeout(grace, async {
             if let Err(error) = tasks.await {
-                tracing::error!(%error, "the schedule of background tasks failed");
+                tracing::error!(%error, "background tasks failed");
             }
             self.collector.ended().await;
         })
@@ -194,31 +194,31 @@ impl Server {
 }
 
 /// The open connections, and how many there may be.
-struct Room {
-    places: Arc<Semaphore>,
-    lines: Arc<Lines>,
+struct ConnectionSlots {
+    permits: Arc<Semaphore>,
+    connections: Arc<Connections>,
     /// How long a new connection waits.
     limit: Duration,
 }
 
-impl Room {
+impl ConnectionSlots {
     /// Admits a new connection. If there are too many, the connection that is needed least is
     /// closed.
     async fn enter(&self) -> Option<OwnedSemaphorePermit> {
-        let place = || Arc::clone(&self.places);
-        if let Ok(place) = place().try_acquire_owned() {
-            return Some(place);
+        let permits = || Arc::clone(&self.permits);
+        if let Ok(permit) = permits().try_acquire_owned() {
+            return Some(permit);
         }
-        let entering = place().acquire_owned();
+        let entering = permits().acquire_owned();
         let closing = async {
             loop {
-                self.lines.make_room();
-                tokio::time::sleep(LOOK).await;
+                self.connections.make_room();
+                tokio::time::sleep(RETRY).await;
             }
         };
         tokio::select! {
             biased;
-            place = entering => place.ok(),
+            permit = entering => permit.ok(),
             never = closing => never,
             () = tokio::time::sleep(self.limit) => None,
         }
@@ -231,28 +231,28 @@ impl Room {
 async fn write_what_a_killed_process_left(store: &Store) -> pfr_store::Result<()> {
     match store.flush_journal().await {
         Err(error @ pfr_store::Error::Full(_)) => {
-            tracing::warn!(%error, "changes of names that an earlier process left are not in the journal yet");
+            tracing::warn!(%error, "journal: changes of an earlier process cannot be written yet, the disk is full");
             Ok(())
         }
         other => other,
     }
 }
 
-async fn accept(listener: &TcpListener, door: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let place = Arc::clone(door).acquire_owned().await.map_err(std::io::Error::other)?;
+async fn accept(listener: &TcpListener, waiting: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(waiting).acquire_owned().await.map_err(std::io::Error::other)?;
     let (stream, _) = listener.accept().await?;
-    Ok((stream, place))
+    Ok((stream, permit))
 }
 
-async fn connection(stream: TcpStream, service: Router, config: Config, open: Connection, mut stopping: watch::Receiver<bool>) {
-    let _open = Open::new();
-    let line = Arc::clone(&open.line);
+async fn connection(stream: TcpStream, service: Router, config: Config, open: OpenConnection, mut stopping: watch::Receiver<bool>) {
+    let _open = OpenGauge::new();
+    let state = Arc::clone(&open.connection);
     // Small answers must not wait for an acknowledgement of the client. Without this option they
     // do, which is only slower.
     let _ = stream.set_nodelay(true);
-    let stream = Timed::new(stream, config.pace(), Arc::clone(&line));
+    let stream = Timed::new(stream, config.pace(), Arc::clone(&state));
     let service = TowerToHyperService::new(service);
-    let requests = Arc::clone(&line);
+    let requests = Arc::clone(&state);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         requests.request();
         request.extensions_mut().insert(Arc::clone(&requests));
@@ -270,7 +270,7 @@ async fn connection(stream: TcpStream, service: Router, config: Config, open: Co
     };
     let ended = tokio::select! {
         ended = &mut connection => ended,
-        () = line.closed() => return tracing::debug!("a connection was closed to make room for another"),
+        () = state.closed() => return tracing::debug!("connection closed to make room for another"),
         () = stop => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -283,16 +283,16 @@ async fn connection(stream: TcpStream, service: Router, config: Config, open: Co
 }
 
 /// Counts an open connection.
-struct Open;
+struct OpenGauge;
 
-impl Open {
+impl OpenGauge {
     fn new() -> Self {
         metrics::gauge!(names::CONNECTIONS).increment(1.0);
         Self
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenGauge {
     fn drop(&mut self) {
         metrics::gauge!(names::CONNECTIONS).decrement(1.0);
     }
@@ -302,7 +302,7 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        tracing::error!(%error, "a connection panicked");
+        tracing::error!(%error, "connection panicked");
     }
 }
 

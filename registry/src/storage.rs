@@ -96,9 +96,9 @@ async fn probe(storage: &Storage) -> Result<()> {
         };
     }
     if seen.list && seen.delete {
-        line!(info, "storage");
+        line!(info, "storage checked");
     } else {
-        line!(warn, "storage: without delete no space is ever freed, without list metadata cannot be rebuilt from it");
+        line!(warn, "storage checked: without delete no space is ever freed, without list the metadata cannot be rebuilt");
     }
     Ok(())
 }

@@ -23,14 +23,14 @@ pub(crate) struct Fsck {
 pub(super) fn run(args: Fsck) -> Result<(), Error> {
     let config = args.settings.load()?;
     let report = on_store(&config, async |store| store.fsck(args.repair, &mut |_| ()).await.map_err(Error::Work))?;
-    print(&report, args.json, words);
+    print(&report, args.json, text);
     if report.wrong == 0 || report.repaired {
         return Ok(());
     }
     Err(Error::Found(format!("{} between the tables and what they should say", count(report.wrong, "difference"))))
 }
 
-fn words(r: &FsckReport) -> String {
+fn text(r: &FsckReport) -> String {
     let repaired = if r.repaired { ", corrected" } else { "" };
     let named = r.discrepancies.len() as u64;
     let more = if r.wrong > named { format!("wrong  and {} more\n", number(r.wrong - named)) } else { String::new() };

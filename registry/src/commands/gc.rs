@@ -37,12 +37,12 @@ pub(super) fn run(args: Gc) -> Result<(), Error> {
         let mut last = GcReport::default();
         let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
         // The report is printed even if a step failed.
-        print(&last, args.json, words);
+        print(&last, args.json, text);
         done.map(|_| ()).map_err(Error::Work)
     })
 }
 
-fn words(r: &GcReport) -> String {
+fn text(r: &GcReport) -> String {
     let would = if r.dry_run { "would be " } else { "" };
     let parked = match r.parked {
         0 => String::new(),

@@ -72,7 +72,7 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
             };
             let Some(seconds) = interval else { return Ok(result?) };
             if let Err(error) = result {
-                tracing::warn!(%error, "the pass is not complete; the next one goes on");
+                tracing::warn!(%error, "mirror: pass not complete, the next one continues");
             }
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(seconds)) => {}

@@ -21,7 +21,7 @@ pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     let config = args.settings.load()?;
     let _lock = DataLock::take(&config)?;
     let report = on_store(&config, async |store| store.rebuild(&mut |_| ()).await.map_err(Error::Work))?;
-    print(&report, args.json, words);
+    print(&report, args.json, text);
     if report.lost.is_empty() && report.refused.is_empty() {
         return Ok(());
     }
@@ -30,7 +30,7 @@ pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     Err(Error::Found(format!("rebuilt with {}", found.join(" and "))))
 }
 
-fn words(r: &RebuildReport) -> String {
+fn text(r: &RebuildReport) -> String {
     format!(
         "rebuilt  {} and {} from {}; {} and {} from {}\n",
         count(r.snapshots, "snapshot"),

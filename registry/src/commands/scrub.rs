@@ -57,7 +57,7 @@ pub(super) fn run(args: Scrub) -> Result<(), Error> {
         Ok((report, healing))
     })?;
     // The report is printed even if healing failed.
-    print(&report, args.json, words);
+    print(&report, args.json, text);
     healing?;
     if report.damaged.is_empty() && report.bad_packs.is_empty() {
         return match report.unread.len() {
@@ -130,7 +130,7 @@ async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, dige
         },
         Err(error) => match error.code() {
             ErrorCode::RepositoryUnknown | ErrorCode::Denied => {
-                tracing::warn!(%error, %repository, "the other registry has nothing of this repository for us");
+                tracing::warn!(%error, %repository, "heal: the other registry has no such repository, or denies access");
                 return Ok(Next::Repository);
             }
             ErrorCode::Unauthorized => return Err(Error::OtherRegistry(error.to_string())),
@@ -139,7 +139,7 @@ async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, dige
         },
     };
     if let [digest] = digests {
-        tracing::warn!(reason, %repository, %digest, "the other registry has no good copy either");
+        tracing::warn!(reason, %repository, %digest, "heal: the other registry has no good copy of this blob");
         return Ok(Next::Batch);
     }
     for digest in digests {
@@ -150,7 +150,7 @@ async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, dige
     Ok(Next::Batch)
 }
 
-fn words(r: &ScrubReport) -> String {
+fn text(r: &ScrubReport) -> String {
     let how = if r.full { "hashed" } else { "compared with checksums" };
     let damaged: Vec<String> = r
         .damaged

@@ -12,8 +12,8 @@ pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Resu
 }
 
 /// Prints a report: as JSON, or as text.
-pub(super) fn print<T: Serialize>(report: &T, json: bool, words: impl FnOnce(&T) -> String) {
-    let text = if json { json_line(report) } else { words(report) };
+pub(super) fn print<T: Serialize>(report: &T, json: bool, text: impl FnOnce(&T) -> String) {
+    let text = if json { json_line(report) } else { text(report) };
     let mut stdout = std::io::stdout().lock();
     // A closed standard output does not make the command fail.
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

@@ -5,8 +5,8 @@
 //! connection, and the client sees "broken pipe" instead of the answer. So the handler gets a lease
 //! of the body. After a refusal, the rest of the body is read and discarded, within limits.
 
-use crate::http::patience::{Pace, Patience};
-use crate::http::seat::Seat;
+use crate::http::permit::RequestPermit;
+use crate::http::timeout::{ClientTimeout, Pace};
 use axum::body::{Body, Bytes, HttpBody};
 use futures::StreamExt as _;
 use hyper::body::{Frame, SizeHint};
@@ -32,12 +32,12 @@ pub(crate) fn is_stall(error: &(dyn std::error::Error + 'static)) -> bool {
 
 /// The state of a leased body, and the body itself once the handler has dropped it.
 #[derive(Default)]
-pub(crate) struct Loan {
+pub(crate) struct BodyLease {
     received: AtomicU64,
     returned: Mutex<Option<Body>>,
 }
 
-impl Loan {
+impl BodyLease {
     /// Body bytes received so far.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -65,45 +65,45 @@ impl Loan {
 }
 
 /// A request body that is leased to a handler.
-pub(crate) struct Lent {
+pub(crate) struct LeasedBody {
     body: Option<Body>,
-    patience: Patience,
-    seat: Seat,
+    timeout: ClientTimeout,
+    permit: RequestPermit,
     /// A frame that arrived while the request had no permit.
-    came: Option<Frame<Bytes>>,
-    loan: Arc<Loan>,
+    pending: Option<Frame<Bytes>>,
+    lease: Arc<BodyLease>,
 }
 
 /// Leases `body` to a handler. The body returns to the [`BodyLease`] when the handler drops it.
-/// While the client is waited for, the request leaves its `seat`.
-pub(crate) fn lend(body: Body, pace: Pace, seat: Seat) -> (Body, Arc<Loan>) {
-    let loan = Arc::new(Loan::default());
-    let lent = Lent { body: Some(body), patience: Patience::new(pace), seat, came: None, loan: Arc::clone(&loan) };
-    (Body::new(lent), loan)
+/// While the client is waited for, the request leaves its `permit`.
+pub(crate) fn lease(body: Body, pace: Pace, permit: RequestPermit) -> (Body, Arc<BodyLease>) {
+    let lease = Arc::new(BodyLease::default());
+    let leased = LeasedBody { body: Some(body), timeout: ClientTimeout::new(pace), permit, pending: None, lease: Arc::clone(&lease) };
+    (Body::new(leased), lease)
 }
 
-impl HttpBody for Lent {
+impl HttpBody for LeasedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
-        if this.came.is_some() {
-            ready!(this.seat.poll_return(cx));
-            return Poll::Ready(this.came.take().map(Ok));
+        if this.pending.is_some() {
+            ready!(this.permit.poll_return(cx));
+            return Poll::Ready(this.pending.take().map(Ok));
         }
         let Some(body) = &mut this.body else {
-            ready!(this.seat.poll_return(cx));
+            ready!(this.permit.poll_return(cx));
             return Poll::Ready(None);
         };
         match Pin::new(body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
-                this.loan.received.fetch_add(bytes as u64, Ordering::Relaxed);
-                this.patience.moved(bytes);
-                this.came = Some(frame);
-                ready!(this.seat.poll_return(cx));
-                Poll::Ready(this.came.take().map(Ok))
+                this.lease.received.fetch_add(bytes as u64, Ordering::Relaxed);
+                this.timeout.moved(bytes);
+                this.pending = Some(frame);
+                ready!(this.permit.poll_return(cx));
+                Poll::Ready(this.pending.take().map(Ok))
             }
             Poll::Ready(Some(Err(error))) => {
                 this.body = None;
@@ -111,12 +111,12 @@ impl HttpBody for Lent {
             }
             Poll::Ready(None) => {
                 this.body = None;
-                ready!(this.seat.poll_return(cx));
+                ready!(this.permit.poll_return(cx));
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                this.seat.leave();
-                ready!(this.patience.poll_exhausted(cx));
+                this.permit.leave();
+                ready!(this.timeout.poll_expired(cx));
                 this.body = None;
                 Poll::Ready(Some(Err(axum::Error::new(Stalled))))
             }
@@ -124,7 +124,7 @@ impl HttpBody for Lent {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.came.is_none() && self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+        self.pending.is_none() && self.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -132,8 +132,8 @@ impl HttpBody for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LeasedBody {
     fn drop(&mut self) {
-        *self.loan.returned.lock().unwrap_or_else(PoisonError::into_inner) = self.body.take();
+        *self.lease.returned.lock().unwrap_or_else(PoisonError::into_inner) = self.body.take();
     }
 }

@@ -66,12 +66,12 @@ impl Heads {
     }
 
     /// Checks nothing more.
-    pub(crate) fn give_up(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.state = State::Unknown;
     }
 
     /// Checks the next bytes, and replaces a bare line feed in a head.
-    pub(crate) fn look(&mut self, mut bytes: &mut [u8]) {
+    pub(crate) fn check(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let seen = match &mut self.state {
                 State::Unknown => return,
@@ -122,7 +122,7 @@ impl Head {
             return Some(State::Unknown);
         }
         self.before = 0;
-        let (empty, whole) = (self.length == 1, self.length == self.line.len());
+        let (empty, complete) = (self.length == 1, self.length == self.line.len());
         self.line.pop();
         let line = std::mem::take(&mut self.line);
         self.length = 0;
@@ -131,25 +131,25 @@ impl Head {
             return (self.lines > 0).then(|| self.body());
         }
         if self.lines > 0 {
-            self.header(&line, whole);
+            self.header(&line, complete);
         }
         self.lines += 1;
         None
     }
 
-    fn header(&mut self, line: &[u8], whole: bool) {
+    fn header(&mut self, line: &[u8], complete: bool) {
         let text = String::from_utf8_lossy(line).to_ascii_lowercase();
         let Some((name, value)) = text.split_once(':') else { return };
         let value = value.trim();
         match name.trim() {
             "content-length" => match value.parse() {
-                Ok(length) if whole && self.content_length.is_none() && value.bytes().all(|b| b.is_ascii_digit()) => {
+                Ok(length) if complete && self.content_length.is_none() && value.bytes().all(|b| b.is_ascii_digit()) => {
                     self.content_length = Some(length);
                 }
                 _ => self.odd = true,
             },
             "transfer-encoding" => {
-                self.odd |= !whole || self.chunked || value != "chunked";
+                self.odd |= !complete || self.chunked || value != "chunked";
                 self.chunked = true;
             }
             _ => {}
@@ -196,7 +196,7 @@ mod tests {
     /// complete heads.
     fn seen(stream: &[u8], part: usize) -> (Vec<u8>, u64) {
         let (mut bytes, mut heads) = (stream.to_vec(), Heads::default());
-        bytes.chunks_mut(part).for_each(|part| heads.look(part));
+        bytes.chunks_mut(part).for_each(|part| heads.check(part));
         (bytes, heads.ended())
     }
 

@@ -1,9 +1,9 @@
 //! One request as operators see it: one log line and a few metrics. They are written when the
 //! response body has ended or the client has left, which is why that happens in `Drop`.
 
-use crate::http::body::Loan;
-use crate::http::line::State;
-use crate::http::seat::Seat;
+use crate::http::body::BodyLease;
+use crate::http::connections::Activity;
+use crate::http::permit::RequestPermit;
 use crate::telemetry::metrics as names;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Method, StatusCode};
@@ -23,21 +23,42 @@ pub(crate) struct Observation {
     pub(crate) route: String,
     /// Whether its log line is only for debugging.
     pub(crate) quiet: bool,
-    pub(crate) loan: Arc<Loan>,
+    pub(crate) lease: Arc<BodyLease>,
     started: Instant,
     status: Option<StatusCode>,
     failure: Option<(ErrorCode, Option<String>)>,
     sent: u64,
     /// Whether the complete response was sent.
-    whole: bool,
+    complete: bool,
     /// Its permit among the requests that are worked on at once.
-    seat: Seat,
+    permit: RequestPermit,
 }
 
 impl Observation {
-    pub(crate) fn new(id: String, method: Method, path: String, route: String, quiet: bool, loan: Arc<Loan>, seat: Seat) -> Self {
+    pub(crate) fn new(
+        id: String,
+        method: Method,
+        path: String,
+        route: String,
+        quiet: bool,
+        lease: Arc<BodyLease>,
+        permit: RequestPermit,
+    ) -> Self {
         metrics::gauge!(names::IN_FLIGHT).increment(1.0);
-        Self { id, method, path, route, quiet, loan, started: Instant::now(), status: None, failure: None, sent: 0, whole: false, seat }
+        Self {
+            id,
+            method,
+            path,
+            route,
+            quiet,
+            lease,
+            started: Instant::now(),
+            status: None,
+            failure: None,
+            sent: 0,
+            complete: false,
+            permit,
+        }
     }
 
     /// The request failed.
@@ -58,7 +79,7 @@ impl Observation {
             ($level:ident) => {
                 tracing::$level!(
                     request_id = %self.id, method = %self.method, path = %self.path, status, code, cause,
-                    bytes_in = self.loan.received(), bytes_out = self.sent, duration_ms, "request"
+                    bytes_in = self.lease.received(), bytes_out = self.sent, duration_ms, "request"
                 )
             };
         }
@@ -75,7 +96,7 @@ impl Observation {
 impl Drop for Observation {
     fn drop(&mut self) {
         let status = match self.status {
-            Some(status) if self.whole => status.as_str().to_owned(),
+            Some(status) if self.complete => status.as_str().to_owned(),
             _ => "cut".to_owned(),
         };
         let method = if matches!(self.method.as_str(), "GET" | "HEAD" | "POST" | "PUT" | "DELETE") {
@@ -83,8 +104,8 @@ impl Drop for Observation {
         } else {
             "other".into()
         };
-        self.seat.end();
-        self.seat.is(State::Idle);
+        self.permit.end();
+        self.permit.set(Activity::Idle);
         metrics::gauge!(names::IN_FLIGHT).decrement(1.0);
         metrics::counter!(names::REQUESTS, "route" => self.route.clone(), "method" => method.clone(), "status" => status.clone())
             .increment(1);
@@ -103,7 +124,7 @@ pub(crate) struct Observed {
 impl Observed {
     pub(crate) fn new(body: Body, mut observation: Observation) -> Self {
         let expected = body.size_hint().exact();
-        observation.whole = expected == Some(0);
+        observation.complete = expected == Some(0);
         Self { body, observation, expected }
     }
 }
@@ -119,10 +140,10 @@ impl HttpBody for Observed {
             Poll::Ready(Some(Ok(frame))) => {
                 this.observation.sent += frame.data_ref().map_or(0, Bytes::len) as u64;
                 // hyper does not ask for the end of a body of known length.
-                this.observation.whole = this.expected == Some(this.observation.sent);
+                this.observation.complete = this.expected == Some(this.observation.sent);
             }
             Poll::Ready(Some(Err(error))) => this.observation.failed(code_of(error), Some(error.to_string())),
-            Poll::Ready(None) => this.observation.whole = true,
+            Poll::Ready(None) => this.observation.complete = true,
             Poll::Pending => {}
         }
         polled

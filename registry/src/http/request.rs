@@ -2,9 +2,9 @@
 
 use crate::app::App;
 use crate::http::body;
-use crate::http::line::Line;
+use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
-use crate::http::seat::{Seat, wait_for};
+use crate::http::permit::{RequestPermit, wait_for};
 use crate::problem::Failure;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -28,18 +28,18 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let id = request_id(request.headers());
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let exempt = EXEMPT.contains(&route.as_str());
-    let line = request.extensions().get::<Arc<Line>>().cloned();
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
     let admitted = match check_host(&request) {
         Err(failure) => Err(failure),
         Ok(()) if exempt => Ok(None),
         Ok(()) => {
-            let places = if STREAMS.contains(&route.as_str()) { &app.streams } else { &app.places };
-            wait_for(places, app.queue, BUSY).await.map(|permit| Some((Arc::clone(places), permit)))
+            let permits = if STREAMS.contains(&route.as_str()) { &app.stream_permits } else { &app.request_permits };
+            wait_for(permits, app.queue, BUSY).await.map(|permit| Some((Arc::clone(permits), permit)))
         }
     };
-    let (seat, refused) = match admitted {
-        Ok(place) => (Seat::new(place, line), None),
-        Err(failure) => (Seat::new(None, line), Some(failure)),
+    let (permit, refused) = match admitted {
+        Ok(permit) => (RequestPermit::new(permit, connection), None),
+        Err(failure) => (RequestPermit::new(None, connection), Some(failure)),
     };
     // A client that waits for "100 Continue" has sent nothing that must be drained.
     let waits = request.headers().contains_key(header::EXPECT);
@@ -47,8 +47,8 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let path = request.uri().path().to_owned();
 
     let (parts, body) = request.into_parts();
-    let (body, loan) = body::lend(body, app.pace, seat.clone());
-    let mut observation = Observation::new(id, method, path, route, exempt, loan, seat.clone());
+    let (body, lease) = body::lease(body, app.pace, permit.clone());
+    let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone());
     let response = if let Some(failure) = refused {
         drop(body);
         failure.into_response()
@@ -58,11 +58,11 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     };
 
     // The rest is sending the answer, which takes as long as the client takes.
-    seat.end();
+    permit.end();
     let mut response = explain(response, &mut observation);
     let refused = response.status().is_client_error() || response.status().is_server_error();
-    if refused && (!waits || observation.loan.received() > 0) {
-        observation.loan.drain().await;
+    if refused && (!waits || observation.lease.received() > 0) {
+        observation.lease.drain().await;
     }
     if let Ok(value) = HeaderValue::from_str(&observation.id) {
         response.headers_mut().insert(REQUEST_ID, value);
@@ -116,8 +116,8 @@ fn check_host(request: &Request) -> Result<(), Failure> {
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Failure::internal(format!("panic: {}", words.unwrap_or("without words")))
+    let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Failure::internal(format!("panic: {}", message.unwrap_or("without a message")))
 }
 
 /// The client's id if it is harmless in headers and logs, or else a new one.

@@ -2,9 +2,9 @@
 //! hold the resources of its request for ever. It also checks the line ends of requests, see
 //! [`crate::http::head`].
 
+use crate::http::connections::Connection;
 use crate::http::head::Heads;
-use crate::http::line::Line;
-use crate::http::patience::{Pace, Patience};
+use crate::http::timeout::{ClientTimeout, Pace};
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use tokio::net::TcpStream;
 /// [`crate::http::body`], where it is known that a read is wanted; hyper times those of headers.
 pub(crate) struct Timed {
     stream: TcpStream,
-    patience: Patience,
+    timeout: ClientTimeout,
     heads: Heads,
-    line: Arc<Line>,
+    connection: Arc<Connection>,
 }
 
 impl Timed {
-    pub(crate) fn new(stream: TcpStream, pace: Pace, line: Arc<Line>) -> Self {
-        Self { stream, patience: Patience::new(pace), heads: Heads::default(), line }
+    pub(crate) fn new(stream: TcpStream, pace: Pace, connection: Arc<Connection>) -> Self {
+        Self { stream, timeout: ClientTimeout::new(pace), heads: Heads::default(), connection }
     }
 
     fn count(&mut self, written: Poll<Result<usize>>, cx: &mut Context<'_>) -> Poll<Result<usize>> {
         match written {
             Poll::Ready(Ok(bytes)) => {
-                self.patience.moved(bytes);
-                self.line.takes(true);
+                self.timeout.moved(bytes);
+                self.connection.set_receiving(true);
                 Poll::Ready(Ok(bytes))
             }
             Poll::Pending => {
-                self.line.takes(false);
-                ready!(self.patience.poll_exhausted(cx));
+                self.connection.set_receiving(false);
+                ready!(self.timeout.poll_expired(cx));
                 Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not take the response")))
             }
             error => error,
@@ -47,12 +47,12 @@ impl AsyncRead for Timed {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         let before = buf.filled().len();
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
-        if self.line.requests() > self.heads.ended() {
+        if self.connection.requests() > self.heads.ended() {
             // hyper saw a head that was not seen here, so the beginning of the next one is not
             // known.
-            self.heads.give_up();
+            self.heads.stop();
         }
-        self.heads.look(&mut buf.filled_mut()[before..]);
+        self.heads.check(&mut buf.filled_mut()[before..]);
         Poll::Ready(read)
     }
 }

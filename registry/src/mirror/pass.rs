@@ -2,7 +2,7 @@
 
 use super::names::Names;
 use super::order::{Lineage, parents_first};
-use super::report::{Conflict, Failed, Report};
+use super::report::{Conflict, NotCopied, Report};
 use super::{End, Error};
 use pfr_client::text::matches;
 use pfr_client::{Progress, Result};
@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 /// How often a long copy reports its progress.
-const TELL: Duration = Duration::from_secs(5);
+const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 /// What to copy.
 #[derive(Clone, Debug, Default)]
@@ -86,14 +86,14 @@ impl Pass<'_> {
         let tags = self.source.tags(repository).await?;
         let here = Names { tags, snapshots: self.source.snapshots(repository).await? };
         let mut held: HashSet<Digest> = there.snapshots.iter().map(|snapshot| snapshot.digest).collect();
-        let lacking = parents_first(&here.snapshots, &held);
-        self.report.snapshots_present += (here.snapshots.len() - lacking.len()) as u64;
-        for (number, snapshot) in lacking.iter().enumerate() {
-            match self.copy(repository, *snapshot, (number + 1, lacking.len())).await {
+        let missing = parents_first(&here.snapshots, &held);
+        self.report.snapshots_present += (here.snapshots.len() - missing.len()) as u64;
+        for (number, snapshot) in missing.iter().enumerate() {
+            match self.copy(repository, *snapshot, (number + 1, missing.len())).await {
                 Ok(()) => {
                     held.insert(*snapshot);
                 }
-                Err(error) if gone(&error) && !self.still_there(repository, snapshot).await? => self.report.snapshots_skipped += 1,
+                Err(error) if is_gone(&error) && !self.still_there(repository, snapshot).await? => self.report.snapshots_skipped += 1,
                 Err(error) => self.note(repository, Some(*snapshot), error)?,
             }
         }
@@ -109,7 +109,7 @@ impl Pass<'_> {
         }
         if self.report.failures.len() > failures {
             // The remaining snapshots may be the last good state of those that did not arrive.
-            tracing::warn!(%repository, "not all of it was copied: nothing of it is deleted");
+            tracing::warn!(%repository, "mirror: repository not copied completely, nothing of it is deleted");
             return Ok(());
         }
         self.delete(repository, &here, &there).await
@@ -117,18 +117,18 @@ impl Pass<'_> {
 
     async fn copy(&mut self, repository: &RepositoryName, snapshot: Digest, (number, of): (usize, usize)) -> Result<()> {
         let progress = Progress::new();
-        let tell = async {
+        let report_progress = async {
             loop {
-                tokio::time::sleep(TELL).await;
+                tokio::time::sleep(REPORT_EVERY).await;
                 let (bytes, total) = (progress.bytes_done() + progress.bytes_deduplicated(), progress.bytes_total());
-                tracing::info!(%repository, %snapshot, number, of, phase = %progress.phase(), bytes, total, "copying");
+                tracing::info!(%repository, %snapshot, number, of, phase = %progress.phase(), bytes, total, "mirror: copying snapshot");
             }
         };
         let moved = tokio::select! {
             moved = self.source.copy(self.target, repository, snapshot, &progress) => moved?,
-            () = tell => return Ok(()),
+            () = report_progress => return Ok(()),
         };
-        tracing::info!(%repository, %snapshot, number, of, blobs = moved.blobs, bytes = moved.bytes, "copied");
+        tracing::info!(%repository, %snapshot, number, of, blobs = moved.blobs, bytes = moved.bytes, "mirror: snapshot copied");
         self.report.snapshots_copied += 1;
         self.report.blobs += moved.blobs;
         self.report.bytes += moved.bytes;
@@ -169,12 +169,12 @@ impl Pass<'_> {
         let wanted: HashSet<Digest> = here.snapshots.iter().map(|snapshot| snapshot.digest).collect();
         for snapshot in there.snapshots.iter().filter(|snapshot| !wanted.contains(&snapshot.digest)) {
             if tagged.contains(&snapshot.digest) {
-                tracing::warn!(%repository, snapshot = %snapshot.digest, "gone at the source, but a tag of the target points at it: kept");
+                tracing::warn!(%repository, snapshot = %snapshot.digest, "mirror: snapshot deleted at the source, kept because a tag of the target points at it");
                 continue;
             }
             match self.target.delete_snapshot(repository, &snapshot.digest).await {
                 Ok(()) => self.report.snapshots_deleted += 1,
-                Err(error) if gone(&error) => {}
+                Err(error) if is_gone(&error) => {}
                 Err(error) => self.note(repository, Some(snapshot.digest), error)?,
             }
         }
@@ -185,26 +185,26 @@ impl Pass<'_> {
     /// pass.
     fn note(&mut self, repository: &RepositoryName, snapshot: Option<Digest>, error: pfr_client::Error) -> Result<()> {
         let code = error.code();
-        if hopeless(&error) {
+        if ends_pass(&error) {
             return Err(error);
         }
         let about = snapshot.map(|digest| format!("{digest}: ")).unwrap_or_default();
         let reason = format!("{about}{error}");
-        tracing::error!(%repository, code = code.name(), reason, "not copied");
-        self.report.failures.push(Failed { repository: repository.clone(), snapshot, code, reason });
+        tracing::error!(%repository, code = code.name(), reason, "mirror: snapshot not copied");
+        self.report.failures.push(NotCopied { repository: repository.clone(), snapshot, code, reason });
         Ok(())
     }
 }
 
 /// Whether the next snapshot would fail as well. A bug at an end, or a 500 of a proxy, may concern
 /// this one only.
-fn hopeless(error: &pfr_client::Error) -> bool {
+fn ends_pass(error: &pfr_client::Error) -> bool {
     match error {
         pfr_client::Error::Foreign { .. } => error.retryable() || error.code() == ErrorCode::Unauthorized,
         error => matches!(error.code(), ErrorCode::Unavailable | ErrorCode::StorageFull | ErrorCode::Unauthorized),
     }
 }
 
-fn gone(error: &pfr_client::Error) -> bool {
+fn is_gone(error: &pfr_client::Error) -> bool {
     matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown)
 }

@@ -20,7 +20,7 @@ pub struct Conflict {
 
 /// What could not be copied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Failed {
+pub struct NotCopied {
     /// The repository.
     pub repository: RepositoryName,
     /// The snapshot, if it is about one.
@@ -57,7 +57,7 @@ pub struct Report {
     /// Tags that were not moved.
     pub conflicts: Vec<Conflict>,
     /// Snapshots and repositories that could not be copied.
-    pub failures: Vec<Failed>,
+    pub failures: Vec<NotCopied>,
     /// Wall time.
     pub seconds: f64,
 }

@@ -1,7 +1,7 @@
 //! Forks: many tags on one snapshot at once. Only metadata change, whatever the size of the
 //! snapshot.
 
-use super::{Answer, changed_before, counted, resolve};
+use super::{Answer, changed_before, record_conflict, resolve};
 use crate::app::App;
 use crate::auth::{Access, Push};
 use crate::failures;
@@ -40,7 +40,7 @@ pub(crate) async fn fork(
     };
     let (change, tags) = NameChange::fork(digest, &request.prefix, request.count)?;
     if before.is_none() {
-        app.store.change_names(&repository, change, once).await.map_err(counted)?;
+        app.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
     }
     Ok((StatusCode::CREATED, Json(api::Forked { digest, tags })))
 }

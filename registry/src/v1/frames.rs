@@ -1,6 +1,6 @@
 //! Frames in and out, streamed. Memory is bounded by the store's own windows.
 
-use super::pushes::belongs;
+use super::pushes::check_session;
 use super::{Answer, check_count, must_exist};
 use crate::app::App;
 use crate::auth::{Access, Pull, Push};
@@ -43,7 +43,7 @@ pub(crate) async fn put(
     request: Request,
 ) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
-    belongs(&app, &repository, &push).await?;
+    check_session(&app, &repository, &push).await?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store sees that the input ended early, but not why.
     let stalled = AtomicBool::new(false);

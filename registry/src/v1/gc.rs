@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
     ),
 )]
 pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<App>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
-    let turn = app.collection()?;
+    let permit = app.collection()?;
     let stopped = || Failure::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
     if body.value.dry_run {
         let collector = &app.collector;
@@ -35,21 +35,21 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
         let report = report.ok_or_else(stopped)?;
         return Ok(Json(report).into_response());
     }
-    let (tell, told) = oneshot::channel();
+    let (first, first_report) = oneshot::channel();
     let collector = app.collector.clone();
     let run = tokio::spawn(async move {
-        let mut tell = Some(tell);
+        let mut first = Some(first);
         let progress = |report: &api::GcReport| {
-            if let Some(tell) = tell.take() {
+            if let Some(first) = first.take() {
                 // The client may have left; the collection goes on.
-                let _ = tell.send(report.clone());
+                let _ = first.send(report.clone());
             }
         };
         let result = collector.run(GcTrigger::Request, GcPart::All, false, &collector.requests, progress).await;
-        drop(turn);
+        drop(permit);
         result
     });
-    match told.await {
+    match first_report.await {
         Ok(report) => Ok((StatusCode::ACCEPTED, Json(report)).into_response()),
         // The run ended before its first report.
         Err(_) => {

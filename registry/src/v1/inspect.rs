@@ -45,7 +45,7 @@ pub(crate) async fn lineage(
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Shard {
+pub(crate) struct ShardQuery {
     /// Group of layers; needed if the snapshot has several.
     group: Option<String>,
     /// Rank; needed if the snapshot has several.
@@ -61,7 +61,7 @@ pub(crate) struct Shard {
     params(
         ("repo" = RepositoryName, Path, description = "Repository"),
         ("ref" = Selector, Path, description = "`tag`, `tag~N` or a digest, which may be cut short"),
-        Shard,
+        ShardQuery,
     ),
     responses(
         (status = 200, description = "The flat manifest", content_type = "application/vnd.pf.page-manifest.v1+json", body = Object,
@@ -73,10 +73,10 @@ pub(crate) async fn page_manifest(
     Access { to: repository, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
-    Query(shard): Query<Shard>,
+    Query(shard): Query<ShardQuery>,
 ) -> Answer<Response> {
     let digest = app.store.resolve(&repository, &selector).await?;
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     let manifest = choose(app.store.flat_manifests(&digest).await?, &shard)?;
     let encode = move || {
         let bytes = manifest.to_bytes();
@@ -90,11 +90,11 @@ pub(crate) async fn page_manifest(
 }
 
 /// The page manifest that the query selects.
-fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &Shard) -> Answer<FlatManifest> {
+fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &ShardQuery) -> Answer<FlatManifest> {
     let names: Vec<String> = manifests.iter().map(|(group, rank, _)| format!("group={group}&rank={rank}")).collect();
-    let meant = |group: &str, rank: u32| shard.group.as_deref().is_none_or(|g| g == group) && shard.rank.is_none_or(|r| r == rank);
-    let mut meant = manifests.into_iter().filter(|(group, rank, _)| meant(group, *rank));
-    match (meant.next(), meant.next()) {
+    let selected = |group: &str, rank: u32| shard.group.as_deref().is_none_or(|g| g == group) && shard.rank.is_none_or(|r| r == rank);
+    let mut selected = manifests.into_iter().filter(|(group, rank, _)| selected(group, *rank));
+    match (selected.next(), selected.next()) {
         (Some((_, _, manifest)), None) => Ok(manifest),
         (Some(_), Some(_)) => Err(Failure::invalid(format!("the snapshot has several page manifests; choose one of {}", names.join(", ")))),
         (None, _) if names.is_empty() => Err(Failure::new(ErrorCode::NotFound, "the snapshot has no page tree with a flat form")),
@@ -120,7 +120,7 @@ pub(crate) async fn diff(
 ) -> Answer<Json<api::Diff>> {
     let a = app.store.resolve(&repository, &selector).await?;
     let b = app.store.resolve(&repository, &other).await?;
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.store.diff(&a, &b).await?))
 }
 
@@ -140,8 +140,8 @@ pub(crate) async fn verify(
     Path(selector): Path<Selector>,
 ) -> Answer<Json<api::Verified>> {
     let digest = app.store.resolve(&repository, &selector).await?;
-    let place = app.proof()?;
-    Ok(Json(app.store.verify_in(&digest, Some(place), &mut |_| {}).await?))
+    let permit = app.verification()?;
+    Ok(Json(app.store.verify_in(&digest, Some(permit), &mut |_| {}).await?))
 }
 
 /// Finds a snapshot that tokens can be resumed from
@@ -159,6 +159,6 @@ pub(crate) async fn match_prefix(
     State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::MatchRequest>,
 ) -> Answer<Json<api::MatchResponse>> {
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.store.match_prefix(&repository, &request).await?))
 }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Scrubbing {
+pub(crate) struct ScrubQuery {
     /// Decode and hash every blob, and not only compare checksums.
     full: bool,
     /// Bytes read per second at most, from 64 KiB to 1 TiB.
@@ -35,21 +35,21 @@ const HIGHEST_RATE: u64 = 1 << 40;
 /// a time. Damaged blobs are quarantined: `/v1/damaged` lists them.
 #[utoipa::path(
     post, path = "/v1/scrub", operation_id = "scrub", tag = "operations",
-    params(Scrubbing),
+    params(ScrubQuery),
     responses((status = 200, description = "What was read, and what is bad", body = api::ScrubReport), failures::Checking),
 )]
 pub(crate) async fn scrub(
     _: Access<Admin, AllRepositories>,
     State(app): State<App>,
-    Query(asked): Query<Scrubbing>,
+    Query(query): Query<ScrubQuery>,
 ) -> Answer<Json<api::ScrubReport>> {
-    if let Some(rate) = asked.rate.filter(|rate| !(LEAST_RATE..=HIGHEST_RATE).contains(rate)) {
+    if let Some(rate) = query.rate.filter(|rate| !(LEAST_RATE..=HIGHEST_RATE).contains(rate)) {
         return Err(Failure::invalid(format!(
             "expected a rate of {LEAST_RATE} bytes a second or more, {HIGHEST_RATE} at most, found {rate}; leave it out for no limit"
         )));
     }
-    let _place = app.scrub()?;
-    let options = ScrubOptions { full: asked.full, bytes_per_second: asked.rate };
+    let _permit = app.scrub()?;
+    let options = ScrubOptions { full: query.full, bytes_per_second: query.rate };
     Ok(Json(app.store.scrub(&options, &mut |_| ()).await?))
 }
 
@@ -59,6 +59,6 @@ pub(crate) async fn scrub(
     responses((status = 200, description = "All of them: pushing them again heals them", body = Vec<api::DamagedBlob>), failures::Checking),
 )]
 pub(crate) async fn damaged(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<Vec<api::DamagedBlob>>> {
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.store.damaged().await?))
 }

@@ -50,7 +50,7 @@ async fn changed_before(app: &App, repository: &RepositoryName, once: Option<&pf
 }
 
 /// Counts a conflict of tags on its way to the client.
-fn counted(error: pfr_store::Error) -> Failure {
+fn record_conflict(error: pfr_store::Error) -> Failure {
     if error.code() == ErrorCode::TagMoved {
         metrics::counter!(crate::telemetry::metrics::TAG_CONFLICTS).increment(1);
     }

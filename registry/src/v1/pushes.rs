@@ -1,7 +1,7 @@
 //! Push sessions: open, ask what is missing, commit, abort. Frames have [their own
 //! file](super::frames).
 
-use super::{Answer, check_count, counted};
+use super::{Answer, check_count, record_conflict};
 use crate::app::App;
 use crate::auth::{Access, Push};
 use crate::failures;
@@ -59,7 +59,7 @@ pub(crate) async fn missing(
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
-    belongs(&app, &repository, &push).await?;
+    check_session(&app, &repository, &push).await?;
     let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
     let positions = app.store.missing(&push, wanted).await?;
     Ok(Json(api::MissingResponse { missing: ranges(positions) }))
@@ -89,7 +89,7 @@ pub(crate) async fn commit(
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
     let commit = app.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
-    let committed = commit.await.map_err(counted)?;
+    let committed = commit.await.map_err(record_conflict)?;
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
     let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(committed)))
@@ -108,14 +108,14 @@ pub(crate) async fn abort(
     State(app): State<App>,
     Path(push): Path<PushId>,
 ) -> Answer<StatusCode> {
-    belongs(&app, &repository, &push).await?;
+    check_session(&app, &repository, &push).await?;
     app.store.abort(&push).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Refuses a session that is over or belongs to another repository. The error does not tell these
+/// Refuses a session that is over or check_session to another repository. The error does not tell these
 /// apart, so that it does not reveal the other repository.
-pub(super) async fn belongs(app: &App, repository: &RepositoryName, push: &PushId) -> Answer<()> {
+pub(super) async fn check_session(app: &App, repository: &RepositoryName, push: &PushId) -> Answer<()> {
     if app.store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }
 }
 

@@ -45,7 +45,7 @@ pub(crate) async fn get(
     Path(selector): Path<Selector>,
 ) -> Answer<Json<api::SnapshotDetail>> {
     let digest = app.store.resolve(&repository, &selector).await?;
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.store.detail(&repository, &digest).await?))
 }
 

@@ -14,7 +14,7 @@ use pfr_schema::{RepositoryName, api};
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
 )]
 pub(crate) async fn all(_: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.store.stats(None).await?))
 }
 
@@ -27,7 +27,7 @@ pub(crate) async fn all(_: Access<Pull, AllRepositories>, State(app): State<App>
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),
 )]
 pub(crate) async fn usage(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Usage>> {
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.collector.usage().await?))
 }
 
@@ -38,6 +38,6 @@ pub(crate) async fn usage(_: Access<Admin, AllRepositories>, State(app): State<A
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Reading),
 )]
 pub(crate) async fn of_repository(Access { to: repository, .. }: Access<Pull>, State(app): State<App>) -> Answer<Json<api::Stats>> {
-    let _turn = app.documents().await?;
+    let _permit = app.documents().await?;
     Ok(Json(app.store.stats(Some(&repository)).await?))
 }

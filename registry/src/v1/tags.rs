@@ -1,6 +1,6 @@
 //! Tags: names that move, by compare-and-swap if the request says so.
 
-use super::{Answer, changed_before, counted, resolve};
+use super::{Answer, changed_before, record_conflict, resolve};
 use crate::app::App;
 use crate::auth::{Access, Delete, Pull, Push};
 use crate::failures;
@@ -93,7 +93,7 @@ pub(crate) async fn put(
         None => {
             let snapshot = resolve(&app, &repository, &request.snapshot).await?;
             let change = NameChange::PutTags { snapshot, moves: vec![TagMove { tag: tag.clone(), expected }] };
-            app.store.change_names(&repository, change, once).await.map_err(counted)?;
+            app.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
             snapshot
         }
     };
@@ -126,7 +126,7 @@ pub(crate) async fn delete(
 ) -> Answer<StatusCode> {
     let expected = expected(&headers, None)?;
     let once = once(&headers, &("delete_tag", &tag, expected))?;
-    app.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(counted)?;
+    app.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(record_conflict)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -18,14 +18,14 @@ pub(crate) struct Pace {
 /// not the server's own (disk, hashing). A lead is not saved up, so the rate holds for the complete
 /// body.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct ClientTimeout {
     pace: Pace,
     behind: Duration,
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patience {
+impl ClientTimeout {
     pub(crate) fn new(pace: Pace) -> Self {
         Self { pace, behind: Duration::ZERO, since: None, timer: None }
     }
@@ -44,7 +44,7 @@ impl Patience {
     }
 
     /// No byte can move now. Ready when the client lags too far behind.
-    pub(crate) fn poll_exhausted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.since.is_none() {
             let now = Instant::now();
             self.since = Some(now);
@@ -66,23 +66,23 @@ mod tests {
     const PACE: Pace = Pace { grace: Duration::from_secs(10), rate: 16 << 10 };
 
     /// Waits for the client, which moves after `delay`. Returns whether it timed out first.
-    async fn ran_out(patience: &mut Patience, delay: Duration) -> bool {
+    async fn ran_out(timeout: &mut ClientTimeout, delay: Duration) -> bool {
         let until = tokio::time::sleep(delay);
         tokio::select! {
             biased;
             () = until => false,
-            () = poll_fn(|cx| patience.poll_exhausted(cx)) => true,
+            () = poll_fn(|cx| timeout.poll_expired(cx)) => true,
         }
     }
 
     /// The number of pieces, one every `delay`, that pass before the timeout, at most 1,000.
     async fn pieces(pace: Pace, bytes: usize, delay: Duration) -> usize {
-        let mut patience = Patience::new(pace);
+        let mut timeout = ClientTimeout::new(pace);
         for passed in 0..1000 {
-            if ran_out(&mut patience, delay).await {
+            if ran_out(&mut timeout, delay).await {
                 return passed;
             }
-            patience.moved(bytes);
+            timeout.moved(bytes);
         }
         1000
     }
@@ -100,12 +100,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn being_ahead_is_not_saved_up_and_our_own_time_does_not_count() {
-        let mut patience = Patience::new(PACE);
-        assert!(!ran_out(&mut patience, Duration::from_secs(1)).await);
-        patience.moved(1 << 30);
+        let mut timeout = ClientTimeout::new(PACE);
+        assert!(!ran_out(&mut timeout, Duration::from_secs(1)).await);
+        timeout.moved(1 << 30);
         tokio::time::advance(PACE.grace * 10).await;
-        assert!(!ran_out(&mut patience, Duration::from_secs(9)).await);
-        patience.moved(1);
-        assert!(ran_out(&mut patience, Duration::from_secs(9)).await, "a fast beginning buys no slow end");
+        assert!(!ran_out(&mut timeout, Duration::from_secs(9)).await);
+        timeout.moved(1);
+        assert!(ran_out(&mut timeout, Duration::from_secs(9)).await, "a fast beginning buys no slow end");
     }
 }

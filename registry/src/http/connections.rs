@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 /// What a connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum State {
+pub(crate) enum Activity {
     /// No request is in flight.
     Idle = 0,
     /// A request waits for its client to send or to receive bytes.
@@ -20,7 +20,7 @@ pub(crate) enum State {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Connection {
     begun: Instant,
     state: AtomicUsize,
     /// The client does not receive written bytes.
@@ -32,12 +32,12 @@ pub(crate) struct Line {
     close: Notify,
 }
 
-impl Line {
+impl Connection {
     fn new(begun: Instant) -> Self {
         let since = AtomicU64::new(millis(begun));
         Self {
             begun,
-            state: AtomicUsize::new(State::Idle as usize),
+            state: AtomicUsize::new(Activity::Idle as usize),
             blocked: AtomicBool::new(false),
             since,
             requests: AtomicU64::new(0),
@@ -46,15 +46,15 @@ impl Line {
     }
 
     /// Sets what the connection does.
-    pub(crate) fn is(&self, state: State) {
+    pub(crate) fn set(&self, state: Activity) {
         if self.state.swap(state as usize, Ordering::Relaxed) != state as usize {
             self.since.store(millis(self.begun), Ordering::Relaxed);
         }
     }
 
     /// Sets whether the client receives written bytes.
-    pub(crate) fn takes(&self, takes: bool) {
-        if self.blocked.swap(!takes, Ordering::Relaxed) == takes {
+    pub(crate) fn set_receiving(&self, receives: bool) {
+        if self.blocked.swap(!receives, Ordering::Relaxed) == receives {
             self.since.store(millis(self.begun), Ordering::Relaxed);
         }
     }
@@ -62,7 +62,7 @@ impl Line {
     /// Notes that a request was read.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        self.is(State::Working);
+        self.set(Activity::Working);
     }
 
     /// Number of requests so far.
@@ -77,7 +77,7 @@ impl Line {
 
     fn state(&self) -> usize {
         match self.blocked.load(Ordering::Relaxed) {
-            true => State::Waiting as usize,
+            true => Activity::Waiting as usize,
             false => self.state.load(Ordering::Relaxed),
         }
     }
@@ -89,51 +89,54 @@ fn millis(begun: Instant) -> u64 {
 
 /// All connections.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct Connections {
     begun: Instant,
     next: AtomicU64,
-    open: Mutex<HashMap<u64, Arc<Line>>>,
+    open: Mutex<HashMap<u64, Arc<Connection>>>,
 }
 
-impl Default for Lines {
+impl Default for Connections {
     fn default() -> Self {
         Self { begun: Instant::now(), next: AtomicU64::new(0), open: Mutex::default() }
     }
 }
 
-impl Lines {
+impl Connections {
     /// Adds a connection. It is removed when the returned value is dropped.
-    pub(crate) fn open(self: &Arc<Self>) -> Opened {
+    pub(crate) fn open(self: &Arc<Self>) -> OpenConnection {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let line = Arc::new(Line::new(self.begun));
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&line));
-        Opened { id, line, lines: Arc::clone(self) }
+        let connection = Arc::new(Connection::new(self.begun));
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&connection));
+        OpenConnection { id, connection, connections: Arc::clone(self) }
     }
 
     /// Closes the connection that has been idle for longest. If none is idle, closes the one whose
     /// client has been waited for longest. Never closes a connection that the registry works for.
     pub(crate) fn make_room(&self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let rank = |line: &Line| (line.state(), line.since.load(Ordering::Relaxed));
-        let least = open.iter().filter(|(_, line)| line.state() != State::Working as usize).min_by_key(|(_, line)| rank(line));
+        let rank = |connection: &Connection| (connection.state(), connection.since.load(Ordering::Relaxed));
+        let least = open
+            .iter()
+            .filter(|(_, connection)| connection.state() != Activity::Working as usize)
+            .min_by_key(|(_, connection)| rank(connection));
         if let Some(id) = least.map(|(id, _)| *id)
-            && let Some(line) = open.remove(&id)
+            && let Some(connection) = open.remove(&id)
         {
-            line.close.notify_one();
+            connection.close.notify_one();
         }
     }
 }
 
 /// An open connection.
-pub(crate) struct Opened {
+pub(crate) struct OpenConnection {
     id: u64,
-    pub(crate) line: Arc<Line>,
-    lines: Arc<Lines>,
+    pub(crate) connection: Arc<Connection>,
+    connections: Arc<Connections>,
 }
 
-impl Drop for Opened {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.lines.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.connections.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }
 
@@ -144,18 +147,24 @@ mod tests {
 
     #[test]
     fn the_longest_idle_goes_first_then_the_slowest_and_never_one_at_work() {
-        let lines = Arc::new(Lines::default());
+        let connections = Arc::new(Connections::default());
         let set = |state, since| {
-            let opened = lines.open();
-            opened.line.is(state);
-            opened.line.since.store(since, Ordering::Relaxed);
+            let opened = connections.open();
+            opened.connection.set(state);
+            opened.connection.since.store(since, Ordering::Relaxed);
             opened
         };
-        let open = [set(State::Working, 1), set(State::Waiting, 2), set(State::Idle, 9), set(State::Idle, 4), set(State::Waiting, 7)];
+        let open = [
+            set(Activity::Working, 1),
+            set(Activity::Waiting, 2),
+            set(Activity::Idle, 9),
+            set(Activity::Idle, 4),
+            set(Activity::Waiting, 7),
+        ];
         let mut closed = Vec::new();
         for _ in 0..6 {
-            lines.make_room();
-            closed.extend((0..open.len()).filter(|i| open[*i].line.closed().now_or_never().is_some()));
+            connections.make_room();
+            closed.extend((0..open.len()).filter(|i| open[*i].connection.closed().now_or_never().is_some()));
         }
         assert_eq!(closed, [3, 2, 1, 4]);
     }
