@@ -6,6 +6,7 @@
 
 mod capture;
 mod disk;
+pub mod linearizable;
 mod network;
 mod processes;
 mod snapshots;

@@ -10,3 +10,4 @@ mod liar;
 mod mirror;
 mod pull_through;
 mod replicas;
+mod tags;

@@ -1,6 +1,6 @@
 //! Registries over every pair of metadata and storage, several of them over one, and what happens when the storage goes away.
 
-mod backend;
+pub mod backend;
 mod fleet;
 mod matrix;
 mod outage;
