@@ -16,7 +16,8 @@ use std::hash::{BuildHasher as _, Hasher as _};
 /// * `prlimit`: the right to limit the open files of another process, by util-linux's `prlimit`
 /// * `python`: `python3`
 /// * `gpu`: a CUDA device
-pub const CAPABILITIES: [&str; 5] = ["mounts", "loop-devices", "prlimit", "python", "gpu"];
+/// * `ptrace`: the right to trace child processes
+pub const CAPABILITIES: [&str; 6] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace"];
 
 /// Lists the capabilities that this machine is meant to have.
 const REQUIRE: &str = "PF_REQUIRE";

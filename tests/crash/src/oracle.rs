@@ -1,0 +1,86 @@
+//! What a client was told, and when: what must hold of names after a power cut.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The names of the one repository that is recorded: what is visible of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Digests of snapshots.
+    pub snapshots: BTreeSet<String>,
+    /// Digest of each tag.
+    pub tags: BTreeMap<String, String>,
+}
+
+/// A change of names.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A snapshot, and a tag on it.
+    Commit(String, String),
+    /// A tag on a snapshot.
+    Tag(String, String),
+    /// No tag any more.
+    Untag(String),
+    /// No snapshot any more, and no tag on it.
+    Remove(String),
+}
+
+/// Changes in order: between which operations each was asked for and told to be done.
+#[derive(Clone, Debug, Default)]
+pub struct History(Vec<(usize, usize, Change)>);
+
+impl History {
+    /// A change that was asked for when there were `begun` operations, and told to be done when there were `told`.
+    pub fn note(&mut self, begun: usize, told: usize, change: Change) {
+        self.0.push((begun, told, change));
+    }
+
+    /// What may be visible if the power goes after `at` operations: what was told, with or without what was asked for then.
+    #[must_use]
+    pub fn allowed(&self, at: usize) -> Vec<View> {
+        let mut views = vec![View::default()];
+        for (begun, told, change) in &self.0 {
+            if *told <= at {
+                views.iter_mut().for_each(|view| change.make(view));
+            } else if *begun < at {
+                let mut with = views.clone();
+                with.iter_mut().for_each(|view| change.make(view));
+                views.extend(with);
+            }
+        }
+        views
+    }
+}
+
+impl Change {
+    fn make(&self, view: &mut View) {
+        match self {
+            Self::Commit(snapshot, tag) => {
+                view.snapshots.insert(snapshot.clone());
+                view.tags.insert(tag.clone(), snapshot.clone());
+            }
+            Self::Tag(tag, snapshot) => drop(view.tags.insert(tag.clone(), snapshot.clone())),
+            Self::Untag(tag) => drop(view.tags.remove(tag)),
+            Self::Remove(snapshot) => {
+                view.snapshots.remove(snapshot);
+                view.tags.retain(|_, at| at != snapshot);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_is_there_and_what_was_asked_for_may_be() {
+        let mut history = History::default();
+        history.note(0, 10, Change::Commit("a".into(), "t".into()));
+        history.note(10, 20, Change::Remove("a".into()));
+        let snapshots = |at: usize| -> Vec<usize> { history.allowed(at).iter().map(|view| view.snapshots.len()).collect() };
+        assert_eq!(
+            (snapshots(0), snapshots(5), snapshots(10), snapshots(15), snapshots(20)),
+            (vec![0], vec![0, 1], vec![1], vec![1, 0], vec![0])
+        );
+    }
+}

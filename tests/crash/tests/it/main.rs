@@ -1,0 +1,10 @@
+//! Records the real programs and opens every state that a power cut may leave of what they did.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop and say where")]
+
+mod planted;
+mod pull;
+mod queue;
+mod recorder;
+mod registry;
+mod store;

@@ -1,0 +1,87 @@
+//! A program that calls one sync less is found out: its trace is that of the real one without those syncs.
+
+use crate::registry::{Life, recorded};
+use crate::store::wrong;
+use pfr_crash::states::Bound;
+use pfr_crash::trace::{Action, Synced, Trace};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a path stands for: names of packs, of their folders and of objects of the journal are random.
+fn class(path: &Path, synced: Synced) -> String {
+    let text = path.to_string_lossy().into_owned();
+    let parts: Vec<&str> = text.split('/').collect();
+    let what = match synced {
+        Synced::All => return "everything".into(),
+        Synced::Directory(_) => "names in",
+        Synced::File(_) => "bytes of",
+    };
+    let place = match parts[..] {
+        [""] => "the root".to_owned(),
+        ["data", "packs", "journal"] => text.clone(),
+        ["data", "packs", "journal", _] => "data/packs/journal/OBJECT".to_owned(),
+        ["data", "packs", folder] if folder.len() == 2 => "data/packs/FOLDER".to_owned(),
+        ["data", "packs", folder, _] if folder.len() == 2 => "data/packs/FOLDER/PACK".to_owned(),
+        ["data", "packs", marker] if marker.starts_with("pf-store") => "data/packs/pf-store".to_owned(),
+        _ => text.clone(),
+    };
+    format!("{what} {place}")
+}
+
+/// Syncs of the log that `PRAGMA synchronous = NORMAL` leaves out: all but the last ones before the database is written.
+fn of_commits_only(trace: &Trace) -> Vec<usize> {
+    let mut left_out = Vec::new();
+    let mut last = None;
+    for (at, op) in trace.ops.iter().enumerate() {
+        match op.action {
+            Action::Sync(_) if op.path.ends_with("metadata.sqlite-wal") => left_out.extend(last.replace(at)),
+            Action::Write { .. } if op.path.ends_with("metadata.sqlite") => last = None,
+            _ => {}
+        }
+    }
+    left_out.extend(last);
+    left_out
+}
+
+fn without(life: &Life, dropped: impl Fn(usize, &str) -> bool) -> Vec<String> {
+    let trace = life.trace.without_syncs(|at, path, synced| dropped(at, &class(path, synced)));
+    wrong(&Life { trace, history: life.history.clone() }, Bound::COARSE, 1)
+}
+
+#[test]
+fn a_missing_sync_of_packs_their_names_or_the_log_is_caught() {
+    let Some(life) = recorded() else { return };
+    let normal = of_commits_only(&life.trace);
+    assert!(normal.len() > 5, "{normal:?}");
+    for missing in ["bytes of data/packs/FOLDER/PACK", "names in data/packs/FOLDER", "bytes of data/metadata.sqlite-wal"] {
+        let found = without(&life, |_, class| class == missing);
+        println!("without the sync of the {missing}: {}", found.first().unwrap_or_else(|| panic!("{missing}: not caught")));
+    }
+    let found = without(&life, |at, _| normal.contains(&at));
+    println!("with synchronous = NORMAL: {}", found.first().expect("synchronous = NORMAL is not caught"));
+}
+
+mod long {
+    use super::*;
+
+    /// Syncs of which no state shows that they are needed, and why they are made.
+    const UNSHOWN: [(&str, &str); 0] = [];
+
+    #[test]
+    fn every_sync_is_needed() {
+        let Some(life) = recorded() else { return };
+        let mut classes: BTreeMap<String, usize> = BTreeMap::new();
+        for (_, path, synced) in life.trace.syncs() {
+            *classes.entry(class(path, synced)).or_default() += 1;
+        }
+        let mut unshown = Vec::new();
+        for (missing, count) in &classes {
+            let found = without(&life, |_, class| class == missing);
+            println!("{count:4} × {missing}: {}", found.first().and_then(|words| words.lines().next()).unwrap_or("not shown to be needed"));
+            if found.is_empty() {
+                unshown.push(missing.as_str());
+            }
+        }
+        assert_eq!(unshown, UNSHOWN.map(|(class, _)| class));
+    }
+}

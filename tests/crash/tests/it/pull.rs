@@ -1,0 +1,121 @@
+//! What a power cut leaves of a directory that a snapshot is pulled into: all of it, or something that the next pull completes.
+
+use nix::sys::wait::WaitStatus;
+use pfr_client::{Destination, Progress, Remote, RemoteOptions, pull};
+use pfr_crash::check::{REPOSITORY, each, folder, run};
+use pfr_crash::record::{Recorder, is_possible};
+use pfr_crash::states::{Bound, States};
+use pfr_crash::trace::{Synced, Trace};
+use pfr_schema::Selector;
+use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files, seed, skip};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const TAG: &str = "a";
+/// The directory that is pulled into, below the root.
+const OUT: &str = "out";
+/// What says that a directory is complete.
+const MANIFEST: &str = "page_manifest.json";
+
+type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+/// A pull that was recorded, and what it left.
+struct Pulled {
+    registry: Registry,
+    trace: Trace,
+    whole: Files,
+}
+
+/// None where this process may not trace others.
+fn recorded() -> Option<Pulled> {
+    if !is_possible() {
+        skip("ptrace", "this process may not trace its children");
+        return None;
+    }
+    let registry = Registry::start();
+    let host = Pf::new(&registry.url());
+    let reference = format!("{REPOSITORY}:{TAG}");
+    let dir = SnapshotDir::write(&host.path("dir"), Shape::TINY, &[0, 1, 2]);
+    std::fs::create_dir(dir.path.join("attachments")).unwrap();
+    std::fs::write(dir.path.join("attachments/notes.txt"), "what the agent was at").unwrap();
+    host.run(&["push", dir.arg(), &reference]).ok();
+    let home = folder();
+    let out = home.path().join(OUT);
+    let recorder = Recorder::new(home.path());
+    let program = recorder.start(host.command(&["pull", &reference, out.to_str().unwrap(), "--retries", "0"])).unwrap();
+    assert!(matches!(program.wait().unwrap(), WaitStatus::Exited(_, 0)));
+    Some(Pulled { registry, trace: recorder.finish().unwrap(), whole: files(&out).into_iter().collect() })
+}
+
+impl Pulled {
+    /// What is wrong with the states that `trace` may leave, in words.
+    fn wrong(&self, trace: &Trace, bound: Bound, enough: usize) -> Vec<String> {
+        let states = States::of(trace, bound, seed(), |_| true);
+        let wrong = each(&states, |_| true, enough, |dir, at| self.check(&dir.join(OUT), at == trace.ops.len()));
+        println!("{} operations, {} states, {} opened, {} wrong", trace.ops.len(), states.enumerated, states.states.len(), wrong.len());
+        wrong
+    }
+
+    fn check(&self, out: &Path, told: bool) -> Result<(), String> {
+        let found: Files = files(out).into_iter().collect();
+        if told && !found.contains_key(Path::new(MANIFEST)) {
+            return Err("LOST: the pull had ended, and nothing says that the directory is complete".into());
+        }
+        if found.contains_key(Path::new(MANIFEST))
+            && let Some((path, _)) = self.whole.iter().find(|(path, bytes)| found.get(*path) != Some(bytes))
+        {
+            return Err(format!("CORRUPT: the directory says that it is complete, and {} is not", path.display()));
+        }
+        run(self.pull(out))?;
+        let again: Files = files(out).into_iter().collect();
+        if again == self.whole { Ok(()) } else { Err(format!("the next pull left {:?}", again.keys())) }
+    }
+
+    async fn pull(&self, out: &Path) -> Result<(), String> {
+        let remote =
+            Remote::new(&self.registry.url(), RemoteOptions { retries: 0, ..RemoteOptions::default() }).map_err(|e| e.to_string())?;
+        let (repository, tag) = (REPOSITORY.parse().unwrap(), Selector::Tag { tag: TAG.parse().unwrap(), back: 0 });
+        let destination = Destination::Directory { path: out.to_owned(), store: None };
+        let pulled = pull(&remote, &repository, &tag, &destination, &Progress::new()).await;
+        pulled.map(|_| ()).map_err(|e| format!("REFUSED: the next pull: {e}"))
+    }
+}
+
+fn no_power_cut_harms(bound: Bound) {
+    let Some(pulled) = recorded() else { return };
+    let wrong = pulled.wrong(&pulled.trace, bound, 4);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn a_directory_that_a_power_cut_left_is_complete_or_completed_by_the_next_pull() {
+    no_power_cut_harms(Bound::NORMAL);
+}
+
+mod long {
+    use super::{Bound, no_power_cut_harms};
+
+    #[test]
+    fn a_directory_that_a_power_cut_left_is_complete_or_completed_by_the_next_pull() {
+        no_power_cut_harms(Bound::LONG);
+    }
+}
+
+#[test]
+fn every_sync_of_a_pull_is_needed() {
+    let Some(pulled) = recorded() else { return };
+    let (out, manifest) = (PathBuf::from(OUT), format!("{OUT}/{MANIFEST}"));
+    let syncs: Vec<(PathBuf, Synced)> = pulled.trace.syncs().map(|(_, path, synced)| (path.to_owned(), synced)).collect();
+    assert_eq!(syncs.len(), 3, "everything, then the page manifest, then its name: {syncs:?}");
+    for missing in 0..syncs.len() {
+        let (path, synced) = &syncs[missing];
+        let trace = pulled.trace.without_syncs(|_, other, _| other == path);
+        let wrong = pulled.wrong(&trace, Bound::COARSE, 1);
+        println!(
+            "without {synced:?} of {}: {}",
+            path.display(),
+            wrong.first().unwrap_or_else(|| panic!("{} is not needed", path.display()))
+        );
+        assert!(*path == out || *synced == Synced::All || path.to_string_lossy().starts_with(&manifest), "{path:?}");
+    }
+}

@@ -1,0 +1,60 @@
+//! What a power cut leaves of a registry.
+
+use crate::registry::{Life, recorded};
+use pfr_crash::check::{each, goes_on, is_rebuilt, run};
+use pfr_crash::states::{Bound, States};
+use pfr_tests::seed;
+use std::path::Path;
+use std::time::Instant;
+
+/// Failures after which it is enough.
+const SHOWN: usize = 4;
+
+/// Whether a path is none of the database's.
+pub fn is_storage(path: &Path) -> bool {
+    !path.to_string_lossy().contains("metadata.sqlite")
+}
+
+/// What is wrong with the states of a registry's life, in words.
+pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
+    let begun = Instant::now();
+    let states = States::of(&life.trace, bound, seed(), |_| true);
+    let mut wrong = each(&states, |_| true, enough, |dir, at| run(goes_on(dir, &life.history.allowed(at))));
+    let opened = begun.elapsed();
+    let storages = States::of(&life.trace, bound, seed(), is_storage);
+    if wrong.len() < enough {
+        wrong.extend(each(&storages, is_storage, enough - wrong.len(), |dir, at| run(is_rebuilt(dir, &life.history.allowed(at)))));
+    }
+    println!(
+        "{{\"operations\":{},\"syncs\":{},\"enumerated\":{},\"opened\":{},\"seconds\":{:.1},\"rebuilt\":{},\"rebuild_seconds\":{:.1},\"wrong\":{}}}",
+        life.trace.ops.len(),
+        life.trace.syncs().count(),
+        states.enumerated,
+        states.states.len(),
+        opened.as_secs_f64(),
+        storages.states.len(),
+        (begun.elapsed() - opened).as_secs_f64(),
+        wrong.len()
+    );
+    wrong
+}
+
+fn no_power_cut_harms(bound: Bound) {
+    let Some(life) = recorded() else { return };
+    let wrong = wrong(&life, bound, SHOWN);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn no_power_cut_loses_what_was_acknowledged_or_leaves_anything_over() {
+    no_power_cut_harms(Bound::NORMAL);
+}
+
+mod long {
+    use super::{Bound, no_power_cut_harms};
+
+    #[test]
+    fn no_power_cut_loses_what_was_acknowledged_or_leaves_anything_over() {
+        no_power_cut_harms(Bound::LONG);
+    }
+}
