@@ -14,7 +14,8 @@ mod snapshots;
 pub use capture::{Engine, Host, Model, Step};
 pub use disk::{LoopDisk, SmallDisk};
 pub use network::{Proxy, Tamper};
-pub use pfr_rig::run::{seed, skip};
+pub use pfr_testkit::front::{Fate, Front, Seen};
+pub use pfr_testkit::run::{seed, skip};
 pub use processes::{Output, Pf, Registry, peak_memory};
 pub use snapshots::{Shape, SnapshotDir, Wire};
 
@@ -35,6 +36,11 @@ pub fn binary(name: &str) -> PathBuf {
 pub fn own_address() -> std::net::Ipv4Addr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     std::net::Ipv4Addr::new(127, 64 | a, b, c)
+}
+
+/// A front before a registry, on [`own_address`].
+pub fn front(registry: &str, rule: impl FnMut(&Seen) -> Fate + Send + 'static) -> Front {
+    Front::start_at(own_address().into(), registry, rule)
 }
 
 /// Waits until `condition` yields something; panics after `seconds`.

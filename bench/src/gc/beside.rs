@@ -159,7 +159,7 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
 /// Pushes a snapshot of pages from `first` on; seconds from the open session to the acknowledged commit.
 async fn push(store: &Store, first: u64) -> Result<f64> {
     let pages: Vec<u64> = (first..first + PAGES).collect();
-    let made = Made::new(GEOMETRY, &pages)?;
+    let made = Made::new(GEOMETRY, &pages);
     let mut frames: Vec<Bytes> = made.parts.into_iter().map(|part| part.frame).collect();
     frames.push(frame::end_mark(frames.len() as u64).into());
     let stream = futures::stream::iter(frames.into_iter().map(Ok::<_, Infallible>));

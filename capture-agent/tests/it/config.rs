@@ -1,12 +1,13 @@
 //! Settings: the template parses, stronger sources win, secrets stay secret.
 
 use pfr_agent::Config;
-use pfr_agent::config::{Environment, LogFormat, Overrides};
+use pfr_agent::config::Overrides;
+use pfr_service::{LogFormat, UserDirs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-fn home() -> Environment {
-    Environment { home: Some("/h".into()), ..Environment::default() }
+fn home() -> UserDirs {
+    UserDirs { home: Some("/h".into()), ..UserDirs::default() }
 }
 
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
@@ -50,11 +51,11 @@ fn places_follow_the_environment() {
     let config = Config::load(None, Overrides::default(), &home()).unwrap();
     assert_eq!(config.data, Path::new("/h/.local/share/pf/agent"));
     assert_eq!(config.socket, Path::new("/h/.local/share/pf/agent/agent.sock"));
-    let xdg = Environment { data_home: Some("/d".into()), runtime: Some("/r".into()), ..home() };
+    let xdg = UserDirs { data_home: Some("/d".into()), runtime: Some("/r".into()), ..home() };
     let config = Config::load(None, Overrides::default(), &xdg).unwrap();
     assert_eq!((config.data.as_path(), config.store_dir()), (Path::new("/d/pf/agent"), PathBuf::from("/d/pf/agent/store")));
     assert_eq!((config.socket.as_path(), config.engine_socket.as_path()), (Path::new("/r/pf/agent.sock"), Path::new("/r/pf/engines.sock")));
-    assert!(Config::load(None, Overrides::default(), &Environment::default()).unwrap_err().to_string().contains("--data"));
+    assert!(Config::load(None, Overrides::default(), &UserDirs::default()).unwrap_err().to_string().contains("--data"));
 }
 
 #[test]

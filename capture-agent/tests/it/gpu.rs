@@ -20,7 +20,7 @@ const RING: u64 = 6 << 20;
 fn gpu(test: &str) -> bool {
     let there = std::env::var_os("PF_HAS_GPU").is_some_and(|value| value == "1");
     if !there {
-        pfr_rig::run::skip("gpu", &format!("{test} needs a CUDA device and PF_HAS_GPU=1"));
+        pfr_testkit::run::skip("gpu", &format!("{test} needs a CUDA device and PF_HAS_GPU=1"));
     }
     there
 }

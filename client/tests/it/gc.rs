@@ -6,10 +6,11 @@ use pfr_client::{Progress, Source, push};
 use pfr_schema::api::{GcReport, Usage};
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_store::{Options, Store};
+use pfr_testkit::snapshot::Shape;
 use std::path::Path;
 use std::time::Duration;
 
-const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 };
+const SHAPE: Shape = Shape::of(Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 });
 
 fn report(dir: &Path, args: &[&str]) -> GcReport {
     let (code, stdout, stderr) = pf(dir, &[args, &["--json"]].concat());
@@ -42,7 +43,7 @@ async fn pulled() -> (Registry, tempfile::TempDir, u64) {
     let mut size = 0;
     for (i, name) in ["a", "b", "c"].into_iter().enumerate() {
         let numbers: Vec<u64> = (i as u64 * 100..i as u64 * 100 + 40).collect();
-        let source = directory(GEOMETRY, &numbers);
+        let source = directory(SHAPE, &numbers);
         push_dir(&registry.remote(), source.path(), name).await.unwrap();
         // The lease of the pull: long enough for it, over soon after.
         let store = Store::open(&dir.path().join("store"), Options { lease: Duration::from_secs(3), ..Options::default() }).await.unwrap();
@@ -132,7 +133,7 @@ async fn what_is_pushed_or_pulled_again_is_used_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
-    let (dir, source) = (tempfile::tempdir().unwrap(), directory(GEOMETRY, &(0..40).collect::<Vec<_>>()));
+    let (dir, source) = (tempfile::tempdir().unwrap(), directory(SHAPE, &(0..40).collect::<Vec<_>>()));
     let registry = Registry::start().await;
     push_dir(&registry.remote(), source.path(), "a").await.unwrap();
     let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
@@ -172,7 +173,7 @@ async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
 async fn a_registry_collects_when_asked() {
     let registry =
         Registry::start_with(|config| (config.lease_seconds, config.gc_interval_seconds, config.gc_horizon_seconds) = (1, 0, 0)).await;
-    let (dir, source) = (tempfile::tempdir().unwrap(), directory(GEOMETRY, &(0..40).collect::<Vec<_>>()));
+    let (dir, source) = (tempfile::tempdir().unwrap(), directory(SHAPE, &(0..40).collect::<Vec<_>>()));
     let digest = push_dir(&registry.remote(), source.path(), "a").await.unwrap().digest;
     registry.remote().delete_snapshot(&repository(), &digest).await.unwrap();
     let url = registry.remote().url().to_string();

@@ -7,10 +7,11 @@ use pfr_schema::Digest;
 use pfr_schema::api::ScrubReport;
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_store::{Options, Store};
+use pfr_testkit::snapshot::Shape;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 };
+const SHAPE: Shape = Shape::of(Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 });
 
 /// `pf` over the store in `dir`; exit code, stdout, stderr.
 fn pf(dir: &Path, args: &[&str]) -> (i32, String, String) {
@@ -27,7 +28,7 @@ async fn three() -> (tempfile::TempDir, Vec<PathBuf>) {
     let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
     for (i, name) in ["a", "b", "c"].into_iter().enumerate() {
         let numbers: Vec<u64> = (i as u64 * 100..i as u64 * 100 + 40).collect();
-        let source = directory(GEOMETRY, &numbers);
+        let source = directory(SHAPE, &numbers);
         push_dir(&registry.remote(), source.path(), name).await.unwrap();
         let digest = pull_store(&registry.remote(), name, &store).await.unwrap().digest;
         store.put_tag(&repository(), tag(name), digest, None).await.unwrap();
@@ -85,7 +86,7 @@ async fn a_pack_that_cannot_be_read_is_unread_and_not_damaged() {
 
 #[tokio::test]
 async fn an_attachment_may_have_the_bytes_of_another_snapshots_container() {
-    let (with, copying) = (directory(GEOMETRY, &[1, 2]), directory(GEOMETRY, &[3]));
+    let (with, copying) = (directory(SHAPE, &[1, 2]), directory(SHAPE, &[3]));
     write_checkpoint(with.path());
     std::fs::create_dir(copying.path().join("attachments")).unwrap();
     std::fs::copy(with.path().join("checkpoint.json"), copying.path().join("attachments/copy.json")).unwrap();

@@ -82,7 +82,7 @@ async fn zstd_files_go_as_they_are_and_odd_ones_decoded() {
             k: put_blob(dir.path(), &raw(2 * n)),
             v: put_blob(dir.path(), &raw(2 * n + 1)),
         });
-        pfr_schema::flat::FlatManifest::new(LARGE, pages.collect(), vec![], &pfr_schema::Limits::default()).unwrap()
+        pfr_schema::flat::FlatManifest::new(LARGE.geometry, pages.collect(), vec![], &pfr_schema::Limits::default()).unwrap()
     };
     std::fs::write(dir.path().join("page_manifest.json"), manifest.to_bytes()).unwrap();
     let digests: Vec<Digest> = manifest.pages().iter().flat_map(|p| [p.k, p.v]).collect();

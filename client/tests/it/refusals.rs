@@ -204,7 +204,7 @@ async fn a_blob_of_another_algorithm_is_found_in_its_own_folder() {
     std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
     std::fs::rename(blob_path(dir.path(), &sha), &folder).unwrap();
     let page = pfr_schema::flat::Page { ix: 0, k: digest, v: digest };
-    let flat = pfr_schema::flat::FlatManifest::new(SMALL, vec![page], vec![], &pfr_schema::Limits::default()).unwrap();
+    let flat = pfr_schema::flat::FlatManifest::new(SMALL.geometry, vec![page], vec![], &pfr_schema::Limits::default()).unwrap();
     std::fs::write(dir.path().join("page_manifest.json"), flat.to_bytes()).unwrap();
     let pushed = push_dir(&registry.remote(), dir.path(), "t").await.unwrap();
     registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();

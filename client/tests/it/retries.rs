@@ -1,6 +1,5 @@
 //! How long a registry is tried again, and what a user sees of it.
 
-use crate::common::front::{Fate, Front, Seen};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, push_dir, tag};
 use axum::Router;
@@ -9,6 +8,7 @@ use axum::response::Html;
 use axum::routing::{any, get};
 use pfr_client::{Error, Remote, RemoteOptions};
 use pfr_schema::ErrorCode;
+use pfr_testkit::front::{Fate, Front, Seen};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -23,12 +23,11 @@ async fn restarting(registry: &Registry, lost: usize) -> Front {
         asked += 1;
         if asked > 1 && asked <= 1 + lost { Fate::LoseAnswer } else { Fate::Pass }
     })
-    .await
 }
 
 fn remote(url: &str, retry_for: Duration, heard: &Arc<Mutex<Vec<Option<u32>>>>) -> Remote {
     let heard = Arc::clone(heard);
-    let on_retry: pfr_client::OnRetry = Arc::new(move |retrying| heard.lock().unwrap().push(retrying.map(|r| r.attempt)));
+    let on_retry = pfr_client::OnRetry::new(move |retrying| heard.lock().unwrap().push(retrying.map(|r| r.attempt)));
     Remote::new(url, RemoteOptions { retries: 0, retry_for, on_retry: Some(on_retry), ..RemoteOptions::default() }).unwrap()
 }
 

@@ -1,12 +1,12 @@
 //! A push that takes many times as long as its lease, and a registry that collects without a horizon all the while. The registry's clock stands
 //! still unless the test moves it.
 
-use crate::common::front::{Fate, Front, Seen};
 use crate::common::sample::{LARGE, directory};
 use crate::common::{Registry, is_empty, push_dir, remote, until};
 use pfr_client::{Error, PushReport};
 use pfr_schema::api::GcReport;
 use pfr_store::{Clock, GcOptions, Options, Store};
+use pfr_testkit::front::{Fate, Front, Seen};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -50,8 +50,7 @@ impl Slow {
         let front = Front::start(&registry.url, move |seen| {
             uploads += usize::from(upload(seen));
             if upload(seen) && uploads == 3 { Fate::Hold(Arc::clone(&held)) } else { Fate::Pass }
-        })
-        .await;
+        });
         let source = directory(LARGE, &(0..40).collect::<Vec<_>>());
         let (url, path) = (front.url.clone(), source.path().to_owned());
         let push = tokio::spawn(async move { push_dir(&remote(&url), &path, "t").await });

@@ -1,6 +1,5 @@
 //! Lost answers, refusals, cuts and lies: what a push or pull makes of them.
 
-use crate::common::front::{Fate, Front, Seen, first};
 use crate::common::sample::{LARGE, SMALL, directory, everything, page};
 use crate::common::{Registry, files, is_empty, memory, pull_dir, pull_store, push_dir, remote, repository, same_files, tag, target};
 use pfr_client::{Progress, Source, push};
@@ -8,6 +7,7 @@ use pfr_schema::api::{ForkRequest, TagRequest, TagState};
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{self, Header};
 use pfr_schema::{Digest, ErrorCode, Kind};
+use pfr_testkit::front::{Fate, Front, Seen, first};
 
 fn upload(seen: &Seen) -> bool {
     seen.method == "PUT" && seen.path.ends_with("/frames")
@@ -35,8 +35,7 @@ async fn every_single_request_may_be_refused_for_a_while_or_lose_its_answer() {
             let front = Front::start(&registry.url, move |_| {
                 count += 1;
                 if count == nth + 1 { fate() } else { Fate::Pass }
-            })
-            .await;
+            });
             let pushed = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_or_else(|e| panic!("push, {name} {nth}: {e}"));
             registry.store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
             let store = memory().await;
@@ -44,8 +43,7 @@ async fn every_single_request_may_be_refused_for_a_while_or_lose_its_answer() {
             let front = Front::start(&registry.url, move |_| {
                 count += 1;
                 if count == nth + 1 { fate() } else { Fate::Pass }
-            })
-            .await;
+            });
             pull_store(&remote(&front.url), "t", &store).await.unwrap_or_else(|e| panic!("pull, {name} {nth}: {e}"));
             store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
         }
@@ -59,14 +57,14 @@ fn refused() -> Fate {
 #[tokio::test]
 async fn a_commit_whose_answer_is_lost_has_happened_even_under_compare_and_swap() {
     let registry = Registry::start().await;
-    let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer)).await;
+    let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer));
     let source = directory(SMALL, &[1, 2]);
     let target = pfr_client::PushTarget { if_tag_is: Some(TagState::Absent), ..target("t") };
     let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target, &Progress::new()).await.unwrap();
     assert_eq!(registry.remote().tag(&repository(), &tag("t")).await.unwrap().digest, pushed.digest);
     assert!(pushed.created, "the first commit made it");
     // The answer is that of the commit, and not what the client makes of what it finds.
-    let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer)).await;
+    let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer));
     let again = push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
     assert!(!again.created && again.digest == pushed.digest, "{again:?}");
 }
@@ -79,15 +77,15 @@ async fn names_whose_answers_are_lost_are_as_wished() {
     let front = |matches| Front::start(&registry.url, first(1, matches, || Fate::LoseAnswer));
     let fork = ForkRequest { snapshot: "t".into(), count: 3, prefix: "f".into() };
     let remote_of = |front: &Front| remote(&front.url);
-    let forked = remote_of(&front(any).await).fork(&repository(), &fork).await.unwrap();
+    let forked = remote_of(&front(any)).fork(&repository(), &fork).await.unwrap();
     assert_eq!(forked.tags.len(), 3);
     let again = registry.remote().fork(&repository(), &fork).await.unwrap_err();
     assert_eq!(again.code(), ErrorCode::TagMoved, "asked for anew it is a conflict");
     let request = TagRequest { snapshot: "t".into(), if_tag_is: Some(TagState::Absent) };
-    remote_of(&front(any).await).put_tag(&repository(), &tag("n"), &request).await.unwrap();
-    remote_of(&front(any).await).delete_tag(&repository(), &tag("n"), Some(TagState::At(digest))).await.unwrap();
+    remote_of(&front(any)).put_tag(&repository(), &tag("n"), &request).await.unwrap();
+    remote_of(&front(any)).delete_tag(&repository(), &tag("n"), Some(TagState::At(digest))).await.unwrap();
     assert_eq!(registry.remote().delete_tag(&repository(), &tag("n"), None).await.unwrap_err().code(), ErrorCode::TagUnknown);
-    remote_of(&front(any).await).delete_snapshot(&repository(), &digest).await.unwrap();
+    remote_of(&front(any)).delete_snapshot(&repository(), &digest).await.unwrap();
 }
 
 #[tokio::test]
@@ -98,14 +96,13 @@ async fn a_session_that_the_registry_forgot_is_opened_again() {
     let front = Front::start(&registry.url, move |seen| {
         uploads += usize::from(upload(seen));
         if uploads == 4 && upload(seen) { Fate::Refuse(ErrorCode::PushUnknown) } else { Fate::Pass }
-    })
-    .await;
+    });
     push_dir(&remote(&front.url), source.path(), "t").await.unwrap();
     let opened = front.seen().iter().filter(|s| s.path.ends_with("/pushes")).count();
     assert_eq!(opened, 2);
-    let sent: usize = front.seen().iter().filter(|s| upload(s)).map(|s| s.bytes).sum();
+    let sent: usize = front.seen().iter().filter(|s| upload(s)).map(|s| s.body.len()).sum();
     assert!(sent < 2 * 80 * 16_384, "{sent} bytes: what had arrived was sent again");
-    let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::PushUnknown))).await;
+    let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::PushUnknown)));
     let other = directory(LARGE, &[1000]);
     assert_eq!(push_dir(&remote(&front.url), other.path(), "t").await.unwrap_err().code(), ErrorCode::PushUnknown, "not for ever");
 }
@@ -113,7 +110,7 @@ async fn a_session_that_the_registry_forgot_is_opened_again() {
 #[tokio::test]
 async fn a_failed_push_is_aborted_and_tells_the_first_cause() {
     let registry = Registry::start().await;
-    let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::Denied))).await;
+    let front = Front::start(&registry.url, first(100, upload, || Fate::Refuse(ErrorCode::Denied)));
     let source = directory(SMALL, &[1]);
     let error = push_dir(&remote(&front.url), source.path(), "t").await.unwrap_err();
     assert_eq!((error.code(), error.code().exit_code()), (ErrorCode::Denied, 6));
@@ -125,16 +122,16 @@ async fn a_cut_pull_goes_on_with_the_rest() {
     let registry = Registry::start().await;
     let source = directory(LARGE, &(0..200).collect::<Vec<_>>());
     let pushed = push_dir(&registry.remote(), source.path(), "t").await.unwrap();
-    let halves = || first(3, |seen| download(seen) && seen.bytes > 10_000, || Fate::Cut(2_000_000));
+    let halves = || first(3, |seen| download(seen) && seen.body.len() > 10_000, || Fate::Cut(2_000_000));
     let store = memory().await;
-    let front = Front::start(&registry.url, halves()).await;
+    let front = Front::start(&registry.url, halves());
     pull_store(&remote(&front.url), "t", &store).await.unwrap();
     store.verify(&pushed.digest, &mut |_| {}).await.unwrap();
-    let asked: Vec<usize> = front.seen().iter().filter(|s| download(s)).map(|s| s.bytes).filter(|b| *b > 1_000).collect();
+    let asked: Vec<usize> = front.seen().iter().filter(|s| download(s)).map(|s| s.body.len()).filter(|b| *b > 1_000).collect();
     assert!(asked.len() == 4 && asked.windows(2).all(|w| w[1] < w[0]), "bytes of digests asked for: {asked:?}");
 
     let dir = tempfile::tempdir().unwrap();
-    let front = Front::start(&registry.url, halves()).await;
+    let front = Front::start(&registry.url, halves());
     let pulled = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap();
     same_files(source.path(), dir.path());
     assert!(pulled.bytes_received < 400 * 16_384 * 3 / 2, "{}", pulled.bytes_received);
@@ -148,14 +145,13 @@ async fn a_pull_that_brings_nothing_gives_up_and_can_be_run_again() {
     // The first answer of pages is cut in its middle, the ones after it at once.
     let mut pages = 0;
     let front = Front::start(&registry.url, move |seen| {
-        pages += usize::from(download(seen) && seen.bytes > 5_000);
+        pages += usize::from(download(seen) && seen.body.len() > 5_000);
         match pages {
             0 => Fate::Pass,
             1 => Fate::Cut(1_500_000),
             _ => Fate::Cut(10),
         }
-    })
-    .await;
+    });
     let dir = tempfile::tempdir().unwrap();
     let error = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
     assert_eq!(error.code().exit_code(), 7, "{error}");
@@ -262,11 +258,10 @@ async fn a_lying_registry_publishes_nothing_here() {
             }
             let rule = move |count: &mut usize, seen: &Seen| {
                 *count += usize::from(download(seen));
-                if download(seen) && *count > nth { Fate::Lie(lie) } else { Fate::Pass }
+                if download(seen) && *count > nth { Fate::change(lie) } else { Fate::Pass }
             };
             let (mut a, mut b) = (0, 0);
-            let (one, two) =
-                (Front::start(&registry.url, move |s| rule(&mut a, s)).await, Front::start(&registry.url, move |s| rule(&mut b, s)).await);
+            let (one, two) = (Front::start(&registry.url, move |s| rule(&mut a, s)), Front::start(&registry.url, move |s| rule(&mut b, s)));
             let (store, dir) = (memory().await, tempfile::tempdir().unwrap());
             let into_store = pull_store(&remote(&one.url), "t", &store).await.unwrap_err();
             let into_dir = pull_dir(&remote(&two.url), "t", dir.path()).await.unwrap_err();
@@ -290,8 +285,8 @@ async fn an_answer_about_another_snapshot_is_refused() {
         let real = text.split("\"digest\":\"").nth(1).unwrap()[..71].to_owned();
         text.replacen(&real, &Digest::sha256(b"other").to_string(), 1).into_bytes()
     };
-    let rule = move |seen: &Seen| if seen.path.contains("/snapshots/") { Fate::Lie(lie) } else { Fate::Pass };
-    let front = Front::start(&registry.url, rule).await;
+    let rule = move |seen: &Seen| if seen.path.contains("/snapshots/") { Fate::change(lie) } else { Fate::Pass };
+    let front = Front::start(&registry.url, rule);
     let error = pull_store(&remote(&front.url), &digest.to_string(), &memory().await).await.unwrap_err();
     assert!(error.to_string().contains("was asked for"), "{error}");
 }
@@ -299,7 +294,7 @@ async fn an_answer_about_another_snapshot_is_refused() {
 #[tokio::test]
 async fn something_else_than_a_registry_is_told_apart() {
     let registry = Registry::start().await;
-    let front = Front::start(&registry.url, |_| Fate::Lie(|_| b"<html>".to_vec())).await;
+    let front = Front::start(&registry.url, |_| Fate::change(|_| b"<html>".to_vec()));
     let error = pull_dir(&remote(&front.url), "t", tempfile::tempdir().unwrap().path()).await.unwrap_err();
     assert!(error.to_string().contains("is it a pf registry"), "{error}");
     let source = everything();
@@ -335,15 +330,15 @@ async fn a_large_blob_in_crumbs_arrives_whole_or_not_at_all() {
     std::fs::create_dir(source.path().join("attachments")).unwrap();
     std::fs::write(source.path().join("attachments/large"), page(5, 12 << 20)).unwrap();
     push_dir(&registry.remote(), source.path(), "t").await.unwrap();
-    let front = Front::start(&registry.url, first(100, download, || Fate::Lie(flipped_bit))).await;
+    let front = Front::start(&registry.url, first(100, download, || Fate::change(flipped_bit)));
     let dir = tempfile::tempdir().unwrap();
     pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
     let late = |mut body: Vec<u8>| {
         body.get_mut(6 << 20).into_iter().for_each(|byte| *byte ^= 1);
         body
     };
-    let rule = move |seen: &Seen| if download(seen) { Fate::Lie(late) } else { Fate::Pass };
-    let front = Front::start(&registry.url, rule).await;
+    let rule = move |seen: &Seen| if download(seen) { Fate::change(late) } else { Fate::Pass };
+    let front = Front::start(&registry.url, rule);
     let error = pull_dir(&remote(&front.url), "t", dir.path()).await.unwrap_err();
     assert_eq!(error.code().exit_code(), 4, "{error}");
     assert!(!files(dir.path()).keys().any(|name| name.contains("large")), "{:?}", files(dir.path()).keys());

@@ -7,12 +7,12 @@ use crate::common::{REPO, Registry, ok, refused};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use pfr_client::{Remote, RemoteOptions};
-use pfr_rig::storage::{Moment, reset, watched};
 use pfr_schema::api::{self, ForkRequest, TagRequest, TagState};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use pfr_store::{
     Clock, Commit, Metadata, NameChange, Once, Options, PostgresMetadata, PostgresOptions, PushId, SqliteMetadata, Store, TagMove,
 };
+use pfr_testkit::storage::{Moment, reset, watched};
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Database {
             Self::Sqlite => Arc::new(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap()),
             Self::Postgres => {
                 let options = PostgresOptions { max_connections: 4, ..PostgresOptions::default() };
-                Arc::new(PostgresMetadata::connect(&pfr_rig::postgres::database(), options).await.unwrap())
+                Arc::new(PostgresMetadata::connect(&pfr_testkit::postgres::database(), options).await.unwrap())
             }
         }
     }

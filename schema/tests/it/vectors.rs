@@ -158,7 +158,7 @@ fn a_program_that_shares_no_code_finds_the_same_hashes() {
     match run {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
         // The golden file itself is compared without it.
-        Err(error) => pfr_rig::run::skip("python", &format!("the independent check needs python3 ({error})")),
+        Err(error) => pfr_testkit::run::skip("python", &format!("the independent check needs python3 ({error})")),
     }
 }
 

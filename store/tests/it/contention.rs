@@ -37,9 +37,9 @@ struct Fleet {
 impl Fleet {
     /// The database looks for deadlocks soon: each would otherwise take a second.
     async fn new(lease: Duration) -> Self {
-        let url = pfr_rig::postgres::database();
+        let url = pfr_testkit::postgres::database();
         let soon = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''20ms''', current_database()); END $$";
-        drop(pfr_rig::postgres::sql(&url, soon));
+        drop(pfr_testkit::postgres::sql(&url, soon));
         let packs: Arc<InMemory> = Arc::default();
         let mut stores = Vec::new();
         for _ in 0..2 {
@@ -137,10 +137,10 @@ impl Fleet {
         let url = self.url.clone();
         drop(self);
         let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-        while pfr_rig::postgres::sql(&url, sessions) != "0" {
+        while pfr_testkit::postgres::sql(&url, sessions) != "0" {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        pfr_rig::postgres::sql(&url, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").parse().unwrap()
+        pfr_testkit::postgres::sql(&url, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").parse().unwrap()
     }
 }
 

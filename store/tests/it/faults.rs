@@ -3,9 +3,9 @@
 
 use crate::common::{pieces, push, repository, snapshot, tag};
 use object_store::memory::InMemory;
-use pfr_rig::storage::{Moment, reset, watched};
 use pfr_schema::{Digest, ErrorCode, Kind};
 use pfr_store::{Clock, Options, SqliteMetadata, Store};
+use pfr_testkit::storage::{Moment, reset, watched};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 

@@ -319,11 +319,11 @@ async fn wrong_bytes_are_named_with_both_digests(on: Backend) {
     let checksum = crc32c::crc32c(&lying[payload..payload + 128]).to_le_bytes();
     let at = lying.len() - 4;
     lying[at..].copy_from_slice(&checksum);
-    let error = store.ingest(&session.id, pieces(&stream([lying.clone().into()]), 50)).await.unwrap_err();
+    let error = store.ingest(&session.id, pieces(&stream([&lying]), 50)).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::DigestMismatch);
     assert!(error.to_string().contains(&Digest::sha256(&page(1)).to_string()), "{error}");
     lying[at] ^= 1;
-    let error = store.ingest(&session.id, pieces(&stream([lying.into()]), 50)).await.unwrap_err();
+    let error = store.ingest(&session.id, pieces(&stream([&lying]), 50)).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::CorruptFrame, "{error}");
 }
 
@@ -344,7 +344,7 @@ async fn a_blob_larger_than_a_pack_passes_in_pieces(on: Backend) {
     let other = Rig::new(on).await;
     let other = &other.store;
     let session = other.open_push(&repository()).await.unwrap();
-    assert!(other.ingest(&session.id, pieces(&stream([wrong.into()]), 1 << 20)).await.is_err());
+    assert!(other.ingest(&session.id, pieces(&stream([&wrong]), 1 << 20)).await.is_err());
     assert_eq!(other.missing(&session.id, vec![(Digest::sha256(&large), Kind::Blob)]).await.unwrap(), vec![0]);
 }
 

@@ -2,10 +2,10 @@
 
 use crate::common::{pieces, push, repository, snapshot};
 use object_store::memory::InMemory;
-use pfr_rig::postgres::{Cluster, Durability};
 use pfr_schema::Digest;
 use pfr_schema::api::GcReport;
 use pfr_store::{Clock, GcOptions, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata, Store};
+use pfr_testkit::postgres::{Cluster, Durability};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

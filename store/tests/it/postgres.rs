@@ -5,7 +5,6 @@ mod sessions;
 
 use crate::common::{repository, snapshot, tag};
 use futures::future::join_all;
-use pfr_rig::postgres::{Cluster, Durability};
 use pfr_schema::api::TagState;
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Container;
@@ -16,6 +15,7 @@ use pfr_store::{
     Collected, Commit, Error, JournalRow, Metadata, Moved, NewContainer, NewFrame, ObjectRow, PackSizes, PostgresMetadata, PostgresOptions,
     PushId, Result, TagMove,
 };
+use pfr_testkit::postgres::{Cluster, Durability};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ async fn collect_all(metadata: &dyn Metadata, budget: usize) -> Result<Collected
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pushes_of_overlapping_snapshots_at_the_same_time_store_each_blob_once() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     for round in 0..5_u64 {
         let before = count(&*stores[0]).await;
@@ -125,7 +125,7 @@ async fn pushes_of_overlapping_snapshots_at_the_same_time_store_each_blob_once()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_races_collection_either_holds_everything_or_hears_that_it_is_gone() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let (store, collector) = (connect(&url).await, connect(&url).await);
     for round in 0..24_u64 {
         let (frames, manifest) = frames(&[round, 1000]);
@@ -151,7 +151,7 @@ async fn a_commit_that_races_collection_either_holds_everything_or_hears_that_it
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_races_collection_of_the_same_blobs_ends_with_all_of_them() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let (store, collector) = (connect(&url).await, connect(&url).await);
     for round in 0..24_u64 {
         let (over, _) = upload(&*store, &frames(&[1, 2, 3]).0, LEASE).await.unwrap();
@@ -173,7 +173,7 @@ async fn a_push_that_races_collection_of_the_same_blobs_ends_with_all_of_them() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_collections_share_the_garbage_and_delete_each_object_once() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     for i in 0..30_u64 {
         push_for(Duration::ZERO, &*stores[0], &[i, i + 1, 500], "t").await.unwrap();
@@ -198,7 +198,7 @@ async fn two_collections_share_the_garbage_and_delete_each_object_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_moves_nothing() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     // Packs in which one page of a hundred stays.
     for i in 0..4_u64 {
@@ -242,7 +242,7 @@ async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_mo
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_move_a_tag_from_the_same_state_one_wins() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     for i in 0..8 {
         push(&*stores[0], &[i], &format!("t{i}")).await.unwrap();
@@ -267,7 +267,7 @@ async fn of_many_who_move_a_tag_from_the_same_state_one_wins() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_changed_in_every_order_at_the_same_time_bring_no_error_of_the_database() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     for i in 0..4 {
         push(&*stores[0], &[i, 9], &format!("t{i}")).await.unwrap();
@@ -299,7 +299,7 @@ async fn names_changed_in_every_order_at_the_same_time_bring_no_error_of_the_dat
 
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_of_changes_become_visible_in_their_order() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let (store, reader) = (connect(&url).await, connect(&url).await);
     let done = Arc::new(AtomicBool::new(false));
     let watching = tokio::spawn({
@@ -335,7 +335,7 @@ async fn numbers_of_changes_become_visible_in_their_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_walk_over_names_and_those_who_write_them_do_not_wait_for_each_other() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let (store, other) = (connect(&url).await, connect(&url).await);
     for i in 0..3 {
         push(&*store, &[i], &format!("t{i}")).await.unwrap();
@@ -470,7 +470,7 @@ async fn assert_unnoticed(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let store = connect(&url).await;
     let kept = litter(&store).await;
     let done = Arc::new(AtomicBool::new(false));
@@ -480,7 +480,7 @@ async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
             for _ in 0..25 {
                 // So much happens in between that nobody is hit each time he tries.
                 let before = cut.rows_written();
-                pfr_rig::postgres::cut_connections(&url);
+                pfr_testkit::postgres::cut_connections(&url);
                 while cut.rows_written() < before + 200 {
                     std::thread::yield_now();
                 }
@@ -549,7 +549,7 @@ async fn a_database_of_a_newer_version_is_refused_and_one_of_this_version_is_ope
 
 #[tokio::test]
 async fn a_pack_that_was_given_up_is_lost_to_its_upload_before_and_after_it_is_forgotten() {
-    let store = connect(&pfr_rig::postgres::database()).await;
+    let store = connect(&pfr_testkit::postgres::database()).await;
     let push = PushId(unique("push"));
     store.open_push(push.clone(), repository(), LEASE).await.unwrap();
     let (frames, _) = frames(&[1]);
@@ -573,13 +573,13 @@ fn trip(url: &str, table: &str, when: &str, how: &str) {
          CREATE CONSTRAINT TRIGGER trip_later AFTER INSERT OR UPDATE OR DELETE ON {table} DEFERRABLE INITIALLY DEFERRED
            FOR EACH ROW EXECUTE FUNCTION trip();"
     );
-    drop(pfr_rig::postgres::sql(url, &statement));
+    drop(pfr_testkit::postgres::sql(url, &statement));
 }
 
 /// How often it was come by.
 fn untrip(url: &str) -> u32 {
-    let tripped = pfr_rig::postgres::sql(url, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tripped").parse().unwrap();
-    drop(pfr_rig::postgres::sql(url, "DROP FUNCTION trip() CASCADE; DROP SEQUENCE tripped"));
+    let tripped = pfr_testkit::postgres::sql(url, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tripped").parse().unwrap();
+    drop(pfr_testkit::postgres::sql(url, "DROP FUNCTION trip() CASCADE; DROP SEQUENCE tripped"));
     tripped
 }
 
@@ -606,7 +606,7 @@ async fn every_write(store: &PostgresMetadata, round: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_happens_twice() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let store = connect(&url).await;
     let ends = "PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60);";
     let loses = "RAISE EXCEPTION 'as asked for' USING ERRCODE = 'serialization_failure';";
@@ -626,7 +626,7 @@ async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_hap
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_stays_is_not_tried_for_ever_and_one_of_the_tables_not_at_all() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     let store = connect(&url).await;
     let fails = |code: &str| format!("RAISE EXCEPTION 'as asked for' USING ERRCODE = '{code}';");
     for (code, expected, least, most) in
@@ -672,7 +672,7 @@ async fn silenced(url: &str) -> (String, tokio::sync::watch::Sender<u64>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
-    let (url, silence) = silenced(&pfr_rig::postgres::database()).await;
+    let (url, silence) = silenced(&pfr_testkit::postgres::database()).await;
     let options = PostgresOptions { max_connections: 4, limit: Duration::from_secs(2), ..PostgresOptions::default() };
     let store: Arc<dyn Metadata> = Arc::new(PostgresMetadata::connect(&url, options).await.unwrap());
     push(&*store, &[1, 2], "t").await.unwrap();
@@ -713,10 +713,10 @@ async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_the_victim_of_a_deadlock_tries_again() {
-    let url = pfr_rig::postgres::database();
+    let url = pfr_testkit::postgres::database();
     // Ours looks for deadlocks once, when it has waited for so long: the stranger must be in one by then.
     let patience = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''6s''', current_database()); END $$";
-    drop(pfr_rig::postgres::sql(&url, patience));
+    drop(pfr_testkit::postgres::sql(&url, patience));
     let store = connect(&url).await;
     push(&*store, &[1, 2], "t").await.unwrap();
     let (frames, _) = frames(&[1, 2]);
@@ -735,7 +735,7 @@ async fn who_is_the_victim_of_a_deadlock_tries_again() {
         async move { upload(&*store, &frames, LEASE).await.map(|(_, new)| new) }
     });
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    while pfr_rig::postgres::sql(&url, waiting) == "0" {
+    while pfr_testkit::postgres::sql(&url, waiting) == "0" {
         tokio::task::yield_now().await;
     }
     raw_sql(AssertSqlSafe(lock(first))).execute(&mut stranger).await.unwrap();
@@ -743,7 +743,7 @@ async fn who_is_the_victim_of_a_deadlock_tries_again() {
     raw_sql("COMMIT").execute(&mut stranger).await.unwrap();
     assert_eq!(pushing.await.unwrap().unwrap(), 0, "everything was there");
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    while pfr_rig::postgres::sql(&url, deadlocks) == "0" {
+    while pfr_testkit::postgres::sql(&url, deadlocks) == "0" {
         tokio::task::yield_now().await;
     }
     assert_sound(&*store).await;

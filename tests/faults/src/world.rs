@@ -86,7 +86,7 @@ fn folder() -> std::io::Result<TempDir> {
 /// The PostgreSQL database of this thread: one at a time is in use, and a new one for each history would take longer than the history.
 fn postgres_url() -> String {
     thread_local!(static URL: OnceCell<String> = const { OnceCell::new() });
-    URL.with(|url| url.get_or_init(pfr_rig::postgres::database).clone())
+    URL.with(|url| url.get_or_init(pfr_testkit::postgres::database).clone())
 }
 
 async fn open(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
@@ -104,8 +104,8 @@ async fn fresh(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn 
     let metadata = open(database, file, clock).await?;
     if database == Database::Postgres {
         // Sessions of replicas that were killed may still end their transactions: they would hold the tables.
-        pfr_rig::postgres::cut_connections(&postgres_url());
-        pfr_rig::postgres::empty(&postgres_url(), "_sqlx_migrations");
+        pfr_testkit::postgres::cut_connections(&postgres_url());
+        pfr_testkit::postgres::empty(&postgres_url(), "_sqlx_migrations");
     }
     Ok(metadata)
 }

@@ -6,7 +6,6 @@ mod adversary;
 mod capture;
 mod docs;
 mod e2e;
-mod liar;
 mod mirror;
 mod pull_through;
 mod replicas;

@@ -1,68 +1,26 @@
 //! Snapshot directories and stored snapshots.
 
-use pfr_schema::flat::{FlatManifest, Page, Sequence};
+use pfr_schema::Digest;
 use pfr_schema::geometry::{Dtype, Geometry};
-use pfr_schema::{Digest, Limits};
-use std::path::{Path, PathBuf};
+pub use pfr_testkit::directory::{blob_path, put_blob, write};
+use pfr_testkit::snapshot::{Shape, bytes};
+use std::path::Path;
 use tempfile::TempDir;
 
-/// 2 layers × 4 tokens × 2 heads × 4 elements of bf16: 128 bytes a page.
-pub const SMALL: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 4, dtype: Dtype::Bf16 };
+/// 128 bytes a page.
+pub const SMALL: Shape = Shape::TINY;
 /// 2 layers × 16 tokens × 4 heads × 64 elements of bf16: 16 KiB a page.
-pub const LARGE: Geometry = Geometry { page_size_tokens: 16, n_layers: 2, n_heads: 4, head_dim: 64, dtype: Dtype::Bf16 };
+pub const LARGE: Shape = Shape::of(Geometry { page_size_tokens: 16, n_layers: 2, n_heads: 4, head_dim: 64, dtype: Dtype::Bf16 });
 
-/// One page's bytes, different for each number and not compressible.
-pub fn page(number: u64, bytes: u64) -> Vec<u8> {
-    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut page = vec![0; bytes as usize];
-    for word in page.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
-    }
-    page
-}
-
-/// Where a blob lies in a directory.
-pub fn blob_path(root: &Path, digest: &Digest) -> PathBuf {
-    let hex = digest.hex();
-    root.join("blobs").join(digest.algorithm().name()).join(&hex[..2]).join(hex)
-}
-
-/// Writes a blob.
-pub fn put_blob(root: &Path, bytes: &[u8]) -> Digest {
-    let digest = Digest::sha256(bytes);
-    let path = blob_path(root, &digest);
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, bytes).unwrap();
-    digest
-}
-
-/// A flat manifest whose page `i` has K bytes `page(2n)` and V bytes `page(2n+1)` for n = `numbers[i]`.
-pub fn flat(geometry: Geometry, numbers: &[u64]) -> FlatManifest {
-    let bytes = geometry.page_bytes(&Limits::default()).unwrap();
-    let digest = |n: u64| Digest::sha256(&page(n, bytes));
-    let pages = numbers.iter().enumerate().map(|(ix, n)| Page { ix: ix as u32, k: digest(2 * n), v: digest(2 * n + 1) }).collect();
-    let sequence = Sequence { id: "seq".into(), page_ixs: (0..numbers.len() as u32).collect(), fill_in_last_page: 1 };
-    FlatManifest::new(geometry, pages, vec![sequence], &Limits::default()).unwrap()
-}
-
-/// Writes pages and a page manifest.
-pub fn write(root: &Path, name: &str, geometry: Geometry, numbers: &[u64]) {
-    let manifest = flat(geometry, numbers);
-    for n in numbers {
-        for half in [2 * n, 2 * n + 1] {
-            put_blob(root, &page(half, manifest.page_bytes()));
-        }
-    }
-    std::fs::write(root.join(name), manifest.to_bytes()).unwrap();
+/// Bytes that differ from number to number and cannot be compressed.
+pub fn page(number: u64, len: u64) -> Vec<u8> {
+    bytes(number, len as usize)
 }
 
 /// A directory with a page manifest and its blobs.
-pub fn directory(geometry: Geometry, numbers: &[u64]) -> TempDir {
+pub fn directory(shape: Shape, numbers: &[u64]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), "page_manifest.json", geometry, numbers);
+    write(dir.path(), "page_manifest.json", shape, numbers);
     dir
 }
 

@@ -1,16 +1,18 @@
 //! Small snapshots with every kind of container, and frame streams of them, good and bad.
 
 use bytes::Bytes;
-use pfr_schema::codec::{self, Codec};
-use pfr_schema::flat::{FlatManifest, Page, Sequence};
-use pfr_schema::frame::{self, Event, Header, Parser};
+use pfr_schema::codec;
+use pfr_schema::flat::FlatManifest;
+use pfr_schema::frame::{Event, Header, Parser};
 use pfr_schema::geometry::{Dtype, Geometry};
-use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
-use pfr_schema::tree::{Document, Group, PageTree};
-use pfr_schema::{Digest, Kind, Limits, media_type};
-use std::collections::BTreeMap;
+use pfr_schema::snapshot::SnapshotConfig;
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Kind, Limits};
+use pfr_testkit::frames;
+use pfr_testkit::snapshot::Shape;
 
 pub const GEOMETRY: Geometry = Geometry { page_size_tokens: 16, n_layers: 2, n_heads: 2, head_dim: 8, dtype: Dtype::F16 };
+const SHAPE: Shape = Shape { fill: 7, ..Shape::of(GEOMETRY) };
 
 /// A snapshot and everything it reaches.
 pub struct Snapshot {
@@ -23,36 +25,16 @@ pub struct Snapshot {
 
 /// Page bytes that depend on the seed alone.
 pub fn page(seed: u64) -> Vec<u8> {
-    let len = GEOMETRY.page_bytes(&Limits::default()).expect("a small page") as usize;
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
-    let mut next = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    std::iter::repeat_with(&mut next).take(len).collect()
+    SHAPE.page(seed)
 }
 
 /// A snapshot of the pages with these seeds.
 pub fn snapshot(seeds: impl IntoIterator<Item = u64>, parents: Vec<Digest>) -> Snapshot {
-    let mut blobs = Vec::new();
-    let mut pages = Vec::new();
-    for (ix, seed) in seeds.into_iter().enumerate() {
-        let k = Document::new(Kind::Blob, page(seed * 2));
-        let v = Document::new(Kind::Blob, page(seed * 2 + 1));
-        pages.push(Page { ix: ix as u32, k: k.digest, v: v.digest });
-        blobs.extend([k, v]);
-    }
-    let sequence = Sequence { id: "seq-1".into(), page_ixs: (0..pages.len() as u32).collect(), fill_in_last_page: 7 };
-    let flat = FlatManifest::new(GEOMETRY, pages, vec![sequence], &Limits::default()).expect("a valid manifest");
-    let (tree, runs) = PageTree::from_flat(&flat, Group::default(), 0, 1).expect("a valid tree");
-    blobs.extend(runs);
-    let tree = tree.to_document();
+    let seeds: Vec<u64> = seeds.into_iter().collect();
     let config = SnapshotConfig { agent: Some("test".into()), parents, ..SnapshotConfig::default() };
-    let config = Document::new(Kind::Blob, config.to_bytes());
-    let manifest = Manifest::snapshot(&config, vec![Descriptor::of(media_type::TREE, &tree)], BTreeMap::new()).to_document();
-    let (manifest_digest, config_digest) = (manifest.digest, config.digest);
-    blobs.extend([tree, config, manifest]);
-    Snapshot { manifest: manifest_digest, config: config_digest, flat, blobs }
+    let made = SHAPE.snapshot(&seeds).config(config).build();
+    let blobs = made.blobs().into_iter().cloned().collect();
+    Snapshot { manifest: made.digest(), config: made.config.digest, flat: made.trees[0].flat.clone(), blobs }
 }
 
 impl Snapshot {
@@ -72,15 +54,12 @@ impl Snapshot {
 
 /// A frame stream with its end mark.
 pub fn stream(blobs: &[Document]) -> Vec<u8> {
-    let mut out: Vec<u8> = blobs.iter().flat_map(|blob| raw_frame(blob.kind, blob.digest, &blob.bytes)).collect();
-    out.extend(frame::end_mark(blobs.len() as u64));
-    out
+    frames::stream(blobs.iter().map(frames::of))
 }
 
 /// One frame, not encoded, under any digest.
 pub fn raw_frame(kind: Kind, digest: Digest, bytes: &[u8]) -> Vec<u8> {
-    let len = bytes.len() as u64;
-    frame::encode(&Header { codec: Codec::Raw, kind, digest, raw_len: len, stored_len: len }, bytes)
+    frames::claiming(kind, digest, bytes).into()
 }
 
 /// A frame stream taken apart, every blob verified, the end mark required.

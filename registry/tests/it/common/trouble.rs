@@ -2,8 +2,8 @@
 
 use object_store::memory::InMemory;
 use object_store::{Error, Result};
-use pfr_rig::storage::watched;
 use pfr_store::{Clock, Options, SqliteMetadata, Store};
+use pfr_testkit::storage::watched;
 use std::sync::{Arc, Mutex};
 
 /// What the disk does next.

@@ -14,21 +14,20 @@ pub mod leaks;
 pub mod rig;
 
 use bytes::Bytes;
-use pfr_schema::codec::Codec;
-use pfr_schema::flat::{FlatManifest, Page, Sequence};
-use pfr_schema::frame::{self, Header};
-use pfr_schema::geometry::{Dtype, Geometry};
-use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
-use pfr_schema::tree::{Document, Group, PageTree};
-use pfr_schema::{Digest, Kind, Limits, RepositoryName, Tag, media_type};
-use pfr_store::{Ingested, Options, Result, Store, document_frame};
+use pfr_schema::flat::FlatManifest;
+use pfr_schema::geometry::Geometry;
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, RepositoryName, Tag};
+use pfr_store::{Ingested, Options, Result, Store};
+use pfr_testkit::frames;
+pub use pfr_testkit::frames::{blob as blob_frame, stream};
+use pfr_testkit::snapshot::Shape;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 
-/// 2 layers × 4 tokens × 2 heads × 4 elements of bf16: 128 bytes a page.
-pub const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 2, n_heads: 2, head_dim: 4, dtype: Dtype::Bf16 };
+pub const GEOMETRY: Geometry = Shape::TINY.geometry;
 
-/// A snapshot as its documents and pages.
+/// A snapshot of one tree, as its pages and documents.
 pub struct Snapshot {
     pub pages: Vec<Vec<u8>>,
     pub runs: Vec<Document>,
@@ -40,22 +39,15 @@ pub struct Snapshot {
 
 /// One page's bytes, different for each number.
 pub fn page(number: u64) -> Vec<u8> {
-    (0..16_u64).flat_map(|i| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i.wrapping_mul(0x1234_5678_9abc_def1)).to_le_bytes()).collect()
+    Shape::TINY.page(number)
 }
 
 /// A snapshot whose page `i` has K bytes `page(2n)` and V bytes `page(2n+1)` for n = `numbers[i]`.
 pub fn snapshot(numbers: &[u64], parents: Vec<Digest>) -> Snapshot {
-    let limits = Limits::default();
-    let blobs: Vec<Vec<u8>> = numbers.iter().flat_map(|n| [page(2 * n), page(2 * n + 1)]).collect();
-    let entries =
-        blobs.chunks(2).enumerate().map(|(ix, kv)| Page { ix: ix as u32, k: Digest::sha256(&kv[0]), v: Digest::sha256(&kv[1]) }).collect();
-    let sequence = Sequence { id: "seq".into(), page_ixs: (0..numbers.len() as u32).collect(), fill_in_last_page: 0 };
-    let flat = FlatManifest::new(GEOMETRY, entries, vec![sequence], &limits).unwrap();
-    let (tree, runs) = PageTree::from_flat(&flat, Group::default(), 0, 1).unwrap();
-    let tree = tree.to_document();
-    let config = Document::new(Kind::Blob, SnapshotConfig { parents, ..SnapshotConfig::default() }.to_bytes());
-    let manifest = Manifest::snapshot(&config, vec![Descriptor::of(media_type::TREE, &tree)], Default::default()).to_document();
-    Snapshot { pages: blobs, runs, tree, config, manifest, flat }
+    let mut made = Shape { fill: 0, ..Shape::TINY }.snapshot(numbers).parents(parents).build();
+    let tree = made.trees.remove(0);
+    let pages = tree.pages.into_iter().map(|page| page.bytes).collect();
+    Snapshot { pages, runs: tree.runs, tree: tree.document, config: made.config, manifest: made.manifest, flat: tree.flat }
 }
 
 impl Snapshot {
@@ -66,25 +58,8 @@ impl Snapshot {
 
     /// A stream with every page and document.
     pub fn stream(&self) -> Vec<u8> {
-        stream(self.pages.iter().map(|p| blob_frame(p)).chain(self.documents().into_iter().map(document_frame)))
+        stream(self.pages.iter().map(|p| blob_frame(p)).chain(self.documents().into_iter().map(frames::of)))
     }
-}
-
-/// A plain blob as a raw frame.
-pub fn blob_frame(raw: &[u8]) -> Bytes {
-    let len = raw.len() as u64;
-    frame::encode(&Header { codec: Codec::Raw, kind: Kind::Blob, digest: Digest::sha256(raw), raw_len: len, stored_len: len }, raw).into()
-}
-
-/// Frames and an end mark.
-pub fn stream(frames: impl IntoIterator<Item = Bytes>) -> Vec<u8> {
-    let (mut out, mut count) = (Vec::new(), 0);
-    for frame in frames {
-        out.extend_from_slice(&frame);
-        count += 1;
-    }
-    out.extend_from_slice(&frame::end_mark(count));
-    out
 }
 
 /// A stream of `bytes` in pieces.

@@ -27,12 +27,12 @@ async fn backends(clock: Clock, dir: &std::path::Path) -> Vec<(&'static str, Arc
 /// An empty database: the first one of this thread, emptied.
 async fn postgres(clock: Clock) -> PostgresMetadata {
     thread_local!(static URL: std::cell::OnceCell<String> = const { std::cell::OnceCell::new() });
-    let url = URL.with(|url| url.get_or_init(pfr_rig::postgres::database).clone());
+    let url = URL.with(|url| url.get_or_init(pfr_testkit::postgres::database).clone());
     let metadata =
         PostgresMetadata::connect(&url, PostgresOptions { max_connections: 4, clock: Some(clock), ..PostgresOptions::default() })
             .await
             .unwrap();
-    pfr_rig::postgres::empty(&url, "_sqlx_migrations");
+    pfr_testkit::postgres::empty(&url, "_sqlx_migrations");
     metadata
 }
 

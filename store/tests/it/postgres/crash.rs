@@ -2,8 +2,8 @@
 
 use super::{LEASE, connect, unique};
 use crate::common::repository;
-use pfr_rig::postgres::{Cluster, Durability};
 use pfr_store::{Metadata as _, PushId};
+use pfr_testkit::postgres::{Cluster, Durability};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,9 +2,9 @@
 
 use super::{LEASE, collect_all, connect, frames, unique, upload};
 use crate::common::repository;
-use pfr_rig::postgres;
 use pfr_schema::Kind;
 use pfr_store::{Metadata as _, PushId};
+use pfr_testkit::postgres;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Real registries, clients and collections, killed at random over one store: an acknowledged push survives, and in the end nothing is
 //! left over.
 
-use pfr_rig::postgres::{self, Cluster, Durability};
+use pfr_testkit::postgres::{self, Cluster, Durability};
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary, files, seed, wait_for};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};

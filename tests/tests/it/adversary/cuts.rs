@@ -1,8 +1,7 @@
 //! Cuts and kills at chosen bytes: of a push, of its last answer, of a pull.
 
 use super::{nothing_published, same_files};
-use crate::liar::{Fate, Liar, Seen};
-use pfr_tests::{Pf, Proxy, Registry, Shape, SnapshotDir, Tamper, seed, wait_for};
+use pfr_tests::{Fate, Pf, Proxy, Registry, Seen, Shape, SnapshotDir, Tamper, front, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Child;
@@ -113,11 +112,11 @@ fn a_push_whose_commit_was_done_but_not_answered_succeeds_by_itself_and_is_no_co
     // The answer is lost as a whole, or comes in part.
     for (i, (expected, whole)) in [(None, true), (Some("absent"), true), (None, false), (Some("absent"), false)].into_iter().enumerate() {
         let mut commits = 0;
-        let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+        let liar = front(&registry.url(), move |seen: &Seen| {
             let commit = seen.path.ends_with("/commit");
             commits += u32::from(commit);
             match (commit && commits == 1, whole) {
-                (true, true) => Fate::Lose,
+                (true, true) => Fate::LoseAnswer,
                 (true, false) => Fate::Cut(7),
                 (false, _) => Fate::Pass,
             }
@@ -130,7 +129,7 @@ fn a_push_whose_commit_was_done_but_not_answered_succeeds_by_itself_and_is_no_co
         arguments.extend(expected.iter().flat_map(|state| ["--if-tag-is", state]));
         let output = host.run(&arguments);
         assert_eq!(output.code, 0, "{expected:?}, answer lost as a whole: {whole}: {output:?}");
-        assert_eq!(liar.lies(), 1);
+        assert_eq!(liar.struck(), 1);
         assert_eq!(direct.tags("a")[&tag], output.last_line());
         direct.run(&["verify", &reference]).ok();
     }
@@ -146,10 +145,10 @@ fn any_answer_of_a_command_that_changes_something_may_be_lost_or_come_in_part() 
         for nth in 0..6 {
             let liar = |skip: u32| {
                 let mut count = 0;
-                Liar::before(&registry.url(), move |_: &Seen| {
+                front(&registry.url(), move |_: &Seen| {
                     count += 1;
                     match (count == skip + 1, lose) {
-                        (true, true) => Fate::Lose,
+                        (true, true) => Fate::LoseAnswer,
                         (true, false) => Fate::Cut(5),
                         (false, _) => Fate::Pass,
                     }
@@ -190,12 +189,12 @@ fn a_conflict_whose_answer_was_lost_is_still_a_conflict() {
         ("/commit", &["push", next.arg(), "a:t", "--if-tag-is", "absent"]),
     ] {
         let mut lost = false;
-        let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+        let liar = front(&registry.url(), move |seen: &Seen| {
             let meant = seen.path.ends_with(end) && seen.method != "GET";
-            if meant && !std::mem::replace(&mut lost, true) { Fate::Lose } else { Fate::Pass }
+            if meant && !std::mem::replace(&mut lost, true) { Fate::LoseAnswer } else { Fate::Pass }
         });
         let output = Pf::new(&liar.url).run(arguments);
-        assert_eq!(liar.lies(), 1, "{arguments:?}");
+        assert_eq!(liar.struck(), 1, "{arguments:?}");
         assert_eq!(output.code, 3, "{arguments:?}: {output:?}");
         assert_eq!(direct.tags("a"), before, "{arguments:?}");
     }
@@ -240,7 +239,7 @@ fn a_pull_that_cannot_go_on_publishes_nothing_and_says_that_it_was_cut() {
     let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINYLLAMA, &(0..20).collect::<Vec<_>>());
     pf.run(&["push", dir.arg(), "a:t"]).ok();
     // Too short for one frame: no try brings anything.
-    let liar = Liar::before(&registry.url(), |seen: &Seen| if seen.asks_for_pages() { Fate::Cut(150_000) } else { Fate::Pass });
+    let liar = front(&registry.url(), |seen: &Seen| if seen.asks_for_pages() { Fate::Cut(150_000) } else { Fate::Pass });
     let host = Pf::new(&liar.url);
     let out = host.path("out");
     let output = host.run(&["pull", "a:t", out.to_str().unwrap(), "--retries", "2"]);

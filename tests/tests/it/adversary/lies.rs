@@ -1,11 +1,10 @@
 //! Whatever a registry answers, a client publishes the truth or nothing.
 
 use super::{nothing_published, same_files};
-use crate::liar::{Fate, Liar, Seen};
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::{self, Header};
 use pfr_schema::{Digest, Kind};
-use pfr_tests::{Output, Pf, Registry, Shape, SnapshotDir, Wire, seed};
+use pfr_tests::{Fate, Output, Pf, Registry, Seen, Shape, SnapshotDir, Wire, front, seed};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 const PAGES: u64 = 200;
@@ -76,13 +75,13 @@ fn check(lie: &Lie, of_pages: bool, into_directory: bool, registry: &str) -> Res
         if of_pages { "pages" } else { "containers" },
         if into_directory { "directory" } else { "store" }
     );
-    let liar = Liar::before(registry, move |seen: &Seen| match seen.asked() {
+    let liar = front(registry, move |seen: &Seen| match seen.asked() {
         Some(digests) if seen.asks_for_pages() == of_pages => answer(&digests),
         _ => Fate::Pass,
     });
     let host = Pf::new(&liar.url);
     let output = pull(&host, into_directory);
-    assert!(liar.lies() > 0, "{what}: nobody asked");
+    assert!(liar.struck() > 0, "{what}: nobody asked");
     nothing_published(&host, &host.path("out"), &what);
     assert!(output.peak_memory < MEMORY, "{what}: {} MiB", output.peak_memory >> 20);
     let said = output.stderr.starts_with("error: ") && output.stdout.is_empty();
@@ -138,14 +137,14 @@ fn well_formed_frames_of_forged_bytes_are_refused_by_their_digests() {
     for nth in 0..6 {
         for into_directory in [false, true] {
             let mut count = 0;
-            let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+            let liar = front(&registry.url(), move |seen: &Seen| {
                 count += u32::from(seen.asked().is_some());
-                if seen.asked().is_some() && count == nth + 1 { Fate::Change(Box::new(|body| forged(&body))) } else { Fate::Pass }
+                if seen.asked().is_some() && count == nth + 1 { Fate::change(|body| forged(&body)) } else { Fate::Pass }
             });
             let host = Pf::new(&liar.url);
             let output = pull(&host, into_directory);
             let what = format!("request {nth} for frames, into a {}", if into_directory { "directory" } else { "store" });
-            if liar.lies() == 0 {
+            if liar.struck() == 0 {
                 // There are fewer requests.
                 assert!(nth >= 4, "{what}: nobody asked");
                 assert_eq!(output.code, 0, "{what}: {output:?}");
@@ -167,7 +166,7 @@ fn answers_that_are_not_the_protocols_are_refused_and_nothing_is_published() {
     let problem = br#"{"type":"urn:pf:problem:internal","title":"t","status":500,"detail":"d","code":"internal","retryable":false}"#;
     let cases: Vec<(&str, Answer, i32)> = vec![
         ("a page for people", Box::new(|| Fate::Instead(200, "text/html", b"<html>".to_vec())), 1),
-        ("half a document", Box::new(|| Fate::Change(Box::new(|body| body[..body.len() / 2].to_vec()))), 1),
+        ("half a document", Box::new(|| Fate::change(|body| body[..body.len() / 2].to_vec())), 1),
         ("a document without end", Box::new(|| Fate::Endless(vec![b' '; 1 << 20])), 1),
         ("a redirection", Box::new(|| Fate::Instead(302, "text/html", Vec::new())), 1),
         ("a bug", Box::new(move || Fate::Instead(500, "application/problem+json", problem.to_vec())), 70),
@@ -176,10 +175,10 @@ fn answers_that_are_not_the_protocols_are_refused_and_nothing_is_published() {
     ];
     let mut failed = Vec::new();
     for (name, fate, code) in cases {
-        let liar = Liar::before(&registry.url(), move |seen: &Seen| if is_snapshot(seen) { fate() } else { Fate::Pass });
+        let liar = front(&registry.url(), move |seen: &Seen| if is_snapshot(seen) { fate() } else { Fate::Pass });
         let host = Pf::new(&liar.url);
         let output = pull(&host, false);
-        assert!(liar.lies() > 0, "{name}: nobody asked");
+        assert!(liar.struck() > 0, "{name}: nobody asked");
         nothing_published(&host, &host.path("out"), name);
         assert!(output.peak_memory < MEMORY, "{name}: {} MiB", output.peak_memory >> 20);
         if output.code != code || !output.stderr.starts_with("error: ") {
@@ -200,10 +199,10 @@ fn a_registry_that_tells_of_another_snapshot_than_was_asked_for_by_digest_is_ref
     let theirs = pf.run(&["push", other.arg(), "a:other"]).ok().last_line().to_owned();
     let ours = pf.tags("a")["t"].clone();
     let (from, to) = (ours.clone(), theirs);
-    let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+    let liar = front(&registry.url(), move |seen: &Seen| {
         let (from, to) = (from.clone(), to.clone());
         let swap = move |body: Vec<u8>| String::from_utf8(body).unwrap().replace(&from, &to).into_bytes();
-        if is_snapshot(seen) { Fate::Change(Box::new(swap)) } else { Fate::Pass }
+        if is_snapshot(seen) { Fate::change(swap) } else { Fate::Pass }
     });
     let host = Pf::new(&liar.url);
     let output = host.run(&["pull", &format!("a@{ours}")]);
@@ -220,14 +219,14 @@ fn any_bytes_of_any_answer_may_be_wrong_and_the_truth_or_nothing_is_published() 
     for round in 0..40 {
         let (nth, share, bit) = (random.random_range(0..6_u32), random.random_range(0.0..1.0), random.random_range(0..8));
         let mut count = 0;
-        let liar = Liar::before(&registry.url(), move |_: &Seen| {
+        let liar = front(&registry.url(), move |_: &Seen| {
             count += 1;
             let flip = move |mut body: Vec<u8>| {
                 let at = (body.len() as f64 * share) as usize;
                 body.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << bit);
                 body
             };
-            if count - 1 == nth { Fate::Change(Box::new(flip)) } else { Fate::Pass }
+            if count - 1 == nth { Fate::change(flip) } else { Fate::Pass }
         });
         let host = Pf::new(&liar.url);
         let output = pull(&host, round % 2 == 0);
@@ -265,14 +264,14 @@ fn a_push_to_a_registry_that_lies_ends_without_a_panic_and_never_says_it_was_sto
         ("/frames", br#"{"frames":0,"new":0,"bytes":0}"#),
     ];
     for (i, (end, body)) in answers.into_iter().enumerate() {
-        let liar = Liar::before(&registry.url(), move |seen: &Seen| {
+        let liar = front(&registry.url(), move |seen: &Seen| {
             if seen.path.ends_with(end) { Fate::Instead(200, "application/json", body.to_vec()) } else { Fate::Pass }
         });
         let dir = SnapshotDir::write(&pf.path(&format!("lied-to-{i}")), Shape::TINY, &[1000 + i as u64, 2000 + i as u64]);
         let host = Pf::new(&liar.url);
         let (tag, text) = (format!("a:lied-to-{i}"), String::from_utf8_lossy(body));
         let output = host.run(&["push", dir.arg(), &tag]);
-        assert!(liar.lies() > 0, "{text}: nobody asked");
+        assert!(liar.struck() > 0, "{text}: nobody asked");
         assert!([0, 1, 4, 5, 7].contains(&output.code) && !output.stderr.contains("panicked"), "{end} {text}: {output:?}");
         if output.code == 0 {
             pf.run(&["verify", &tag]).ok();

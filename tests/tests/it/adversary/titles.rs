@@ -20,7 +20,7 @@ async fn push(registry: &Registry, tag: &str, group: &str, titles: &[&str]) -> D
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let page = Shape::TINY.page(1);
     let entry = pfr_schema::flat::Page { ix: 0, k: Digest::sha256(&page), v: Digest::sha256(&page) };
-    let flat = FlatManifest::new(Shape::TINY.0, vec![entry], vec![], &Default::default()).unwrap();
+    let flat = FlatManifest::new(Shape::TINY.geometry, vec![entry], vec![], &Default::default()).unwrap();
     let (tree, runs) = PageTree::from_flat(&flat, Group { name: group.into(), kind: GroupKind::FullAttention }, 0, 1).unwrap();
     let (tree, config) = (tree.to_document(), Document::new(Kind::Blob, SnapshotConfig::default().to_bytes()));
     let mut layers = vec![Descriptor::of(media_type::TREE, &tree)];

@@ -2,7 +2,7 @@
 //! what the pages call `127.0.0.1` is an address of this process's own, and their database and bucket are the test servers'.
 
 use super::page::{Step, root};
-use pfr_rig::{postgres, s3};
+use pfr_testkit::{postgres, s3};
 use pfr_tests::{binary, own_address};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;

@@ -40,7 +40,7 @@ fn blob_of(bytes: u64) {
     let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINY, &[1, 2]);
     std::fs::create_dir(dir.path.join("attachments")).unwrap();
     let mut file = std::fs::File::create(dir.path.join("attachments/large")).unwrap();
-    let piece = Shape(pfr_schema::geometry::Geometry { head_dim: 1 << 17, ..Shape::TINY.0 }).page(7);
+    let piece = Shape::of(pfr_schema::geometry::Geometry { head_dim: 1 << 17, ..Shape::TINY.geometry }).page(7);
     let (mut written, mut hasher) = (0_u64, Hasher::new(Algorithm::Sha256));
     while written < bytes {
         for part in [&written.to_le_bytes()[..], &piece] {

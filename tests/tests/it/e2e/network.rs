@@ -103,8 +103,7 @@ fn damage_on_the_registrys_disk_is_found_by_pull_and_verify_and_healed_by_nobody
 
 mod long {
     use super::pushed;
-    use crate::liar::{Fate, Liar, Seen};
-    use pfr_tests::{Pf, wait_for};
+    use pfr_tests::{Fate, Pf, Seen, front, wait_for};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
@@ -126,7 +125,7 @@ mod long {
                 Fate::Pass
             }
         };
-        let front = Liar::before(&registry.url(), rule);
+        let front = front(&registry.url(), rule);
         let host = Pf::new(&front.url);
         let pull = host.command(&["pull", "a:t"]).spawn().unwrap();
         wait_for("the first answer", 60, || (asked.load(Ordering::SeqCst) > 1).then_some(()));

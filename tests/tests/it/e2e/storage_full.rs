@@ -72,7 +72,7 @@ impl Upload {
         let entry = |(ix, kv): (usize, &[Vec<u8>])| Page { ix: ix as u32, k: Digest::sha256(&kv[0]), v: Digest::sha256(&kv[1]) };
         let entries: Vec<Page> = blobs.chunks(2).enumerate().map(entry).collect();
         let sequence = Sequence { id: "s".into(), page_ixs: (0..entries.len() as u32).collect(), fill_in_last_page: 1 };
-        let flat = FlatManifest::new(Shape::SMALL.0, entries, vec![sequence], &Default::default()).unwrap();
+        let flat = FlatManifest::new(Shape::SMALL.geometry, entries, vec![sequence], &Default::default()).unwrap();
         let (tree, chunks) = PageTree::from_flat(&flat, Group::default(), 0, 1).unwrap();
         let tree = tree.to_document();
         let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());

@@ -1,17 +1,16 @@
 //! Ends whose answers are wrong: what they say must not end a mirror, fill it, or make it delete.
 
 use super::{mirror, push};
-use crate::liar::{Fate, Liar, Seen};
-use pfr_tests::{Pf, Registry};
+use pfr_tests::{Fate, Pf, Registry, Seen, front};
 use serde_json::{Value, json};
 
 /// Changes a JSON answer.
 fn change(edit: impl FnOnce(&mut Value) + Send + 'static) -> Fate {
-    Fate::Change(Box::new(move |bytes| {
+    Fate::change(move |bytes| {
         let mut value = serde_json::from_slice(&bytes).unwrap();
         edit(&mut value);
         serde_json::to_vec(&value).unwrap()
-    }))
+    })
 }
 
 #[test]
@@ -23,7 +22,7 @@ fn lists_that_lead_in_circles_have_an_end() {
     push(&pf, "well:t", &[3], &[]);
     let one = json!({"digest": pf.tags("endless")["t"], "tags": ["t"], "parents": [], "pushed_at": 1, "logical_bytes": 1, "new_bytes": 1});
     let page = json!({"snapshots": [one], "next": "again"}).to_string().into_bytes();
-    let liar = Liar::before(&a.url(), move |seen| match seen.path.as_str() {
+    let liar = front(&a.url(), move |seen| match seen.path.as_str() {
         path if path.starts_with("/v1/repositories/endless/snapshots?") => Fate::Instead(200, "application/json", page.clone()),
         path if path.starts_with("/v1/repositories/own/snapshots?") => change(|list| {
             let own = list["snapshots"][0]["digest"].clone();
@@ -55,7 +54,7 @@ fn one_snapshot_that_an_end_fails_on_does_not_keep_the_others_away() {
     // Asked for by name, or as frames.
     let about =
         |seen: &Seen, digest: &str| seen.path.replace("%3A", ":").contains(digest) || String::from_utf8_lossy(&seen.body).contains(digest);
-    let liar = Liar::before(&a.url(), move |seen| match seen {
+    let liar = front(&a.url(), move |seen| match seen {
         seen if about(seen, &first) => Fate::Instead(500, "application/problem+json", problem.clone()),
         seen if about(seen, &second) => Fate::Instead(500, "text/html", b"<html>".to_vec()),
         _ => Fate::Pass,
@@ -76,7 +75,7 @@ fn what_a_tag_of_the_target_points_at_is_not_deleted() {
     mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
     pf.run(&["rm", "a:old"]).ok();
     // The tag moved, and where it went is gone again before the list of snapshots is read.
-    let liar = Liar::before(&a.url(), move |seen| match seen.path.as_str() {
+    let liar = front(&a.url(), move |seen| match seen.path.as_str() {
         path if path.starts_with("/v1/repositories/a/tags?") => {
             change(|list| list["tags"][0]["digest"] = json!(format!("sha256:{:064}", 0)))
         }
@@ -97,7 +96,7 @@ fn a_collection_that_failed_in_the_registry_fails_the_command() {
         report["finished_at"] = json!(1);
         report["error"] = json!("no room to move");
     };
-    let liar = Liar::before(&a.url(), move |seen| if seen.path.starts_with("/v1/gc") { change(failed) } else { Fate::Pass });
+    let liar = front(&a.url(), move |seen| if seen.path.starts_with("/v1/gc") { change(failed) } else { Fate::Pass });
     let output = Pf::new(&liar.url).run(&["gc", "--remote", "--json"]);
     assert_eq!(output.code, 7, "{output:?}");
     assert_eq!(output.json()["error"], "no room to move");

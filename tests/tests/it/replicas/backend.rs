@@ -1,6 +1,6 @@
 //! Where a registry's store lives.
 
-use pfr_rig::{postgres, s3};
+use pfr_testkit::{postgres, s3};
 use pfr_tests::{Registry, files};
 use std::path::Path;
 use tempfile::TempDir;

@@ -1,7 +1,7 @@
 //! The storage goes away and comes back.
 
 use super::backend::assert_same;
-use pfr_rig::s3;
+use pfr_testkit::s3;
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, wait_for};
 
 fn unavailable(registry: &Registry) -> u64 {

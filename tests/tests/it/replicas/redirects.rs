@@ -1,7 +1,7 @@
 //! Downloads that go around the registry.
 
 use super::backend::{Backend, Database, Packs, assert_same};
-use pfr_rig::s3;
+use pfr_testkit::s3;
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, wait_for};
 use serde_json::Value;
 use std::io::{Read as _, Write as _};

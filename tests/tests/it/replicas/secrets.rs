@@ -1,6 +1,6 @@
 //! What an operator is told, and what nobody is.
 
-use pfr_rig::s3;
+use pfr_testkit::s3;
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary};
 use std::process::Command;
 use tempfile::TempDir;

@@ -281,7 +281,7 @@ fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os(BINARY) {
         return path.into();
     }
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/rig/seaweedfs/bin/weed");
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/rig/seaweedfs/bin/weed");
     if installed.exists() {
         return installed.canonicalize().unwrap();
     }

@@ -1,8 +1,8 @@
 //! `pf-rig run -- COMMAND…`: runs a command with servers to test against, named in its environment, and tears them down when it ends.
 
-use pfr_rig::postgres::{self, Cluster, Durability};
-use pfr_rig::run;
-use pfr_rig::s3::{self, Server};
+use pfr_testkit::postgres::{self, Cluster, Durability};
+use pfr_testkit::run;
+use pfr_testkit::s3::{self, Server};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitCode;

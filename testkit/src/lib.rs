@@ -1,0 +1,20 @@
+//! What tests share, once: made-up snapshots and their frames, an HTTP front that lies, a storage that fails, and real servers of
+//! PostgreSQL and S3 on loopback, which end with the process that started them. Seeds and required capabilities of a test run.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::print_stdout,
+    reason = "a test that cannot go on should stop and say where"
+)]
+
+pub mod directory;
+pub mod frames;
+#[cfg(feature = "front")]
+pub mod front;
+pub mod postgres;
+pub mod run;
+pub mod s3;
+pub mod snapshot;
+pub mod storage;
