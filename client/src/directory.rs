@@ -30,7 +30,7 @@ pub use build::Opaque;
 pub use files::Root;
 
 use crate::error::{Error, Result};
-use crate::plan::{Giver, Item};
+use crate::plan::{Item, PlanSource};
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, Limits};
@@ -150,7 +150,7 @@ impl Directory {
     }
 }
 
-impl Giver for Directory {
+impl PlanSource for Directory {
     const NEAR: bool = true;
 
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {

@@ -38,16 +38,16 @@ impl From<&Child> for Item {
     }
 }
 
-/// The side that the snapshot comes from.
-pub(crate) trait Giver {
+/// The site that has the snapshot.
+pub(crate) trait PlanSource {
     /// Whether reading a container costs no round trip.
     const NEAR: bool;
     /// Containers as bytes, in the order asked, each with the digest asked for.
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>>;
 }
 
-/// The side that the snapshot goes to.
-pub(crate) trait Holder {
+/// The site that gets the snapshot.
+pub(crate) trait PlanDestination {
     /// Positions of what it lacks, ascending.
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>>;
 }
@@ -68,22 +68,22 @@ impl Plan {
     }
 }
 
-/// Finds out what of `manifest` the holder lacks.
-pub(crate) async fn plan<G: Giver, H: Holder>(manifest: Item, giver: &G, holder: &H, limits: &Limits) -> Result<Plan> {
+/// Finds out what of `manifest` the destination lacks.
+pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, source: &G, destination: &H, limits: &Limits) -> Result<Plan> {
     let mut plan = Plan::default();
     let mut seen = Seen::default();
     let mut documents: HashMap<Digest, Document> = HashMap::new();
     let mut level = seen.new_ones([manifest]);
     if G::NEAR {
         // Ask about the manifest and what it lists in one request.
-        for document in giver.documents(&[manifest]).await? {
+        for document in source.documents(&[manifest]).await? {
             let children = children(&document, limits)?;
             level.extend(seen.new_ones(children));
             documents.insert(document.digest, document);
         }
     }
     while !level.is_empty() {
-        let lacking: Vec<Item> = holder.lacks(&level).await?.into_iter().filter_map(|i| level.get(i).copied()).collect();
+        let lacking: Vec<Item> = destination.lacks(&level).await?.into_iter().filter_map(|i| level.get(i).copied()).collect();
         if lacking.iter().all(|item| item.digest != manifest.digest) && level.iter().any(|item| item.digest == manifest.digest) {
             return Ok(plan);
         }
@@ -91,7 +91,7 @@ pub(crate) async fn plan<G: Giver, H: Holder>(manifest: Item, giver: &G, holder:
         plan.blobs.extend(blobs);
         let to_read: Vec<Item> = containers.iter().filter(|item| !documents.contains_key(&item.digest)).copied().collect();
         if !to_read.is_empty() {
-            documents.extend(giver.documents(&to_read).await?.into_iter().map(|d| (d.digest, d)));
+            documents.extend(source.documents(&to_read).await?.into_iter().map(|d| (d.digest, d)));
         }
         level = Vec::new();
         for item in &containers {

@@ -11,9 +11,9 @@
 
 mod batch;
 mod into_store;
-mod origin;
 mod relay;
 mod session;
+mod source;
 
 pub use into_store::push_into_store;
 
@@ -21,12 +21,12 @@ use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
-use origin::Origin;
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use pfr_store::Store;
 use serde::Serialize;
 use session::{Sent, Session};
+use source::OpenedSource;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -109,15 +109,15 @@ pub struct PushReport {
 pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress: &Progress) -> Result<PushReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Reading);
-    let origin = Origin::open(source, &target).await?;
-    let totals = origin.totals().await?;
+    let opened = OpenedSource::open(source, &target).await?;
+    let totals = opened.totals().await?;
     progress.add_bytes_total(totals.bytes);
     progress.add_blobs_total(totals.blobs);
     let mut sent = Sent::default();
     let mut reopenings = 0;
     let committed = loop {
         progress.enter(Phase::Negotiating);
-        let session = Session::open(&origin, remote, &target, progress).await?;
+        let session = Session::open(&opened, remote, &target, progress).await?;
         match session.run(totals.bytes, &mut sent).await {
             Ok(committed) => break committed,
             Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => reopenings += 1,
@@ -126,7 +126,7 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
                 if !matches!(error, Error::Unreachable { .. }) {
                     drop(tokio::time::timeout(FAREWELL, session.abort()).await);
                 }
-                return Err(origin.explain(error));
+                return Err(opened.explain(error));
             }
         }
     };

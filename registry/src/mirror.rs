@@ -1,20 +1,18 @@
 //! Replication between registries, by the algorithm of push and pull.
 //!
 //! ```text
-//! names of both ends ─▶ snapshots that one lacks, parents first ─▶ pull, push, or frames passed through ─▶ tags
+//! names of both sites ─▶ snapshots that one lacks, parents first ─▶ pull, push, or frames passed through ─▶ tags
 //! ```
 //!
 //! The cost follows the change: a node that the target holds is not walked into. A snapshot becomes
 //! visible at the target only when it is complete there. So a mirror that is killed leaves complete
 //! snapshots and leased uploads, and the next run continues from there.
 
-mod end;
 mod names;
 mod order;
 mod pass;
 mod report;
 
-pub use end::End;
 pub use pass::{Options, mirror};
 pub use pfr_client::fetch_blobs;
 pub use report::{Conflict, NotCopied, Report};
@@ -25,12 +23,12 @@ use pfr_schema::ErrorCode;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// One end cannot be used, or no longer.
+    /// One site cannot be used, or no longer.
     #[error(transparent)]
     Client(Box<pfr_client::Error>),
-    /// The two ends contradict each other.
+    /// The two sites contradict each other.
     #[error("{0}")]
-    Ends(&'static str),
+    Sites(&'static str),
     /// Not everything was copied.
     #[error("{detail}")]
     Incomplete {
@@ -59,7 +57,7 @@ impl Error {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Client(error) => error.code(),
-            Self::Ends(_) => ErrorCode::InvalidRequest,
+            Self::Sites(_) => ErrorCode::InvalidRequest,
             Self::Incomplete { code, .. } => *code,
         }
     }

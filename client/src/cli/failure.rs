@@ -1,7 +1,7 @@
 //! How a command fails: an exit code, what happened, and what the user can do about it.
 
 use super::output::paint::Paint;
-use super::suggest::{Advice, Site, Suggestion};
+use super::suggest::{Advice, Flags, Suggestion};
 use pfr_client::json::ErrorDocument;
 use pfr_schema::{ErrorCode, FormatError};
 use std::fmt;
@@ -94,9 +94,9 @@ impl Failure {
 
     /// Completes the commands in the hint with the flags of the command that failed.
     #[must_use]
-    pub fn at(mut self, site: &Site) -> Self {
+    pub fn at(mut self, flags: &Flags) -> Self {
         if let Self::Error { hint: Some(hint), .. } = &mut self {
-            *hint = hint.render(site).into();
+            *hint = hint.render(flags).into();
         }
         self
     }
@@ -294,8 +294,8 @@ mod tests {
 
     #[test]
     fn as_json_an_error_has_code_message_hint_and_exit_code() {
-        let site = Site { registry: Some("http://r:1".into()), ..Site::default() };
-        let document = Failure::of_code(ErrorCode::RepositoryUnknown, "no \x1b such").at(&site).document().to_string();
+        let flags = Flags { registry: Some("http://r:1".into()), ..Flags::default() };
+        let document = Failure::of_code(ErrorCode::RepositoryUnknown, "no \x1b such").at(&flags).document().to_string();
         let value: serde_json::Value = serde_json::from_str(&document).unwrap();
         let hint = "`pf ls --registry http://r:1` lists the repositories there are";
         let expected = serde_json::json!({"code": "repository_unknown", "message": "no \u{fffd} such", "hint": hint, "exit_code": 5});
@@ -312,8 +312,8 @@ mod tests {
 
     #[test]
     fn space_is_freed_where_it_is_missing() {
-        let site = Site { registry: Some("http://r:1".into()), store: Some("/s".into()), ..Site::default() };
-        let hint = |failure: Failure| failure.at(&site).document().hint.unwrap();
+        let flags = Flags { registry: Some("http://r:1".into()), store: Some("/s".into()), ..Flags::default() };
+        let hint = |failure: Failure| failure.at(&flags).document().hint.unwrap();
         let local = hint(pfr_store::Error::Full("x".into()).into());
         assert!(local.contains("`pf stats --local --store /s`") && local.contains("`pf gc --local --store /s`"), "{local}");
         let remote = hint(Failure::of_code(ErrorCode::StorageFull, "x"));

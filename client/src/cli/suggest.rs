@@ -2,7 +2,7 @@
 //!
 //! A command that was written by hand into a message loses the flags of the command that failed, and then means another
 //! store: a hint after `pf rm --local` once deleted a snapshot in the registry. So a message holds a [`Suggestion`], which is
-//! rendered with the flags of its [`Site`]. No other text may spell a command of `pf`; a test reads the sources for it.
+//! rendered with the [`Flags`] of the running command. No other text may spell a command of `pf`; a test reads the sources for it.
 
 use pfr_schema::{Reference, RepositoryName};
 use std::fmt::{self, Display, Write as _};
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// Which stores the running command works with, as far as its own command line or environment says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Site {
+pub struct Flags {
     /// Registry that was given, or that the last reference names.
     pub registry: Option<String>,
     /// Local store that was given.
@@ -94,14 +94,14 @@ impl Suggestion {
         Advice::default().run(self).text(text)
     }
 
-    /// The command line, with the flags of `site`.
-    pub fn render(&self, site: &Site) -> String {
+    /// The command line, with these flags.
+    pub fn render(&self, flags: &Flags) -> String {
         let mut words = vec!["pf".to_owned()];
         words.extend(self.words.iter().map(|word| quoted(word)));
-        if let Some(repository) = site.repository.as_ref().filter(|_| self.in_repository) {
+        if let Some(repository) = flags.repository.as_ref().filter(|_| self.in_repository) {
             words.push(repository.to_string());
         }
-        let local = self.scope == Scope::Local || (self.scope == Scope::Here && site.local);
+        let local = self.scope == Scope::Local || (self.scope == Scope::Here && flags.local);
         let registry = !local && self.scope != Scope::Agent;
         if local {
             words.push("--local".to_owned());
@@ -111,10 +111,10 @@ impl Suggestion {
                 words.extend([name.to_owned(), quoted(&value)]);
             }
         };
-        flag("--registry", site.registry.clone().filter(|_| registry && !self.names_registry));
-        let store = site.store.as_ref().filter(|_| local || self.scope == Scope::Both);
+        flag("--registry", flags.registry.clone().filter(|_| registry && !self.names_registry));
+        let store = flags.store.as_ref().filter(|_| local || self.scope == Scope::Both);
         flag("--store", store.map(|path| path.display().to_string()));
-        flag("--agent", site.agent.as_ref().filter(|_| self.scope == Scope::Agent).map(|path| path.display().to_string()));
+        flag("--agent", flags.agent.as_ref().filter(|_| self.scope == Scope::Agent).map(|path| path.display().to_string()));
         words.join(" ")
     }
 }
@@ -154,12 +154,12 @@ impl Advice {
     }
 
     /// The text, each command in it complete and between backticks.
-    pub fn render(&self, site: &Site) -> String {
+    pub fn render(&self, flags: &Flags) -> String {
         self.0.iter().fold(String::new(), |mut all, part| {
             // Writing to a string does not fail.
             let _ = match part {
                 Part::Text(text) => all.write_str(text),
-                Part::Run(command) => write!(all, "`{}`", command.render(site)),
+                Part::Run(command) => write!(all, "`{}`", command.render(flags)),
             };
             all
         })
@@ -180,7 +180,7 @@ impl From<String> for Advice {
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.render(&Site::default()))
+        f.write_str(&self.render(&Flags::default()))
     }
 }
 
@@ -194,8 +194,8 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn site() -> Site {
-        Site {
+    fn flags() -> Flags {
+        Flags {
             registry: Some("http://r:1".into()),
             store: Some("/my store".into()),
             agent: Some("/a.sock".into()),
@@ -205,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn a_command_carries_the_flags_of_its_site() {
-        let (here, there) = (site(), Site { local: false, ..site() });
+    fn a_command_carries_the_flags_of_the_running_one() {
+        let (here, there) = (flags(), Flags { local: false, ..flags() });
         let rm = Suggestion::new("rm").here().arg("team/agent:x");
         assert_eq!(rm.render(&here), "pf rm team/agent:x --local --store '/my store'");
         assert_eq!(rm.render(&there), "pf rm team/agent:x --registry http://r:1");
-        assert_eq!(rm.render(&Site::default()), "pf rm team/agent:x");
+        assert_eq!(rm.render(&Flags::default()), "pf rm team/agent:x");
         assert_eq!(Suggestion::new("ls").repository().render(&here), "pf ls team/agent --registry http://r:1");
         assert_eq!(Suggestion::new("engines").agent().render(&here), "pf engines --agent /a.sock");
         let pull = Suggestion::new("pull").both().arg("https://s/a:b");

@@ -13,7 +13,7 @@ struct Side<const NEAR: bool> {
     reads: Mutex<Vec<usize>>,
 }
 
-impl<const NEAR: bool> Giver for Side<NEAR> {
+impl<const NEAR: bool> PlanSource for Side<NEAR> {
     const NEAR: bool = NEAR;
 
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
@@ -28,7 +28,7 @@ struct Has {
     asked: Mutex<Vec<usize>>,
 }
 
-impl Holder for Has {
+impl PlanDestination for Has {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
         self.asked.lock().unwrap().push(items.len());
         Ok((0..items.len()).filter(|i| !self.digests.contains(&items[*i].digest)).collect())

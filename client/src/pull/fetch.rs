@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Giver, Item, check_size, cut};
+use crate::plan::{Item, PlanSource, check_size, cut};
 use crate::progress::Progress;
 use crate::remote::backoff::Tries;
 use crate::remote::{BoxFrames, Remote};
@@ -176,7 +176,7 @@ impl<'a> Fetcher<'a> {
     }
 }
 
-impl Giver for Fetcher<'_> {
+impl PlanSource for Fetcher<'_> {
     const NEAR: bool = false;
 
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {

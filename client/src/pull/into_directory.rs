@@ -6,7 +6,7 @@ use super::writer::{Large, Writer};
 use crate::directory::layout;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Giver, Holder, Item, Plan, Totals, parse, plan};
+use crate::plan::{Item, Plan, PlanDestination, PlanSource, Totals, parse, plan};
 use crate::progress::{Phase, Progress};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::container::Container;
@@ -46,8 +46,8 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     let writer = Arc::new(spawn_blocking(move || Writer::open(&root, named)).await.map_err(Error::joined)??);
 
     let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size) };
-    let holder = Present { writer: Arc::clone(&writer), config: config.digest };
-    let Plan { blobs, containers } = plan(manifest_item(digest), &near, &holder, &fetcher.limits).await?;
+    let destination = Present { writer: Arc::clone(&writer), config: config.digest };
+    let Plan { blobs, containers } = plan(manifest_item(digest), &near, &destination, &fetcher.limits).await?;
     let config = only(near.documents(&[config]).await?)?;
     let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
     progress.add_bytes_total(totals.bytes);
@@ -84,7 +84,7 @@ struct Near<'a> {
     manifest: Option<Document>,
 }
 
-impl Giver for Near<'_> {
+impl PlanSource for Near<'_> {
     const NEAR: bool = false;
 
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
@@ -114,7 +114,7 @@ struct Present {
     config: Digest,
 }
 
-impl Holder for Present {
+impl PlanDestination for Present {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
         let parts: Vec<Vec<(usize, Item)>> =
             items.iter().copied().enumerate().collect::<Vec<_>>().chunks(HASHED).map(<[_]>::to_vec).collect();

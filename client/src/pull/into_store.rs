@@ -4,7 +4,7 @@ use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item};
 use crate::error::{Error, Result};
 use crate::meter::Tally;
 use crate::plain::as_blobs;
-use crate::plan::{Holder, Item, Plan, Totals, children, plan};
+use crate::plan::{Item, Plan, PlanDestination, Totals, children, plan};
 use crate::progress::{Phase, Progress};
 use crate::remote::Remote;
 use bytes::Bytes;
@@ -145,7 +145,7 @@ impl Session<'_> {
     }
 }
 
-impl Holder for Session<'_> {
+impl PlanDestination for Session<'_> {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
         let wanted = items.iter().map(|item| (item.digest, item.kind)).collect();
         self.store.missing(&self.push, wanted).await.map_err(Error::from)

@@ -2,7 +2,7 @@
 
 use crate::directory::{Directory, frames};
 use crate::error::{Error, Result};
-use crate::plan::{Holder, Item, Plan, cut, plan};
+use crate::plan::{Item, Plan, PlanDestination, cut, plan};
 use crate::progress::{Phase, Progress};
 use crate::slot::Slot;
 use bytes::Bytes;
@@ -103,7 +103,7 @@ impl Session<'_> {
     }
 }
 
-impl Holder for Session<'_> {
+impl PlanDestination for Session<'_> {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
         let wanted = items.iter().map(|item| (item.digest, item.kind)).collect();
         self.store.missing(&self.push, wanted).await.map_err(Error::from)

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Giver as _, Item};
+use crate::plan::{Item, PlanSource as _};
 use crate::progress::Progress;
 use crate::pull::fetch::{Fetcher, Watched, watch};
 use crate::remote::Remote;

@@ -2,10 +2,10 @@
 
 use super::PushTarget;
 use super::batch::{Batch, batches};
-use super::origin::Origin;
+use super::source::OpenedSource;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
-use crate::plan::{Holder, Item, Plan, plan};
+use crate::plan::{Item, Plan, PlanDestination, plan};
 use crate::progress::{Phase, Progress};
 use crate::remote::{BoxFrames, Remote};
 use bytes::Bytes;
@@ -31,7 +31,7 @@ pub(super) struct Sent {
 }
 
 pub(super) struct Session<'a> {
-    origin: &'a Origin,
+    source: &'a OpenedSource,
     remote: &'a Remote,
     target: &'a PushTarget,
     progress: &'a Progress,
@@ -39,14 +39,14 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub async fn open(origin: &'a Origin, remote: &'a Remote, target: &'a PushTarget, progress: &'a Progress) -> Result<Self> {
+    pub async fn open(source: &'a OpenedSource, remote: &'a Remote, target: &'a PushTarget, progress: &'a Progress) -> Result<Self> {
         let push = remote.open_push(&target.repository).await?;
-        Ok(Self { origin, remote, target, progress, push })
+        Ok(Self { source, remote, target, progress, push })
     }
 
     /// Everything but the opening.
     pub async fn run(&self, total_bytes: u64, sent: &mut Sent) -> Result<api::Committed> {
-        let manifest = self.origin.manifest();
+        let manifest = self.source.manifest();
         let mut rounds = 1;
         while let Err(error) = self.bring(total_bytes, sent).await {
             // What was collected since it was asked about: ask again.
@@ -95,7 +95,7 @@ impl<'a> Session<'a> {
     }
 
     async fn plan(&self) -> Result<Plan> {
-        plan(self.origin.manifest(), self.origin, self, self.origin.limits()).await
+        plan(self.source.manifest(), self.source, self, self.source.limits()).await
     }
 
     /// A push may take longer than a lease: what the registry has of it is asked about, and thereby leased, again and again. Ends with an error only.
@@ -115,13 +115,13 @@ impl<'a> Session<'a> {
 
     async fn send(&self, batch: Batch) -> Result<Sent> {
         let tally = Tally::new(self.progress);
-        let (origin, limits) = (self.origin.clone(), self.origin.limits().clone());
+        let (source, limits) = (self.source.clone(), self.source.limits().clone());
         let frames = {
             let tally = Arc::clone(&tally);
             move || {
                 tally.reset();
                 let mut meter = Meter::new(&limits, Arc::clone(&tally));
-                body(&origin, &batch).and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece))).boxed()
+                body(&source, &batch).and_then(move |piece| futures::future::ready(meter.look(&piece).map(|()| piece))).boxed()
             }
         };
         self.remote.put_frames(&self.target.repository, &self.push.id, frames).await?;
@@ -137,15 +137,15 @@ impl Sent {
 }
 
 /// A request's body. Containers are encoded as they are taken.
-fn body(origin: &Origin, batch: &Batch) -> BoxFrames {
+fn body(source: &OpenedSource, batch: &Batch) -> BoxFrames {
     let containers = Arc::clone(&batch.containers);
     let documents = stream::iter(0..containers.len()).map(move |i| Ok::<Bytes, Error>(document_frame(&containers[i])));
     let end = Bytes::from(end_mark(batch.frames()));
-    let blobs = if batch.blobs.is_empty() { stream::empty().boxed() } else { origin.blob_frames(Arc::clone(&batch.blobs)) };
+    let blobs = if batch.blobs.is_empty() { stream::empty().boxed() } else { source.blob_frames(Arc::clone(&batch.blobs)) };
     blobs.chain(documents).chain(stream::once(async move { Ok(end) })).boxed()
 }
 
-impl Holder for Session<'_> {
+impl PlanDestination for Session<'_> {
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>> {
         let most = usize::try_from(self.push.max_digests).unwrap_or(usize::MAX).max(1);
         let mut lacking = Vec::new();

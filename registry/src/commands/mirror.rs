@@ -2,10 +2,11 @@
 
 use super::Settings;
 use super::tool::json_line;
-use crate::mirror::{End, Error, Options, Report, mirror};
-use crate::{server, storage};
+use crate::mirror::{Error, Options, Report, mirror};
+use crate::storage;
 use clap::Args;
-use pfr_client::{Remote, RemoteOptions};
+use pfr_client::{Remote, RemoteOptions, Site};
+use pfr_service::{Secret, signals};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub(crate) struct Mirror {
 
 pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     if arguments.from.is_some() && arguments.to.is_some() {
-        // Neither end is a store, so the data directory is not used.
+        // Neither site is a store, so the data directory is not used.
         arguments.settings.overrides.data.get_or_insert_with(|| PathBuf::from("."));
     }
     let Mirror { settings, from, to, repository, interval, delete, json, .. } = arguments;
@@ -48,15 +49,15 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(crate::Error::Runtime)?;
     runtime.block_on(async {
         let store = if from.is_none() || to.is_none() { Some(storage::open(&config).await?) } else { None };
-        let source = end(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
-        let target = end(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
+        let source = site(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
+        let destination = site(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
         let options = Options { repositories: repository, delete };
-        let mut stop = std::pin::pin!(server::signals()?);
+        let mut stop = std::pin::pin!(signals::of_server().map_err(crate::Error::Runtime)?);
         loop {
             let (mut report, start) = (Report::default(), Instant::now());
             let result = tokio::select! {
-                result = mirror(&source, &target, &options, &mut report) => Ok(result),
-                exit = &mut stop => Err(exit),
+                result = mirror(&source, &destination, &options, &mut report) => Ok(result),
+                signal = &mut stop => Err(signal),
             };
             report.seconds = start.elapsed().as_secs_f64();
             tell(&report, json);
@@ -65,9 +66,9 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
                 // Snapshots that arrived are not copied again. A mirror with an interval runs until
                 // a signal, so a signal is its normal end.
                 (Err(_), Some(_)) => return Ok(()),
-                (Err(exit), None) => {
+                (Err(signal), None) => {
                     let what = "not everything was copied; run the same command again, it goes on";
-                    return Err(crate::Error::Interrupted { what, exit });
+                    return Err(crate::Error::Interrupted { what, exit: signal.exit_code() });
                 }
             };
             let Some(seconds) = interval else { return Ok(result?) };
@@ -82,14 +83,14 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     })
 }
 
-fn end(url: Option<String>, token: &str, store: Option<&pfr_store::Store>) -> Result<End, Error> {
+fn site(url: Option<String>, token: &str, store: Option<&pfr_store::Store>) -> Result<Site, Error> {
     match (url, store) {
         (Some(url), _) => {
-            let token = std::env::var(token).ok().filter(|token| !token.is_empty());
-            Ok(End::Remote(Remote::new(&url, RemoteOptions { token, ..RemoteOptions::default() })?))
+            let token = Secret::from_env(token);
+            Ok(Site::Registry(Remote::new(&url, RemoteOptions { token, ..RemoteOptions::default() })?))
         }
-        (None, Some(store)) => Ok(End::Store(store.clone())),
-        (None, None) => Err(Error::Ends("give --from or --to")),
+        (None, Some(store)) => Ok(Site::Store(store.clone())),
+        (None, None) => Err(Error::Sites("give --from or --to")),
     }
 }
 

@@ -1,14 +1,14 @@
 //! One pass: make the target hold what the source holds.
 
+use super::Error;
 use super::names::Names;
 use super::order::{Lineage, parents_first};
 use super::report::{Conflict, NotCopied, Report};
-use super::{End, Error};
 use pfr_client::text::matches;
-use pfr_client::{Progress, Result};
-use pfr_schema::api::TagState;
-use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
-use std::collections::{BTreeSet, HashSet};
+use pfr_client::{Destination, Progress, PushTarget, Result, Site, Source};
+use pfr_schema::api::{SnapshotSummary, TagState};
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 /// How often a long copy reports its progress.
@@ -36,25 +36,25 @@ impl Options {
 /// # Errors
 /// [`Error::Client`] once an end cannot be reached or is full: the rest is not tried. `report` says
 /// what was done in any case.
-pub async fn mirror(source: &End, target: &End, options: &Options, report: &mut Report) -> std::result::Result<(), Error> {
-    if matches!((source, target), (End::Store(_), End::Store(_))) {
-        return Err(Error::Ends("both ends are this registry's own store; name the other registry with --from or --to"));
+pub async fn mirror(source: &Site, destination: &Site, options: &Options, report: &mut Report) -> std::result::Result<(), Error> {
+    if matches!((source, destination), (Site::Store(_), Site::Store(_))) {
+        return Err(Error::Sites("both sites are this registry's own store; name the other registry with --from or --to"));
     }
-    if let (End::Remote(from), End::Remote(to)) = (source, target)
+    if let (Site::Registry(from), Site::Registry(to)) = (source, destination)
         && from.url() == to.url()
     {
-        return Err(Error::Ends("--from and --to name the same registry: there is nothing to copy"));
+        return Err(Error::Sites("--from and --to name the same registry: there is nothing to copy"));
     }
     let start = Instant::now();
-    let mut pass = Pass { source, target, options, report };
+    let mut pass = Pass { source, destination, options, report };
     let result = pass.run().await;
     pass.report.seconds = start.elapsed().as_secs_f64();
     Ok(result?)
 }
 
 struct Pass<'a> {
-    source: &'a End,
-    target: &'a End,
+    source: &'a Site,
+    destination: &'a Site,
     options: &'a Options,
     report: &'a mut Report,
 }
@@ -65,9 +65,9 @@ impl Pass<'_> {
         // deleted there and is not about to arrive.
         let mut repositories: BTreeSet<RepositoryName> = BTreeSet::new();
         if self.options.delete {
-            repositories.extend(self.target.repositories().await?);
+            repositories.extend(self.destination.repositories().await?.into_iter().map(|row| row.name));
         }
-        repositories.extend(self.source.repositories().await?);
+        repositories.extend(self.source.repositories().await?.into_iter().map(|row| row.name));
         let unmatched = |pattern: &&String| !repositories.iter().any(|name| matches(pattern, name.as_str()));
         self.report.unmatched = self.options.repositories.iter().filter(unmatched).cloned().collect();
         for repository in repositories.into_iter().filter(|name| self.options.wants(name)) {
@@ -81,10 +81,10 @@ impl Pass<'_> {
 
     async fn repository(&mut self, repository: &RepositoryName) -> Result<()> {
         let failures = self.report.failures.len();
-        let there = Names { snapshots: self.target.snapshots(repository).await?, tags: self.target.tags(repository).await? };
+        let there = Names { snapshots: snapshots(self.destination, repository).await?, tags: tags(self.destination, repository).await? };
         // Tags before snapshots: the snapshot of a tag is then in the list, unless it was deleted.
-        let tags = self.source.tags(repository).await?;
-        let here = Names { tags, snapshots: self.source.snapshots(repository).await? };
+        let tags_here = tags(self.source, repository).await?;
+        let here = Names { tags: tags_here, snapshots: snapshots(self.source, repository).await? };
         let mut held: HashSet<Digest> = there.snapshots.iter().map(|snapshot| snapshot.digest).collect();
         let missing = parents_first(&here.snapshots, &held);
         self.report.snapshots_present += (here.snapshots.len() - missing.len()) as u64;
@@ -125,7 +125,7 @@ impl Pass<'_> {
             }
         };
         let moved = tokio::select! {
-            moved = self.source.copy(self.target, repository, snapshot, &progress) => moved?,
+            moved = copy(self.source, self.destination, repository, snapshot, &progress) => moved?,
             () = report_progress => return Ok(()),
         };
         tracing::info!(%repository, %snapshot, number, of, blobs = moved.blobs, bytes = moved.bytes, "mirror: snapshot copied");
@@ -136,7 +136,7 @@ impl Pass<'_> {
     }
 
     async fn still_there(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<bool> {
-        Ok(self.source.snapshots(repository).await?.iter().any(|there| there.digest == *snapshot))
+        Ok(snapshots(self.source, repository).await?.iter().any(|there| there.digest == *snapshot))
     }
 
     async fn tag(&mut self, repository: &RepositoryName, tag: &Tag, to: Digest, seen: Option<Digest>, lineage: &Lineage<'_>) -> Result<()> {
@@ -145,8 +145,8 @@ impl Pass<'_> {
             self.report.conflicts.push(conflict);
             return Ok(());
         }
-        match self.target.put_tag(repository, tag, to, seen.map_or(TagState::Absent, TagState::At)).await {
-            Ok(()) => self.report.tags_moved += 1,
+        match self.destination.put_tag(repository, tag, &Selector::Digest(to), Some(seen.map_or(TagState::Absent, TagState::At))).await {
+            Ok(_) => self.report.tags_moved += 1,
             Err(error) if error.code() == ErrorCode::TagMoved => self.report.conflicts.push(conflict),
             Err(error) => self.note(repository, Some(to), error)?,
         }
@@ -155,7 +155,7 @@ impl Pass<'_> {
 
     async fn delete(&mut self, repository: &RepositoryName, here: &Names, there: &Names) -> Result<()> {
         for (tag, seen) in there.tags.iter().filter(|(tag, _)| !here.tags.contains_key(*tag)) {
-            match self.target.delete_tag(repository, tag, *seen).await {
+            match self.destination.delete_tag(repository, tag, *seen).await {
                 Ok(()) => self.report.tags_deleted += 1,
                 // Another client deleted or moved it first.
                 Err(error) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagUnknown) => {}
@@ -165,14 +165,14 @@ impl Pass<'_> {
         // Deleting a snapshot deletes its tags, so a snapshot with a tag at the target is kept. The
         // tag may not have been moved, because the source deleted its snapshot meanwhile, or
         // another client may have made it since.
-        let tagged: HashSet<Digest> = self.target.tags(repository).await?.into_values().collect();
+        let tagged: HashSet<Digest> = tags(self.destination, repository).await?.into_values().collect();
         let wanted: HashSet<Digest> = here.snapshots.iter().map(|snapshot| snapshot.digest).collect();
         for snapshot in there.snapshots.iter().filter(|snapshot| !wanted.contains(&snapshot.digest)) {
             if tagged.contains(&snapshot.digest) {
                 tracing::warn!(%repository, snapshot = %snapshot.digest, "mirror: snapshot deleted at the source, kept because a tag of the target points at it");
                 continue;
             }
-            match self.target.delete_snapshot(repository, &snapshot.digest).await {
+            match self.destination.delete_snapshot(repository, &snapshot.digest).await {
                 Ok(()) => self.report.snapshots_deleted += 1,
                 Err(error) if is_gone(&error) => {}
                 Err(error) => self.note(repository, Some(snapshot.digest), error)?,
@@ -207,4 +207,47 @@ fn ends_pass(error: &pfr_client::Error) -> bool {
 
 fn is_gone(error: &pfr_client::Error) -> bool {
     matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown)
+}
+
+/// Every snapshot, newest first; none if the repository does not exist.
+async fn snapshots(site: &Site, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
+    none_if_unknown(site.snapshots(repository).await)
+}
+
+/// Every tag; none if the repository does not exist.
+async fn tags(site: &Site, repository: &RepositoryName) -> Result<BTreeMap<Tag, Digest>> {
+    Ok(none_if_unknown(site.tags(repository).await)?.into_iter().map(|tag| (tag.name, tag.digest)).collect())
+}
+
+fn none_if_unknown<T>(result: Result<Vec<T>>) -> Result<Vec<T>> {
+    match result {
+        Err(error) if error.code() == ErrorCode::RepositoryUnknown => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+/// What moved.
+struct Moved {
+    blobs: u64,
+    bytes: u64,
+}
+
+/// Makes `to` hold a snapshot of `from`, under the same repository, without a tag.
+async fn copy(from: &Site, to: &Site, repository: &RepositoryName, snapshot: Digest, progress: &Progress) -> Result<Moved> {
+    let repository = repository.clone();
+    let (source, to) = match (from, to) {
+        (Site::Registry(remote), Site::Store(store)) => {
+            let destination = Destination::Store { store: store.clone(), repository: repository.clone(), tag: None };
+            let pulled = pfr_client::pull(remote, &repository, &Selector::Digest(snapshot), &destination, progress).await?;
+            return Ok(Moved { blobs: pulled.blobs_received, bytes: pulled.bytes_received });
+        }
+        (Site::Store(store), Site::Registry(to)) => (Source::Store { store: store.clone(), snapshot }, to),
+        (Site::Registry(from), Site::Registry(to)) => {
+            (Source::Remote { remote: from.clone(), repository: repository.clone(), snapshot }, to)
+        }
+        (Site::Store(_), Site::Store(_)) => return Err(pfr_client::Error::Internal("both sites of a mirror are stores".into())),
+    };
+    let target = PushTarget { repository, tag: None, if_tag_is: None, parents: Vec::new() };
+    let pushed = pfr_client::push(&source, to, target, progress).await?;
+    Ok(Moved { blobs: pushed.blobs_sent, bytes: pushed.bytes_sent })
 }

@@ -100,7 +100,7 @@ pub struct Match {
     #[arg(long)]
     pub adapter: Option<String>,
     #[command(flatten)]
-    pub side: Where,
+    pub site: Where,
     #[command(flatten)]
     pub at: AgentAt,
 }

@@ -2,6 +2,7 @@
 
 use crate::cli::failure::Failure;
 use crate::cli::suggest::Suggestion;
+use pfr_client::Site;
 use pfr_schema::api::TagState;
 use pfr_schema::name::is_bare_digest;
 use pfr_schema::{DigestPrefix, FormatError, Reference, RepositoryName, Selector};
@@ -62,6 +63,20 @@ pub enum Expected {
     State(TagState),
     /// To be looked up.
     Prefix(DigestPrefix),
+}
+
+impl Expected {
+    /// The state in which the tag should be, its digest in full.
+    pub async fn state(expected: Option<Self>, site: &Site, repository: &RepositoryName) -> Result<Option<TagState>, Failure> {
+        Ok(match expected {
+            None => None,
+            Some(Self::State(state)) => Some(state),
+            Some(Self::Prefix(prefix)) => {
+                let snapshot = site.snapshot(repository, &Selector::Prefix(prefix)).await;
+                Some(TagState::At(snapshot.map_err(|error| Failure::from(error).context("--if-tag-is"))?.digest))
+            }
+        })
+    }
 }
 
 impl FromStr for Expected {

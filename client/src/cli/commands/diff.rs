@@ -7,15 +7,15 @@ use crate::cli::output::bar::stacked;
 use crate::cli::output::human::{bytes, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use crate::cli::side::Side;
 use crate::cli::suggest::{Advice, Suggestion};
+use pfr_client::Site;
 use pfr_schema::Reference;
 use pfr_schema::api::GroupDiff;
 
 pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
     let b = args.b.seen_from(&args.a);
-    let side = context.side(args.at, Some(&args.a)).await?;
-    if let Side::Remote(_) = &side
+    let site = context.site(args.at, Some(&args.a)).await?;
+    if let Site::Registry(_) = &site
         && (b.repository != args.a.repository || b.registry != args.a.registry)
     {
         let diff = Suggestion::new("diff").local().arg(local(&args.a)).arg(local(&b));
@@ -28,7 +28,7 @@ pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
                 .run(diff),
         ));
     }
-    let diff = side.diff((&args.a.repository, &args.a.selector_or_latest()), (&b.repository, &b.selector_or_latest())).await?;
+    let diff = site.diff((&args.a.repository, &args.a.selector_or_latest()), (&b.repository, &b.selector_or_latest())).await?;
     if context.json {
         return context.out.json(&diff);
     }

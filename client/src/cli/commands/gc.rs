@@ -6,9 +6,8 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, now_ms, number, until};
 use crate::cli::progress::{Standing, watch};
-use crate::cli::side::Side;
 use crate::cli::suggest::{Advice, Suggestion};
-use pfr_client::Remote;
+use pfr_client::{Remote, Site};
 use pfr_schema::api::{GcReport, GcRequest};
 use pfr_schema::{Digest, ErrorCode, Reference};
 use pfr_store::{GcOptions, Pin, Store};
@@ -48,10 +47,10 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
         )
         .hint(gc.then(" frees what interrupted pulls left here")));
     }
-    let side = context.side(args.at, None).await?;
-    let report = match &side {
-        Side::Remote(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, SILENCE, update)).await?,
-        Side::Local(store) => {
+    let site = context.site(args.at, None).await?;
+    let report = match &site {
+        Site::Registry(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, SILENCE, update)).await?,
+        Site::Store(store) => {
             // Readers of this store look again when a pack is gone, so nothing needs to linger.
             let options =
                 GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
@@ -71,7 +70,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     }
     // The local store's own failure has ended the command above; what is left is said of a size that cannot be reached.
     match &report.error {
-        Some(error) if matches!(side, Side::Remote(_)) => {
+        Some(error) if matches!(site, Site::Registry(_)) => {
             // What was done is told before what was not.
             context.out.flush()?;
             Err(Failure::bare(ErrorCode::Unavailable, format!("the collection failed in the registry: {error}"))
@@ -158,7 +157,7 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
 }
 
 pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> {
-    let Side::Local(store) = context.side(args.at, Some(&args.reference)).await? else {
+    let Site::Store(store) = context.site(args.at, Some(&args.reference)).await? else {
         let pin = Suggestion::new("pin").local().arg(Reference { registry: None, ..args.reference });
         let pin = if args.remove { pin.arg("--remove") } else { pin };
         return Err(Failure::usage("a registry has no pins: a pin keeps a snapshot in the local store").hint(pin.then(if args.remove {

@@ -16,8 +16,8 @@ use serde::Serialize;
 const SEQUENCES_SHOWN: usize = 16;
 
 pub async fn run(context: &mut Context, args: Inspect) -> Result<(), Failure> {
-    let side = context.side(args.at, Some(&args.reference)).await?;
-    let detail = side.detail(&args.reference.repository, &args.reference.selector_or_latest()).await?;
+    let site = context.site(args.at, Some(&args.reference)).await?;
+    let detail = site.detail(&args.reference.repository, &args.reference.selector_or_latest()).await?;
     if context.json {
         return context.out.json(&detail);
     }

@@ -8,7 +8,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{age, bytes, count, now_ms, number};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use crate::cli::side::Side;
+use pfr_client::Site;
 use pfr_schema::RepositoryName;
 use pfr_schema::api::{RepositoryList, SnapshotSummary, TagInfo};
 use serde::Serialize;
@@ -22,27 +22,27 @@ struct Contents {
 }
 
 pub async fn run(context: &mut Context, args: Ls) -> Result<(), Failure> {
-    let side = context.side(args.at, args.repository.as_ref()).await?;
+    let site = context.site(args.at, args.repository.as_ref()).await?;
     match args.repository {
-        None => repositories(context, &side).await,
-        Some(reference) => contents(context, &side, repository_of(&reference)?).await,
+        None => repositories(context, &site).await,
+        Some(reference) => contents(context, &site, repository_of(&reference)?).await,
     }
 }
 
-async fn repositories(context: &mut Context, side: &Side) -> Result<(), Failure> {
-    let repositories = side.repositories().await?;
+async fn repositories(context: &mut Context, site: &Site) -> Result<(), Failure> {
+    let repositories = site.repositories().await?;
     if context.json {
         return context.out.json(&RepositoryList { repositories, next: None });
     }
     let now = now_ms();
-    let unfinished = match side {
-        Side::Local(_) => unfinished(&side.usage().await?, now, &context.site()),
-        Side::Remote(_) => None,
+    let unfinished = match site {
+        Site::Store(_) => unfinished(&site.usage().await?, now, &context.flags()),
+        Site::Registry(_) => None,
     };
     if repositories.is_empty() {
         let words = match unfinished {
-            Some(words) => format!("{} holds no snapshot yet, but {words}", side.name()),
-            None => format!("{} holds nothing yet", side.name()),
+            Some(words) => format!("{} holds no snapshot yet, but {words}", site.name()),
+            None => format!("{} holds nothing yet", site.name()),
         };
         return context.out.line(words);
     }
@@ -62,8 +62,8 @@ async fn repositories(context: &mut Context, side: &Side) -> Result<(), Failure>
     }
 }
 
-async fn contents(context: &mut Context, side: &Side, repository: RepositoryName) -> Result<(), Failure> {
-    let contents = Contents { tags: side.tags(&repository).await?, snapshots: side.snapshots(&repository).await?, repository };
+async fn contents(context: &mut Context, site: &Site, repository: RepositoryName) -> Result<(), Failure> {
+    let contents = Contents { tags: site.tags(&repository).await?, snapshots: site.snapshots(&repository).await?, repository };
     if context.json {
         return context.out.json(&contents);
     }

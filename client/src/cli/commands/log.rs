@@ -12,12 +12,12 @@ use pfr_schema::api::{Lineage, SnapshotSummary};
 use std::collections::HashSet;
 
 pub async fn run(context: &mut Context, args: Log) -> Result<(), Failure> {
-    let side = context.side(args.at, Some(&args.reference)).await?;
+    let site = context.site(args.at, Some(&args.reference)).await?;
     let limit = args.limit as usize;
     let lineage = match &args.reference.selector {
-        Some(selector) => side.lineage(&args.reference.repository, selector, limit).await?,
+        Some(selector) => site.lineage(&args.reference.repository, selector, limit).await?,
         None => {
-            let mut snapshots = side.newest_snapshots(&args.reference.repository, limit + 1).await?;
+            let mut snapshots = site.newest_snapshots(&args.reference.repository, limit + 1).await?;
             let truncated = snapshots.len() > limit;
             snapshots.truncate(limit);
             Lineage { snapshots, truncated }

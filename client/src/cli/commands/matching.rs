@@ -23,7 +23,7 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     let asked = tokens.len() as u64;
     let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
     let repository = &args.repository.repository;
-    let found = context.side(args.side, Some(&args.repository)).await?.match_prefix(repository, &request).await?;
+    let found = context.site(args.site, Some(&args.repository)).await?.match_prefix(repository, &request).await?;
     if context.json {
         context.out.json(&found)?;
     }

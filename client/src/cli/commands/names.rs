@@ -1,6 +1,6 @@
 //! `pf tag` and `pf fork`: tags only, no bytes move.
 
-use crate::cli::args::{Fork, TagArgs};
+use crate::cli::args::{Expected, Fork, TagArgs};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::count;
@@ -16,10 +16,10 @@ struct Tagged {
 }
 
 pub async fn tag(context: &mut Context, args: TagArgs) -> Result<(), Failure> {
-    let side = context.side(args.at, Some(&args.reference)).await?;
+    let site = context.site(args.at, Some(&args.reference)).await?;
     let repository = args.reference.repository.clone();
-    let expected = side.expected(&repository, args.if_tag_is).await?;
-    let digest = side.put_tag(&repository, &args.tag, &args.reference.selector_or_latest(), expected).await?;
+    let expected = Expected::state(args.if_tag_is, &site, &repository).await?;
+    let digest = site.put_tag(&repository, &args.tag, &args.reference.selector_or_latest(), expected).await?;
     if context.json {
         return context.out.json(&Tagged { repository, tag: args.tag, digest });
     }
@@ -28,7 +28,7 @@ pub async fn tag(context: &mut Context, args: TagArgs) -> Result<(), Failure> {
 }
 
 pub async fn fork(context: &mut Context, args: Fork) -> Result<(), Failure> {
-    let side = context.side(args.at, Some(&args.reference)).await?;
+    let site = context.site(args.at, Some(&args.reference)).await?;
     let selector = args.reference.selector_or_latest();
     let prefix = match (args.prefix, &selector) {
         (Some(prefix), _) => prefix,
@@ -36,10 +36,12 @@ pub async fn fork(context: &mut Context, args: Fork) -> Result<(), Failure> {
         (None, Selector::Digest(digest)) => format!("{}-fork", digest.short()),
         (None, Selector::Prefix(prefix)) => format!("{}-fork", prefix.hex().chars().take(12).collect::<String>()),
     };
-    let forked = side.fork(&args.reference.repository, &selector, args.count, &prefix).await;
-    let forked = forked.map_err(|failure| match failure.exit() {
-        3 => failure.context("a tag of these forks exists").hint("no fork was made; --prefix gives the new forks other tags"),
-        _ => failure,
+    let forked = site.fork(&args.reference.repository, &selector, args.count, &prefix).await;
+    let forked = forked.map_err(|error| match Failure::from(error) {
+        failure if failure.exit() == 3 => {
+            failure.context("a tag of these forks exists").hint("no fork was made; --prefix gives the new forks other tags")
+        }
+        failure => failure,
     })?;
     if context.json {
         return context.out.json(&forked);

@@ -7,8 +7,8 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{age, bytes, count, now_ms};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use crate::cli::side::Side;
 use crate::cli::suggest::Suggestion;
+use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Reference, RepositoryName};
 use serde::Serialize;
@@ -28,7 +28,7 @@ struct Pinned {
 }
 
 pub async fn list(context: &mut Context, args: Ls) -> Result<(), Failure> {
-    let Side::Local(store) = context.side(args.at, args.repository.as_ref()).await? else {
+    let Site::Store(store) = context.site(args.at, args.repository.as_ref()).await? else {
         let ls = Suggestion::new("ls").local().arg("--pinned");
         let ls = match args.repository {
             Some(reference) => ls.arg(Reference { registry: None, ..reference }),

@@ -7,8 +7,8 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{age, bytes, count, now_ms};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use crate::cli::side::Side;
 use crate::cli::suggest::Suggestion;
+use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use serde::Serialize;
@@ -33,18 +33,18 @@ struct Deleted {
 }
 
 pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
-    let side = context.side(args.at, None).await?;
-    let repositories = repositories(context, &side, &args).await?;
+    let site = context.site(args.at, None).await?;
+    let repositories = repositories(context, &site, &args).await?;
     let now = now_ms();
     let mut report = Report { dry_run: args.dry_run, deleted: Vec::new(), kept: 0 };
     let mut result = Ok(());
     for repository in repositories {
-        let snapshots = side.snapshots(&repository).await?;
+        let snapshots = site.snapshots(&repository).await?;
         let (total, chosen) = (snapshots.len() as u64, choose(snapshots, &args, now));
         report.kept += total - chosen.len() as u64;
         for snapshot in chosen {
             if !args.dry_run {
-                match delete(&side, &repository, &snapshot).await {
+                match delete(&site, &repository, &snapshot).await {
                     Ok(true) => {}
                     Ok(false) => {
                         report.kept += 1;
@@ -72,14 +72,14 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
 }
 
 /// The repositories that the patterns match. A pattern that matches none is an error: it is probably misspelt.
-async fn repositories(context: &Context, side: &Side, args: &Prune) -> Result<Vec<RepositoryName>, Failure> {
-    let all = side.repositories().await?;
+async fn repositories(context: &Context, site: &Site, args: &Prune) -> Result<Vec<RepositoryName>, Failure> {
+    let all = site.repositories().await?;
     for pattern in &args.repositories {
         if !all.iter().any(|repository| pattern.matches(repository.name.as_str())) {
-            let words = format!("no repository in {} matches {pattern}", side.name());
+            let words = format!("no repository in {} matches {pattern}", site.name());
             return Err(Failure::bare(ErrorCode::RepositoryUnknown, words)
                 .hint(Suggestion::new("ls").here().then(" lists the repositories there are"))
-                .at(&context.site()));
+                .at(&context.flags()));
         }
     }
     let wanted = |name: &RepositoryName| args.repositories.iter().any(|pattern| pattern.matches(name.as_str()));
@@ -101,12 +101,13 @@ fn choose(snapshots: Vec<SnapshotSummary>, args: &Prune, now: u64) -> Vec<Snapsh
 }
 
 /// Deletes a snapshot, unless its tags are not what they were when it was chosen. Returns whether it did.
-async fn delete(side: &Side, repository: &RepositoryName, seen: &SnapshotSummary) -> Result<bool, Failure> {
+async fn delete(site: &Site, repository: &RepositoryName, seen: &SnapshotSummary) -> Result<bool, Failure> {
     let deleted = async {
-        if side.snapshot(repository, &Selector::Digest(seen.digest)).await?.tags != seen.tags {
+        if site.snapshot(repository, &Selector::Digest(seen.digest)).await?.tags != seen.tags {
             return Ok(false);
         }
-        side.delete_snapshot(repository, &seen.digest).await.map(|()| true)
+        site.delete_snapshot(repository, &seen.digest).await?;
+        Ok::<_, Failure>(true)
     };
     match deleted.await {
         // Someone else deleted it.

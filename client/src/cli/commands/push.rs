@@ -1,13 +1,12 @@
 //! `pf push`: a directory or a local snapshot, stored in a registry.
 
-use crate::cli::args::Push;
+use crate::cli::args::{Expected, Push};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
-use crate::cli::side::Side;
 use crate::cli::suggest::{Advice, Suggestion};
-use pfr_client::{Progress, PushReport, PushTarget, Source};
+use pfr_client::{Progress, PushReport, PushTarget, Site, Source};
 use pfr_schema::{Digest, Reference, Selector, Tag};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +17,7 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let parents = parents(context, &args).await?;
     let source = source(context, &args.source).await?;
     let repository = args.target.repository.clone();
-    let if_tag_is = Side::Remote(remote.clone()).expected(&repository, args.if_tag_is).await?;
+    let if_tag_is = Expected::state(args.if_tag_is, &Site::Registry(remote.clone()), &repository).await?;
     let target = PushTarget { repository, tag: Some(tag), if_tag_is, parents };
     let progress = Progress::default();
     let work = pfr_client::push(&source, &remote, target, &progress);
@@ -97,8 +96,8 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
         digests.push(match reference.selector_or_latest() {
             Selector::Digest(digest) => digest,
             selector => {
-                let side = Side::Remote(context.remote(Some(&reference))?);
-                side.snapshot(&reference.repository, &selector).await.map_err(|f| f.context("--parent"))?.digest
+                let site = Site::Registry(context.remote(Some(&reference))?);
+                site.snapshot(&reference.repository, &selector).await.map_err(|e| Failure::from(e).context("--parent"))?.digest
             }
         });
     }

@@ -5,8 +5,8 @@ use crate::cli::args::{Rm, Target};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{count, natural};
-use crate::cli::side::Side;
 use crate::cli::suggest::{Advice, Suggestion, repository as whole_repository};
+use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use serde::Serialize;
@@ -45,7 +45,7 @@ struct Remaining {
 
 /// What is to be deleted in one registry, or in the local store.
 struct Plan {
-    side: Side,
+    site: Site,
     /// A reference into it, for commands in messages.
     at: Reference,
     tags: Vec<RemovedTag>,
@@ -58,9 +58,9 @@ pub async fn run(context: &mut Context, args: Rm) -> Result<(), Failure> {
     let mut plans: BTreeMap<Option<String>, Plan> = BTreeMap::new();
     for target in &args.targets {
         let reference = target.reference();
-        let side = context.side(args.at, Some(reference)).await?;
+        let site = context.site(args.at, Some(reference)).await?;
         let plan = plans.entry(reference.registry.clone()).or_insert_with(|| Plan {
-            side,
+            site,
             at: reference.clone(),
             tags: Vec::new(),
             snapshots: Vec::new(),
@@ -92,7 +92,7 @@ impl Plan {
         match target {
             Target::One(reference) => self.one(reference).await,
             Target::Tags { repository: Reference { repository, .. }, pattern } => {
-                let all = self.side.tags(repository).await?;
+                let all = self.site.tags(repository).await?;
                 let matching: Vec<_> = all.iter().filter(|tag| pattern.matches(tag.name.as_str())).collect();
                 if matching.is_empty() {
                     return Err(Failure::bare(ErrorCode::TagUnknown, format!("{repository} has no tag that matches {pattern}"))
@@ -126,7 +126,7 @@ impl Plan {
             }
             Some(selector) => selector,
         };
-        let SnapshotSummary { digest, tags, .. } = self.side.snapshot(repository, selector).await?;
+        let SnapshotSummary { digest, tags, .. } = self.site.snapshot(repository, selector).await?;
         match selector {
             Selector::Tag { tag, .. } => {
                 self.tags.push(RemovedTag { repository: repository.clone(), tag: tag.clone(), digest });
@@ -158,18 +158,18 @@ impl Plan {
 /// Deletes, and says what it deletes while it does.
 async fn carry_out(context: &mut Context, plan: &Plan, removed: &mut Removed) -> Result<(), Failure> {
     for tag in &plan.tags {
-        plan.side.delete_tag(&tag.repository, &tag.tag, tag.digest).await?;
+        plan.site.delete_tag(&tag.repository, &tag.tag, tag.digest).await?;
         removed.tags.push(tag.clone());
         say(context, || format!("deleted tag {}:{}", tag.repository, tag.tag))?;
     }
     for ((repository, digest), left) in &plan.tags_of {
         removed.remaining.push(Remaining { repository: repository.clone(), digest: *digest, tags: left.clone() });
         let advice = remains(&plan.at, repository, digest, left);
-        let text = advice.render(&context.site());
+        let text = advice.render(&context.flags());
         say(context, || text)?;
     }
     for snapshot in &plan.snapshots {
-        plan.side.delete_snapshot(&snapshot.repository, &snapshot.digest).await?;
+        plan.site.delete_snapshot(&snapshot.repository, &snapshot.digest).await?;
         removed.snapshots.push(snapshot.clone());
         say(context, || {
             let with = match snapshot.tags.len() {
@@ -204,16 +204,16 @@ fn remains(at: &Reference, repository: &RepositoryName, digest: &Digest, left: &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::suggest::Site;
+    use crate::cli::suggest::Flags;
 
     #[test]
     fn removal_says_what_remains_and_where() {
         let (digest, repository) = (Digest::sha256(b"x"), "r".parse::<RepositoryName>().unwrap());
-        let local = Site { local: true, store: Some("/s".into()), ..Site::default() };
-        let said = |at: &str, left: &[Tag], site: &Site| remains(&at.parse().unwrap(), &repository, &digest, left).render(site);
+        let local = Flags { local: true, store: Some("/s".into()), ..Flags::default() };
+        let said = |at: &str, left: &[Tag], flags: &Flags| remains(&at.parse().unwrap(), &repository, &digest, left).render(flags);
         assert!(said("r:a", &["b".parse().unwrap()], &local).ends_with("stays, tagged b"));
         assert!(said("r:a", &[], &local).contains(&format!("`pf rm r@{digest} --local --store /s` deletes")));
-        assert!(said("http://h/r:a", &[], &Site::default()).contains(&format!("`pf rm http://h/r@{digest}` deletes")));
+        assert!(said("http://h/r:a", &[], &Flags::default()).contains(&format!("`pf rm http://h/r@{digest}` deletes")));
         let many: Vec<Tag> = (0..10_000).map(|i| format!("fork-{i}").parse().unwrap()).collect();
         assert!(said("r:a", &many, &local).len() < 200);
     }

@@ -5,7 +5,7 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count};
 use crate::cli::progress::{Standing, watch};
-use crate::cli::side::Side;
+use pfr_client::Site;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
 use pfr_store::{ScrubOptions, Store};
@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
-    let report = match context.side(args.at, None).await? {
-        Side::Remote(remote) => {
+    let report = match context.site(args.at, None).await? {
+        Site::Registry(remote) => {
             let standing = || Standing { phase: "the registry reads and checks".into(), ..Standing::default() };
             let work = async { Ok::<_, Failure>(remote.scrub(options.full, options.bytes_per_second).await?) };
             watch(context.quiet, standing, work).await?
         }
-        Side::Local(store) => local(context.quiet, &store, &options).await?,
+        Site::Store(store) => local(context.quiet, &store, &options).await?,
     };
     if context.json {
         context.out.json(&report)?;

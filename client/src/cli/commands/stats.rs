@@ -12,14 +12,14 @@ use crate::cli::output::table::{Column, Table};
 use pfr_schema::api::Stats;
 
 pub async fn run(context: &mut Context, args: StatsArgs) -> Result<(), Failure> {
-    let side = context.side(args.at, args.repository.as_ref()).await?;
+    let site = context.site(args.at, args.repository.as_ref()).await?;
     let repository = args.repository.as_ref().map(repository_of).transpose()?;
-    let stats = side.stats(repository.as_ref()).await?;
+    let stats = site.stats(repository.as_ref()).await?;
     if context.json {
         return context.out.json(&stats);
     }
     if stats.snapshots.is_empty() {
-        return context.out.line(format!("{} holds no snapshots yet", side.name()));
+        return context.out.line(format!("{} holds no snapshots yet", site.name()));
     }
     print(&mut context.out, &stats)
 }

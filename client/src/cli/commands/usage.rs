@@ -5,8 +5,8 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, now_ms, until};
 use crate::cli::output::table::{Column, Table};
-use crate::cli::side::Side;
-use crate::cli::suggest::{Site, Suggestion};
+use crate::cli::suggest::{Flags, Suggestion};
+use pfr_client::Site;
 use pfr_schema::api::{Protected, Usage};
 use std::collections::BTreeSet;
 
@@ -14,22 +14,22 @@ use std::collections::BTreeSet;
 const NAMED: usize = 3;
 
 pub async fn run(context: &mut Context, args: Df) -> Result<(), Failure> {
-    let side = context.side(args.at, None).await?;
-    let usage = side.usage().await?;
+    let site = context.site(args.at, None).await?;
+    let usage = site.usage().await?;
     if context.json {
         return context.out.json(&usage);
     }
     let mut table = Table::new([Column::left("WHAT"), Column::right("BYTES"), Column::left("FREED").optional()]);
-    for [what, size, freed] in rows(&usage, matches!(side, Side::Local(_)), now_ms(), &context.site()) {
+    for [what, size, freed] in rows(&usage, matches!(site, Site::Store(_)), now_ms(), &context.flags()) {
         table.row([what, size, freed]);
     }
     context.out.table(&table)
 }
 
-fn rows(usage: &Usage, local: bool, now: u64, site: &Site) -> Vec<[String; 3]> {
+fn rows(usage: &Usage, local: bool, now: u64, flags: &Flags) -> Vec<[String; 3]> {
     let Usage { leased, .. } = usage;
     let pinned = if usage.pinned > 0 { format!(", {} pinned", usage.pinned) } else { String::new() };
-    let collect = format!("by `{}`", Suggestion::new("gc").local().render(site));
+    let collect = format!("by `{}`", Suggestion::new("gc").local().render(flags));
     let gc = if local { collect } else { "by garbage collection".to_owned() };
     let end = |bytes: u64, end: Option<u64>| if bytes == 0 { String::new() } else { ends(end, now) };
     let mut rows = vec![("snapshots", usage.live_bytes, format!("{}{pinned}", count(usage.snapshots, "snapshot")))];
@@ -72,16 +72,16 @@ pub fn whose(protected: &Protected, local: bool) -> String {
 }
 
 /// What an interrupted pull left in the local store, and how to go on; none if there is nothing of it.
-pub fn unfinished(usage: &Usage, now: u64, site: &Site) -> Option<String> {
+pub fn unfinished(usage: &Usage, now: u64, flags: &Flags) -> Option<String> {
     let gc = Suggestion::new("gc").local();
-    let end = gc.clone().arg("--unfinished").render(site);
+    let end = gc.clone().arg("--unfinished").render(flags);
     let (leased, garbage) = (&usage.leased, usage.garbage_bytes + usage.unfinished_bytes);
     let go_on = "the same command again resumes it";
     if leased.bytes > 0 {
         let kept = leased.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
         return Some(format!("{} of {}{kept}: {go_on}, `{end}` frees it", bytes(leased.bytes + garbage), whose(leased, true)));
     }
-    let command = if usage.unfinished_bytes > 0 { end } else { gc.render(site) };
+    let command = if usage.unfinished_bytes > 0 { end } else { gc.render(flags) };
     (garbage > 0).then(|| format!("{} that no snapshot holds: `{command}` frees it", bytes(garbage)))
 }
 
@@ -107,7 +107,7 @@ mod tests {
             pinned: 1,
             ..Usage::default()
         };
-        let rows = rows(&usage, true, now, &Site::default());
+        let rows = rows(&usage, true, now, &Flags::default());
         let text: Vec<String> = rows.iter().map(|row| row.join(" | ")).collect();
         assert_eq!(
             text,
@@ -121,14 +121,14 @@ mod tests {
             ]
         );
         assert_eq!(
-            unfinished(&usage, now, &Site::default()).unwrap(),
+            unfinished(&usage, now, &Flags::default()).unwrap(),
             "3.00 KiB of an unfinished pull, import or capture into team/agent, kept until 00:58 UTC, in 59 min: \
              the same command again resumes it, `pf gc --unfinished --local` frees it"
         );
         assert_eq!(
-            unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now, &Site::default()).unwrap(),
+            unfinished(&Usage { garbage_bytes: 1024, ..Usage::default() }, now, &Flags::default()).unwrap(),
             "1.00 KiB that no snapshot holds: `pf gc --local` frees it"
         );
-        assert_eq!(unfinished(&Usage::default(), now, &Site::default()), None);
+        assert_eq!(unfinished(&Usage::default(), now, &Flags::default()), None);
     }
 }

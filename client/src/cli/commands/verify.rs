@@ -5,7 +5,7 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
-use crate::cli::side::Side;
+use pfr_client::Site;
 use pfr_client::json::ErrorDocument;
 use pfr_schema::api::Verified;
 use pfr_schema::{Digest, ErrorCode};
@@ -16,28 +16,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 pub async fn run(context: &mut Context, args: Verify) -> Result<(), Failure> {
-    let side = context.side(args.at, args.reference.as_ref()).await?;
-    let targets = match (&args.reference, &side) {
+    let site = context.site(args.at, args.reference.as_ref()).await?;
+    let targets = match (&args.reference, &site) {
         (Some(reference), _) => {
             let selector = reference.selector_or_latest();
-            let digest = side.snapshot(&reference.repository, &selector).await?.digest;
+            let digest = site.snapshot(&reference.repository, &selector).await?.digest;
             BTreeMap::from([(digest, format!("{}:{selector}", reference.repository))])
         }
-        (None, _) => tagged(&side).await?,
+        (None, _) => tagged(&site).await?,
     };
-    if matches!(side, Side::Remote(_)) && args.reference.is_none() {
+    if matches!(site, Site::Registry(_)) && args.reference.is_none() {
         return Err(Failure::usage("name the snapshot to verify"));
     }
     let (mut proofs, mut failures) = (Vec::new(), Vec::new());
     for (digest, name) in targets {
         let start = Instant::now();
-        let verified = match (&side, &args.reference) {
-            (Side::Remote(_), Some(reference)) => {
+        let verified = match (&site, &args.reference) {
+            (Site::Registry(_), Some(reference)) => {
                 let standing = || Standing { phase: "the registry reads and hashes".into(), ..Standing::default() };
-                watch(context.quiet, standing, side.verify_remotely(&reference.repository, digest)).await
+                watch(context.quiet, standing, site.verify(&reference.repository, digest)).await.map_err(Failure::from)
             }
-            (Side::Local(store), _) => local(context.quiet, store, digest).await,
-            (Side::Remote(_), None) => Err(Failure::usage("name the snapshot to verify")),
+            (Site::Store(store), _) => local(context.quiet, store, digest).await,
+            (Site::Registry(_), None) => Err(Failure::usage("name the snapshot to verify")),
         };
         let verified = match verified {
             Ok(verified) => verified,
@@ -108,10 +108,10 @@ fn values(verified: &Verified) -> String {
 }
 
 /// Every tagged snapshot, with one of its names.
-async fn tagged(side: &Side) -> Result<BTreeMap<Digest, String>, Failure> {
+async fn tagged(site: &Site) -> Result<BTreeMap<Digest, String>, Failure> {
     let mut targets = BTreeMap::new();
-    for repository in side.repositories().await? {
-        for tag in side.tags(&repository.name).await? {
+    for repository in site.repositories().await? {
+        for tag in site.tags(&repository.name).await? {
             targets.entry(tag.digest).or_insert_with(|| format!("{}:{}", repository.name, tag.name));
         }
     }

@@ -5,7 +5,7 @@ use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
 use crate::error::{Error, Result};
 use crate::plain::as_blobs;
-use crate::plan::{Giver, Item, Totals};
+use crate::plan::{Item, PlanSource, Totals};
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 /// A snapshot to be pushed.
 #[derive(Clone, Debug)]
-pub(super) enum Origin {
+pub(super) enum OpenedSource {
     Directory(Arc<Directory>),
     Store { store: Store, snapshot: Digest },
     Relay(Relay),
 }
 
-impl Origin {
+impl OpenedSource {
     /// Reads and checks the source.
     pub async fn open(source: &Source, target: &PushTarget) -> Result<Self> {
         match source {
@@ -111,7 +111,7 @@ impl Origin {
     }
 }
 
-impl Giver for Origin {
+impl PlanSource for OpenedSource {
     const NEAR: bool = true;
 
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {

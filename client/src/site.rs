@@ -1,0 +1,274 @@
+//! A store here, or a registry there. Both answer the same questions, so a command, a mirror and a test
+//! need not know which of them it asks.
+//!
+//! All lists are read page by page to their end. The guard in [`all_pages`] ends a list that has none.
+
+use crate::error::Result;
+use crate::remote::{PageOf, Remote, all_pages};
+use pfr_schema::api::{
+    Diff, ForkRequest, Forked, Lineage, MatchRequest, MatchResponse, RepositoryInfo, SnapshotDetail, SnapshotSummary, Stats, TagInfo,
+    TagRequest, TagState, Usage, Verified,
+};
+use pfr_schema::{Digest, RepositoryName, Selector, Tag};
+use pfr_store::{Page, RepositoryRow, Store, TagRow};
+use std::time::Duration;
+
+/// Entries in one page of a list.
+const PAGE: usize = 1000;
+
+/// A store here, or a registry there.
+#[derive(Clone, Debug)]
+pub enum Site {
+    /// A store that this process has open.
+    Store(Store),
+    /// A registry.
+    Registry(Remote),
+}
+
+impl Site {
+    /// Its address, for errors about what it answers.
+    fn place(&self) -> &str {
+        match self {
+            Self::Store(_) => self.name(),
+            Self::Registry(remote) => remote.url(),
+        }
+    }
+
+    /// Its name in a sentence.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Store(_) => "the local store",
+            Self::Registry(_) => "the registry",
+        }
+    }
+
+    /// Every repository.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>> {
+        all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Store(store) => listed(store.repositories(after, PAGE).await?, repository_info),
+                Self::Registry(remote) => {
+                    let page = remote.repositories(after.as_deref(), PAGE).await?;
+                    (page.repositories, page.next)
+                }
+            })
+        })
+        .await
+    }
+
+    /// Every snapshot, newest first.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
+        self.newest_snapshots(repository, usize::MAX).await
+    }
+
+    /// The newest snapshots.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>> {
+        all_pages(self.place(), most, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Store(store) => listed(store.snapshots(repository, after, PAGE).await?, Into::into),
+                Self::Registry(remote) => {
+                    let page = remote.snapshots(repository, after.as_deref(), PAGE).await?;
+                    (page.snapshots, page.next)
+                }
+            })
+        })
+        .await
+    }
+
+    /// Every tag, by name.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>> {
+        all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
+            Ok(match self {
+                Self::Store(store) => listed(store.tags(repository, after, PAGE).await?, tag_info),
+                Self::Registry(remote) => {
+                    let page = remote.tags(repository, after.as_deref(), PAGE).await?;
+                    (page.tags, page.next)
+                }
+            })
+        })
+        .await
+    }
+
+    /// The deepest snapshot that tokens can be resumed from.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn match_prefix(&self, repository: &RepositoryName, request: &MatchRequest) -> Result<MatchResponse> {
+        match self {
+            Self::Store(store) => Ok(store.match_prefix(repository, request).await?),
+            Self::Registry(remote) => remote.match_prefix(repository, request).await,
+        }
+    }
+
+    /// One snapshot, in short.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn snapshot(&self, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotSummary> {
+        match self {
+            Self::Store(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(store.snapshot(repository, &digest).await?.into())
+            }
+            Self::Registry(_) => Ok(self.detail(repository, selector).await?.summary),
+        }
+    }
+
+    /// One snapshot, whole.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn detail(&self, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotDetail> {
+        match self {
+            Self::Store(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(store.detail(repository, &digest).await?)
+            }
+            Self::Registry(remote) => remote.snapshot(repository, selector).await,
+        }
+    }
+
+    /// A snapshot and its ancestors.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn lineage(&self, repository: &RepositoryName, selector: &Selector, limit: usize) -> Result<Lineage> {
+        match self {
+            Self::Store(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(store.lineage(repository, &digest, limit).await?)
+            }
+            Self::Registry(remote) => remote.lineage(repository, selector, limit).await,
+        }
+    }
+
+    /// What differs. A registry compares snapshots of one repository: the first one's.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn diff(&self, a: (&RepositoryName, &Selector), b: (&RepositoryName, &Selector)) -> Result<Diff> {
+        match self {
+            Self::Store(store) => Ok(store.diff(&store.resolve(a.0, a.1).await?, &store.resolve(b.0, b.1).await?).await?),
+            Self::Registry(remote) => remote.diff(a.0, a.1, b.1).await,
+        }
+    }
+
+    /// How much snapshots share.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<Stats> {
+        match self {
+            Self::Store(store) => Ok(store.stats(repository).await?),
+            Self::Registry(remote) => remote.stats(repository).await,
+        }
+    }
+
+    /// What takes up room, and until when. Collections of the local store have no grace period.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn usage(&self) -> Result<Usage> {
+        match self {
+            Self::Store(store) => Ok(store.usage(Duration::ZERO).await?),
+            Self::Registry(remote) => remote.usage().await,
+        }
+    }
+
+    /// Points a tag at a snapshot; which one it was.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn put_tag(&self, repository: &RepositoryName, tag: &Tag, selector: &Selector, expected: Option<TagState>) -> Result<Digest> {
+        match self {
+            Self::Store(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                store.put_tag(repository, tag.clone(), digest, expected).await?;
+                Ok(digest)
+            }
+            Self::Registry(remote) => {
+                let request = TagRequest { snapshot: selector.to_string(), if_tag_is: expected };
+                Ok(remote.put_tag(repository, tag, &request).await?.digest)
+            }
+        }
+    }
+
+    /// Deletes a tag, if it still points at `seen`.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, seen: Digest) -> Result<()> {
+        let expected = Some(TagState::At(seen));
+        match self {
+            Self::Store(store) => Ok(store.delete_tag(repository, tag, expected).await?),
+            Self::Registry(remote) => remote.delete_tag(repository, tag, expected).await,
+        }
+    }
+
+    /// Deletes a snapshot and its tags.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
+        match self {
+            Self::Store(store) => Ok(store.delete_snapshot(repository, digest).await?),
+            Self::Registry(remote) => remote.delete_snapshot(repository, digest).await,
+        }
+    }
+
+    /// Makes tags of one snapshot.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn fork(&self, repository: &RepositoryName, selector: &Selector, count: u32, prefix: &str) -> Result<Forked> {
+        match self {
+            Self::Store(store) => {
+                let digest = store.resolve(repository, selector).await?;
+                Ok(Forked { digest, tags: store.fork(repository, digest, prefix, count).await? })
+            }
+            Self::Registry(remote) => {
+                let request = ForkRequest { snapshot: selector.to_string(), count, prefix: prefix.to_owned() };
+                remote.fork(repository, &request).await
+            }
+        }
+    }
+
+    /// Reads and hashes everything a snapshot reaches.
+    ///
+    /// # Errors
+    /// Those of the store or of the registry.
+    pub async fn verify(&self, repository: &RepositoryName, digest: Digest) -> Result<Verified> {
+        match self {
+            Self::Store(store) => Ok(store.verify(&digest, &mut |_| ()).await?),
+            Self::Registry(remote) => remote.verify(repository, &digest).await,
+        }
+    }
+}
+
+/// A page of rows of the local store.
+fn listed<R, T>(page: Page<R>, convert: impl Fn(R) -> T) -> PageOf<T> {
+    (page.rows.into_iter().map(convert).collect(), page.next)
+}
+
+fn repository_info(row: RepositoryRow) -> RepositoryInfo {
+    let RepositoryRow { name, snapshots, tags, updated_at } = row;
+    RepositoryInfo { name, snapshots, tags, updated_at }
+}
+
+fn tag_info(row: TagRow) -> TagInfo {
+    let TagRow { name, digest, updated_at, .. } = row;
+    TagInfo { name, digest, updated_at }
+}
