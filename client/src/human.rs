@@ -1,5 +1,6 @@
 //! Numbers, sizes and times for people, the same in all programs.
 
+use chrono::{DateTime, SecondsFormat, Utc};
 use std::time::Duration;
 
 /// `12.3 MiB`: three digits, binary units.
@@ -60,32 +61,21 @@ pub fn duration(time: Duration) -> String {
     if whole < 3600 { format!("{} min {} s", whole / 60, whole % 60) } else { format!("{} h {} min", whole / 3600, whole / 60 % 60) }
 }
 
-/// `2026-11-21 05:29:06 UTC`.
+/// `2026-11-21 05:29:06 UTC`, from milliseconds since 1970.
 #[must_use]
 pub fn utc(ms: u64) -> String {
-    let seconds = ms / 1000;
-    let (year, month, day) = civil(seconds / 86_400);
-    let time = seconds % 86_400;
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
+    date(ms).format("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
 /// `2026-11-21T05:29:06.123Z`, from milliseconds since 1970.
 #[must_use]
 pub fn rfc3339(ms: u64) -> String {
-    let text = utc(ms);
-    format!("{}T{}.{:03}Z", &text[..10], &text[11..19], ms % 1000)
+    date(ms).to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
-/// Year, month and day, `days` after 1970-01-01: the Gregorian calendar counted in eras of 400 years that start on 1 March.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+/// A number that is no time is taken for the last one there is.
+fn date(ms: u64) -> DateTime<Utc> {
+    i64::try_from(ms).ok().and_then(DateTime::from_timestamp_millis).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }
 
 #[cfg(test)]

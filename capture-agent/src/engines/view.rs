@@ -4,18 +4,20 @@ use super::layout::Group;
 use super::member::Member;
 use super::{Link, table};
 use crate::error::{Error, Result};
+use lru::LruCache;
 use parking_lot::Mutex;
 use pfr_schema::agent::{EngineInfo, EngineState};
 use pfr_schema::engine::{Register, Sequence, Verb};
 use pfr_schema::{Digest, prefix};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Number of sequences whose last snapshot is remembered.
-const PARENTS: usize = 4096;
+const PARENTS: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
 /// An engine, as long as one of its members is connected.
 #[derive(Debug)]
@@ -30,15 +32,9 @@ pub(super) struct Shared {
     pub still: Arc<tokio::sync::Mutex<()>>,
     members: Mutex<BTreeMap<String, Arc<Member>>>,
     busy: Mutex<Option<String>>,
-    parents: Mutex<Parents>,
+    parents: Mutex<LruCache<String, Digest>>,
     snapshots: AtomicU64,
     restores: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Parents {
-    by_sequence: BTreeMap<String, (u64, Digest)>,
-    next: u64,
 }
 
 impl Shared {
@@ -52,7 +48,7 @@ impl Shared {
             still: Arc::default(),
             members: Mutex::default(),
             busy: Mutex::default(),
-            parents: Mutex::default(),
+            parents: Mutex::new(LruCache::new(PARENTS)),
             snapshots: AtomicU64::new(0),
             restores: AtomicU64::new(0),
         }
@@ -101,19 +97,12 @@ impl Shared {
 
     /// The snapshot that a sequence was last captured as or restored from.
     pub fn parent(&self, sequence: &str) -> Option<Digest> {
-        self.parents.lock().by_sequence.get(sequence).map(|(_, digest)| *digest)
+        self.parents.lock().get(sequence).copied()
     }
 
     /// Remembers the snapshot of a sequence.
     pub fn set_parent(&self, sequence: &str, snapshot: Digest) {
-        let mut parents = self.parents.lock();
-        let turn = parents.next;
-        parents.next += 1;
-        parents.by_sequence.insert(sequence.into(), (turn, snapshot));
-        if parents.by_sequence.len() > PARENTS {
-            let oldest = parents.by_sequence.iter().min_by_key(|(_, (turn, _))| *turn).map(|(name, _)| name.clone());
-            oldest.map(|name| parents.by_sequence.remove(&name));
-        }
+        self.parents.lock().put(sequence.into(), snapshot);
     }
 
     pub fn count_snapshot(&self) {

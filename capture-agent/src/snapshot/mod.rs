@@ -32,7 +32,7 @@ use pfr_schema::{Digest, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
 pub(crate) use shared_pin::SharedPin;
 use std::convert::Infallible;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::Instant;
 use target::Target;
 use tokio::task::JoinSet;
 
@@ -217,8 +217,7 @@ impl Agent {
 
     /// The time, as the configuration tells it.
     fn now(&self) -> String {
-        let now = UNIX_EPOCH + Duration::from_millis(self.store().options().clock.now());
-        humantime::format_rfc3339_millis(now).to_string()
+        pfr_client::human::rfc3339(self.store().options().clock.now())
     }
 }
 
