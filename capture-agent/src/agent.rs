@@ -96,7 +96,7 @@ impl Drop for Inner {
 /// Locks the data folder: two agents would push everything twice and replace each other's sockets.
 /// The lock ends with the process.
 fn lock(config: &Config) -> Result<File> {
-    crate::durable::private_dir(&config.data).map_err(Error::io(format!("data folder {}", config.data.display())))?;
+    pfr_service::durable::create_private_dir_all(&config.data).map_err(Error::io(format!("data folder {}", config.data.display())))?;
     let path = config.data.join("lock");
     let file = File::create(&path).map_err(Error::io(format!("lock {}", path.display())))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

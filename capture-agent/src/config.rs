@@ -2,43 +2,13 @@
 //! silently be none.
 
 use crate::error::{Error, Result};
-use clap::ValueEnum;
 use pfr_client::{ByteSize, Remote, RemoteOptions};
+use pfr_service::settings::{self, FileError};
+use pfr_service::{LogFormat, Secret, UserDirs, layered};
 use serde::Deserialize;
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// A bearer token. Never printed.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<secret>")
-    }
-}
-
-impl Secret {
-    /// A token.
-    #[must_use]
-    pub fn new(token: impl Into<String>) -> Self {
-        Self(token.into())
-    }
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// The agent's configuration. `pf-agent.toml` in the agent's folder is the annotated template.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +43,7 @@ pub struct Config {
     pub log: String,
 }
 
+layered! {
 /// Settings as given: by flags and environment, or by a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
@@ -123,25 +94,20 @@ pub struct Overrides {
     #[arg(long, env = "PF_AGENT_LOG", value_name = "FILTER")]
     pub log: Option<String>,
 }
-
-macro_rules! stronger {
-    ($self:ident, $weaker:ident: $($name:ident)*) => { Self { $($name: $self.$name.or($weaker.$name),)* } };
 }
 
 impl Overrides {
-    /// These settings where given, else those of `weaker`.
-    #[must_use]
-    pub fn or(self, weaker: Self) -> Self {
-        // One token: a file given by flag is not outvoted by a token in the settings file.
-        let weaker =
-            if self.token.is_some() || self.token_file.is_some() { Self { token: None, token_file: None, ..weaker } } else { weaker };
-        stronger!(self, weaker: data socket engine_socket registry token token_file ring_bytes engine_timeout push_retry_ms push_retry_max
-            metrics_listen shutdown_grace max_store_size log_format log)
-    }
-
-    fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(format!("settings file {}", path.display())))?;
-        pfr_client::settings::read(&text).map_err(|reason| Error::Invalid(format!("settings file {}, {reason}", path.display())))
+    /// These settings, and those of a file where none are given.
+    fn over(self, path: &Path) -> Result<Self> {
+        let mut file: Self = settings::file(path).map_err(|error| match error {
+            FileError::Read { path, source } => Error::io(format!("settings file {}", path.display()))(source),
+            error => Error::Invalid(error.to_string()),
+        })?;
+        // A flag that names a token file replaces a token in the settings file.
+        if self.token.is_some() || self.token_file.is_some() {
+            (file.token, file.token_file) = (None, None);
+        }
+        Ok(self.or(file))
     }
 
     fn token(&self) -> Result<Option<Secret>> {
@@ -151,35 +117,10 @@ impl Overrides {
             (Some(token), None) => token.clone(),
             (None, Some(path)) => {
                 let text = std::fs::read_to_string(path).map_err(Error::io(format!("token file {}", path.display())))?;
-                Secret(text.trim().to_owned())
+                Secret::new(text.trim())
             }
         };
-        if token.0.is_empty() { Err(Error::Invalid("the token is empty".into())) } else { Ok(Some(token)) }
-    }
-}
-
-/// The directories that a login shell gives; relative ones are ignored.
-#[derive(Clone, Debug, Default)]
-pub struct Environment {
-    /// `HOME`.
-    pub home: Option<PathBuf>,
-    /// `XDG_DATA_HOME`.
-    pub data_home: Option<PathBuf>,
-    /// `XDG_RUNTIME_DIR`.
-    pub runtime: Option<PathBuf>,
-}
-
-impl Environment {
-    /// Of this process.
-    #[must_use]
-    pub fn of_process() -> Self {
-        let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        Self { home: absolute("HOME"), data_home: absolute("XDG_DATA_HOME"), runtime: absolute("XDG_RUNTIME_DIR") }
-    }
-
-    fn data(&self) -> Option<PathBuf> {
-        let base = self.data_home.clone().or_else(|| Some(self.home.as_ref()?.join(".local/share")))?;
-        Some(base.join("pf/agent"))
+        if token.is_empty() { Err(Error::Invalid("the token is empty".into())) } else { Ok(Some(token)) }
     }
 }
 
@@ -210,13 +151,16 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Io`]: which setting, and what to do.
-    pub fn load(file: Option<&Path>, given: Overrides, environment: &Environment) -> Result<Self> {
-        let given = given.or(file.map(Overrides::read).transpose()?.unwrap_or_default());
+    pub fn load(file: Option<&Path>, given: Overrides, dirs: &UserDirs) -> Result<Self> {
+        let given = match file {
+            Some(file) => given.over(file)?,
+            None => given,
+        };
         let token = given.token()?;
         let no_data = || Error::Invalid("no data folder: give --data DIR (there is no home directory to put it in)".into());
-        let data = given.data.or_else(|| environment.data()).ok_or_else(no_data)?;
+        let data = given.data.or_else(|| Some(dirs.data()?.join("pf/agent"))).ok_or_else(no_data)?;
         let mut config = Self::new(data);
-        let runtime = environment.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
+        let runtime = dirs.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
         config.socket = given.socket.or(runtime).unwrap_or(config.socket);
         config.engine_socket = given.engine_socket.unwrap_or_else(|| config.socket.with_file_name("engines.sock"));
         config.registry = given.registry.filter(|r| !r.is_empty()).map(|r| r.trim_end_matches('/').to_owned());
@@ -274,7 +218,7 @@ impl Config {
     /// [`Error::Client`] if it is no base URL.
     pub fn remote(&self, registry: &str) -> Result<Remote> {
         let own = self.registry.as_deref().is_some_and(|own| own.trim_end_matches('/') == registry.trim_end_matches('/'));
-        let token = self.token.as_ref().filter(|_| own).map(|token| token.0.clone());
+        let token = self.token.clone().filter(|_| own);
         Ok(Remote::new(registry, RemoteOptions { token, retries: 2, retry_for: Duration::ZERO, ..RemoteOptions::default() })?)
     }
 }

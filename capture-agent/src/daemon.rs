@@ -4,12 +4,12 @@
 use crate::control::{Control, serve_metrics};
 use crate::error::{Error, Result};
 use crate::{Agent, Config};
+use pfr_service::signals;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -25,8 +25,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// [`Error::Io`], [`Error::Store`], [`Error::Invalid`] if another agent has the data folder.
 pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()> {
     // Install signal handlers before reporting readiness.
-    let stop = signals()?;
-    let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
+    let stop = signals::of_server().map_err(Error::io("signals"))?;
+    let recorder = crate::metrics::recorder().map_err(Error::Internal)?;
     let agent = Agent::open(config.clone()).await?;
     let control = Control::bind(agent.clone())?;
 
@@ -51,7 +51,7 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     let mut stop = std::pin::pin!(stop);
     loop {
         tokio::select! {
-            () = &mut stop => break,
+            _ = &mut stop => break,
             _ = upkeep.tick() => recorder.run_upkeep(),
             Some(ended) = engines.join_next() => return Err(unasked(ended)),
             Some(ended) = controls.join_next() => return Err(unasked(ended)),
@@ -76,26 +76,6 @@ fn unasked(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Er
         Ok(Err(error)) => error,
         Err(panic) => Error::Internal(format!("a listener: {panic}")),
     }
-}
-
-fn signals() -> Result<impl Future<Output = ()>> {
-    let fail = |what: &'static str| Error::io(what);
-    let mut terminate = signal(SignalKind::terminate()).map_err(fail("SIGTERM"))?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(fail("SIGINT"))?;
-    Ok(async move {
-        let which = tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-        };
-        tracing::info!(signal = which, "agent stopping; a second signal stops it at once");
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = terminate.recv() => {},
-                _ = interrupt.recv() => {},
-            }
-            std::process::exit(1);
-        });
-    })
 }
 
 /// One datagram to the service manager, if there is one.

@@ -4,6 +4,7 @@ use crate::memory::MemoryError;
 use pfr_schema::api::Problem;
 use pfr_schema::engine::CallError;
 use pfr_schema::{ErrorCode, FormatError};
+use pfr_service::problem;
 
 /// Result of the agent's library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -305,17 +306,13 @@ impl Error {
     /// As it crosses the wire.
     #[must_use]
     pub fn problem(&self) -> Problem {
-        let code = self.code();
-        Problem {
-            r#type: format!("urn:pf:problem:{code}"),
-            title: code.title().into(),
-            status: code.status(),
-            detail: self.to_string(),
-            code,
-            retryable: code.retryable(),
-            missing: Vec::new(),
-            request_id: None,
-        }
+        Problem::new(self.code(), self.to_string())
+    }
+}
+
+impl From<Error> for problem::Failure {
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), error.to_string())
     }
 }
 

@@ -17,13 +17,12 @@ pub mod engines;
 pub mod error;
 pub mod library;
 pub mod memory;
+mod metrics;
 pub mod program;
 pub mod pushes;
 pub mod restore;
 pub mod snapshot;
-pub mod telemetry;
 
-mod durable;
 mod eviction;
 mod socket;
 

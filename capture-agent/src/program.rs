@@ -1,8 +1,9 @@
 //! The program `pf-agent`: parses settings, starts the log, serves until a signal.
 
-use crate::config::{Environment, Overrides, Secret};
-use crate::{Config, Error, daemon, telemetry};
+use crate::config::Overrides;
+use crate::{Config, Error, daemon};
 use clap::{Parser, Subcommand};
+use pfr_service::{Secret, UserDirs, settings};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,7 +35,7 @@ const USAGE: u8 = 1;
 
 /// Runs the program with the arguments of this process, and returns its exit code.
 pub fn main() -> ExitCode {
-    let cli = match pfr_client::settings::parse::<Cli>() {
+    let cli = match settings::parse::<Cli>() {
         Ok(cli) => cli,
         Err(error) => {
             // A closed standard error leaves no place to report that it is closed.
@@ -43,8 +44,8 @@ pub fn main() -> ExitCode {
         }
     };
     let Command::Serve { config, mut overrides } = cli.command;
-    overrides.token = std::env::var("PF_AGENT_TOKEN").ok().filter(|token| !token.is_empty()).map(Secret::new);
-    match Config::load(config.as_deref(), *overrides, &Environment::of_process()).and_then(serve) {
+    overrides.token = Secret::from_env("PF_AGENT_TOKEN");
+    match Config::load(config.as_deref(), *overrides, &UserDirs::of_process()).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "pf-agent: {error}");
@@ -54,7 +55,7 @@ pub fn main() -> ExitCode {
 }
 
 fn serve(config: Config) -> Result<(), Error> {
-    telemetry::start_log(config.log_format, &config.log).map_err(|e| Error::Invalid(format!("log: {e}")))?;
+    pfr_service::log::start(config.log_format, &config.log).map_err(|e| Error::Invalid(format!("log: {e}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(Error::io("start threads"))?;
     let served = runtime.block_on(daemon::serve(config, |config| {

@@ -18,7 +18,7 @@ impl Drop for Unlink {
 /// Makes the folder of a socket.
 fn folder(path: &Path) -> Result<()> {
     let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.exists()) else { return Ok(()) };
-    crate::durable::private_dir(parent).map_err(Error::io(format!("folder {}", parent.display())))
+    pfr_service::durable::create_private_dir_all(parent).map_err(Error::io(format!("folder {}", parent.display())))
 }
 
 /// Listens. A dead agent's socket is replaced, a live one's is not.

@@ -25,7 +25,7 @@ pub mod progress;
 pub mod pull;
 pub mod push;
 pub mod remote;
-pub mod settings;
+pub mod site;
 pub mod size;
 pub mod text;
 
@@ -41,4 +41,5 @@ pub use progress::{Phase, Progress};
 pub use pull::{Destination, PullReport, fetch_blobs, pull};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{BoxFrames, Entry, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages};
+pub use site::Site;
 pub use size::ByteSize;

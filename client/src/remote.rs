@@ -25,6 +25,7 @@ pub use pushes::FrameSource;
 
 use crate::error::{Error, Result};
 use pfr_schema::RepositoryName;
+use pfr_service::Secret;
 use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use std::fmt;
@@ -49,8 +50,29 @@ pub struct Retrying {
     pub error: String,
 }
 
-/// Takes note of retries. Called from any task; must not block.
-pub type OnRetry = Arc<dyn Fn(Option<&Retrying>) + Send + Sync>;
+/// Called before a request is tried again, and with `None` when the registry answers again. It is called
+/// from any task and must not block.
+#[derive(Clone)]
+pub struct OnRetry(Arc<Listener>);
+
+type Listener = dyn Fn(Option<&Retrying>) + Send + Sync;
+
+impl OnRetry {
+    /// Calls `tell`.
+    pub fn new(tell: impl Fn(Option<&Retrying>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    fn tell(&self, retrying: Option<&Retrying>) {
+        (self.0)(retrying);
+    }
+}
+
+impl fmt::Debug for OnRetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnRetry")
+    }
+}
 
 /// What is known of the way to the registry.
 #[derive(Debug, Default)]
@@ -62,10 +84,10 @@ struct Connection {
 }
 
 /// Settings of a [`Remote`].
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RemoteOptions {
-    /// Bearer token. Not shown by `Debug`.
-    pub token: Option<String>,
+    /// Bearer token.
+    pub token: Option<Secret>,
     /// How often a request is tried again before giving up. Default 5.
     pub retries: u32,
     /// How long a registry that has answered before and does not any more is tried again, however often: a restart takes its time.
@@ -81,7 +103,7 @@ pub struct RemoteOptions {
     pub min_rate: u64,
     /// Limit on receiving an answer that is a document, once it has begun. Default 10 minutes.
     pub answer_timeout: Duration,
-    /// Told when a request is about to be tried again, and with `None` when the registry answers again.
+    /// Told of retries.
     pub on_retry: Option<OnRetry>,
     /// Whether proxies from the environment are used. Default no: registries are near, and loopback must never be proxied.
     pub system_proxy: bool,
@@ -101,22 +123,6 @@ impl Default for RemoteOptions {
             on_retry: None,
             system_proxy: false,
         }
-    }
-}
-
-impl fmt::Debug for RemoteOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteOptions")
-            .field("token", &self.token.as_ref().map(|_| "…"))
-            .field("retries", &self.retries)
-            .field("retry_for", &self.retry_for)
-            .field("longest_wait", &self.longest_wait)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("idle_timeout", &self.idle_timeout)
-            .field("min_rate", &self.min_rate)
-            .field("answer_timeout", &self.answer_timeout)
-            .field("system_proxy", &self.system_proxy)
-            .finish()
     }
 }
 
@@ -154,8 +160,8 @@ impl Remote {
         }
         let mut headers = HeaderMap::new();
         if let Some(token) = &options.token {
-            let mut value =
-                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| fail("the token has characters that no header can carry"))?;
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
+                .map_err(|_| fail("the token has characters that no header can carry"))?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -285,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_token_is_not_printed() {
-        let options = RemoteOptions { token: Some("hush".into()), ..RemoteOptions::default() };
+        let options = RemoteOptions { token: Some(Secret::new("hush")), ..RemoteOptions::default() };
         assert!(!format!("{options:?}").contains("hush"));
         assert!(!format!("{:?}", Remote::new("http://h", options).unwrap()).contains("hush"));
     }

@@ -4,21 +4,23 @@
 //! a misspelt limit must not silently be none.
 
 use crate::http::timeout::Pace;
-use clap::ValueEnum;
+use pfr_service::settings::{self, FileError};
+use pfr_service::{LogFormat, SecretUrl};
 use pfr_store::storage::StorageOptions;
 use serde::Deserialize;
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $env:literal, $value:literal $(, $arg:ident = $given:expr)*;)+) => {
-        /// Settings as given: by flags and environment, or by a file.
-        #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
-        #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-        pub struct Overrides {
-            $($(#[doc = $doc])+ #[arg(long, env = $env, value_name = $value $(, $arg = $given)*)] pub $name: Option<$type>,)+
+        pfr_service::layered! {
+            /// Settings as given: by flags and environment, or by a file.
+            #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
+            #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+            pub struct Overrides {
+                $($(#[doc = $doc])+ #[arg(long, env = $env, value_name = $value $(, $arg = $given)*)] pub $name: Option<$type>,)+
+            }
         }
 
         /// Settings of a registry, complete.
@@ -34,12 +36,6 @@ macro_rules! settings {
         }
 
         impl Overrides {
-            /// These settings where given, else those of `weaker`.
-            #[must_use]
-            pub fn or(self, weaker: Self) -> Self {
-                Self { $($name: self.$name.or(weaker.$name),)+ }
-            }
-
             /// These settings where given, else the defaults.
             #[must_use]
             pub fn or_default(self) -> Config {
@@ -55,7 +51,7 @@ settings! {
     data: PathBuf = PathBuf::new(), "PF_REGISTRY_DATA", "DIR";
     /// PostgreSQL for the metadata, `postgres://USER:PASSWORD@HOST/DATABASE` [default: none]: without one, SQLite in --data. Better
     /// given by the environment or the file: command lines can be read by everyone on the machine.
-    database: DatabaseUrl = DatabaseUrl::default(), "PF_REGISTRY_DATABASE", "URL", hide_env_values = true;
+    database: SecretUrl = SecretUrl::default(), "PF_REGISTRY_DATABASE", "URL", hide_env_values = true;
     /// Connections to PostgreSQL, at most [default: 16]. All registries together must stay below what it allows.
     database_connections: u32 = 16, "PF_REGISTRY_DATABASE_CONNECTIONS", "N";
     /// Where the packs are, `file:///DIR`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX` [default: none]: without
@@ -131,80 +127,13 @@ settings! {
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
 }
 
-/// The URL of a database. Shown without user, password and options.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct DatabaseUrl(String);
-
-impl DatabaseUrl {
-    /// Whether none was given.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The whole URL, with its password: for who connects, and nobody else.
-    #[must_use]
-    pub fn secret(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::str::FromStr for DatabaseUrl {
-    type Err = std::convert::Infallible;
-
-    /// Takes anything: an error here would repeat what was given.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl fmt::Display for DatabaseUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((scheme, rest)) = self.0.split_once("://") else {
-            return f.write_str(if self.is_empty() { "" } else { "…" });
-        };
-        let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-        write!(f, "{scheme}://{}", address.split(['?', '#']).next().unwrap_or_default())
-    }
-}
-
-impl fmt::Debug for DatabaseUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DatabaseUrl({self})")
-    }
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
 /// Why settings were refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// The file cannot be read.
-    #[error("cannot read the settings file {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's words.
-        source: std::io::Error,
-    },
-    /// The file does not parse.
-    #[error("settings file {path}, {reason}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The line, and what is wrong with it. Its text is not repeated: it may be a misspelt `database` with its password.
-        reason: String,
-    },
+    /// The file cannot be read or does not parse.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// No data directory.
     #[error(
         "no data directory: give --data DIR (or PF_REGISTRY_DATA, or `data` in the settings file), or both --database and --storage, \
@@ -243,7 +172,7 @@ impl Config {
     /// # Errors
     /// [`SettingsError`] says which setting, and what to do.
     pub fn load(file: Option<&Path>, given: Overrides) -> Result<Self, SettingsError> {
-        let from_file = file.map(Overrides::read).transpose()?.unwrap_or_default();
+        let from_file = file.map(settings::file::<Overrides>).transpose()?.unwrap_or_default();
         let config = given.or(from_file).or_default();
         config.check()?;
         Ok(config)
@@ -253,7 +182,7 @@ impl Config {
         if self.data.as_os_str().is_empty() && (self.database.is_empty() || self.storage.is_empty()) {
             return Err(SettingsError::NoData);
         }
-        let postgres = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.secret().starts_with(scheme));
+        let postgres = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.expose().starts_with(scheme));
         if !self.database.is_empty() && !postgres {
             return Err(SettingsError::Database);
         }
@@ -318,12 +247,5 @@ impl Config {
     /// How slow a client may be.
     pub(crate) fn pace(&self) -> Pace {
         Pace { grace: Duration::from_secs(self.body_idle_seconds), rate: self.body_bytes_per_second }
-    }
-}
-
-impl Overrides {
-    fn read(path: &Path) -> Result<Self, SettingsError> {
-        let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.into(), source })?;
-        pfr_client::settings::read(&text).map_err(|reason| SettingsError::Parse { path: path.into(), reason })
     }
 }

@@ -3,6 +3,7 @@
 use crate::config::SettingsError;
 use crate::mirror;
 use pfr_schema::ErrorCode;
+use pfr_service::settings::FileError;
 use std::net::SocketAddr;
 
 /// Why a registry did not start, or a command failed.
@@ -77,7 +78,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         Some(match self {
-            Self::Settings(SettingsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            Self::Settings(SettingsError::File(FileError::Read { source, .. }))
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
                 ErrorCode::Denied
             }
             Self::Settings(_) => ErrorCode::InvalidRequest,

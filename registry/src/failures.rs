@@ -74,7 +74,7 @@ fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {
         .into_iter()
         .map(|(status, names)| {
             let content = Content::new(Some(RefOr::Ref(Ref::from_schema_name(Problem::name()))));
-            let response = ResponseBuilder::new().description(names.join(", ")).content(crate::problem::MEDIA_TYPE, content).build();
+            let response = ResponseBuilder::new().description(names.join(", ")).content(pfr_service::problem::MEDIA_TYPE, content).build();
             (status, RefOr::T(response))
         })
         .collect()

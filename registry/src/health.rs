@@ -4,8 +4,8 @@
 use crate::app::App;
 use crate::auth::{Access, AllRepositories, Open};
 use crate::failures;
+use crate::metrics::{DISK, ROWS_WRITTEN, set_tasks};
 use crate::problem::Failure;
-use crate::telemetry::metrics::{DISK, ROWS_WRITTEN, set_tasks};
 use crate::v1::Answer;
 use axum::extract::State;
 use axum::http::header;

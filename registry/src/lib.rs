@@ -23,6 +23,7 @@ mod failures;
 mod health;
 mod http;
 mod lock;
+mod metrics;
 pub mod mirror;
 mod problem;
 mod pull_through;
@@ -30,7 +31,6 @@ mod redirect;
 pub mod routes;
 pub mod server;
 pub mod storage;
-pub mod telemetry;
 mod v1;
 
 pub use config::Config;

@@ -1,48 +1,29 @@
-//! Errors as clients see them: `application/problem+json`, one shape for all, nothing internal in it.
-//!
-//! A handler returns a [`Failure`]; as a response it is only a status with the failure attached. [`crate::http::request`] writes the
-//! body, since only it knows the request's id, and logs [`Failure::cause`], which is never sent.
+//! Errors of the registry as its clients see them. Nothing internal is in them.
 
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use pfr_schema::api::Problem;
-use pfr_schema::{Digest, ErrorCode, FormatError};
+use pfr_schema::{ErrorCode, FormatError};
+use pfr_service::problem;
 use pfr_store::Error;
+use std::ops::Deref;
 
-/// Media type of a problem.
-pub const MEDIA_TYPE: &str = "application/problem+json";
 /// Of the blobs that are missing, at most this many are named.
 const NAMED: usize = 100;
 
-/// Why a request was not done.
+/// Why a request was not done: a [`problem::Failure`] in the registry's words.
 #[derive(Clone, Debug)]
-pub struct Failure {
-    /// What callers act on.
-    pub code: ErrorCode,
-    /// What happened, where, and what to do: for the caller.
-    pub detail: String,
-    /// Missing blobs, the first few.
-    pub missing: Vec<Digest>,
-    /// What only the operator may read: paths, the system's words.
-    pub cause: Option<String>,
-    /// The status, where HTTP has a more exact one than the code: 405.
-    pub status: StatusCode,
-}
+pub struct Failure(problem::Failure);
 
 impl Failure {
     /// A failure with nothing to hide.
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
-        let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self { code, detail: detail.into(), missing: Vec::new(), cause: None, status }
+        Self(problem::Failure::new(code, detail))
     }
 
-    /// The same, with words for the log.
+    /// The same, with a cause for the log.
     #[must_use]
-    pub fn because(mut self, cause: impl Into<String>) -> Self {
-        self.cause = Some(cause.into());
-        self
+    pub fn because(self, cause: impl Into<String>) -> Self {
+        Self(self.0.because(cause))
     }
 
     /// The request is malformed.
@@ -59,35 +40,19 @@ impl Failure {
     pub(crate) fn stalled() -> Self {
         Self::new(ErrorCode::Timeout, "the request body stopped coming; send it again, what was already stored is not sent twice")
     }
+}
 
-    /// The response as sent.
-    pub(crate) fn into_problem(self, request_id: &str) -> Response {
-        let status = self.status;
-        let retry_after = retry_after(self.code);
-        let problem = Problem {
-            r#type: format!("urn:pf:problem:{}", self.code),
-            title: self.code.title().into(),
-            status: status.as_u16(),
-            detail: self.detail,
-            code: self.code,
-            retryable: self.code.retryable(),
-            missing: self.missing,
-            request_id: Some(request_id.to_owned()),
-        };
-        let mut response = (status, Json(problem)).into_response();
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
-        if let Some(seconds) = retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(seconds));
-        }
-        response
+impl Deref for Failure {
+    type Target = problem::Failure;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let mut response = self.status.into_response();
-        response.extensions_mut().insert(self);
-        response
+        self.0.into_response()
     }
 }
 
@@ -113,26 +78,18 @@ impl From<Error> for Failure {
             }
             Error::Internal(reason) => Self::internal(reason),
             Error::Missing { ref missing, .. } => {
-                Self { missing: missing.iter().take(NAMED).copied().collect(), ..Self::new(code, error.to_string()) }
+                let missing = missing.iter().take(NAMED).copied().collect();
+                Self(problem::Failure { missing, ..problem::Failure::new(code, error.to_string()) })
             }
             other => Self::new(code, other.to_string()),
         }
     }
 }
 
-/// When to try again, in seconds.
-fn retry_after(code: ErrorCode) -> Option<&'static str> {
-    match code {
-        ErrorCode::Overloaded => Some("1"),
-        ErrorCode::Unavailable => Some("5"),
-        ErrorCode::StorageFull => Some("60"),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pfr_schema::Digest;
 
     #[test]
     fn the_systems_words_are_for_the_log_only() {

@@ -1,7 +1,7 @@
 //! Large downloads from the storage itself: the registry returns the location of frames, and signs
 //! URLs for them.
 
-use crate::telemetry::metrics::BYTES_REDIRECTED;
+use crate::metrics::BYTES_REDIRECTED;
 use axum::http::{HeaderMap, header};
 use pfr_schema::media_type::FRAME_LOCATIONS;
 use pfr_schema::{Digest, api};

@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::http::connections::{Connections, OpenConnection};
 use crate::http::stream::Timed;
 use crate::lock::DataLock;
+use crate::metrics as names;
 use crate::pull_through::PullThrough;
+use crate::routes;
 use crate::storage::Opened;
-use crate::telemetry::metrics as names;
-use crate::{routes, telemetry};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -26,7 +26,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -79,7 +78,7 @@ impl Server {
     }
 
     async fn bind_opened(Opened { store, redirects }: Opened, config: Config, lock: Option<DataLock>) -> Result<Self, Error> {
-        let metrics = telemetry::metrics::recorder().map_err(Error::Metrics)?;
+        let metrics = names::recorder().map_err(Error::Metrics)?;
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
@@ -304,30 +303,4 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     {
         tracing::error!(%error, "connection panicked");
     }
-}
-
-/// Completes at the first SIGTERM or SIGINT with the exit code, 128 and the signal's number. A
-/// second signal ends the process at once.
-///
-/// # Errors
-/// [`Error::Runtime`] if signals cannot be caught.
-pub fn signals() -> Result<impl Future<Output = u8>, Error> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
-    Ok(async move {
-        let (which, exit) = tokio::select! {
-            _ = terminate.recv() => ("SIGTERM", 128 + 15),
-            _ = interrupt.recv() => ("SIGINT", 128 + 2),
-        };
-        tracing::info!(signal = which, "stopping; a second signal stops at once");
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = terminate.recv() => {},
-                _ = interrupt.recv() => {},
-            }
-            tracing::warn!("second signal: stopping at once");
-            std::process::exit(1);
-        });
-        exit
-    })
 }

@@ -63,7 +63,7 @@ fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
 async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata>> {
     if !config.database.is_empty() {
         let postgres = PostgresOptions { max_connections: config.database_connections, ..PostgresOptions::default() };
-        return Ok(Arc::new(PostgresMetadata::connect(config.database.secret(), postgres).await?));
+        return Ok(Arc::new(PostgresMetadata::connect(config.database.expose(), postgres).await?));
     }
     pfr_store::storage::make_dir(&config.data)?;
     let file = config.data.join("metadata.sqlite");

@@ -744,3 +744,20 @@ impl<'de> Deserialize<'de> for TagState {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
+
+impl Problem {
+    /// A problem with the code's own title, status and retry rule.
+    #[must_use]
+    pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
+        Self {
+            r#type: format!("urn:pf:problem:{code}"),
+            title: code.title().into(),
+            status: code.status(),
+            detail: detail.into(),
+            code,
+            retryable: code.retryable(),
+            missing: Vec::new(),
+            request_id: None,
+        }
+    }
+}

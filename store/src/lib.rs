@@ -14,7 +14,6 @@
 //! in the same transaction. So *present* means *complete*, and [`Store::missing`] may stop at the first container it finds.
 
 mod clock;
-mod durable;
 mod error;
 mod frames;
 mod gc;

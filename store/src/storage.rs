@@ -175,7 +175,7 @@ fn bucket(url: &Url) -> String {
 /// # Errors
 /// [`Error::Unavailable`].
 pub fn make_dir(dir: &std::path::Path) -> Result<()> {
-    crate::durable::create_dir_all(dir).map_err(|e| no_dir(dir, &e))
+    pfr_service::durable::create_dir_all(dir).map_err(|e| no_dir(dir, &e))
 }
 
 /// Packs in a directory, with fsync. It is made if it is not there.

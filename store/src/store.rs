@@ -122,7 +122,7 @@ impl Store {
     pub async fn open(dir: &Path, options: Options) -> Result<Self> {
         let packs_dir = dir.join("packs");
         let fail = |e: &dyn std::fmt::Display| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
-        crate::durable::create_dir_all(&packs_dir).map_err(|e| Error::io("directory", dir, &e))?;
+        pfr_service::durable::create_dir_all(&packs_dir).map_err(|e| Error::io("directory", dir, &e))?;
         let packs = LocalFileSystem::new_with_prefix(&packs_dir).map_err(|e| fail(&e))?.with_fsync(true);
         let metadata = SqliteMetadata::open_above(&dir.join("metadata.sqlite"), options.clock.clone(), options.min_free).await?;
         Ok(Self::new(Arc::new(packs), Arc::new(metadata), options).with_packs_dir(&packs_dir))

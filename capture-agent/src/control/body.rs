@@ -1,13 +1,13 @@
 //! Reads the body of a request completely before anything else: a caller that still sends would not
 //! read a refusal.
 
-use super::answer::Failure;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use pfr_schema::ErrorCode;
+use pfr_service::problem::Failure;
 
 /// Bytes of a request's body.
 const LIMIT: usize = 1 << 20;

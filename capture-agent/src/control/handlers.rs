@@ -1,12 +1,12 @@
 //! What each path does.
 
 use super::State as Shared;
-use super::answer::Failure;
 use crate::Error;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use pfr_schema::agent::{Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_service::problem::Failure;
 use serde::de::DeserializeOwned;
 
 type Answer<T> = Result<Json<T>, Failure>;

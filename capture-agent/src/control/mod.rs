@@ -1,19 +1,17 @@
 //! The control interface: HTTP with JSON over a Unix socket that only this user can open.
 //! `docs/capture.md` lists the paths.
 
-mod answer;
 mod body;
 mod handlers;
 mod observe;
 
 use crate::error::{Error, Result};
 use crate::{Agent, socket};
-use answer::Failure;
 use axum::Router;
-use axum::http::StatusCode;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
+use pfr_service::problem::Failure;
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, UnixListener};
 
@@ -54,7 +52,7 @@ impl Control {
 }
 
 fn router(agent: Agent) -> Result<Router> {
-    let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
+    let recorder = crate::metrics::recorder().map_err(Error::Internal)?;
     Ok(Router::new()
         .route("/v1/engines", get(handlers::engines))
         .route("/v1/engines/{engine}", get(handlers::engine))
@@ -66,10 +64,6 @@ fn router(agent: Agent) -> Result<Router> {
         .route("/readyz", get(handlers::ready))
         .merge(metrics_router(recorder))
         .fallback(async || Failure::new(ErrorCode::NotFound, "no such page; see docs/capture.md for those there are"))
-        .method_not_allowed_fallback(async || {
-            let failure = Failure::new(ErrorCode::InvalidRequest, "this page does not take this method");
-            failure.with_status(StatusCode::METHOD_NOT_ALLOWED)
-        })
         .layer(axum::middleware::from_fn(body::middleware))
         .layer(axum::middleware::from_fn(observe::middleware))
         .with_state(State { agent }))
@@ -85,7 +79,7 @@ fn metrics_router<S: Clone + Send + Sync + 'static>(recorder: PrometheusHandle) 
 /// [`Error::Io`].
 pub async fn serve_metrics(address: SocketAddr) -> Result<()> {
     let what = format!("metrics on {address}");
-    let recorder = crate::telemetry::recorder().map_err(Error::Internal)?;
+    let recorder = crate::metrics::recorder().map_err(Error::Internal)?;
     let listener = TcpListener::bind(address).await.map_err(Error::io(what.clone()))?;
     axum::serve(listener, metrics_router::<()>(recorder)).await.map_err(Error::io(what))
 }

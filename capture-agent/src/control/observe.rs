@@ -1,13 +1,13 @@
 //! The middleware of each request: an id, panics as errors, the problem document, a log line and a
 //! metric.
 
-use super::answer::Failure;
 use axum::extract::{MatchedPath, Request};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
 use pfr_schema::ErrorCode;
+use pfr_service::problem::{self, Failure};
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
@@ -20,16 +20,16 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let panicked = |_| Failure::new(ErrorCode::Internal, "a bug in the agent; please report it with the request id").into_response();
     let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(panicked);
-    let (mut response, failure) = explain(response, &id);
+    let (mut response, failure) = explain(response, &method, &path, &id);
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let status = response.status().as_u16();
-    metrics::counter!(crate::telemetry::REQUESTS, "route" => route, "status" => status.to_string()).increment(1);
+    metrics::counter!(crate::metrics::REQUESTS, "route" => route, "status" => status.to_string()).increment(1);
     let seconds = started.elapsed().as_secs_f64();
     match failure {
         Some(failure) => {
-            tracing::warn!(request = id, %method, path, status, seconds, code = %failure.code(), detail = failure.detail(), "HTTP request failed");
+            tracing::warn!(request = id, %method, path, status, seconds, code = %failure.code, detail = failure.detail, cause = failure.cause, "HTTP request failed");
         }
         None if path.starts_with("/v1/") => tracing::info!(request = id, %method, path, status, seconds, "HTTP request done"),
         None => tracing::debug!(request = id, %method, path, status, seconds, "HTTP request done"),
@@ -38,14 +38,8 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
 }
 
 /// Turns every failure into a problem, also those of extractors.
-fn explain(mut response: Response, id: &str) -> (Response, Option<Failure>) {
-    let status = response.status();
-    let failure = match response.extensions_mut().remove::<Failure>() {
-        Some(failure) => failure,
-        None if !status.is_client_error() && !status.is_server_error() => return (response, None),
-        None if status.is_client_error() => Failure::new(ErrorCode::InvalidRequest, format!("the request was refused: {status}")),
-        None => Failure::new(ErrorCode::Internal, format!("a response without a reason: {status}")),
-    };
+fn explain(mut response: Response, method: &Method, path: &str, id: &str) -> (Response, Option<Failure>) {
+    let Some(failure) = problem::of_response(&mut response, method, path) else { return (response, None) };
     let mut problem = failure.clone().into_problem(id);
     if let Some(allowed) = response.headers_mut().remove(header::ALLOW) {
         problem.headers_mut().insert(header::ALLOW, allowed);

@@ -5,12 +5,16 @@ use super::layout::Group;
 use crate::error::{Error, Result};
 use pfr_schema::ErrorCode;
 use pfr_schema::engine::{ToEngine, Verb};
+use pfr_service::Backoff;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// Pauses between two attempts of a call that must be answered.
+const INSIST: Backoff = Backoff::new(Duration::from_millis(40), Duration::from_secs(5));
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -90,19 +94,17 @@ impl Member {
     /// is gone, which ends all grants. Stops, too, when the member says that the grant does not
     /// exist: an earlier call may have succeeded with a late answer.
     pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<()> {
-        let mut wait = Duration::from_millis(20);
-        let mut tried = 1_u64;
+        let mut failures = 0_u32;
         loop {
             match self.call_within::<Value>(timeout, call.clone()).await {
                 Ok(_) => return Ok(()),
                 Err(error) if self.is_gone() || is_given_back(&call, &error) => return Err(error),
                 Err(error) => {
-                    tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), tried, %error, "engine call failed, retrying");
+                    failures = failures.saturating_add(1);
+                    tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), failures, %error, "engine call failed, retrying");
                 }
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(Duration::from_secs(5));
-            tried += 1;
+            tokio::time::sleep(INSIST.wait(failures)).await;
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The queue on disk: one JSON file for each job, replaced atomically.
 
-use crate::durable;
 use crate::error::{Error, Result};
 use pfr_schema::agent::PushJob;
+use pfr_service::durable;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub(super) struct Files {
 impl Files {
     pub async fn open(dir: PathBuf) -> Result<Self> {
         let files = Self { dir };
-        files.on(durable::private_dir).await?;
+        files.on(durable::create_private_dir_all).await?;
         Ok(files)
     }
 

@@ -5,9 +5,9 @@ use crate::error::Error;
 use pfr_client::{Progress, PushReport, PushTarget, Source};
 use pfr_schema::agent::{PushJob, PushState};
 use pfr_schema::{Digest, ErrorCode};
+use pfr_service::Backoff;
 use pfr_store::Pin;
 use std::collections::HashSet;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -73,7 +73,7 @@ impl Inner {
         let job = job.clone();
         let open = jobs.values().filter(|job| !is_finished(job)).count();
         drop(jobs);
-        metrics::gauge!(crate::telemetry::PUSHES_OPEN).set(open as f64);
+        metrics::gauge!(crate::metrics::PUSHES_OPEN).set(open as f64);
         self.changed.send_replace(());
         Some(job)
     }
@@ -117,7 +117,7 @@ impl Inner {
                 self.unpin(id, snapshot, &reference).await;
             }
             Err(error) if again => {
-                let wait = self.wait_after(attempts);
+                let wait = Backoff::new(self.config.push_retry, self.config.push_retry_max).wait(attempts);
                 tracing::warn!(push = id, %snapshot, reference, attempts, %error, again_in = ?wait, "push attempt failed, retrying");
                 count("retried", 0);
                 return Some(wait);
@@ -174,19 +174,11 @@ impl Inner {
             }
         }
     }
-
-    fn wait_after(&self, attempts: u32) -> Duration {
-        let doubled = self.config.push_retry.saturating_mul(1 << attempts.saturating_sub(1).min(20));
-        let full = doubled.min(self.config.push_retry_max);
-        // The keys of the standard hasher are the randomness that needs no dependency.
-        let random = RandomState::new().build_hasher().finish() as u32;
-        full / 2 + full.mul_f64(0.5 * f64::from(random) / f64::from(u32::MAX))
-    }
 }
 
 fn count(outcome: &'static str, bytes: u64) {
-    metrics::counter!(crate::telemetry::PUSHES, "outcome" => outcome).increment(1);
-    metrics::counter!(crate::telemetry::PUSH_BYTES).increment(bytes);
+    metrics::counter!(crate::metrics::PUSHES, "outcome" => outcome).increment(1);
+    metrics::counter!(crate::metrics::PUSH_BYTES).increment(bytes);
 }
 
 /// Whether a later attempt can succeed: the registry did not answer, or its answer is retryable.

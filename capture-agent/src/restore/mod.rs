@@ -33,7 +33,7 @@ pub use staged::Staged;
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
-use crate::telemetry;
+use crate::metrics as names;
 use documents::Documents;
 use pfr_schema::Digest;
 use pfr_schema::agent::{RestoreReport, RestoreRequest};
@@ -139,11 +139,11 @@ async fn fill<T: Send + 'static>(
 /// Records the outcome of a restore in metrics and log.
 fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreReport, &Error>) {
     let outcome = result.map_or_else(|error| error.code().name(), |_| "ok");
-    metrics::counter!(telemetry::RESTORES, "outcome" => outcome).increment(1);
+    metrics::counter!(names::RESTORES, "outcome" => outcome).increment(1);
     match result {
         Ok(report) => {
-            metrics::histogram!(telemetry::RESTORE_SECONDS).record(report.total_seconds);
-            metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
+            metrics::histogram!(names::RESTORE_SECONDS).record(report.total_seconds);
+            metrics::counter!(names::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
             let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
             let sequence = report.sequence.as_deref().unwrap_or("(when asked)");
             tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "snapshot restored");

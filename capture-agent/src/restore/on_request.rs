@@ -4,7 +4,7 @@ use super::gate::Gate;
 use crate::Agent;
 use crate::engines::{Answers, Engine};
 use crate::error::{Error, Result};
-use crate::telemetry;
+use crate::metrics as names;
 use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
         ToAgent::Fill(request) => {
             let filled = fill(agent, engine, rank, &request).await;
             let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |()| "ok");
-            metrics::counter!(telemetry::FILLS, "outcome" => outcome).increment(1);
+            metrics::counter!(names::FILLS, "outcome" => outcome).increment(1);
             if let Err(error) = &filled {
                 tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "fill failed");
                 agent.staged().forget(&request.restore);
@@ -47,7 +47,7 @@ fn find(agent: &Agent, engine: &Engine, request: &Match) -> Matched {
         Matched::Later {} => "later",
         Matched::None { .. } => "none",
     };
-    metrics::counter!(telemetry::MATCHES, "answer" => answer).increment(1);
+    metrics::counter!(names::MATCHES, "answer" => answer).increment(1);
     matched
 }
 

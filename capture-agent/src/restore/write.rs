@@ -6,7 +6,7 @@ use super::place::Places;
 use crate::Agent;
 use crate::error::{Error, Result};
 use crate::memory::{MemoryError, Page, PageMemory};
-use crate::telemetry;
+use crate::metrics as names;
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &Places, aft
         written += length;
     }
     flush(agent, batch, after, gate).await?;
-    metrics::counter!(telemetry::RESTORE_BYTES, "bytes" => "written").increment(written);
+    metrics::counter!(names::RESTORE_BYTES, "bytes" => "written").increment(written);
     Ok(written)
 }
 

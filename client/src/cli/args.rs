@@ -12,6 +12,7 @@ pub use reference::{Expected, Target, repository_of};
 pub use transfer::{Import, Pull, Push};
 pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, TaskCommand, Tasks, Verify};
 
+use super::config::Overrides;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -49,18 +50,9 @@ pub struct Args {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
-    /// Registry for references that name none
-    #[arg(long, global = true, value_name = "URL", env = "PF_REGISTRY", hide_env_values = true)]
-    pub registry: Option<String>,
-    /// Directory of the local store
-    #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
-    pub store: Option<PathBuf>,
-    /// How often a request is tried again, however long that takes [default: 5, and --retry-for for a registry that is gone]
-    #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
-    pub retries: Option<u32>,
-    /// How long a registry that has answered and is gone is tried again, such as while it restarts [default: 120]
-    #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
-    pub retry_for: Option<u64>,
+    /// The settings that a file may have, too.
+    #[command(flatten)]
+    pub settings: Overrides,
     /// Write one JSON document to stdout instead of text; an error is one JSON object on stderr
     #[arg(long, global = true)]
     pub json: bool,
@@ -72,7 +64,8 @@ pub struct Global {
 impl Global {
     /// The same options as arguments of another program.
     pub fn arguments(&self) -> Vec<OsString> {
-        let Self { registry, store, retries, retry_for, json, quiet } = self;
+        let Self { settings, json, quiet } = self;
+        let Overrides { registry, store, retries, retry_for, .. } = settings;
         let values = [
             ("--registry", registry.clone().map(OsString::from)),
             ("--store", store.clone().map(OsString::from)),

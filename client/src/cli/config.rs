@@ -1,50 +1,46 @@
-//! The configuration file: a few lines of TOML, unknown fields refused.
+//! Settings: flags and environment, then the configuration file, a few lines of TOML. Unknown fields are refused.
 
 use super::failure::Failure;
+use pfr_service::{Secret, UserDirs, layered};
 use serde::Deserialize;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Registry used when nothing else names one.
 pub const DEFAULT_REGISTRY: &str = "http://127.0.0.1:5077";
 
-/// A bearer token. Never printed.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(pub String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<secret>")
+layered! {
+    /// Settings as given: by flags and environment, or by the file.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
+    #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+    pub struct Overrides {
+        /// Registry for references that name none
+        #[arg(long, global = true, value_name = "URL", env = "PF_REGISTRY", hide_env_values = true)]
+        pub registry: Option<String>,
+        /// Token for the registry of the same source
+        #[arg(skip)]
+        pub token: Option<Secret>,
+        /// Directory of the local store
+        #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
+        pub store: Option<PathBuf>,
+        /// Control socket of this host's capture agent
+        #[arg(skip)]
+        pub agent: Option<PathBuf>,
+        /// How often a request is tried again, however long that takes [default: 5, and --retry-for for a registry that is gone]
+        #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
+        pub retries: Option<u32>,
+        /// How long a registry that has answered and is gone is tried again, such as while it restarts [default: 120]
+        #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
+        pub retry_for: Option<u64>,
+        /// Size above which the local store loses what was not used for longest, after a pull
+        #[arg(skip)]
+        pub max_store_size: Option<pfr_client::ByteSize>,
     }
 }
 
-/// What the file says.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {
-    /// Default registry, `http://host:port` or `https://host`.
-    pub registry: Option<String>,
-    /// Token for that registry, and no other.
-    pub token: Option<Secret>,
-    /// Directory of the local store.
-    pub store: Option<PathBuf>,
-    /// Control socket of this host's capture agent.
-    pub agent: Option<PathBuf>,
-    /// How often a request is tried again.
-    pub retries: Option<u32>,
-    /// Seconds for which a registry that has answered before is tried again.
-    #[serde(rename = "retry-for")]
-    pub retry_for: Option<u64>,
-    /// Size above which the local store loses what was not used for longest, after a pull.
-    #[serde(rename = "max-store-size")]
-    pub max_store_size: Option<pfr_client::ByteSize>,
-}
-
-impl Config {
+impl Overrides {
     /// Reads the file: `explicit` (from `PF_CONFIG`) must exist, the default place need not.
-    pub fn load(explicit: Option<&Path>, environment: &Environment) -> Result<Self, Failure> {
-        let default = environment.config_file();
+    pub fn load(explicit: Option<&Path>, dirs: &UserDirs) -> Result<Self, Failure> {
+        let default = dirs.config().map(|dir| dir.join("pf/config.toml"));
         let Some(path) = explicit.or(default.as_deref()) else { return Ok(Self::default()) };
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&text).map_err(|e| Failure::usage(format!("{}: {e}", path.display()))),
@@ -57,7 +53,7 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let config: Self = pfr_client::settings::read(text)?;
+        let config: Self = pfr_service::settings::read(text)?;
         match &config.store {
             // No shell is there to expand a ~, and a relative path would be another one in every directory.
             Some(store) if !store.is_absolute() => {
@@ -68,47 +64,15 @@ impl Config {
     }
 }
 
-/// The directories that a login shell gives.
-#[derive(Clone, Debug, Default)]
-pub struct Environment {
-    /// `HOME`.
-    pub home: Option<PathBuf>,
-    /// `XDG_CONFIG_HOME`.
-    pub config_home: Option<PathBuf>,
-    /// `XDG_DATA_HOME`.
-    pub data_home: Option<PathBuf>,
-    /// `XDG_RUNTIME_DIR`.
-    pub runtime: Option<PathBuf>,
+/// Where the local store is unless a setting says otherwise.
+pub fn store_dir(dirs: &UserDirs) -> Option<PathBuf> {
+    Some(dirs.data()?.join("pf"))
 }
 
-impl Environment {
-    /// Of this process; relative paths are ignored, as the XDG specification asks.
-    pub fn of_process() -> Self {
-        let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        Self {
-            home: absolute("HOME"),
-            config_home: absolute("XDG_CONFIG_HOME"),
-            data_home: absolute("XDG_DATA_HOME"),
-            runtime: absolute("XDG_RUNTIME_DIR"),
-        }
-    }
-
-    fn config_file(&self) -> Option<PathBuf> {
-        let base = self.config_home.clone().or_else(|| Some(self.home.as_ref()?.join(".config")))?;
-        Some(base.join("pf/config.toml"))
-    }
-
-    /// Where the capture agent listens unless something else says so.
-    pub fn agent_socket(&self) -> Option<PathBuf> {
-        let runtime = self.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
-        runtime.or_else(|| Some(self.store_dir()?.join("agent/agent.sock")))
-    }
-
-    /// Where the local store is unless something else says so.
-    pub fn store_dir(&self) -> Option<PathBuf> {
-        let base = self.data_home.clone().or_else(|| Some(self.home.as_ref()?.join(".local/share")))?;
-        Some(base.join("pf"))
-    }
+/// Where the capture agent listens unless a setting says otherwise.
+pub fn agent_socket(dirs: &UserDirs) -> Option<PathBuf> {
+    let runtime = dirs.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
+    runtime.or_else(|| Some(store_dir(dirs)?.join("agent/agent.sock")))
 }
 
 #[cfg(test)]
@@ -117,7 +81,7 @@ mod tests {
 
     #[test]
     fn reads_the_three_settings_and_hides_the_token() {
-        let config = Config::parse("registry = \"http://r:1\"\ntoken = \"hush\"\nstore = \"/s\"\n").unwrap();
+        let config = Overrides::parse("registry = \"http://r:1\"\ntoken = \"hush\"\nstore = \"/s\"\n").unwrap();
         assert_eq!(config.registry.as_deref(), Some("http://r:1"));
         assert_eq!(config.store.as_deref(), Some(Path::new("/s")));
         assert!(!format!("{config:?}").contains("hush"));
@@ -125,45 +89,45 @@ mod tests {
 
     #[test]
     fn refuses_what_it_does_not_know() {
-        let error = Config::parse("\nregstry = \"x\"").unwrap_err();
+        let error = Overrides::parse("\nregstry = \"x\"").unwrap_err();
         assert!(error.starts_with("line 2: ") && error.contains("regstry") && error.contains("registry"), "{error}");
     }
 
     #[test]
     fn no_error_says_a_token() {
         for text in ["tokn = \"hush\"", "token = \"hush", "token = [\"hush\"]", "registry = \"r\"\ntoken = 'hush' x"] {
-            let error = Config::parse(text).unwrap_err();
+            let error = Overrides::parse(text).unwrap_err();
             assert!(!error.contains("hush"), "{error}");
         }
     }
 
     #[test]
     fn the_agent_is_looked_for_where_it_listens() {
-        let mut environment = Environment { home: Some("/h".into()), ..Environment::default() };
-        assert_eq!(environment.agent_socket(), Some("/h/.local/share/pf/agent/agent.sock".into()));
-        environment.runtime = Some("/run/u".into());
-        assert_eq!(environment.agent_socket(), Some("/run/u/pf/agent.sock".into()));
+        let mut dirs = UserDirs { home: Some("/h".into()), ..UserDirs::default() };
+        assert_eq!(agent_socket(&dirs), Some("/h/.local/share/pf/agent/agent.sock".into()));
+        dirs.runtime = Some("/run/u".into());
+        assert_eq!(agent_socket(&dirs), Some("/run/u/pf/agent.sock".into()));
     }
 
     #[test]
     fn a_store_needs_an_absolute_path() {
-        assert!(Config::parse("store = \"~/pf\"").unwrap_err().contains("absolute"));
+        assert!(Overrides::parse("store = \"~/pf\"").unwrap_err().contains("absolute"));
     }
 
     #[test]
     fn a_named_file_must_exist_and_the_default_one_need_not() {
-        let nowhere = Environment { home: Some("/nonexistent".into()), ..Environment::default() };
-        assert_eq!(Config::load(None, &nowhere).unwrap(), Config::default());
-        assert_eq!(Config::load(Some(Path::new("/nonexistent/x")), &nowhere).unwrap_err().exit(), 1);
+        let nowhere = UserDirs { home: Some("/nonexistent".into()), ..UserDirs::default() };
+        assert_eq!(Overrides::load(None, &nowhere).unwrap(), Overrides::default());
+        assert_eq!(Overrides::load(Some(Path::new("/nonexistent/x")), &nowhere).unwrap_err().exit(), 1);
     }
 
     #[test]
     fn xdg_directories_win_over_home() {
-        let home = Environment { home: Some("/h".into()), ..Environment::default() };
-        assert_eq!(home.config_file(), Some("/h/.config/pf/config.toml".into()));
-        assert_eq!(home.store_dir(), Some("/h/.local/share/pf".into()));
-        let xdg = Environment { config_home: Some("/c".into()), data_home: Some("/d".into()), ..home };
-        assert_eq!(xdg.config_file(), Some("/c/pf/config.toml".into()));
-        assert_eq!(xdg.store_dir(), Some("/d/pf".into()));
+        let home = UserDirs { home: Some("/h".into()), ..UserDirs::default() };
+        assert_eq!(home.config(), Some("/h/.config".into()));
+        assert_eq!(store_dir(&home), Some("/h/.local/share/pf".into()));
+        let xdg = UserDirs { config_home: Some("/c".into()), data_home: Some("/d".into()), ..home };
+        assert_eq!(xdg.config(), Some("/c".into()));
+        assert_eq!(store_dir(&xdg), Some("/d/pf".into()));
     }
 }

@@ -1,14 +1,14 @@
 //! What was configured: registry, token, local store, and the output. Flags win over the environment, that over the file.
 
 use super::args::{Global, Where};
-use super::config::{Config, DEFAULT_REGISTRY, Environment, Secret};
+use super::config::{DEFAULT_REGISTRY, Overrides, agent_socket, store_dir};
 use super::failure::Failure;
 use super::output::Out;
 use super::progress;
-use super::side::Side;
-use super::suggest::{Site, Suggestion};
-use pfr_client::{AgentClient, Remote, RemoteOptions};
+use super::suggest::{Flags, Suggestion};
+use pfr_client::{AgentClient, Remote, RemoteOptions, Site};
 use pfr_schema::{ErrorCode, Reference};
+use pfr_service::{Secret, UserDirs};
 use pfr_store::{Options, Store};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -25,38 +25,35 @@ pub struct Context {
     global: Global,
     settings: Settings,
     /// What commands in messages need to mean the same stores.
-    site: RefCell<Site>,
+    flags: RefCell<Flags>,
 }
 
 /// Settings from all sources, resolved.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// All but the token.
+    all: Overrides,
     registry: String,
-    file: Config,
+    /// From the environment: for whatever registry this command talks to.
     token: Option<Secret>,
-    store: Option<PathBuf>,
-    agent: Option<PathBuf>,
-    retries: Option<u32>,
-    retry_for: Option<u64>,
+    /// From the file, with its registry: for that one and no other.
+    files_token: (String, Option<Secret>),
 }
 
 impl Context {
     /// Of this process.
     pub fn new(global: Global) -> Result<Self, Failure> {
-        let environment = Environment::of_process();
-        let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty());
-        let file = Config::load(variable("PF_CONFIG").map(PathBuf::from).as_deref(), &environment)?;
-        let token = match variable("PF_TOKEN").map(|t| t.into_string()) {
-            None => None,
-            Some(Ok(token)) => Some(Secret(token)),
-            Some(Err(_)) => return Err(Failure::usage("PF_TOKEN is not text")),
-        };
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let store = global.store.clone().filter(|path| !path.as_os_str().is_empty());
-        let site = Site { registry: given(&global.registry), store, ..Site::default() };
-        let tries = (global.retries, global.retry_for);
-        let settings = Settings::resolve(global.registry.clone(), global.store.clone(), tries, file, token, &environment);
-        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, global, settings, site: site.into() })
+        let dirs = UserDirs::of_process();
+        let file = std::env::var_os("PF_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let file = Overrides::load(file.as_deref(), &dirs)?;
+        let mut given = global.settings.clone();
+        // A flag without a value counts as not given.
+        given.registry = given.registry.filter(|url| !url.is_empty());
+        given.store = given.store.filter(|path| !path.as_os_str().is_empty());
+        given.token = Secret::from_env("PF_TOKEN");
+        let flags = Flags { registry: given.registry.clone(), store: given.store.clone(), ..Flags::default() };
+        let settings = Settings::resolve(given, file, &dirs);
+        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, global, settings, flags: flags.into() })
     }
 
     /// The options that all programs share, as they were given.
@@ -65,18 +62,18 @@ impl Context {
     }
 
     /// What commands in messages need to mean the same stores as the command that runs.
-    pub fn site(&self) -> Site {
-        self.site.borrow().clone()
+    pub fn flags(&self) -> Flags {
+        self.flags.borrow().clone()
     }
 
     /// The registry that `reference` lives in.
     pub fn remote(&self, reference: Option<&Reference>) -> Result<Remote, Failure> {
         self.note(reference);
         let url = self.settings.registry_of(reference);
-        let token = self.settings.token_for(url).map(|s| s.0.clone());
+        let token = self.settings.token_for(url).cloned();
         let defaults = RemoteOptions::default();
-        let retries = self.settings.retries.unwrap_or(defaults.retries);
-        let retry_for = match (self.settings.retries, self.settings.retry_for) {
+        let retries = self.settings.all.retries.unwrap_or(defaults.retries);
+        let retry_for = match (self.settings.all.retries, self.settings.all.retry_for) {
             (Some(_), _) => Duration::ZERO,
             (None, Some(seconds)) => Duration::from_secs(seconds),
             (None, None) => defaults.retry_for,
@@ -103,22 +100,22 @@ impl Context {
 
     /// Remembers which stores `reference` means, for commands in messages.
     fn note(&self, reference: Option<&Reference>) {
-        let mut site = self.site.borrow_mut();
+        let mut flags = self.flags.borrow_mut();
         if let Some(reference) = reference {
-            site.repository = Some(reference.repository.clone());
+            flags.repository = Some(reference.repository.clone());
             if reference.registry.is_some() {
-                site.registry.clone_from(&reference.registry);
+                flags.registry.clone_from(&reference.registry);
             }
         }
     }
 
     /// What a command looks at: the local store, or the registry of `reference`.
-    pub async fn side(&self, at: Where, reference: Option<&Reference>) -> Result<Side, Failure> {
+    pub async fn site(&self, at: Where, reference: Option<&Reference>) -> Result<Site, Failure> {
         if !at.local {
-            return Ok(Side::Remote(self.remote(reference)?));
+            return Ok(Site::Registry(self.remote(reference)?));
         }
         self.note(reference);
-        self.site.borrow_mut().local = true;
+        self.flags.borrow_mut().local = true;
         if let Some(registry) = reference.and_then(|r| r.registry.as_ref()) {
             let failure = Failure::usage(format!("--local means the local store, but the reference names the registry {registry}"));
             let host = registry.split("://").nth(1).unwrap_or_default();
@@ -128,14 +125,14 @@ impl Context {
                 Err(_) => failure,
             });
         }
-        Ok(Side::Local(self.existing_store().await?))
+        Ok(Site::Store(self.existing_store().await?))
     }
 
     /// The capture agent of this host: the one at `given`, else the configured one.
     pub fn agent(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
         let given = given.filter(|path| !path.as_os_str().is_empty());
-        self.site.borrow_mut().agent = given.map(Path::to_owned);
-        let socket = given.or(self.settings.agent.as_deref());
+        self.flags.borrow_mut().agent = given.map(Path::to_owned);
+        let socket = given.or(self.settings.all.agent.as_deref());
         let socket =
             socket.ok_or_else(|| Failure::usage("there is no home directory to look for a capture agent in").hint("use --agent SOCKET"))?;
         Ok(AgentClient::new(socket)?)
@@ -143,52 +140,40 @@ impl Context {
 
     /// A command in a message, with the flags that it needs here.
     pub fn suggest(&self, command: &Suggestion) -> String {
-        format!("`{}`", command.render(&self.site.borrow()))
+        format!("`{}`", command.render(&self.flags.borrow()))
     }
 
     /// Size above which the local store gives up what was not used for longest.
     pub fn max_store_size(&self) -> Option<pfr_client::ByteSize> {
-        self.settings.file.max_store_size
+        self.settings.all.max_store_size
     }
 
     fn store_dir(&self) -> Result<&Path, Failure> {
-        self.settings
-            .store
-            .as_deref()
-            .ok_or_else(|| Failure::usage("there is no home directory to keep a local store in").hint("use --store DIR"))
+        let store = self.settings.all.store.as_deref();
+        store.ok_or_else(|| Failure::usage("there is no home directory to keep a local store in").hint("use --store DIR"))
     }
 }
 
 impl Settings {
-    fn resolve(
-        registry: Option<String>,
-        store: Option<PathBuf>,
-        (retries, retry_for): (Option<u32>, Option<u64>),
-        file: Config,
-        token: Option<Secret>,
-        environment: &Environment,
-    ) -> Self {
-        let given = registry.filter(|r| !r.is_empty()).or_else(|| file.registry.clone());
-        Self {
-            registry: base_url(given.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned(),
-            token,
-            store: store.filter(|s| !s.as_os_str().is_empty()).or_else(|| file.store.clone()).or_else(|| environment.store_dir()),
-            agent: file.agent.clone().or_else(|| environment.agent_socket()),
-            retries: retries.or(file.retries),
-            retry_for: retry_for.or(file.retry_for),
-            file,
-        }
+    fn resolve(mut given: Overrides, mut file: Overrides, dirs: &UserDirs) -> Self {
+        let token = given.token.take();
+        let files = base_url(file.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
+        let files_token = (files, file.token.take());
+        let mut all = given.or(file);
+        all.store = all.store.or_else(|| store_dir(dirs));
+        all.agent = all.agent.or_else(|| agent_socket(dirs));
+        let registry = base_url(all.registry.as_deref().unwrap_or(DEFAULT_REGISTRY)).to_owned();
+        Self { all, registry, token, files_token }
     }
 
     fn registry_of<'a>(&'a self, reference: Option<&'a Reference>) -> &'a str {
         reference.and_then(|r| r.registry.as_deref()).unwrap_or(&self.registry)
     }
 
-    /// `PF_TOKEN` is for whatever registry this command talks to; the file's token for the file's registry only,
-    /// so that pulling from a stranger does not hand it out.
+    /// The file's token is for the file's registry only: a pull from a stranger does not hand it out.
     fn token_for(&self, url: &str) -> Option<&Secret> {
-        let files = base_url(self.file.registry.as_deref().unwrap_or(DEFAULT_REGISTRY));
-        self.token.as_ref().or_else(|| self.file.token.as_ref().filter(|_| url == files))
+        let (files, token) = &self.files_token;
+        self.token.as_ref().or_else(|| token.as_ref().filter(|_| url == files))
     }
 }
 
@@ -201,15 +186,9 @@ mod tests {
     use super::*;
 
     fn settings(flag: Option<&str>, file: &str, token: Option<&str>) -> Settings {
-        let environment = Environment { home: Some("/h".into()), ..Environment::default() };
-        Settings::resolve(
-            flag.map(Into::into),
-            None,
-            (None, None),
-            toml::from_str(file).unwrap(),
-            token.map(|t| Secret(t.into())),
-            &environment,
-        )
+        let dirs = UserDirs { home: Some("/h".into()), ..UserDirs::default() };
+        let given = Overrides { registry: flag.map(Into::into), token: token.map(Secret::new), ..Overrides::default() };
+        Settings::resolve(given, pfr_service::settings::read(file).unwrap(), &dirs)
     }
 
     #[test]
@@ -218,16 +197,16 @@ mod tests {
         let all = settings(Some("http://flag/"), "registry = \"http://file\"", None);
         assert_eq!(all.registry_of(Some(&reference)), "https://there");
         assert_eq!(all.registry_of(None), "http://flag");
-        assert_eq!(settings(Some(""), "registry = \"http://file/\"", None).registry_of(None), "http://file");
+        assert_eq!(settings(None, "registry = \"http://file/\"", None).registry_of(None), "http://file");
         assert_eq!(settings(None, "", None).registry_of(None), DEFAULT_REGISTRY);
     }
 
     #[test]
     fn how_often_and_how_long_to_try_again_comes_from_the_flag_and_else_from_the_file() {
-        let of = |flags, file| {
-            let file = toml::from_str(file).unwrap();
-            let settings = Settings::resolve(None, None, flags, file, None, &Environment::default());
-            (settings.retries, settings.retry_for)
+        let of = |(retries, retry_for), file| {
+            let given = Overrides { retries, retry_for, ..Overrides::default() };
+            let all = Settings::resolve(given, pfr_service::settings::read(file).unwrap(), &UserDirs::default()).all;
+            (all.retries, all.retry_for)
         };
         let file = "retries = 3\nretry-for = 30";
         assert_eq!(of((Some(9), Some(60)), file), (Some(9), Some(60)));
@@ -237,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_files_token_goes_to_the_files_registry_only() {
-        let hush = Secret("hush".into());
+        let hush = Secret::new("hush");
         let file = settings(None, "registry = \"http://file/\"\ntoken = \"hush\"", None);
         assert_eq!(file.token_for("http://file"), Some(&hush));
         assert_eq!(file.token_for("http://stranger"), None);
@@ -246,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_store_is_in_the_home_directory_unless_told_otherwise() {
-        assert_eq!(settings(None, "", None).store, Some("/h/.local/share/pf".into()));
-        assert_eq!(settings(None, "store = \"/s\"", None).store, Some("/s".into()));
+        assert_eq!(settings(None, "", None).all.store, Some("/h/.local/share/pf".into()));
+        assert_eq!(settings(None, "store = \"/s\"", None).all.store, Some("/s".into()));
     }
 }

@@ -1,7 +1,7 @@
 //! `pf`: from arguments to an exit code.
 //!
-//! [`args`] says what can be typed, [`context`] what was configured, [`side`] hides whether a command looks at a registry or
-//! at the local store, `commands` has one module per command, [`output`] is the only place that writes to stdout.
+//! [`args`] says what can be typed, [`context`] what was configured, [`pfr_client::Site`] hides whether a command looks at a
+//! registry or at the local store, `commands` has one module per command, [`output`] is the only place that writes to stdout.
 //! Every failure ends as a [`Failure`], which knows its exit code and what the user can do.
 //!
 //! `pf-demo` and the programs of `tools/` are commands of `pf` too: each is a [`Program`] of its own, which `pf` finds
@@ -16,8 +16,6 @@ mod failure;
 pub mod output;
 mod program;
 pub mod progress;
-mod side;
-mod signals;
 mod suggest;
 mod usage;
 

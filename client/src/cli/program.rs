@@ -3,8 +3,9 @@
 use super::args::Global;
 use super::context::Context;
 use super::failure::Failure;
-use super::{signals, usage};
+use super::usage;
 use pfr_schema::ErrorCode;
+use pfr_service::LogFormat;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ pub fn main<P: Program>() -> ExitCode {
     let result = runtime.block_on(async {
         tokio::select! {
             result = run(program) => result,
-            interrupted = signals::interrupted(P::FAREWELL) => Err(interrupted),
+            interrupted = interrupted(P::FAREWELL) => Err(interrupted),
         }
     });
     // Hashing threads may still be busy with pages that are no longer needed.
@@ -61,16 +62,24 @@ async fn run<P: Program>(program: P) -> Result<(), Failure> {
     let mut context = Context::new(program.global().clone())?;
     let result = program.run(&mut context).await;
     let flushed = context.out.flush();
-    result.map_err(|failure| failure.at(&context.site()))?;
+    result.map_err(|failure| failure.at(&context.flags()))?;
     flushed
 }
 
 /// A log on stderr, only if `RUST_LOG` asks for one.
 fn start_log() {
-    use tracing_subscriber::filter::{LevelFilter, Targets};
-    use tracing_subscriber::layer::SubscriberExt as _;
-    use tracing_subscriber::util::SubscriberInitExt as _;
-    if let Some(filter) = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok()) {
-        tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr).finish().with(filter).init();
+    if let Ok(filter) = std::env::var("RUST_LOG") {
+        // A variable meant for another program is no reason to refuse a command.
+        let _ = pfr_service::log::subscribe(LogFormat::Text, &filter);
+    }
+}
+
+/// Completes when Ctrl-C, a polite kill or a closed terminal ends the command. The work is then dropped,
+/// and child processes with it.
+async fn interrupted(farewell: &str) -> Failure {
+    match pfr_service::signals::of_command() {
+        Ok(signal) => Failure::interrupted(signal.await.exit_code(), format!("interrupted; {farewell}")),
+        // The signals keep their default: they end the process.
+        Err(_) => std::future::pending().await,
     }
 }

@@ -3,7 +3,7 @@
 use super::output::{human, stderr_width};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pfr_client::{OnRetry, Progress, Retrying};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -37,7 +37,7 @@ fn trouble() -> MutexGuard<'static, Trouble> {
 
 /// Says that requests are tried again: in the bar where there is one, else in one line, and in another when it is over.
 pub fn on_retry(quiet: bool) -> OnRetry {
-    Arc::new(move |retrying| {
+    OnRetry::new(move |retrying| {
         let mut trouble = trouble();
         match retrying {
             Some(retrying) => {

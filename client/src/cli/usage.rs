@@ -18,7 +18,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
         let _ = P::command().print_help();
         return Err(ExitCode::SUCCESS);
     }
-    let error = match pfr_client::settings::parse::<P>() {
+    let error = match pfr_service::settings::parse::<P>() {
         Ok(args) => return Ok(args),
         Err(error) => error,
     };
@@ -41,7 +41,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
 
 /// The error in the form of all others.
 fn failure(error: &clap::Error, advice: Option<Advice>) -> Failure {
-    let (message, hint) = pfr_client::settings::explain(error);
+    let (message, hint) = pfr_service::settings::explain(error);
     let failure = Failure::usage(message);
     match advice.or(hint.map(Into::into)) {
         Some(advice) => failure.hint(advice),

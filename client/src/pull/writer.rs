@@ -16,8 +16,9 @@ use folders::Folders;
 use pfr_schema::codec::{Codec, Decoder};
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Hasher};
+use pfr_service::durable::{self, Unfinished};
 use pfr_store::Whole;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -42,7 +43,7 @@ pub(super) struct Writer {
 impl Writer {
     /// Makes and locks the directory.
     pub fn open(root: &Path, named: HashMap<Digest, PathBuf>) -> Result<Self> {
-        std::fs::create_dir_all(root).map_err(Error::io("make", root))?;
+        durable::create_dir_all(root).map_err(Error::io("make", root))?;
         let lock = File::open(root).map_err(Error::io("open", root))?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
@@ -134,7 +135,7 @@ impl Writer {
         let absent = || Error::io("open", &self.root.join(&place))(ErrorKind::NotFound.into());
         let mut from = self.read(&place)?.ok_or_else(absent)?;
         let mut temporary = self.begin(target)?;
-        std::io::copy(&mut from, &mut temporary.file).map_err(Error::io("copy to", &temporary.path))?;
+        std::io::copy(&mut from, temporary.file.file()).map_err(Error::io("copy to", &temporary.path))?;
         temporary.rename()
     }
 
@@ -147,10 +148,7 @@ impl Writer {
     pub fn publish(&self, name: &Path, bytes: &[u8]) -> Result<()> {
         let mut temporary = self.begin(name)?;
         temporary.append(bytes)?;
-        temporary.file.sync_all().map_err(Error::io("sync", &temporary.path))?;
-        let folder = Arc::clone(&temporary.to.0);
-        temporary.rename()?;
-        rustix::fs::fsync(&*folder).map_err(|errno| Error::io("sync", &self.root)(errno.into()))
+        temporary.publish()
     }
 
     /// Begins a file at `target`, below the root. The lock makes its temporary name ours; what a killed pull has left there is
@@ -171,10 +169,8 @@ impl Writer {
             }
         };
         let (path, target) = (self.root.join(place), self.root.join(target));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&*from.0, &from.1, flags, Mode::from_raw_mode(0o666));
-        let file = file.map_err(|errno| Error::io("write", &path)(errno.into()))?;
-        Ok(Temporary { file: file.into(), from, to, path, target, renamed: false })
+        let file = Unfinished::create(from.0, from.1, 0o666).map_err(Error::io("write", &path))?;
+        Ok(Temporary { file, to, path, target })
     }
 }
 
@@ -193,39 +189,26 @@ fn split(place: &Path) -> Result<(&Path, OsString)> {
     }
 }
 
-/// A name in an open directory.
-type Entry = (Arc<OwnedFd>, OsString);
-
-/// A file under a temporary name, removed unless it is renamed.
+/// A file under a temporary name, with the open folder and the name that it will have.
 struct Temporary {
-    file: File,
-    from: Entry,
-    to: Entry,
+    file: Unfinished,
+    to: (Arc<OwnedFd>, OsString),
     /// Its two names, for messages.
     path: PathBuf,
     target: PathBuf,
-    renamed: bool,
 }
 
 impl Temporary {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(Error::io("write", &self.path))
+        self.file.file().write_all(bytes).map_err(Error::io("write", &self.path))
     }
 
-    fn rename(mut self) -> Result<()> {
-        let renamed = rustix::fs::renameat(&*self.from.0, &self.from.1, &*self.to.0, &self.to.1);
-        renamed.map_err(|errno| Error::io("rename to", &self.target)(errno.into()))?;
-        self.renamed = true;
-        Ok(())
+    fn rename(self) -> Result<()> {
+        self.file.rename(&*self.to.0, &self.to.1).map_err(Error::io("rename to", &self.target))
     }
-}
 
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // What cannot be removed is overwritten by the next try.
-            let _ = rustix::fs::unlinkat(&*self.from.0, &self.from.1, AtFlags::empty());
-        }
+    fn publish(self) -> Result<()> {
+        self.file.publish(&*self.to.0, &self.to.1).map_err(Error::io("sync", &self.target))
     }
 }
 

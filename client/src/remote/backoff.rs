@@ -2,20 +2,12 @@
 
 use super::{Remote, RemoteOptions, Retrying};
 use crate::error::Error;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use pfr_service::Backoff;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const FIRST: Duration = Duration::from_millis(200);
-const LARGEST: Duration = Duration::from_secs(10);
-
-/// The wait before try number `failures + 1`, doubling, with jitter so that many clients do not come back as one.
-pub(crate) fn wait(failures: u32) -> Duration {
-    let full = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(LARGEST);
-    // The keys of the standard hasher are the randomness that needs no dependency; quality does not matter here.
-    let random = RandomState::new().build_hasher().finish() as u32;
-    full / 2 + full.mul_f64(0.5 * f64::from(random) / f64::from(u32::MAX))
-}
+/// The waits between two attempts of a request.
+pub(super) const WAITS: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
 /// The tries of one request, or of one piece of work.
 pub(crate) struct Tries<'a> {
@@ -68,7 +60,7 @@ fn after(
     if !error.retryable() {
         return None;
     }
-    let wait = retry_after.unwrap_or_default().max(wait(failures));
+    let wait = retry_after.unwrap_or_default().max(WAITS.wait(failures));
     let is_away = matches!(error, Error::Unreachable { .. } | Error::Foreign { .. });
     let by_time = answered && is_away && !options.retry_for.is_zero();
     let more = if by_time { elapsed.saturating_add(wait) <= options.retry_for } else { failures <= options.retries };
@@ -82,7 +74,7 @@ impl Remote {
         if self.connection.failures.swap(0, Ordering::Relaxed) > 0
             && let Some(tell) = &self.options.on_retry
         {
-            tell(None);
+            tell.tell(None);
         }
     }
 
@@ -90,7 +82,7 @@ impl Remote {
         self.connection.failures.fetch_max(failures, Ordering::Relaxed);
         if let Some(tell) = &self.options.on_retry {
             let answered = matches!(error, Error::Registry { .. });
-            tell(Some(&Retrying { url: self.url().to_owned(), attempt: failures, answered, error: error.to_string() }));
+            tell.tell(Some(&Retrying { url: self.url().to_owned(), attempt: failures, answered, error: error.to_string() }));
         }
     }
 }
@@ -103,15 +95,6 @@ mod tests {
 
     fn cut() -> Error {
         Error::Cut { url: String::new(), reason: String::new() }
-    }
-
-    #[test]
-    fn waits_double_within_their_jitter() {
-        for failures in 1..20 {
-            let full = Duration::from_millis(200).saturating_mul(1 << (failures - 1).min(10)).min(LARGEST);
-            let found = wait(failures);
-            assert!(found >= full / 2 && found <= full, "failure {failures}: {found:?} of {full:?}");
-        }
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! registry's token. What cannot be had there — an expired URL, a pack that was moved, a network in between — is a cut stream: the
 //! caller asks the registry for the rest. After a few of those in a row the registry is asked to send frames itself.
 
+use super::backoff::WAITS;
 use super::pace::Pace;
 use super::send::words;
-use super::{BoxFrames, Remote, backoff};
+use super::{BoxFrames, Remote};
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -118,7 +119,7 @@ impl Remote {
                 self.direct.failures.fetch_add(1, Ordering::Relaxed);
                 return Err(self.detour(&part, &why));
             }
-            tokio::time::sleep(backoff::wait(tries)).await;
+            tokio::time::sleep(WAITS.wait(tries)).await;
         }
     }
 

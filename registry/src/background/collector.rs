@@ -1,6 +1,6 @@
 //! Collections of garbage: their options, their budget, their metrics.
 
-use crate::telemetry::metrics as names;
+use crate::metrics as names;
 use pfr_schema::api::{GcReport, Usage};
 use pfr_store::{Budget, GcOptions, GcPart, GcTrigger, Store};
 use std::sync::Arc;

@@ -11,11 +11,12 @@ mod scrub;
 mod serve;
 mod tool;
 
+use crate::Error;
 use crate::config::{Config, Overrides};
-use crate::{Error, telemetry};
 use clap::{Arg, Args, Parser, Subcommand};
 use pfr_client::json::ErrorDocument;
 use pfr_schema::ErrorCode;
+use pfr_service::settings;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ pub fn main() -> ExitCode {
     let json = std::env::args_os().any(|argument| argument == "--json");
     // Buckets and databases use TLS, and no crypto provider has been chosen in this process yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let cli = match pfr_client::settings::parse::<Cli>() {
+    let cli = match settings::parse::<Cli>() {
         Ok(cli) => cli,
         Err(error) => {
             if std::env::args_os().len() < 2 {
@@ -45,7 +46,7 @@ pub fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             if json && error.use_stderr() {
-                let (message, hint) = pfr_client::settings::explain(&error);
+                let (message, hint) = settings::explain(&error);
                 return report(&ErrorDocument { code: ErrorCode::InvalidRequest.name(), message, hint, exit_code: USAGE });
             }
             // The same for standard error.
@@ -130,7 +131,7 @@ impl Settings {
     /// Reads the settings and starts the log.
     fn load(self) -> Result<Config, Error> {
         let config = Config::load(self.config.as_deref(), *self.overrides)?;
-        telemetry::start_log(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
+        pfr_service::log::start(config.log_format, &config.log).map_err(crate::config::SettingsError::Filter)?;
         Ok(config)
     }
 }

@@ -8,6 +8,7 @@ use pfr_client::human::{bytes, count};
 use pfr_client::{ByteSize, Remote, RemoteOptions};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
+use pfr_service::Secret;
 use pfr_store::{ScrubOptions, Store};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,7 @@ pub(crate) struct Scrub {
     heal_from: Option<String>,
     /// Token for that registry.
     #[arg(long, value_name = "TOKEN", env = "PF_REGISTRY_HEAL_TOKEN", hide_env_values = true, requires = "heal_from")]
-    heal_token: Option<String>,
+    heal_token: Option<Secret>,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,

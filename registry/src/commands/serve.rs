@@ -1,8 +1,9 @@
 //! `pf-registry serve`.
 
 use crate::config::Config;
-use crate::{Error, Server, server};
+use crate::{Error, Server};
 use futures::FutureExt as _;
+use pfr_service::signals;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ pub(super) fn run(config: Config) -> Result<(), Error> {
     let served = runtime.block_on(async {
         let server = Server::bind(config).await?;
         // Before the address is printed: a signal must not arrive before it is handled.
-        let signals = server::signals()?;
+        let signal = signals::of_server().map_err(Error::Runtime)?;
         let mut stdout = std::io::stdout().lock();
         // A closed standard output is no reason not to serve.
         let _ = writeln!(stdout, "listening on http://{}", server.local_addr()).and_then(|()| stdout.flush());
         drop(stdout);
-        server.run(signals.map(|_| ())).await
+        server.run(signal.map(drop)).await
     });
     // Blocking work that outlived the grace period was not acknowledged; the store removes its
     // remains.

@@ -4,7 +4,7 @@
 use crate::http::body::BodyLease;
 use crate::http::connections::Activity;
 use crate::http::permit::RequestPermit;
-use crate::telemetry::metrics as names;
+use crate::metrics as names;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Method, StatusCode};
 use hyper::body::{Frame, SizeHint};

@@ -9,11 +9,11 @@ use crate::problem::Failure;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
-use pfr_schema::ErrorCode;
+use pfr_service::problem;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -74,19 +74,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 /// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,
 /// rejections of extractors.
 fn explain(mut response: Response, observation: &mut Observation) -> Response {
-    let status = response.status();
-    let failure = match response.extensions_mut().remove::<Failure>() {
-        Some(failure) => failure,
-        None if !status.is_client_error() && !status.is_server_error() => return response,
-        None if status == StatusCode::METHOD_NOT_ALLOWED => {
-            let allowed = response.headers().get(header::ALLOW).and_then(|v| v.to_str().ok()).unwrap_or("other methods");
-            let detail = format!("{} does not allow {}, only {allowed}", observation.path, observation.method);
-            Failure { status, ..Failure::invalid(detail) }
-        }
-        None if status == StatusCode::NOT_FOUND => Failure::new(ErrorCode::NotFound, "no such page"),
-        None if status.is_client_error() => Failure::invalid(format!("the request was refused: {status}")),
-        None => Failure::internal(format!("a response without a reason: {status}")),
-    };
+    let Some(failure) = problem::of_response(&mut response, &observation.method, &observation.path) else { return response };
     observation.failed(failure.code, failure.cause.clone());
     let mut problem = failure.into_problem(&observation.id);
     for name in [header::ALLOW, header::ETAG] {

@@ -5,6 +5,7 @@ use crate::problem::Failure;
 use axum::http::HeaderMap;
 use pfr_client::{Error, Remote, RemoteOptions, VIA};
 use pfr_schema::ErrorCode;
+use pfr_service::Secret;
 use std::time::Duration;
 
 /// Registries that a request may have come through.
@@ -23,7 +24,7 @@ impl Upstream {
         if config.upstream.is_empty() {
             return Ok(None);
         }
-        let token = std::env::var("PF_REGISTRY_UPSTREAM_TOKEN").ok().filter(|token| !token.is_empty());
+        let token = Secret::from_env("PF_REGISTRY_UPSTREAM_TOKEN");
         // A reader waits for the answer, so an upstream that is down must be recognised soon.
         let connect_timeout = Duration::from_secs(3);
         let options = RemoteOptions { token, retries: 1, retry_for: Duration::ZERO, connect_timeout, ..RemoteOptions::default() };

@@ -52,7 +52,7 @@ async fn changed_before(app: &App, repository: &RepositoryName, once: Option<&pf
 /// Counts a conflict of tags on its way to the client.
 fn record_conflict(error: pfr_store::Error) -> Failure {
     if error.code() == ErrorCode::TagMoved {
-        metrics::counter!(crate::telemetry::metrics::TAG_CONFLICTS).increment(1);
+        metrics::counter!(crate::metrics::TAG_CONFLICTS).increment(1);
     }
     error.into()
 }

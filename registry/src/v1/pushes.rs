@@ -7,7 +7,7 @@ use crate::auth::{Access, Push};
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::path::{Path, unknown_push};
-use crate::telemetry::metrics::COMMITS;
+use crate::metrics::COMMITS;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

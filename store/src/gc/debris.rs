@@ -102,12 +102,11 @@ fn remove_unfinished_in(dir: &Path, lease: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory that was never made has nothing to come back.
+/// A folder that was never created has no entry to lose.
 fn sync_dir(dir: &Path) -> io::Result<()> {
-    match std::fs::File::open(dir) {
-        Ok(dir) => dir.sync_all(),
+    match pfr_service::durable::sync_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
+        synced => synced,
     }
 }
 

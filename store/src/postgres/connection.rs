@@ -8,12 +8,12 @@ use super::error::{Fail, Outcome};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use futures::future::BoxFuture;
+use pfr_service::Backoff;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
 use sqlx::query::Query;
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr as _};
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -23,8 +23,8 @@ const ACQUIRE: Duration = Duration::from_secs(10);
 /// How often a transaction is tried, and for how long.
 const TRIES: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(15);
-/// First and longest pause between tries.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+/// Pauses between tries.
+const PAUSE: Backoff = Backoff::new(Duration::from_millis(40), Duration::from_secs(2));
 /// A connection that was idle for longer is asked whether it is alive, and has so long to answer.
 const STALE: Duration = Duration::from_secs(1);
 const ALIVE: Duration = Duration::from_secs(2);
@@ -153,7 +153,7 @@ impl Database {
                 Err(fail) => fail,
             };
             tries += 1;
-            let pause = pause(tries);
+            let pause = PAUSE.wait(tries);
             if !fail.is_worth_another_try() || tries >= TRIES || started.elapsed() + pause > PATIENCE {
                 return Err(fail.into_error());
             }
@@ -246,7 +246,7 @@ impl Database {
                 Err(fail) if !fail.is_worth_another_try() => return Err(fail.into_error().into()),
                 Ok(_) | Err(_) => {}
             }
-            let pause = pause(tries);
+            let pause = PAUSE.wait(tries);
             if started.elapsed() + pause > PATIENCE {
                 break;
             }
@@ -264,13 +264,6 @@ fn given_out_again(id: &str, next: &str) -> bool {
         (Some(id), Some(next)) => id >= next,
         _ => false,
     }
-}
-
-/// Longer from try to try, and different for everybody.
-fn pause(tries: u32) -> Duration {
-    let full = PAUSE.0.saturating_mul(1 << tries.min(16)).min(PAUSE.1);
-    let random = RandomState::new().hash_one(tries);
-    full / 2 + Duration::from_micros(random % (1 + u64::try_from(full.as_micros() / 2).unwrap_or(0)))
 }
 
 /// Brings the tables up to date; instances that start together wait for each other.

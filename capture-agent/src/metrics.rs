@@ -1,12 +1,8 @@
-//! What operators see: the log on standard error and the numbers at `/metrics`.
+//! The names of all metrics, with description and unit, and the recorder behind `/metrics`.
 
-use crate::config::LogFormat;
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::OnceLock;
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub(crate) const REQUESTS: &str = "pf_agent_requests_total";
 pub(crate) const PUSHES: &str = "pf_agent_pushes_total";
@@ -20,25 +16,6 @@ pub(crate) const FILLS: &str = "pf_agent_fills_total";
 
 /// Upper bounds of the buckets, in seconds: a pause is milliseconds, a capture may be minutes.
 const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
-
-/// Starts the process's log.
-///
-/// # Errors
-/// The reason, if the filter does not parse or a log was started before.
-pub fn start_log(format: LogFormat, filter: &str) -> Result<(), String> {
-    let filter: Targets = filter.parse().map_err(|e: tracing_subscriber::filter::ParseError| e.to_string())?;
-    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => {
-            use std::io::IsTerminal as _;
-            builder.with_ansi(std::io::stderr().is_terminal()).finish().with(filter).try_init()
-        }
-        LogFormat::Json => builder.json().flatten_event(true).finish().with(filter).try_init(),
-    }
-    .map_err(|e| e.to_string())?;
-    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panic")));
-    Ok(())
-}
 
 /// The process's recorder, installed on first use: metrics are one set a process, however many agents run in it.
 ///

@@ -1,0 +1,38 @@
+//! What every program of `pf` needs, once.
+//!
+//! | module | for | feature |
+//! |---|---|---|
+//! | [`durable`] | files and folders that survive a power cut | |
+//! | [`backoff`] | waits between two attempts | |
+//! | [`settings`] | settings from flags, environment and a file | `program` |
+//! | [`secret`] | tokens and passwords that cannot be printed | `program` |
+//! | [`user_dirs`] | the folders of the user | `program` |
+//! | [`log`] | the log on standard error | `program` |
+//! | [`signals`] | the signals that end a program | `program` |
+//! | [`problem`] | errors as `application/problem+json` | `http` |
+//!
+//! The store is below the programs and needs the first two only, so the rest hides behind features:
+//! `docs/decisions/0026-one-crate-for-what-programs-share.md`.
+
+pub mod backoff;
+pub mod durable;
+#[cfg(feature = "program")]
+pub mod log;
+#[cfg(feature = "http")]
+pub mod problem;
+#[cfg(feature = "program")]
+pub mod secret;
+#[cfg(feature = "program")]
+pub mod settings;
+#[cfg(feature = "program")]
+pub mod signals;
+#[cfg(feature = "program")]
+pub mod user_dirs;
+
+pub use backoff::Backoff;
+#[cfg(feature = "program")]
+pub use log::LogFormat;
+#[cfg(feature = "program")]
+pub use secret::{Secret, SecretUrl};
+#[cfg(feature = "program")]
+pub use user_dirs::UserDirs;

@@ -1,0 +1,138 @@
+//! Settings from flags, environment variables and a file, in this order.
+//!
+//! [`layered!`](crate::layered) declares a struct of optional settings: clap fills one from flags and
+//! environment, [`file()`] fills another from a file, and `or` lays the first over the second.
+
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+
+/// Declares a struct of optional settings and its method `or`.
+#[macro_export]
+macro_rules! layered {
+    ($(#[$outer:meta])* pub struct $name:ident { $($(#[$inner:meta])* pub $field:ident: Option<$type:ty>,)+ }) => {
+        $(#[$outer])*
+        pub struct $name { $($(#[$inner])* pub $field: Option<$type>,)+ }
+
+        impl $name {
+            /// These settings where given, else those of `weaker`.
+            #[must_use]
+            pub fn or(self, weaker: Self) -> Self {
+                Self { $($field: self.$field.or(weaker.$field),)+ }
+            }
+        }
+    };
+}
+
+/// Why a settings file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("cannot read the settings file {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// It does not parse.
+    #[error("settings file {path}, {reason}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The line and the reason, as [`read`] gives them.
+        reason: String,
+    },
+}
+
+/// Reads a settings file.
+///
+/// # Errors
+/// [`FileError`] names the file, and never quotes it.
+pub fn file<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
+    let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
+    read(&text).map_err(|reason| FileError::Parse { path: path.into(), reason })
+}
+
+/// Parses the text of a settings file.
+///
+/// # Errors
+/// `line LINE: REASON`. The text of the line is left out, as it may hold a token.
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+    })
+}
+
+/// Parses the arguments of this process. An empty environment variable counts as unset: `PF_STORE= pf
+/// ls`, or a line `PF_AGENT_LOG=` in a service's file of variables.
+///
+/// # Errors
+/// Those of clap; help and version are among them. The usage does not depend on the environment.
+pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
+    let mut command = without(P::command(), &|name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
+    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    parsed.and_then(|mut matches| P::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))).map_err(|error| {
+        // clap's usage lists settings from the environment as if the user had to type them.
+        match without(P::command(), &|_| true).try_get_matches_from(std::env::args_os()) {
+            Err(plain) if plain.kind() == error.kind() => plain,
+            _ => error,
+        }
+    })
+}
+
+/// The command without the environment variables of these names.
+fn without(command: clap::Command, unset: &dyn Fn(&std::ffi::OsStr) -> bool) -> clap::Command {
+    let command = command.mut_args(|argument| match argument.get_env() {
+        Some(name) if unset(name) => argument.env(None::<&str>),
+        _ => argument,
+    });
+    command.mut_subcommands(|command| without(command, unset))
+}
+
+/// The message of an error of the command line, and its advice, without the usage that clap prints
+/// between them.
+#[must_use]
+pub fn explain(error: &clap::Error) -> (String, Option<String>) {
+    let text = error.to_string();
+    let (message, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let tips: Vec<&str> = rest.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).collect();
+    let usage = rest.lines().map(str::trim).find(|line| line.starts_with("Usage: "));
+    let message = message.strip_prefix("error: ").unwrap_or(message).trim().to_owned();
+    (message, if tips.is_empty() { usage.map(str::to_owned) } else { Some(tips.join("; ")) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    layered! {
+        #[derive(Debug, Default, PartialEq, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Given {
+            pub token: Option<String>,
+            pub retries: Option<u32>,
+        }
+    }
+
+    #[test]
+    fn the_stronger_layer_wins_setting_by_setting() {
+        let stronger = Given { token: None, retries: Some(1) };
+        let weaker = Given { token: Some("a".into()), retries: Some(2) };
+        assert_eq!(stronger.or(weaker), Given { token: Some("a".into()), retries: Some(1) });
+    }
+
+    #[test]
+    fn an_error_names_the_file_and_the_line_and_never_quotes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("settings.toml");
+        for text in ["retries = 1\ntokn = 'hush'", "\ntoken = 'hush", "\ntoken = ['hush']", "\ntoken = 'hush' x"] {
+            std::fs::write(&path, text).unwrap();
+            let error = file::<Given>(&path).unwrap_err().to_string();
+            assert!(error.contains("settings.toml, line 2: ") && !error.contains("hush"), "{error}");
+        }
+        let missing = file::<Given>(&dir.path().join("none"));
+        assert!(matches!(missing, Err(FileError::Read { .. })));
+    }
+}
