@@ -150,7 +150,7 @@ pub async fn sound(store: &Store) -> Result {
 
 /// A push like any other.
 async fn push(store: &Store) -> Result {
-    let snapshot = Snapshot::new(&[(9000..9004).collect()], Vec::new()).map_err(|e| e.to_string())?;
+    let snapshot = Snapshot::new(&[(9000..9004).collect()], Vec::new());
     let pushed = async {
         let session = store.open_push(&repository()).await?;
         let missing = store.missing(&session.id, snapshot.order.clone()).await?;
