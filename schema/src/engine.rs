@@ -99,7 +99,8 @@ pub enum ToEngine {
     Pin(PinRequest),
     /// Blocks of this pin may be reused. Answers `{}`.
     Unpin(Pinned),
-    /// The logits of the step that computes the token at the boundary. May be answered once that step was done. Answer: [`Oracle`].
+    /// The logits of the step that computes the token at the boundary. May be answered once that
+    /// step was done. Answer: [`Oracle`].
     Oracle(OracleRequest),
     /// Take blocks for a sequence to be restored; it does not run. Answer: [`Allocated`].
     Allocate(Box<Allocate>),

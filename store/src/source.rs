@@ -49,7 +49,6 @@ pub(crate) struct Wanted {
 }
 
 /// What reading came to.
-#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack; a box for the end of each upload gains nothing")]
 pub(crate) enum Read {
     Bytes(Bytes),
     /// Others want the place: hand on what is complete, then call [`Source::leave`].
