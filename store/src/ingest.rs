@@ -1,16 +1,18 @@
 //! Taking in frames: verify, append to a pack, make it durable, index it, and only then say so.
 
+mod source;
+
+use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{NewContainer, PushId};
-use crate::pack_writer::{PackWriter, Renewal};
-use crate::source::{Read, Source, Wanted};
-use crate::store::{Ingested, Store};
+use crate::packs::{PackWriter, Renewal};
 use crate::verify::{Incoming, Step, Verifier, Whole};
 use bytes::Bytes;
-use futures::Stream;
+use futures::{Stream, TryStreamExt as _};
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::{Container, Digest, Kind, Limits};
+use source::{Read, Source, Wanted};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
@@ -18,23 +20,47 @@ use std::collections::{HashMap, HashSet};
 const ENTRY: u64 = 512;
 const NO_LARGE: &str = "the registry is busy with other large documents";
 
-pub(crate) async fn ingest<S>(store: &Store, push: &PushId, stream: S) -> Result<Ingested>
-where
-    S: Stream<Item = Result<Bytes>> + Send + Unpin,
-{
-    // Ended sessions are refused before their bytes are read.
-    store.metadata.renew_push(push.clone(), store.options.lease).await?;
-    let mut ingest = Ingest { store, push, renewal: Renewal::done(store), pack: None, done: Ingested::default() };
-    match ingest.take_all(stream).await {
-        Ok(()) => Ok(ingest.done),
-        Err(Fault::Stream(error)) => {
-            // What came whole is worth keeping: a retry then sends only the rest.
-            ingest.keep_what_came().await;
-            Err(error)
-        }
-        Err(Fault::Store(error)) => {
-            ingest.abandon().await;
-            Err(error)
+/// What an ingested stream brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ingested {
+    /// Frames received.
+    pub frames: u64,
+    /// Of these, blobs the store did not have.
+    pub new: u64,
+    /// Payload bytes received.
+    pub stored_bytes: u64,
+    /// Raw bytes they stand for.
+    pub raw_bytes: u64,
+}
+
+impl Store {
+    /// Takes in a stream of frames (with its end mark); returns when all of it is durable and indexed.
+    ///
+    /// Every frame is verified against its digest, off the async threads. Memory is bounded whatever the size of blobs.
+    /// If it fails, packs that were already complete stay stored under the session's lease, so a retry sends only the rest.
+    ///
+    /// # Errors
+    /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`], [`Error::PushUnknown`], [`Error::Full`],
+    /// [`Error::Unavailable`]; [`Error::Input`] for errors of the stream itself.
+    pub async fn ingest<S, E>(&self, push: &PushId, stream: S) -> Result<Ingested>
+    where
+        S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,
+        E: std::fmt::Display,
+    {
+        // Ended sessions are refused before their bytes are read.
+        self.metadata.renew_push(push.clone(), self.options.lease).await?;
+        let mut ingest = Ingest { store: self, push, renewal: Renewal::done(self), pack: None, done: Ingested::default() };
+        match ingest.take_all(stream.map_err(|e| Error::Input(e.to_string()))).await {
+            Ok(()) => Ok(ingest.done),
+            Err(Fault::Stream(error)) => {
+                // What came whole is worth keeping: a retry then sends only the rest.
+                ingest.keep_what_came().await;
+                Err(error)
+            }
+            Err(Fault::Store(error)) => {
+                ingest.abandon().await;
+                Err(error)
+            }
         }
     }
 }

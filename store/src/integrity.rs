@@ -10,7 +10,6 @@
 //! A quarantined blob is not given out and counts as missing, with every container above it, until it is pushed again: what a client must send is
 //! what [`Store::missing`] says, damaged or not.
 
-mod check;
 mod fsck;
 mod heal;
 mod rebuild;
@@ -21,18 +20,10 @@ pub use scrub::ScrubOptions;
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{Damage, DamagedRow, Health};
-use crate::pack_writer::path;
-use bytes::Bytes;
-use check::{Expected, FrameChecks};
-use object_store::ObjectStoreExt as _;
-use object_store::path::Path;
+use crate::packs::{Expected, FrameChecks, READ};
+use pfr_schema::Digest;
 use pfr_schema::api::DamagedBlob;
-use pfr_schema::pack::{Entry, FOOTER_LEN, Footer};
-use pfr_schema::{Digest, Limits};
 use std::ops::Range;
-
-/// Bytes read from a pack at a time.
-const READ: u64 = 4 << 20;
 
 impl From<DamagedRow> for DamagedBlob {
     fn from(row: DamagedRow) -> Self {
@@ -103,15 +94,13 @@ async fn read_through(
     mut checks: FrameChecks,
     pace: &mut Pace,
 ) -> Result<Option<FrameChecks>> {
-    let path = path(key);
     let mut at = range.start;
     checks.begin_at(at);
     while at < range.end {
-        let piece = match read_piece(store, &path, at..range.end.min(at + READ)).await? {
-            Piece::Bytes(bytes) if !bytes.is_empty() => bytes,
-            Piece::Bytes(_) => break,
-            Piece::NoPack => return Ok(None),
-        };
+        let Some(piece) = store.read_pack(key, at..range.end.min(at + READ)).await? else { return Ok(None) };
+        if piece.is_empty() {
+            break;
+        }
         at += piece.len() as u64;
         pace.take(piece.len() as u64).await;
         checks = tokio::task::spawn_blocking(move || {
@@ -122,78 +111,4 @@ async fn read_through(
         .map_err(|e| Error::Internal(e.to_string()))?;
     }
     Ok(Some(checks))
-}
-
-enum Piece {
-    Bytes(Bytes),
-    NoPack,
-}
-
-/// Bytes of a pack; fewer than asked for, or none, if it ends early. That there is no pack is said only of a storage that is there.
-async fn read_piece(store: &Store, path: &Path, range: Range<u64>) -> Result<Piece> {
-    match store.packs.get_range(path, range.clone()).await {
-        Ok(bytes) => Ok(Piece::Bytes(bytes)),
-        Err(object_store::Error::NotFound { .. }) => store.storage_is_there().await.map(|()| Piece::NoPack),
-        Err(error) => match store.packs.head(path).await {
-            // It was cut: what is left of the range is read, and the rest is missing.
-            Ok(found) if found.size <= range.start => Ok(Piece::Bytes(Bytes::new())),
-            Ok(found) if found.size < range.end => {
-                store.packs.get_range(path, range.start..found.size).await.map(Piece::Bytes).map_err(Error::packs)
-            }
-            Err(object_store::Error::NotFound { .. }) => store.storage_is_there().await.map(|()| Piece::NoPack),
-            _ => Err(Error::packs(error)),
-        },
-    }
-}
-
-/// A pack's index as it lies on storage.
-struct Index {
-    /// Where the frames end.
-    frames_end: u64,
-    /// Bytes of the whole pack.
-    len: u64,
-    entries: Vec<Entry>,
-}
-
-/// What reading a pack's index came to.
-enum IndexFound {
-    Good(Index),
-    /// With the bytes of the pack and what is wrong.
-    Bad(u64, String),
-    NoPack,
-}
-
-/// Reads and checks a pack's footer and index.
-async fn read_index(store: &Store, key_path: &Path, limits: &Limits) -> Result<IndexFound> {
-    let len = match store.packs.head(key_path).await {
-        Ok(found) => found.size,
-        Err(object_store::Error::NotFound { .. }) => return store.storage_is_there().await.map(|()| IndexFound::NoPack),
-        Err(error) => return Err(Error::packs(error)),
-    };
-    let Some(footer_at) = len.checked_sub(FOOTER_LEN as u64) else {
-        return Ok(IndexFound::Bad(len, format!("it has {len} bytes: no footer fits into it")));
-    };
-    let footer = match read_piece(store, key_path, footer_at..len).await? {
-        Piece::Bytes(bytes) => bytes,
-        Piece::NoPack => return Ok(IndexFound::NoPack),
-    };
-    let footer = match Footer::parse(&footer, len) {
-        Ok(footer) => footer,
-        Err(error) => return Ok(IndexFound::Bad(len, error.to_string())),
-    };
-    let index = if footer.index_len == 0 {
-        Bytes::new()
-    } else {
-        match read_piece(store, key_path, footer.index_offset..footer_at).await? {
-            Piece::Bytes(bytes) => bytes,
-            Piece::NoPack => return Ok(IndexFound::NoPack),
-        }
-    };
-    let limits = limits.clone();
-    let parsed =
-        tokio::task::spawn_blocking(move || footer.parse_index(&index, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?;
-    Ok(match parsed {
-        Ok(entries) => IndexFound::Good(Index { frames_end: footer.index_offset, len, entries }),
-        Err(error) => IndexFound::Bad(len, error.to_string()),
-    })
 }

@@ -24,14 +24,11 @@ mod journal;
 mod marker;
 mod metadata;
 mod names;
-mod pack_writer;
+mod packs;
 mod places;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod ranges;
 mod room;
-mod serve;
-mod source;
 mod sqlite;
 #[cfg(feature = "cloud")]
 pub mod storage;
@@ -41,16 +38,16 @@ mod verify;
 
 pub use clock::Clock;
 pub use error::{Error, Result};
-pub use frames::BoxFrames;
+pub use frames::{BoxFrames, PackRange};
 pub use gc::{GcOptions, GcPart};
+pub use ingest::Ingested;
 pub use inspect::VerifyProgress;
 pub use integrity::ScrubOptions;
 pub use metadata::*;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresMetadata, PostgresOptions};
-pub use ranges::PackRange;
 pub use room::{Freeing, MadeRoom};
 pub use sqlite::SqliteMetadata;
-pub use store::{Ingested, Options, PushSession, Store, document_frame};
+pub use store::{Options, PushSession, Store, document_frame};
 pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};
 pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};

@@ -14,7 +14,7 @@
 mod credentials;
 
 use crate::error::{Error, Result};
-use crate::pack_writer::PROBES;
+use crate::packs::PROBES;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};

@@ -2,13 +2,12 @@
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::frames::Outputs;
 use crate::metadata::{Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::places::Places;
 use crate::room::Disk;
-use crate::serve::Outputs;
 use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
-use futures::{Stream, TryStreamExt as _};
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -64,19 +63,6 @@ impl Default for Options {
             clock: Clock::system(),
         }
     }
-}
-
-/// What an ingested stream brought.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ingested {
-    /// Frames received.
-    pub frames: u64,
-    /// Of these, blobs the store did not have.
-    pub new: u64,
-    /// Payload bytes received.
-    pub stored_bytes: u64,
-    /// Raw bytes they stand for.
-    pub raw_bytes: u64,
 }
 
 /// An open push session.
@@ -209,22 +195,6 @@ impl Store {
         self.metadata.missing(push.clone(), wanted, self.options.lease).await
     }
 
-    /// Takes in a stream of frames (with its end mark); returns when all of it is durable and indexed.
-    ///
-    /// Every frame is verified against its digest, off the async threads. Memory is bounded whatever the size of blobs.
-    /// If it fails, packs that were already complete stay stored under the session's lease, so a retry sends only the rest.
-    ///
-    /// # Errors
-    /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`], [`Error::PushUnknown`], [`Error::Full`],
-    /// [`Error::Unavailable`]; [`Error::Input`] for errors of the stream itself.
-    pub async fn ingest<S, E>(&self, push: &PushId, stream: S) -> Result<Ingested>
-    where
-        S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,
-        E: std::fmt::Display,
-    {
-        crate::ingest::ingest(self, push, stream.map_err(|e| Error::Input(e.to_string()))).await
-    }
-
     /// Makes an uploaded manifest visible in the session's repository and moves `tag`, in one transaction. Ends the session.
     ///
     /// # Errors
@@ -277,14 +247,6 @@ impl Store {
 
     // ---- reading
 
-    /// Reads a whole blob, verified. For documents: blobs over the document limit are refused.
-    ///
-    /// # Errors
-    /// [`Error::BlobUnknown`], [`Error::Corrupt`].
-    pub async fn read(&self, digest: &Digest) -> Result<Bytes> {
-        crate::frames::read(self, digest).await
-    }
-
     /// A stored manifest.
     ///
     /// # Errors
@@ -307,32 +269,6 @@ impl Store {
         }
         let bytes = self.read(digest).await?;
         Container::parse(kind, &bytes, &self.options.limits)?.ok_or(Error::BlobUnknown { digest: *digest, kind })
-    }
-
-    /// Frames of `digests` in that order, with an end mark, as they lie: the reader verifies.
-    ///
-    /// # Errors
-    /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end mark.
-    pub async fn frames(&self, digests: Vec<Digest>) -> Result<crate::BoxFrames> {
-        crate::frames::frames(self, digests).await
-    }
-
-    /// The same for a client that may be slow: in small pieces, and without memory while it does not take them. Poll it only when the piece before
-    /// was sent.
-    ///
-    /// # Errors
-    /// As [`Store::frames`].
-    pub async fn serve(&self, digests: Vec<Digest>) -> Result<crate::BoxFrames> {
-        crate::serve::serve(self, digests).await
-    }
-
-    /// Where the frames of `digests` lie, in that order: for readers that fetch them from the packs themselves. What is there stays
-    /// there for a horizon after it is collected or moved, and is not read here: the reader verifies.
-    ///
-    /// # Errors
-    /// [`Error::BlobUnknown`], [`Error::Corrupt`] for what is quarantined.
-    pub async fn ranges(&self, digests: &[Digest]) -> Result<Vec<crate::PackRange>> {
-        crate::ranges::ranges(self, digests).await
     }
 
     // ---- names

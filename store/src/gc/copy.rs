@@ -3,16 +3,13 @@
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{Damage, Health, Moved, PackId, PackRow, Packed};
-use crate::pack_writer::{PackWriter, path};
+use crate::packs::{PackWriter, READ, another, header_of};
 use bytes::Bytes;
-use object_store::ObjectStoreExt as _;
 use pfr_schema::Limits;
 use pfr_schema::frame::{CHECKSUM, Header};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Bytes read at a time.
-const READ: u64 = 4 << 20;
 /// Dead bytes between two frames that are read along rather than asked around.
 const GAP: u64 = 128 << 10;
 
@@ -133,11 +130,14 @@ impl Store {
 
     /// Reads from a pack; `None` if another run has emptied and deleted it in the meantime.
     async fn read_source(&self, pack: &PackRow, range: Range<u64>) -> Result<Option<Bytes>> {
-        match self.packs.get_range(&path(&pack.key), range).await {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(object_store::Error::NotFound { .. }) if self.metadata.pack_contents(pack.id).await?.is_empty() => Ok(None),
-            Err(error) => Err(Error::packs(error)),
+        let read = self.read_pack(&pack.key, range).await?;
+        if read.is_none() && !self.metadata.pack_contents(pack.id).await?.is_empty() {
+            return Err(Error::Unavailable {
+                what: "packs",
+                reason: format!("pack {} is not there, and objects lie in it: scrub", pack.key),
+            });
         }
+        Ok(read)
     }
 }
 
@@ -173,10 +173,9 @@ fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 /// The header of a frame that `bytes` start with, if it is the one meant. A container's copy says that it is one, whatever the frame said: a rebuild
 /// knows containers by their frames.
 fn check_header(frame: &Packed, bytes: &[u8], limits: &Limits) -> std::result::Result<Header, String> {
-    let header = bytes.get(..Header::len(frame.digest.algorithm())).ok_or("the pack ends before it")?;
-    let header = Header::parse_exact(header, frame.offset, limits).map_err(|e| e.to_string())?;
-    if header.digest != frame.digest || header.frame_len() != frame.frame_len {
-        return Err(format!("there lies {} of {} bytes", header.digest, header.frame_len()));
+    let header = header_of(bytes, frame.offset, &frame.digest, limits)?;
+    if header.frame_len() != frame.frame_len {
+        return Err(another(frame.offset, &header));
     }
     let kind = if frame.kind.is_container() { frame.kind } else { header.kind };
     Ok(Header { kind, ..header })

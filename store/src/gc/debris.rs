@@ -2,7 +2,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::pack_writer::path;
+use crate::packs::path;
 use pfr_schema::journal::PREFIX;
 use std::collections::BTreeSet;
 use std::io;

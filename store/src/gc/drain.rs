@@ -2,11 +2,9 @@
 
 use super::run::Run;
 use crate::Store;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::metadata::{PackId, PackRow};
-use crate::pack_writer::path;
 use futures::StreamExt as _;
-use object_store::ObjectStoreExt as _;
 use std::collections::HashSet;
 
 /// Packs deleted before their rows go.
@@ -46,7 +44,7 @@ impl Run<'_> {
         let store = self.store;
         let mut deletions = futures::stream::iter(packs)
             .map(|pack| async move {
-                let deleted = store.delete_pack(&pack.key).await;
+                let deleted = delete(store, &pack.key).await;
                 (pack, deleted)
             })
             .buffer_unordered(AT_ONCE);
@@ -61,16 +59,9 @@ impl Run<'_> {
     }
 }
 
-impl Store {
-    /// Deletes a pack's bytes, and what an interrupted upload of it left. That they are gone already is fine.
-    async fn delete_pack(&self, key: &str) -> Result<()> {
-        // The unfinished first: an upload that completes in between is then found under its name.
-        self.remove_unfinished(key).await?;
-        match self.packs.delete(&path(key)).await {
-            Ok(()) => Ok(()),
-            // If the storage is gone, the bytes may come back with it: then the row must still name them.
-            Err(object_store::Error::NotFound { .. }) => self.storage_is_there().await,
-            Err(error) => Err(Error::packs(error)),
-        }
-    }
+/// Deletes a pack's bytes, and what an interrupted upload of it left. That they are gone already is fine.
+async fn delete(store: &Store, key: &str) -> Result<()> {
+    // The unfinished first: an upload that completes in between is then found under its name.
+    store.remove_unfinished(key).await?;
+    store.delete_pack(key).await
 }

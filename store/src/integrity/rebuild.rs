@@ -2,14 +2,13 @@
 
 mod names;
 
-use super::check::{Expected, FrameChecks};
-use super::{Index, IndexFound, Pace, Piece, READ, check_frame, read_index, read_piece, read_through};
+use super::{Pace, check_frame, read_through};
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::frames::decode;
 use crate::marker;
 use crate::metadata::{Damage, NewContainer, NewFrame, PackSizes};
-use crate::pack_writer::{PROBES, path};
+use crate::packs::{Expected, FrameChecks, Index, IndexFound, PROBES, READ, key_of, read_index};
 use crate::tasks;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
@@ -78,9 +77,9 @@ impl Rebuild<'_> {
             {
                 continue;
             }
-            match location.filename().and_then(|name| name.strip_suffix(".pfpack")) {
-                Some(key) if path(key) == location => keys.push(key.to_owned()),
-                _ => self.report.refused.push(format!("{location}: it is no pack")),
+            match key_of(&location) {
+                Some(key) => keys.push(key.to_owned()),
+                None => self.report.refused.push(format!("{location}: it is no pack")),
             }
         }
         keys.sort_unstable();
@@ -88,7 +87,7 @@ impl Rebuild<'_> {
     }
 
     async fn pack(&mut self, key: &str) -> Result<()> {
-        let (index, bytes) = match read_index(self.store, &path(key), &self.store.options.limits).await? {
+        let (index, bytes) = match read_index(self.store, key).await? {
             IndexFound::NoPack => return Ok(()),
             IndexFound::Good(index) => {
                 self.look_at_headers(key, &index).await?;
@@ -141,7 +140,7 @@ impl Rebuild<'_> {
         if self.containers.values().any(|known| known.contains_key(&header.digest)) {
             return Ok(false);
         }
-        let expected = Expected { offset, digest: header.digest, frame_len: header.frame_len(), header: Some(*header) };
+        let expected = Expected::from(&Entry { offset, header: *header });
         Ok(check_frame(self.store, key, expected).await?.is_none())
     }
 
@@ -155,7 +154,7 @@ impl Rebuild<'_> {
             let count = rest.iter().take_while(|entry| end(entry) - first.offset <= READ).count().max(1);
             let (group, after) = rest.split_at(count);
             let range = first.offset..group.last().map_or(first.offset, end);
-            let Piece::Bytes(bytes) = read_piece(self.store, &path(key), range).await? else {
+            let Some(bytes) = self.store.read_pack(key, range).await? else {
                 return Err(Error::Unavailable { what: "packs", reason: format!("pack {key} vanished while it was read") });
             };
             for entry in group {
@@ -174,11 +173,11 @@ impl Rebuild<'_> {
 
     /// The frames of a pack without an index: as far as one leads to the next, and only those that prove to be good.
     async fn salvage(&self, key: &str, len: u64) -> Result<Vec<Entry>> {
-        let (limits, path) = (&self.store.options.limits, path(key));
+        let limits = &self.store.options.limits;
         let (mut entries, mut at): (Vec<Entry>, u64) = (Vec::new(), MAGIC.len() as u64);
         while at < len {
             let longest = Header::len(Algorithm::Sha512) as u64;
-            let Piece::Bytes(bytes) = read_piece(self.store, &path, at..len.min(at + longest)).await? else { break };
+            let Some(bytes) = self.store.read_pack(key, at..len.min(at + longest)).await? else { break };
             // Byte 7 of a header is the algorithm's number.
             let algorithm = bytes.get(7).copied().and_then(Algorithm::from_number);
             let header = algorithm.and_then(|a| bytes.get(..Header::len(a))).map(|bytes| Header::parse_exact(bytes, at, limits));
@@ -186,9 +185,7 @@ impl Rebuild<'_> {
             entries.push(Entry { offset: at, header });
             at = at.saturating_add(header.frame_len());
         }
-        let expected =
-            |e: &Entry| Expected { offset: e.offset, digest: e.header.digest, frame_len: e.header.frame_len(), header: Some(e.header) };
-        let checks = FrameChecks::new(entries.iter().map(expected).collect(), true, limits.clone());
+        let checks = FrameChecks::new(entries.iter().map(Expected::from).collect(), true, limits.clone());
         let Some(checks) = read_through(self.store, key, 0..len.min(at), checks, &mut Pace::unlimited()).await? else {
             return Ok(Vec::new());
         };
@@ -256,7 +253,7 @@ impl Rebuild<'_> {
         let Some(location) = self.store.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
         let Some(header) = self.beheaded.get(&(location.pack.clone(), location.offset)) else { return Ok(None) };
         let range = location.offset..location.offset + location.frame_len;
-        let Piece::Bytes(bytes) = read_piece(self.store, &path(&location.pack), range).await? else { return Ok(None) };
+        let Some(bytes) = self.store.read_pack(&location.pack, range).await? else { return Ok(None) };
         if bytes.len() as u64 != location.frame_len {
             return Ok(None);
         }

@@ -1,12 +1,11 @@
 //! The walk over all packs.
 
-use super::check::{Expected, FrameChecks};
-use super::{Index, IndexFound, Pace, Piece, read_index, read_piece, read_through};
+use super::{Pace, read_through};
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::journal::Newest;
 use crate::metadata::{Damage, Health, JournalRow, PackRow, PackState, Packed};
-use crate::pack_writer::path;
+use crate::packs::{Expected, FrameChecks, Index, IndexFound, read_index};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, Kind, pack};
 use std::collections::{HashMap, HashSet};
@@ -153,7 +152,7 @@ impl Scrub<'_> {
     async fn look(&mut self, row: &PackRow) -> Result<Findings> {
         let contents = self.store.metadata.pack_contents(row.id).await?;
         let mut findings = Findings::default();
-        let index = match read_index(self.store, &path(&row.key), &self.store.options.limits).await? {
+        let index = match read_index(self.store, &row.key).await? {
             IndexFound::NoPack => return Ok(not_there(row, &contents)),
             IndexFound::Bad(len, reason) => {
                 findings.unsound.push(reason);
@@ -163,8 +162,8 @@ impl Scrub<'_> {
         };
         // A frame whose header is bad does not say where the next one begins: the index does, or else the rows.
         let (expected, end) = match &index {
-            Ok(index) => (index.entries.iter().map(of_entry).collect(), index.frames_end),
-            Err(len) => (contents.iter().map(of_row).collect::<Vec<_>>(), *len),
+            Ok(index) => (index.entries.iter().map(Expected::from).collect(), index.frames_end),
+            Err(len) => (contents.iter().map(Expected::from).collect::<Vec<_>>(), *len),
         };
         let frames = expected.len() as u64;
         match self.magic(row).await? {
@@ -197,10 +196,8 @@ impl Scrub<'_> {
     }
 
     async fn magic(&self, row: &PackRow) -> Result<Option<bool>> {
-        Ok(match read_piece(self.store, &path(&row.key), 0..pack::MAGIC.len() as u64).await? {
-            Piece::Bytes(bytes) => Some(bytes[..] == pack::MAGIC[..]),
-            Piece::NoPack => None,
-        })
+        let magic = self.store.read_pack(&row.key, 0..pack::MAGIC.len() as u64).await?;
+        Ok(magic.map(|bytes| bytes[..] == pack::MAGIC[..]))
     }
 
     /// Reads the journal's objects; if one is bad, a checkpoint makes it superfluous.
@@ -233,14 +230,6 @@ impl Scrub<'_> {
         let newest = Newest::of(&rows)?;
         Ok(!rows.contains(row) || newest.is_some_and(|newest| newest.covers(row)))
     }
-}
-
-fn of_entry(entry: &pack::Entry) -> Expected {
-    Expected { offset: entry.offset, digest: entry.header.digest, frame_len: entry.header.frame_len(), header: Some(entry.header) }
-}
-
-fn of_row(packed: &Packed) -> Expected {
-    Expected { offset: packed.offset, digest: packed.digest, frame_len: packed.frame_len, header: None }
 }
 
 fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {

@@ -2,16 +2,15 @@
 //!
 //! A pack may take longer to write than a lease lasts: the leases of its row and of its session are renewed as its bytes come.
 
+use super::paths::path;
+use super::renewal::Renewal;
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::metadata::{Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
 use bytes::Bytes;
-use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
 use pfr_schema::pack;
-use std::ops::Range;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// Bytes of one part of an upload; S3 wants at least 5 MiB.
@@ -19,10 +18,6 @@ const PART: usize = 5 << 20;
 /// Frames and children of containers after which a pack is full, however few its bytes. Each takes about half a KiB until it is indexed, and
 /// indexing is one transaction for which others wait: so 16 MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
 const ENTRIES: usize = 32 << 10;
-/// Part of a lease after which it is renewed. A session may have been at half of its own when the pack began.
-const RENEW: u32 = 4;
-/// Part of a lease after which a renewal that failed is tried again.
-const RETRY: u32 = 64;
 
 /// A pack being written. Its row exists before its first byte; dropping it leaves debris that collection finds by that row.
 pub(crate) struct PackWriter {
@@ -240,55 +235,4 @@ impl PackWriter {
             }
         }
     }
-}
-
-/// When leases are renewed: well before they end, and soon again where that failed.
-pub(crate) struct Renewal {
-    /// When nothing need be renewed, in milliseconds since 1970.
-    fresh: Range<u64>,
-}
-
-impl Renewal {
-    /// The leases were renewed a moment ago.
-    pub(crate) fn done(store: &Store) -> Self {
-        Self { fresh: span(store.options.clock.now(), store.options.lease / RENEW) }
-    }
-
-    /// The time, if it is time to renew. A clock that was set back does not say how long ago the last time was: rather once too often.
-    pub(crate) fn due(&self, store: &Store) -> Option<u64> {
-        let now = store.options.clock.now();
-        (!self.fresh.contains(&now)).then_some(now)
-    }
-
-    /// Takes down what came of renewing at `now`.
-    ///
-    /// # Errors
-    /// [`Error::PackLost`], [`Error::PushUnknown`]: it is too late. After any other error it is tried again.
-    pub(crate) fn note(&mut self, store: &Store, now: u64, renewed: Result<()>) -> Result<()> {
-        let lease = store.options.lease;
-        let pause = match renewed {
-            Ok(()) => lease / RENEW,
-            Err(error @ (Error::PackLost(_) | Error::PushUnknown(_))) => return Err(error),
-            Err(error) => {
-                tracing::debug!(%error, "leases could not be renewed; it is tried again");
-                lease / RETRY
-            }
-        };
-        self.fresh = span(now, pause);
-        Ok(())
-    }
-}
-
-/// The time from `now` on, for so long.
-fn span(now: u64, length: Duration) -> Range<u64> {
-    now..now.saturating_add(u64::try_from(length.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Folder of what a probe of the storage writes; without permission to delete, it stays there.
-pub(crate) const PROBES: &str = "probe";
-
-/// Where a pack lies. Two hex digits of the random end of its key spread packs over 256 folders.
-pub(crate) fn path(key: &str) -> Path {
-    let shard = key.get(key.len().saturating_sub(2)..).unwrap_or("00");
-    Path::from(format!("{shard}/{key}.pfpack"))
 }

@@ -1,13 +1,15 @@
 //! Checking frames as they lie in a pack, piece by piece and in constant memory.
 
 use crate::error::Error;
+use crate::metadata::Packed;
 use crate::verify::Check;
 use pfr_schema::frame::{CHECKSUM, Header};
+use pfr_schema::pack::Entry;
 use pfr_schema::{Digest, Limits};
 
 /// A frame that should lie at a place.
 #[derive(Clone, Debug)]
-pub(super) struct Expected {
+pub(crate) struct Expected {
     pub offset: u64,
     pub digest: Digest,
     pub frame_len: u64,
@@ -15,8 +17,21 @@ pub(super) struct Expected {
     pub header: Option<Header>,
 }
 
+impl From<&Entry> for Expected {
+    fn from(entry: &Entry) -> Self {
+        let header = entry.header;
+        Self { offset: entry.offset, digest: header.digest, frame_len: header.frame_len(), header: Some(header) }
+    }
+}
+
+impl From<&Packed> for Expected {
+    fn from(packed: &Packed) -> Self {
+        Self { offset: packed.offset, digest: packed.digest, frame_len: packed.frame_len, header: None }
+    }
+}
+
 /// Checks the frames of one pack. Feed it the pack's bytes in order.
-pub(super) struct FrameChecks {
+pub(crate) struct FrameChecks {
     /// In order of offset.
     expected: Vec<Expected>,
     full: bool,
@@ -31,17 +46,17 @@ pub(super) struct FrameChecks {
 
 impl FrameChecks {
     /// With `full`, blobs are decoded and hashed; else only their checksums are compared.
-    pub(super) fn new(mut expected: Vec<Expected>, full: bool, limits: Limits) -> Self {
+    pub(crate) fn new(mut expected: Vec<Expected>, full: bool, limits: Limits) -> Self {
         expected.sort_by_key(|frame| frame.offset);
         Self { expected, full, limits, next: 0, current: None, position: 0, bad: Vec::new() }
     }
 
     /// Where in the pack the first byte that is fed lies.
-    pub(super) fn begin_at(&mut self, position: u64) {
+    pub(crate) fn begin_at(&mut self, position: u64) {
         self.position = position;
     }
 
-    pub(super) fn feed(&mut self, piece: &[u8]) {
+    pub(crate) fn feed(&mut self, piece: &[u8]) {
         let end = self.position + piece.len() as u64;
         while let Some(expected) = self.expected.get(self.next).filter(|frame| frame.offset < end) {
             let frame = self.current.get_or_insert_with(Frame::default);
@@ -69,7 +84,7 @@ impl FrameChecks {
     }
 
     /// The frames that are bad, and how; those that the pack ended before are.
-    pub(super) fn finish(mut self) -> Vec<(Expected, String)> {
+    pub(crate) fn finish(mut self) -> Vec<(Expected, String)> {
         let end = self.position;
         let cut = self.expected.drain(self.next..).map(|frame| {
             let reason = format!("the pack ends at byte {end}, before the end of the frame at byte {}", frame.offset);
@@ -129,9 +144,9 @@ impl Frame {
     }
 
     fn begin(&mut self, expected: &Expected, full: bool, limits: &Limits) -> Result<(), String> {
-        let header = Header::parse_exact(&self.header, expected.offset, limits).map_err(|e| e.to_string())?;
-        if header.digest != expected.digest || header.frame_len() != expected.frame_len || expected.header.is_some_and(|h| h != header) {
-            return Err(format!("another frame lies at byte {}: {} of {} bytes", expected.offset, header.digest, header.frame_len()));
+        let header = header_of(&self.header, expected.offset, &expected.digest, limits)?;
+        if header.frame_len() != expected.frame_len || expected.header.is_some_and(|h| h != header) {
+            return Err(another(expected.offset, &header));
         }
         if full {
             self.check = Some(Box::new(Check::new(&header, expected.offset).map_err(reason)?));
@@ -153,6 +168,18 @@ impl Frame {
             None => Err("the payload's checksum is wrong".into()),
         }
     }
+}
+
+/// The header that `bytes` begin with, if it is of the frame of `digest`. They lie at `offset` of a pack.
+pub(crate) fn header_of(bytes: &[u8], offset: u64, digest: &Digest, limits: &Limits) -> Result<Header, String> {
+    let header = bytes.get(..Header::len(digest.algorithm())).ok_or("the pack ends before it")?;
+    let header = Header::parse_exact(header, offset, limits).map_err(|e| e.to_string())?;
+    if header.digest == *digest { Ok(header) } else { Err(another(offset, &header)) }
+}
+
+/// In words: there lies another frame.
+pub(crate) fn another(offset: u64, found: &Header) -> String {
+    format!("another frame lies at byte {offset}: {} of {} bytes", found.digest, found.frame_len())
 }
 
 /// What is wrong, without saying again of which blob.

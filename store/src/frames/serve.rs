@@ -1,0 +1,122 @@
+//! Giving out frames to clients that may be slow.
+//!
+//! Every download is handed out in pieces of [`PIECE`] bytes. One at full speed has a place among [`crate::Options::outputs`] and is read ahead by
+//! some MiB. One without a place is read piece by piece, as its client takes them: it needs no memory while the client is slow, and waits for
+//! nobody. A download that could use a place takes it from one whose client does not take what was read.
+
+use super::outputs::{At, Hold};
+use super::{AHEAD, BoxFrames};
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::packs::{Extent, READ, locate, plan, read_extent};
+use bytes::Bytes;
+use futures::StreamExt as _;
+use parking_lot::Mutex;
+use pfr_schema::Digest;
+use pfr_schema::frame::{Header, end_mark};
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Bytes handed out at a time, each piece in memory of its own.
+const PIECE: u64 = 64 << 10;
+
+struct Download {
+    store: Store,
+    extents: Arc<[Extent]>,
+    hold: Arc<Mutex<Hold>>,
+    frames: u64,
+    ended: bool,
+}
+
+impl Store {
+    /// [`Store::frames`] for a client that may be slow: in small pieces, and without memory while the client does not take them. Poll it only
+    /// when the piece before was sent.
+    ///
+    /// # Errors
+    /// As [`Store::frames`].
+    pub async fn serve(&self, digests: Vec<Digest>) -> Result<BoxFrames> {
+        let extents = plan(locate(self, &digests).await?).into();
+        let hold = Arc::new(Mutex::new(Hold::default()));
+        let download = Download { store: self.clone(), extents, hold, frames: digests.len() as u64, ended: false };
+        let pieces =
+            futures::stream::try_unfold(download, |mut download| async move { Ok(download.next().await?.map(|piece| (piece, download))) });
+        Ok(pieces.boxed())
+    }
+}
+
+impl Download {
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            let reading = {
+                let mut hold = self.hold.lock();
+                hold.handed = None;
+                if let Some((_, piece)) = hold.ready.pop_front() {
+                    if hold.place.is_some() {
+                        self.read_ahead(&mut hold);
+                    }
+                    hold.handed = Some(Instant::now());
+                    return Ok(Some(piece));
+                }
+                self.read_ahead(&mut hold);
+                hold.reading.pop_front()
+            };
+            match reading {
+                Some((_, task)) => {
+                    let pieces = task.await.map_err(|e| Error::Internal(e.to_string()))??;
+                    self.hold.lock().ready.extend(pieces);
+                }
+                None if self.ended => return Ok(None),
+                None => {
+                    self.ended = true;
+                    return Ok(Some(end_mark(self.frames).into()));
+                }
+            }
+        }
+    }
+
+    /// Starts the reads that the download may have in flight.
+    fn read_ahead(&self, hold: &mut Hold) {
+        if hold.place.is_none() && hold.next.extent < self.extents.len() {
+            hold.place = self.store.outputs.take(&self.hold);
+            hold.taken = Instant::now();
+        }
+        let (bytes, reads) = if hold.place.is_some() { (READ, AHEAD) } else { (PIECE, 1) };
+        while hold.reading.len() < reads
+            && let Some(extent) = self.extents.get(hold.next.extent)
+        {
+            let at = hold.next;
+            let ranges = cut_into_pieces(extent, at.offset, bytes);
+            let end = ranges.last().map_or(at.offset, |range| range.end);
+            hold.next = if end < extent.len() { At { offset: end, ..at } } else { At { extent: at.extent + 1, offset: 0 } };
+            let (store, extents) = (self.store.clone(), Arc::clone(&self.extents));
+            let task = tokio::spawn(async move {
+                let extent = &extents[at.extent];
+                let pieces = read_extent(&store, extent, &ranges).await?;
+                let place = |range: &Range<u64>| At { extent: at.extent, offset: range.start };
+                Ok(ranges.iter().map(place).zip(pieces).collect())
+            });
+            hold.reading.push_back((at, task));
+        }
+    }
+}
+
+/// Ranges of an extent from `from` on, of about `bytes` bytes in all. No frame's header lies in two of them: each can be checked.
+fn cut_into_pieces(extent: &Extent, from: u64, bytes: u64) -> Vec<Range<u64>> {
+    let len = extent.len();
+    let until = len.min(from + bytes);
+    let (mut ranges, mut start) = (Vec::new(), from);
+    while start < until {
+        let mut end = until.min(start + PIECE);
+        let last = extent.frames.partition_point(|(begin, _)| *begin < end).checked_sub(1).map(|i| &extent.frames[i]);
+        if let Some((begin, digest)) = last
+            && *begin > start
+            && begin + Header::len(digest.algorithm()) as u64 > end
+        {
+            end = *begin;
+        }
+        ranges.push(start..end);
+        start = end;
+    }
+    ranges
+}

@@ -1,0 +1,141 @@
+//! Frames where they lie: located in metadata, read as ranges of packs, looked up again if compaction moved them in between.
+
+use super::READ;
+use super::checks::header_of;
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::metadata::{Health, Location};
+use bytes::{Bytes, BytesMut};
+use pfr_schema::{Digest, Kind, Limits};
+use std::ops::Range;
+
+/// Frames that lie back to back in one pack.
+#[derive(Clone, Debug)]
+pub(crate) struct Extent {
+    pub(crate) pack: String,
+    pub(crate) range: Range<u64>,
+    /// Where each frame begins within the range, and what it is.
+    pub(crate) frames: Vec<(u64, Digest)>,
+}
+
+impl Extent {
+    /// Its bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    fn digests(&self) -> Vec<Digest> {
+        self.frames.iter().map(|(_, digest)| *digest).collect()
+    }
+
+    fn corrupt(&self, reason: String) -> Error {
+        match self.frames.first() {
+            Some((_, digest)) => Error::Corrupt { digest: *digest, reason },
+            None => Error::Internal("an extent without frames".into()),
+        }
+    }
+
+    fn cut(&self) -> Error {
+        self.corrupt(format!("pack {} ends before byte {}", self.pack, self.range.end))
+    }
+
+    /// That each frame that begins in `bytes`, which lie at `from` of the extent, is the one meant: a cheap guard against wrong offsets. The payload
+    /// is the reader's to verify.
+    fn check_headers(&self, from: u64, bytes: &Bytes, limits: &Limits) -> Result<()> {
+        let first = self.frames.partition_point(|(start, _)| *start < from);
+        for (start, digest) in self.frames[first..].iter().take_while(|(start, _)| *start < from + bytes.len() as u64) {
+            let lies = self.range.start + start;
+            let frame = usize::try_from(*start - from).ok().and_then(|at| bytes.get(at..));
+            if frame.is_none_or(|frame| header_of(frame, lies, digest, limits).is_err()) {
+                return Err(Error::Corrupt { digest: *digest, reason: format!("pack {}, byte {lies}: no frame of it there", self.pack) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where blobs lie, in the order of `digests`.
+///
+/// # Errors
+/// [`Error::BlobUnknown`]; [`Error::Corrupt`] for what is quarantined.
+pub(crate) async fn locate(store: &Store, digests: &[Digest]) -> Result<Vec<(Digest, Location)>> {
+    let locations = store.metadata.locate(digests.to_vec()).await?;
+    digests
+        .iter()
+        .zip(locations)
+        .map(|(digest, location)| {
+            let location = location.ok_or(Error::BlobUnknown { digest: *digest, kind: Kind::Blob })?;
+            if location.health == Health::Damaged {
+                return Err(Error::Corrupt { digest: *digest, reason: "it was found bad before and is quarantined".into() });
+            }
+            Ok((*digest, location))
+        })
+        .collect()
+}
+
+/// Joins frames that lie back to back.
+pub(crate) fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = Vec::new();
+    for (digest, location) in located {
+        let end = location.offset + location.frame_len;
+        match extents.last_mut() {
+            Some(extent) if extent.pack == location.pack && extent.range.end == location.offset && end - extent.range.start <= READ => {
+                extent.frames.push((location.offset - extent.range.start, digest));
+                extent.range.end = end;
+            }
+            _ => extents.push(Extent { pack: location.pack, range: location.offset..end, frames: vec![(0, digest)] }),
+        }
+    }
+    extents
+}
+
+/// Reads ranges of an extent that follow each other, each into memory of its own, and checks the headers in them: none may lie in two ranges.
+///
+/// # Errors
+/// [`Error::Corrupt`] if metadata name a pack that is not there or ends too early, or if something else lies there;
+/// [`Error::BlobUnknown`] for what was collected meanwhile; [`Error::Unavailable`].
+pub(crate) async fn read_extent(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+    let base = extent.range.start;
+    let lie: Vec<Range<u64>> = ranges.iter().map(|range| base + range.start..base + range.end).collect();
+    let pieces = match store.read_pack_in_pieces(&extent.pack, &lie).await? {
+        Some(pieces) => pieces,
+        None => read_moved(store, extent, ranges).await?,
+    };
+    if !pieces.iter().map(|piece| piece.len() as u64).eq(ranges.iter().map(|range| range.end - range.start)) {
+        return Err(extent.cut());
+    }
+    for (range, piece) in ranges.iter().zip(&pieces) {
+        extent.check_headers(range.start, piece, &store.options.limits)?;
+    }
+    Ok(pieces)
+}
+
+/// Compaction moved the frames between the look and the read: look again. They are the same bytes wherever they lie. A pack that metadata names
+/// and that is not there the second time either is damage.
+async fn read_moved(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+    let (mut parts, mut at) = (Vec::new(), 0);
+    for part in plan(locate(store, &extent.digests()).await?) {
+        let lies = at..at + part.len();
+        at = lies.end;
+        parts.push((lies, part));
+    }
+    let mut pieces = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let mut piece = BytesMut::new();
+        for (lies, part) in &parts {
+            let (from, to) = (range.start.max(lies.start), range.end.min(lies.end));
+            if from >= to {
+                continue;
+            }
+            let base = part.range.start;
+            let bytes = store.read_pack(&part.pack, base + from - lies.start..base + to - lies.start).await?;
+            let bytes = bytes.ok_or_else(|| part.corrupt(format!("pack {} is not there", part.pack)))?;
+            if (bytes.len() as u64) < to - from {
+                return Err(part.cut());
+            }
+            piece.extend_from_slice(&bytes);
+        }
+        pieces.push(piece.freeze());
+    }
+    Ok(pieces)
+}

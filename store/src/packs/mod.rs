@@ -1,0 +1,28 @@
+//! Packs: the only code that writes one, reads one, knows where one lies, and decides what it means that one is not found.
+//!
+//! | file | is |
+//! |---|---|
+//! | `paths` | where a pack lies |
+//! | `writer` | many frames into one object, its leases renewed meanwhile (`renewal`) |
+//! | `reader` | bytes of a pack, and what a failed read means |
+//! | `index` | what lies in a pack, by its own words |
+//! | `extents` | from digests to bytes, also while compaction moves them |
+//! | `checks` | frames as they lie, against their checksums and digests |
+
+mod checks;
+mod extents;
+mod index;
+mod paths;
+mod reader;
+mod renewal;
+mod writer;
+
+pub(crate) use checks::{Expected, FrameChecks, another, header_of};
+pub(crate) use extents::{Extent, locate, plan, read_extent};
+pub(crate) use index::{Index, IndexFound, read_index};
+pub(crate) use paths::{PROBES, key_of, path};
+pub(crate) use renewal::Renewal;
+pub(crate) use writer::PackWriter;
+
+/// Bytes read from a pack at a time. Frames that lie back to back are read together.
+pub(crate) const READ: u64 = 4 << 20;

@@ -1,0 +1,141 @@
+//! Bytes of packs, and what a failed read means.
+//!
+//! A pack that is not found was moved, or collected, or is lost, or its storage is away. The last is told apart here: "there is no such
+//! pack" is said only of a storage that is there. The other three are told apart by metadata, and are the caller's to ask about.
+
+use super::paths::path;
+use crate::Store;
+use crate::error::{Error, Result};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt as _;
+use object_store::path::Path;
+use object_store::{GetOptions, GetResult, GetResultPayload, ObjectStoreExt as _};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::ops::Range;
+
+/// Why a read failed.
+enum Failed {
+    NoPack,
+    /// The pack has fewer bytes than were asked for: it ends here.
+    Ends(u64),
+}
+
+impl Store {
+    /// Bytes of a pack; fewer than asked for, or none, if it ends early. `None` if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the storage is away, and others of [`Error::packs`].
+    pub(crate) async fn read_pack(&self, key: &str, range: Range<u64>) -> Result<Option<Bytes>> {
+        let path = path(key);
+        match self.packs.get_range(&path, range.clone()).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) => match self.why(&path, range.end, error).await? {
+                Failed::NoPack => Ok(None),
+                Failed::Ends(end) if end <= range.start => Ok(Some(Bytes::new())),
+                Failed::Ends(end) => self.packs.get_range(&path, range.start..end).await.map(Some).map_err(Error::packs),
+            },
+        }
+    }
+
+    /// Ranges that follow each other, each in memory of its own: a piece that was sent is free again at once. If the pack ends early, the last
+    /// pieces are short, or lacking. `None` if it is not there.
+    ///
+    /// # Errors
+    /// As [`Self::read_pack`].
+    pub(crate) async fn read_pack_in_pieces(&self, key: &str, ranges: &[Range<u64>]) -> Result<Option<Vec<Bytes>>> {
+        let range = match ranges {
+            [] => return Ok(Some(Vec::new())),
+            [one] => return Ok(self.read_pack(key, one.clone()).await?.map(|bytes| vec![bytes])),
+            [first, .., last] => first.start..last.end,
+        };
+        let (path, options) = (path(key), GetOptions { range: Some(range.clone().into()), ..GetOptions::default() });
+        let pieces = match self.packs.get_opts(&path, options).await {
+            Ok(result) => take_apart(result, ranges).await,
+            Err(error) => Err(error),
+        };
+        match pieces {
+            Ok(pieces) => Ok(Some(pieces)),
+            Err(error) => Ok(match self.why(&path, range.end, error).await? {
+                Failed::NoPack => None,
+                Failed::Ends(_) => Some(Vec::new()),
+            }),
+        }
+    }
+
+    /// Bytes that a pack has; `None` if it is not there.
+    ///
+    /// # Errors
+    /// As [`Self::read_pack`].
+    pub(crate) async fn pack_len(&self, key: &str) -> Result<Option<u64>> {
+        match self.packs.head(&path(key)).await {
+            Ok(found) => Ok(Some(found.size)),
+            Err(object_store::Error::NotFound { .. }) => self.storage_is_there().await.map(|()| None),
+            Err(error) => Err(Error::packs(error)),
+        }
+    }
+
+    /// Deletes the bytes of a pack. That they are gone already is fine.
+    ///
+    /// # Errors
+    /// As [`Self::read_pack`]. If the storage is away, the bytes may come back with it: the row must still name them.
+    pub(crate) async fn delete_pack(&self, key: &str) -> Result<()> {
+        match self.packs.delete(&path(key)).await {
+            Ok(()) => Ok(()),
+            Err(object_store::Error::NotFound { .. }) => self.storage_is_there().await,
+            Err(error) => Err(Error::packs(error)),
+        }
+    }
+
+    /// Why a read up to `end` failed. A pack that ends before is damage, and not a storage out of reach.
+    async fn why(&self, path: &Path, end: u64, error: object_store::Error) -> Result<Failed> {
+        let absent = || async { self.storage_is_there().await.map(|()| Failed::NoPack) };
+        match error {
+            object_store::Error::NotFound { .. } => absent().await,
+            error => match self.packs.head(path).await {
+                Ok(found) if found.size < end => Ok(Failed::Ends(found.size)),
+                Err(object_store::Error::NotFound { .. }) => absent().await,
+                _ => Err(Error::packs(error)),
+            },
+        }
+    }
+}
+
+async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::Result<Vec<Bytes>> {
+    let lengths: Vec<usize> = ranges.iter().map(|range| usize::try_from(range.end - range.start).unwrap_or(usize::MAX)).collect();
+    let start = result.range.start;
+    match result.payload {
+        GetResultPayload::File(mut file, path) => {
+            let read = move || {
+                file.seek(SeekFrom::Start(start))?;
+                let piece = |length: usize| {
+                    let mut piece = Vec::with_capacity(length);
+                    (&file).take(length as u64).read_to_end(&mut piece)?;
+                    Ok(Bytes::from(piece))
+                };
+                lengths.into_iter().map(piece).collect::<std::io::Result<Vec<Bytes>>>()
+            };
+            let failed = |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic { store: "file", source };
+            let read = tokio::task::spawn_blocking(read).await.map_err(|e| failed(e.into()))?;
+            read.map_err(|e| failed(format!("{}: {e}", path.display()).into()))
+        }
+        GetResultPayload::Stream(mut stream) => {
+            let mut lengths = lengths.into_iter();
+            let (mut pieces, mut piece) = (Vec::with_capacity(ranges.len()), BytesMut::new());
+            let mut length = lengths.next().unwrap_or(0);
+            while let Some(bytes) = stream.next().await {
+                let mut bytes = bytes?;
+                while !bytes.is_empty() && length > 0 {
+                    if piece.is_empty() {
+                        piece.reserve(length);
+                    }
+                    piece.extend_from_slice(&bytes.split_to(bytes.len().min(length - piece.len())));
+                    if piece.len() == length {
+                        pieces.push(std::mem::take(&mut piece).freeze());
+                        length = lengths.next().unwrap_or(0);
+                    }
+                }
+            }
+            Ok(pieces)
+        }
+    }
+}
