@@ -107,8 +107,7 @@ fn every_sync_of_a_pull_is_needed() {
     let (out, manifest) = (PathBuf::from(OUT), format!("{OUT}/{MANIFEST}"));
     let syncs: Vec<(PathBuf, Synced)> = pulled.trace.syncs().map(|(_, path, synced)| (path.to_owned(), synced)).collect();
     assert_eq!(syncs.len(), 3, "everything, then the page manifest, then its name: {syncs:?}");
-    for missing in 0..syncs.len() {
-        let (path, synced) = &syncs[missing];
+    for (path, synced) in &syncs {
         let trace = pulled.trace.without_syncs(|_, other, _| other == path);
         let wrong = pulled.wrong(&trace, Bound::COARSE, 1);
         println!(
