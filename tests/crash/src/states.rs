@@ -20,21 +20,26 @@ const SECTOR: usize = 512;
 pub struct Bound {
     /// With so many pending operations or fewer, every subset of them.
     pub subsets: usize,
-    /// With more: so many beginnings, ends, single operations that are lost or are all that is kept, evenly spread; all that there are if fewer.
+    /// With more: so many beginnings, ends, single operations that are lost or are all that is kept, evenly spread; all that
+    /// there are if fewer.
     pub positions: usize,
+    /// Whether that goes for operations, too, that were pending at the moment before. Else they are lost or kept together.
+    pub old: bool,
     /// Of these beginnings, each without each single operation.
     pub pairs: bool,
     /// So many random subsets more.
     pub random: usize,
+    /// Distinct states to open at most, evenly spread.
+    pub most: usize,
 }
 
 impl Bound {
     /// For a normal run.
-    pub const NORMAL: Self = Self { subsets: 3, positions: 6, pairs: false, random: 0 };
+    pub const NORMAL: Self = Self { subsets: 3, positions: 4, old: false, pairs: false, random: 0, most: 600 };
     /// What a planted bug must be found with.
-    pub const COARSE: Self = Self { subsets: 2, positions: 3, pairs: false, random: 0 };
+    pub const COARSE: Self = Self { subsets: 2, positions: 2, old: false, pairs: false, random: 0, most: 600 };
     /// For a long run.
-    pub const LONG: Self = Self { subsets: 8, positions: 64, pairs: true, random: 40 };
+    pub const LONG: Self = Self { subsets: 8, positions: 24, old: true, pairs: true, random: 20, most: usize::MAX };
 }
 
 /// A moment right before a sync, or at the end.
@@ -46,6 +51,8 @@ pub struct Moment {
     base: Disk,
     /// Operations that may have reached the disk.
     pending: Vec<usize>,
+    /// So many of them were pending at the moment before.
+    old: usize,
 }
 
 /// A state: which pending operations of a moment reached the disk, some of them in part.
@@ -98,7 +105,9 @@ impl<'a> States<'a> {
         }
         let mut ordered: Vec<(usize, usize, Kept)> = distinct.into_values().collect();
         ordered.sort_by_key(|(moment, order, _)| (*moment, *order));
-        let states = ordered.into_iter().map(|(moment, _, kept)| State { moment, kept }).collect();
+        let opened = spread(ordered.len(), bound.most);
+        let mut states: Vec<Option<State>> = ordered.into_iter().map(|(moment, _, kept)| Some(State { moment, kept })).collect();
+        let states = opened.into_iter().filter_map(|at| states[at].take()).collect();
         Self { trace, moments, states, enumerated }
     }
 
@@ -145,18 +154,26 @@ impl<'a> States<'a> {
 
 /// The moments at which some operation becomes durable, and the end.
 fn moments(trace: &Trace) -> Vec<Moment> {
-    let (mut base, mut pending, mut moments) = (trace.before.clone(), Vec::new(), Vec::new());
+    let (mut base, mut pending, mut moments): (Disk, Vec<usize>, Vec<Moment>) = (trace.before.clone(), Vec::new(), Vec::new());
+    let moment = |at: usize, base: &Disk, pending: &[usize], moments: &[Moment]| {
+        let before = moments.last().map_or(0, |moment| moment.at);
+        Moment { at, base: base.clone(), pending: pending.to_vec(), old: pending.partition_point(|at| *at < before) }
+    };
     base.settle();
     for (at, op) in trace.ops.iter().enumerate() {
         let Action::Sync(synced) = op.action else {
-            pending.push(at);
+            // What a mapped file holds does not matter, so it is not asked whether it is on disk.
+            match op.action.target().is_some_and(|node| trace.mapped.contains(&node)) {
+                true => base.apply(&op.action),
+                false => pending.push(at),
+            }
             continue;
         };
         let mut durable: BTreeSet<usize> = pending.iter().copied().filter(|at| trace.ops[*at].action.is_covered_by(synced)).collect();
         if durable.is_empty() {
             continue;
         }
-        moments.push(Moment { at, base: base.clone(), pending: pending.clone() });
+        moments.push(moment(at, &base, &pending, &moments));
         // A rename is on disk whole or not at all.
         let whole: Vec<usize> = durable.iter().filter_map(|at| needs(trace, *at)).collect();
         durable.extend(whole.into_iter().filter(|at| pending.contains(at)));
@@ -164,7 +181,7 @@ fn moments(trace: &Trace) -> Vec<Moment> {
         base.settle();
         pending.retain(|at| !durable.contains(at));
     }
-    moments.push(Moment { at: trace.ops.len(), base, pending });
+    moments.push(moment(trace.ops.len(), &base, &pending, &moments));
     moments
 }
 
@@ -198,9 +215,14 @@ impl Moment {
             return found;
         }
         found.push(keep(&|_| false));
-        let positions = spread(count, bound.positions);
-        if count <= bound.subsets {
-            found.extend((1..(1_u32 << count) - 1).map(|set| keep(&|i| set & (1 << i) != 0)));
+        let first = if bound.old { 0 } else { self.old };
+        let positions: Vec<usize> = spread(count - first, bound.positions).into_iter().map(|at| first + at).collect();
+        found.push(keep(&|i| i >= first));
+        if count - first <= bound.subsets {
+            for set in 0..1_usize << (count - first) {
+                found.push(keep(&|i| i < first || set & (1 << (i - first)) != 0));
+                found.push(keep(&|i| i >= first && set & (1 << (i - first)) != 0));
+            }
         } else {
             for at in &positions {
                 found.extend([keep(&|i| i < *at), keep(&|i| i >= *at), keep(&|i| i != *at), keep(&|i| i == *at)]);
@@ -209,7 +231,7 @@ impl Moment {
                 }
             }
         }
-        self.by_target(trace, &mut found);
+        self.by_target(trace, &all[first..], &mut found);
         for at in positions {
             for tear in tears(&trace.ops[all[at]].action) {
                 let torn = (all[at], Some(tear));
@@ -231,9 +253,9 @@ impl Moment {
     }
 
     /// All of one file or directory is lost, or is all that is kept; or a file has its size and not its bytes.
-    fn by_target(&self, trace: &Trace, found: &mut Vec<Kept>) {
+    fn by_target(&self, trace: &Trace, looked_at: &[usize], found: &mut Vec<Kept>) {
         let target = |at: usize| trace.ops[at].action.target();
-        let targets: BTreeSet<Node> = self.pending.iter().filter_map(|at| target(*at)).collect();
+        let targets: BTreeSet<Node> = looked_at.iter().filter_map(|at| target(*at)).collect();
         let of = |which: &dyn Fn(Option<Node>) -> bool| -> Kept {
             self.pending.iter().filter(|at| which(target(**at))).map(|at| (*at, None)).collect()
         };
