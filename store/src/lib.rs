@@ -13,6 +13,7 @@
 //! A stored container holds its children: it is accepted only if all of them are stored, and raises their reference counts
 //! in the same transaction. So *present* means *complete*, and [`Store::missing`] may stop at the first container it finds.
 
+mod backends;
 mod clock;
 mod error;
 mod frames;
@@ -26,16 +27,16 @@ mod metadata;
 mod names;
 mod packs;
 mod places;
-#[cfg(feature = "postgres")]
-mod postgres;
 mod room;
-mod sqlite;
 #[cfg(feature = "cloud")]
 pub mod storage;
 mod store;
 mod tasks;
 mod verify;
 
+pub use backends::SqliteMetadata;
+#[cfg(feature = "postgres")]
+pub use backends::{PostgresMetadata, PostgresOptions};
 pub use clock::Clock;
 pub use error::{Error, Result};
 pub use frames::{BoxFrames, PackRange};
@@ -44,10 +45,7 @@ pub use ingest::Ingested;
 pub use inspect::VerifyProgress;
 pub use integrity::ScrubOptions;
 pub use metadata::*;
-#[cfg(feature = "postgres")]
-pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use room::{Freeing, MadeRoom};
-pub use sqlite::SqliteMetadata;
 pub use store::{Options, PushSession, Store, document_frame};
 pub use tasks::{Budget, Lane, RunEnd, Schedule, Task};
 pub use verify::{Incoming, WHOLE_MAX, Whole, verified_frames};

@@ -1,12 +1,12 @@
 //! The store's face: what a registry or a host does with it.
 
+use crate::backends::SqliteMetadata;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
 use crate::metadata::{Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::places::Places;
 use crate::room::Disk;
-use crate::sqlite::SqliteMetadata;
 use bytes::Bytes;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;

@@ -102,7 +102,7 @@ impl Planner {
                 let position = self.plan.insert.len();
                 let id = first_id + position as ObjectId;
                 // It starts as a plain blob; only the acceptance of its references makes it a container.
-                self.plan.insert.push(Insert { id, header, offset: frame.offset, kind: Kind::Blob, refs: 0 });
+                self.plan.insert.push(Insert { header, offset: frame.offset, kind: Kind::Blob, refs: 0 });
                 self.plan.live_bytes += header.frame_len();
                 let known = Known {
                     id,

@@ -1,5 +1,6 @@
 //! What callers give, as every database takes it.
 
+use super::Page;
 use crate::error::{Error, Result};
 
 /// A number of rows for `LIMIT`: more than a database can count is no limit.
@@ -48,5 +49,24 @@ pub(crate) fn check_artifact_type(artifact_type: Option<&str>) -> Result<()> {
         }
         Some(text) if !can_be_kept(text) => Err(Error::Invalid(format!("{text:?} is no artifact type: it holds a NUL"))),
         _ => Ok(()),
+    }
+}
+
+/// Cuts one row too many off and makes a cursor of the last that stays.
+pub(crate) fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Page<T> {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = if more { rows.last().map(cursor) } else { None };
+    Page { rows, next }
+}
+
+/// Where a list by row id goes on.
+///
+/// # Errors
+/// [`Error::Invalid`] for what no list has given out.
+pub(crate) fn numbered(after: Option<&str>, first: i64) -> Result<i64> {
+    match after {
+        None => Ok(first),
+        Some(cursor) => cursor.parse().map_err(|_| Error::Invalid(format!("{cursor:?} is no cursor of this list"))),
     }
 }

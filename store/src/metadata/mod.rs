@@ -1,14 +1,39 @@
-//! The metadata trait: every transaction the store makes, each atomic and durable when it returns.
+//! The metadata: every transaction that the store makes, each atomic and durable when it returns.
 //!
-//! SQLite implements it for the embedded store, PostgreSQL for replicas; one behaviour suite (`tests/metadata`) runs against every implementation.
-//! Time is the implementation's own.
+//! The logic of each transaction is written once, here, over the row operations of a [`tx::Tx`].
+//! SQLite (the embedded store) and PostgreSQL (replicas) are the two databases that run it
+//! (`backends/`); one behaviour suite (`tests/it/metadata`) runs against both. Time is the
+//! database's own.
+//!
+//! A transaction locks all objects that it changes with one statement, in id order, before packs,
+//! tags and sessions: so transactions never wait for each other in a circle. Every statement that
+//! deletes asks again whether it may.
 
 pub(crate) mod accept;
 pub(crate) mod arguments;
+mod audit;
 pub(crate) mod children;
+mod collect;
+mod commit;
+mod index;
+mod integrity;
+mod journal;
+mod leases;
+mod lists;
+mod names;
+mod objects;
 mod once;
+mod packs;
 mod plan;
+mod queue;
+mod restore;
 mod rows;
+mod runs;
+mod sessions;
+mod snapshots;
+pub(crate) mod sql;
+mod sweep;
+pub(crate) mod tx;
 
 pub use once::*;
 pub use rows::*;
@@ -20,246 +45,277 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
 use std::time::Duration;
-
-/// The transactions of the store.
-#[async_trait]
-pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
-    /// Sees to it that there is space for work that frees space, where the metadata lie on a disk that may be full. It is there until what
-    /// is returned is dropped. Transactions that store something new are refused while such a disk is nearly full.
-    async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {
-        Ok(MadeRoom::default())
-    }
-
-    /// Opens a push session in `repository`, which is created if it is new (it shows once something is committed).
-    async fn open_push(&self, push: PushId, repository: RepositoryName, lease: Duration) -> Result<()>;
-
-    /// The repository of a live session, whose lease is renewed.
-    async fn renew_push(&self, push: PushId, lease: Duration) -> Result<RepositoryName>;
-
-    /// Ends a session and with it its leases. Ending a session twice is no error.
-    async fn close_push(&self, push: PushId) -> Result<()>;
-
-    /// Sessions that live, oldest first.
-    async fn unfinished(&self, limit: usize) -> Result<Vec<Unfinished>>;
-
-    /// Ends every session that lives and gives up every pack that is being written; returns how many sessions. For a store of one host.
-    async fn end_pushes(&self) -> Result<u64>;
-
-    /// Of these objects, those that a lease covers.
-    async fn leases(&self, ids: Vec<ObjectId>) -> Result<Vec<(ObjectId, Lease)>>;
-
-    /// Records a pack before its upload starts.
-    async fn begin_pack(&self, key: String, lease: Duration) -> Result<PackId>;
-
-    /// Renews the lease of a pack that is being written, and of the session that it is written for.
-    ///
-    /// # Errors
-    /// [`crate::Error::PackLost`] if it is not being written any more, [`crate::Error::PushUnknown`] if the session is over: nothing was renewed.
-    async fn renew_pack(&self, push: Option<PushId>, pack: PackId, lease: Duration) -> Result<()>;
-
-    /// Indexes a durable pack: objects, containers, child counts; all or nothing. Frames come in stream order, children before
-    /// the containers that list them. A blob that is stored already keeps its place.
-    ///
-    /// # Errors
-    /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a container's children are not all stored as it says.
-    /// [`crate::Error::PackLost`] if collection gave the pack up in the meantime, whatever became of the session: its bytes must be uploaded again,
-    /// and nobody but the caller may know that they are there.
-    async fn finish_pack(&self, push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration)
-    -> Result<PackStored>;
-
-    /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to the session, as long as that lives.
-    async fn missing(&self, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>>;
-
-    /// Where blobs lie; `None` for what is not stored.
-    async fn locate(&self, digests: Vec<Digest>) -> Result<Vec<Option<Location>>>;
-
-    /// Objects by digest.
-    async fn find(&self, digests: Vec<Digest>) -> Result<Vec<Option<ObjectRow>>>;
-
-    /// Objects by row id; ids that do not exist are left out.
-    async fn objects(&self, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>>;
-
-    /// A session whose lease has not run out, open or ended.
-    ///
-    /// # Errors
-    /// [`crate::Error::PushUnknown`] if there is none.
-    async fn session(&self, session: PushId) -> Result<Session>;
-
-    /// Makes a snapshot visible, in one transaction; ends the session and with it its leases. Until
-    /// the session would have expired, the same commit of the same session again does nothing and
-    /// answers as the first did, whatever became of the snapshot since.
-    async fn commit(&self, push: PushId, commit: Commit) -> Result<Committed>;
-
-    /// The snapshot a tag points at.
-    async fn tag(&self, repository: RepositoryName, tag: Tag) -> Result<TagRow>;
-
-    /// Tags by name.
-    async fn tags(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<TagRow>>;
-
-    /// Points tags at a snapshot of the repository; all or nothing.
-    async fn put_tags(&self, repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> Result<()>;
-
-    /// Changes names, once. While the lease of its session lasts, the same change again does
-    /// nothing and answers as the first did.
-    ///
-    /// # Errors
-    /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if the
-    /// session stands for something else.
-    async fn change_names(&self, repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> Result<()>;
-
-    /// Notes that a tag that points at `at` was put there because an upstream has it there; the next move forgets it. Nothing happens if it points
-    /// elsewhere by now.
-    async fn mark_followed(&self, repository: RepositoryName, tag: Tag, at: Digest) -> Result<()>;
-
-    /// Deletes a tag.
-    async fn delete_tag(&self, repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> Result<()>;
-
-    /// One snapshot.
-    async fn snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<SnapshotRow>;
-
-    /// Snapshots whose digest begins so, at most `limit`.
-    async fn snapshots_like(&self, repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Result<Vec<Digest>>;
-
-    /// Snapshots, newest first.
-    async fn snapshots(&self, repository: RepositoryName, after: Option<String>, limit: usize) -> Result<Page<SnapshotRow>>;
-
-    /// Deletes a snapshot and the tags that point at it.
-    async fn delete_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()>;
-
-    /// Repositories by name.
-    async fn repositories(&self, after: Option<String>, limit: usize) -> Result<Page<RepositoryRow>>;
-
-    /// Bytes of all packs that are not deleted yet.
-    async fn disk_bytes(&self) -> Result<u64>;
-
-    // ---- collection: docs/gc.md
-
-    /// Takes due suspects from the queue and deletes what nothing holds and no lease covers, and
-    /// what hung on it, about `budget` objects. What is left to look at stays in the queue. Also
-    /// forgets push sessions that ended.
-    async fn collect(&self, budget: usize) -> Result<Collected>;
-
-    /// Entries of the queue, without taking them, in the order in which collection would: those that are `due`, or all.
-    async fn queue(&self, due: bool, limit: usize) -> Result<Vec<Queued>>;
-
-    /// Due suspects.
-    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
-        Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
-    }
-
-    /// Objects of a pack that nothing holds and no lease covers.
-    async fn unclaimed(&self, pack: PackId) -> Result<Vec<ObjectId>>;
-
-    /// Objects of a pack that nothing holds, leased or not.
-    async fn unheld(&self, pack: PackId) -> Result<Vec<ObjectId>>;
-
-    /// Marks as draining at most `limit` packs: those that nothing points to, and those still being written after their lease.
-    async fn retire_packs(&self, limit: usize) -> Result<Retired>;
-
-    /// Packs that have been draining for longer than `horizon`.
-    async fn drained_packs(&self, horizon: Duration, limit: usize) -> Result<Vec<PackRow>>;
-
-    /// Deletes the rows of draining packs whose bytes are gone.
-    async fn forget_packs(&self, packs: Vec<PackId>) -> Result<()>;
-
-    /// Claims for the caller, for the time of `claim`, live packs less than half of whose frames are live, emptiest first.
-    async fn claim_sparse_packs(&self, limit: usize, claim: Duration) -> Result<Vec<PackRow>>;
-
-    /// Objects that lie in a pack, in order of offset, damaged ones too.
-    async fn pack_contents(&self, pack: PackId) -> Result<Vec<Packed>>;
-
-    /// Makes a pack that compaction wrote live and points what it moved to it. Old packs that nothing points to any more start draining.
-    ///
-    /// # Errors
-    /// [`crate::Error::PackLost`] if collection gave the new pack up in the meantime; nothing was changed.
-    async fn finish_compaction(&self, pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> Result<()>;
-
-    /// Writes (or updates) the row of a run, and forgets all but the newest [`GC_RUNS`].
-    async fn record_gc_run(&self, run: GcRun) -> Result<()>;
-
-    /// Runs, newest first.
-    async fn gc_runs(&self, after: Option<String>, limit: usize) -> Result<Page<GcRun>>;
-
-    /// Marks a snapshot as used now.
-    async fn touch_snapshot(&self, repository: RepositoryName, digest: Digest) -> Result<()>;
-
-    /// Keeps a snapshot from eviction for a reason, or no longer for that one. Returns whether any reason is left.
-    async fn pin_snapshot(&self, repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> Result<bool>;
-
-    /// Snapshots that may be evicted, least recently used first.
-    async fn evictable(&self, limit: usize) -> Result<Vec<Evictable>>;
-
-    /// Deletes a snapshot as [`Metadata::delete_snapshot`] does, unless it was pinned, used or deleted since it was listed. Returns whether it did.
-    async fn evict_snapshot(&self, snapshot: Evictable) -> Result<bool>;
-
-    // ---- integrity
-
-    /// Packs by id, whatever their state.
-    async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Vec<PackRow>>;
-
-    /// Quarantines blobs, if they still lie in the pack in which they were found bad, and marks the containers that reach them as incomplete.
-    /// Returns those that were quarantined now. Costs one look at every container.
-    async fn quarantine(&self, damage: Vec<Damage>) -> Result<Vec<Digest>>;
-
-    /// Lifts the quarantine of blobs that were found good where they lie, each with the key of that pack; a copy elsewhere is not touched. Returns how
-    /// many. Containers among them, and above them, are for [`Self::reassess`].
-    async fn lift_quarantine(&self, good: Vec<(Digest, String)>) -> Result<u64>;
-
-    /// Quarantined blobs, and who reaches them. Costs one look at every container that is not whole.
-    async fn damaged(&self, after: Option<String>, limit: usize) -> Result<Page<DamagedRow>>;
-
-    /// Clears the mark of containers below which everything is whole again; returns how many. Does nothing unless something became well since the last
-    /// time; costs one look at every container that is not whole.
-    async fn reassess(&self) -> Result<u64>;
-
-    /// Recomputes references, live bytes and sizes from containers, manifests and tags, in one state of the tables, and compares; corrects them if `repair`.
-    /// Also finds packs that drain though something lies in them, and objects that nothing holds and that collection's queue lacks. If the children of
-    /// a container are not known, no reference is corrected.
-    async fn audit(&self, repair: bool) -> Result<Audit>;
-
-    // ---- journal and rebuilding
-
-    /// Changes of names whose journal object is not recorded yet, oldest first. Numbers become visible in their order: once a number was seen
-    /// here or in [`Self::names`], no smaller one appears.
-    async fn unjournaled(&self, limit: usize) -> Result<Vec<Unjournaled>>;
-
-    /// Records journal objects, all or none: changes between the numbers of an object of changes lie in it. Twice is no error.
-    async fn journaled(&self, rows: Vec<JournalRow>) -> Result<()>;
-
-    /// Begins a walk over all names: returns the number of the last change that every page contains, and where to begin.
-    async fn begin_names(&self) -> Result<(u64, NamesCursor)>;
-
-    /// About `limit` names as records, and where to go on. Each page is a state of its own: what changed since the walk began may be in it or not,
-    /// but not a snapshot that is newer. So a walk and all changes after its number, replayed over it up to where it ended, are the names.
-    async fn names(&self, cursor: NamesCursor, limit: usize) -> Result<(Vec<Record>, Option<NamesCursor>)>;
-
-    /// How far the journal has grown; objects are counted up to `most`.
-    async fn journal_state(&self, most: usize) -> Result<JournalState>;
-
-    /// Objects of the journal, in order.
-    async fn journal(&self) -> Result<Vec<JournalRow>>;
-
-    /// Keys of at most `limit` objects that the newest checkpoint makes superfluous, changes first, oldest first.
-    async fn superfluous_journal(&self, limit: usize) -> Result<Vec<String>>;
-
-    /// Forgets journal objects whose bytes are gone.
-    async fn forget_journal(&self, keys: Vec<String>) -> Result<()>;
-
-    /// Whether there is nothing in it: no pack, no repository.
-    async fn is_empty(&self) -> Result<bool>;
-
-    /// Takes in a pack that was found on storage: its frames become plain blobs, those that are known stay where they are, unless
-    /// they are damaged or a frame here says that they are containers: it takes their place. Twice is no error.
-    async fn adopt_pack(&self, key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> Result<PackStored>;
-
-    /// Makes stored blobs containers; returns those that lack children and stay blobs.
-    async fn adopt_containers(&self, containers: Vec<(Digest, Kind, NewContainer)>) -> Result<Vec<Digest>>;
-
-    /// Replays journal records, in order, over the names that there are, and continues their numbering after `last`. A snapshot that exists stays where
-    /// it is in lists. Records of snapshots that should exist after these and whose manifest is not stored (as a manifest) are returned and skipped,
-    /// and a tag that should point at one is not there. No new changes are noted.
-    async fn restore_names(&self, records: Vec<Record>, last: u64) -> Result<Vec<Record>>;
-
-    /// Rows inserted, updated or deleted since the process started: what a transaction costs.
-    fn rows_written(&self) -> u64;
+use tx::{Backend, Mode};
+
+/// Calls a macro with the list of all transactions.
+///
+/// Each has its documentation, its name, what it takes and gives, and how it is run: a
+/// `Mode` and the work of the transaction, or `COMPOSED` and a function that runs several.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! metadata_transactions {
+    ($apply:ident) => {
+        $apply! {
+            /// Opens a push session in `repository`, which is created if it is new (it shows once
+            /// something is committed).
+            open_push(push: PushId, repository: RepositoryName, lease: Duration) -> ()
+                = GROW |tx| sessions::open_push(tx, push, repository, *lease);
+            /// The repository of a live session, whose lease is renewed.
+            renew_push(push: PushId, lease: Duration) -> RepositoryName = COMPOSED |database| sessions::renew_push(database, push, lease);
+            /// Ends a session and with it its leases. Ending a session twice is no error.
+            close_push(push: PushId) -> () = WRITE |tx| sessions::close_push(tx, push);
+            /// Sessions that live, oldest first.
+            unfinished(limit: usize) -> Vec<Unfinished> = READ |tx| sessions::unfinished(tx, *limit);
+            /// Ends every session that lives and gives up every pack that is being written; returns
+            /// how many sessions. For a store of one host.
+            end_pushes() -> u64 = WRITE |tx| sessions::end_all(tx);
+            /// Of these objects, those that a lease covers.
+            leases(ids: Vec<ObjectId>) -> Vec<(ObjectId, Lease)> = READ |tx| leases::of(tx, ids);
+            /// Records a pack before its upload starts.
+            begin_pack(key: String, lease: Duration) -> PackId = WRITE |tx| index::begin_pack(tx, key, *lease);
+            /// Renews the lease of a pack that is being written, and of the session that it is
+            /// written for.
+            ///
+            /// # Errors
+            /// [`crate::Error::PackLost`] if it is not being written any more,
+            /// [`crate::Error::PushUnknown`] if the session is over: nothing was renewed.
+            renew_pack(push: Option<PushId>, pack: PackId, lease: Duration) -> ()
+                = WRITE |tx| index::renew_pack(tx, push.as_ref(), *pack, *lease);
+            /// Indexes a durable pack: objects, containers, child counts; all or nothing. Frames
+            /// come in stream order, children before the containers that list them. A blob that is
+            /// stored already keeps its place.
+            ///
+            /// # Errors
+            /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a container's children
+            /// are not all stored as it says. [`crate::Error::PackLost`] if collection gave the
+            /// pack up in the meantime, whatever became of the session: its bytes must be uploaded
+            /// again, and nobody but the caller may know that they are there.
+            finish_pack(push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored
+                = GROW |tx| index::finish_pack(tx, push, *pack, *sizes, frames, *lease);
+            /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to
+            /// the session, as long as that lives.
+            missing(push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Vec<usize>
+                = COMPOSED |database| objects::missing(database, push, wanted, lease);
+            /// Where blobs lie; `None` for what is not stored.
+            locate(digests: Vec<Digest>) -> Vec<Option<Location>> = READ |tx| objects::locate(tx, digests);
+            /// Objects by digest.
+            find(digests: Vec<Digest>) -> Vec<Option<ObjectRow>> = READ |tx| objects::find(tx, digests);
+            /// Objects by row id; ids that do not exist are left out.
+            objects(ids: Vec<ObjectId>) -> Vec<ObjectRow> = READ |tx| objects::objects(tx, ids);
+            /// A session whose lease has not run out, open or ended.
+            ///
+            /// # Errors
+            /// [`crate::Error::PushUnknown`] if there is none.
+            session(session: PushId) -> Session = READ |tx| sessions::session(tx, session);
+            /// Makes a snapshot visible, in one transaction; ends the session and with it its
+            /// leases. Until the session would have expired, the same commit of the same session
+            /// again does nothing and answers as the first did, whatever became of the snapshot
+            /// since.
+            commit(push: PushId, commit: Commit) -> Committed = GROW |tx| commit::commit(tx, push, commit);
+            /// The snapshot a tag points at.
+            tag(repository: RepositoryName, tag: Tag) -> TagRow = SNAPSHOT |tx| lists::tag(tx, repository, tag);
+            /// Tags by name.
+            tags(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<TagRow>
+                = SNAPSHOT |tx| lists::tags(tx, repository, after.as_deref(), *limit);
+            /// Points tags at a snapshot of the repository; all or nothing.
+            put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ()
+                = GROW |tx| names::put_tags(tx, repository, snapshot, moves);
+            /// Changes names, once. While the lease of its session lasts, the same change again
+            /// does nothing and answers as the first did.
+            ///
+            /// # Errors
+            /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if
+            /// the session stands for something else.
+            change_names(repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> ()
+                = COMPOSED |database| names::change_names(database, repository, change, once, lease);
+            /// Notes that a tag that points at `at` was put there because an upstream has it there;
+            /// the next move forgets it. Nothing happens if it points elsewhere by now.
+            mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> () = GROW |tx| names::mark_followed(tx, repository, tag, at);
+            /// Deletes a tag.
+            delete_tag(repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> ()
+                = WRITE |tx| names::delete_tag(tx, repository, tag, *expected);
+            /// One snapshot.
+            snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow = SNAPSHOT |tx| lists::snapshot(tx, repository, digest);
+            /// Snapshots whose digest begins so, at most `limit`.
+            snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>
+                = SNAPSHOT |tx| lists::snapshots_like(tx, repository, prefix, *limit);
+            /// Snapshots, newest first.
+            snapshots(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<SnapshotRow>
+                = SNAPSHOT |tx| lists::snapshots(tx, repository, after.as_deref(), *limit);
+            /// Deletes a snapshot and the tags that point at it.
+            delete_snapshot(repository: RepositoryName, digest: Digest) -> ()
+                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest);
+            /// Repositories by name.
+            repositories(after: Option<String>, limit: usize) -> Page<RepositoryRow>
+                = READ |tx| lists::repositories(tx, after.as_deref(), *limit);
+            /// Bytes of all packs that are not deleted yet.
+            disk_bytes() -> u64 = READ |tx| packs::disk_bytes(tx);
+
+            /// Takes due suspects from the queue and deletes what nothing holds and no lease
+            /// covers, and what hung on it, about `budget` objects. What is left to look at stays
+            /// in the queue. Also forgets push sessions that ended.
+            collect(budget: usize) -> Collected = COMPOSED |database| collect::collect(database, budget);
+            /// Entries of the queue, without taking them, in the order in which collection would:
+            /// those that are `due`, or all.
+            queue(due: bool, limit: usize) -> Vec<Queued> = READ |tx| queue::queue(tx, *due, *limit);
+            /// Objects of a pack that nothing holds and no lease covers.
+            unclaimed(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unclaimed(tx, *pack, usize::MAX);
+            /// Objects of a pack that nothing holds, leased or not.
+            unheld(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unheld(tx, *pack);
+            /// Marks as draining at most `limit` packs: those that nothing points to, and those
+            /// still being written after their lease.
+            retire_packs(limit: usize) -> Retired = WRITE |tx| packs::retire(tx, *limit);
+            /// Packs that have been draining for longer than `horizon`.
+            drained_packs(horizon: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::drained(tx, *horizon, *limit);
+            /// Deletes the rows of draining packs whose bytes are gone.
+            forget_packs(packs: Vec<PackId>) -> () = WRITE |tx| packs::forget(tx, packs);
+            /// Claims for the caller, for the time of `claim`, live packs less than half of whose
+            /// frames are live, emptiest first.
+            claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow> = WRITE |tx| packs::claim_sparse(tx, *limit, *claim);
+            /// Objects that lie in a pack, in order of offset, damaged ones too.
+            pack_contents(pack: PackId) -> Vec<Packed> = READ |tx| packs::contents(tx, *pack);
+            /// Makes a pack that compaction wrote live and points what it moved to it. Old packs
+            /// that nothing points to any more start draining.
+            ///
+            /// # Errors
+            /// [`crate::Error::PackLost`] if collection gave the new pack up in the meantime;
+            /// nothing was changed.
+            finish_compaction(pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> ()
+                = WRITE |tx| packs::finish_compaction(tx, *pack, *sizes, moved);
+            /// Writes (or updates) the row of a run, and forgets all but the newest [`GC_RUNS`].
+            record_gc_run(run: GcRun) -> () = WRITE |tx| runs::record(tx, run);
+            /// Runs, newest first.
+            gc_runs(after: Option<String>, limit: usize) -> Page<GcRun> = READ |tx| runs::list(tx, after.as_deref(), *limit);
+            /// Marks a snapshot as used now.
+            touch_snapshot(repository: RepositoryName, digest: Digest) -> () = WRITE |tx| snapshots::touch(tx, repository, digest);
+            /// Keeps a snapshot from eviction for a reason, or no longer for that one. Returns
+            /// whether any reason is left.
+            pin_snapshot(repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> bool
+                = WRITE |tx| snapshots::pin(tx, repository, digest, *reason, *pinned);
+            /// Snapshots that may be evicted, least recently used first.
+            evictable(limit: usize) -> Vec<Evictable> = READ |tx| snapshots::evictable(tx, *limit);
+            /// Deletes a snapshot as [`Metadata::delete_snapshot`] does, unless it was pinned, used
+            /// or deleted since it was listed. Returns whether it did.
+            evict_snapshot(snapshot: Evictable) -> bool = WRITE |tx| snapshots::evict(tx, snapshot);
+
+            /// Packs by id, whatever their state.
+            packs(after: Option<PackId>, limit: usize) -> Vec<PackRow> = READ |tx| packs::packs(tx, *after, *limit);
+            /// Quarantines blobs, if they still lie in the pack in which they were found bad, and
+            /// marks the containers that reach them as incomplete. Returns those that were
+            /// quarantined now. Costs one look at every container.
+            quarantine(damage: Vec<Damage>) -> Vec<Digest> = LONG_WRITE |tx| integrity::quarantine(tx, damage);
+            /// Lifts the quarantine of blobs that were found good where they lie, each with the key
+            /// of that pack; a copy elsewhere is not touched. Returns how many. Containers among
+            /// them, and above them, are for [`Self::reassess`].
+            lift_quarantine(good: Vec<(Digest, String)>) -> u64 = LONG_WRITE |tx| integrity::lift_quarantine(tx, good);
+            /// Quarantined blobs, and who reaches them. Costs one look at every container that is
+            /// not whole.
+            damaged(after: Option<String>, limit: usize) -> Page<DamagedRow>
+                = SNAPSHOT |tx| integrity::damaged(tx, after.as_deref(), *limit);
+            /// Clears the mark of containers below which everything is whole again; returns how
+            /// many. Does nothing unless something became well since the last time; costs one look
+            /// at every container that is not whole.
+            reassess() -> u64 = LONG_WRITE |tx| integrity::reassess(tx);
+            /// Recomputes references, live bytes and sizes from containers, manifests and tags, in
+            /// one state of the tables, and compares; corrects them if `repair`. Also finds packs
+            /// that drain though something lies in them, and objects that nothing holds and that
+            /// collection's queue lacks. If the children of a container are not known, no reference
+            /// is corrected.
+            audit(repair: bool) -> Audit = COMPOSED |database| audit::audit(database, repair);
+
+            /// Changes of names whose journal object is not recorded yet, oldest first. Numbers
+            /// become visible in their order: once a number was seen here or in [`Self::names`], no
+            /// smaller one appears.
+            unjournaled(limit: usize) -> Vec<Unjournaled> = SNAPSHOT |tx| journal::unjournaled(tx, *limit);
+            /// Records journal objects, all or none: changes between the numbers of an object of
+            /// changes lie in it. Twice is no error.
+            journaled(rows: Vec<JournalRow>) -> () = WRITE |tx| journal::journaled(tx, rows);
+            /// Begins a walk over all names: returns the number of the last change that every page
+            /// contains, and where to begin.
+            begin_names() -> (u64, NamesCursor) = SNAPSHOT |tx| journal::begin_names(tx);
+            /// About `limit` names as records, and where to go on. Each page is a state of its own:
+            /// what changed since the walk began may be in it or not, but not a snapshot that is
+            /// newer. So a walk and all changes after its number, replayed over it up to where it
+            /// ended, are the names.
+            names(cursor: NamesCursor, limit: usize) -> (Vec<Record>, Option<NamesCursor>)
+                = SNAPSHOT |tx| journal::names(tx, cursor, *limit);
+            /// How far the journal has grown; objects are counted up to `most`.
+            journal_state(most: usize) -> JournalState = SNAPSHOT |tx| journal::state(tx, *most);
+            /// Objects of the journal, in order.
+            journal() -> Vec<JournalRow> = READ |tx| journal::journal(tx);
+            /// Keys of at most `limit` objects that the newest checkpoint makes superfluous,
+            /// changes first, oldest first.
+            superfluous_journal(limit: usize) -> Vec<String> = SNAPSHOT |tx| journal::superfluous(tx, *limit);
+            /// Forgets journal objects whose bytes are gone.
+            forget_journal(keys: Vec<String>) -> () = WRITE |tx| journal::forget(tx, keys);
+            /// Whether there is nothing in it: no pack, no repository.
+            is_empty() -> bool = READ |tx| packs::is_empty(tx);
+            /// Takes in a pack that was found on storage: its frames become plain blobs, those that
+            /// are known stay where they are, unless they are damaged or a frame here says that
+            /// they are containers: it takes their place. Twice is no error.
+            adopt_pack(key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored
+                = WRITE |tx| index::adopt_pack(tx, key, *sizes, frames, *lease);
+            /// Makes stored blobs containers; returns those that lack children and stay blobs.
+            adopt_containers(containers: Vec<(Digest, Kind, NewContainer)>) -> Vec<Digest>
+                = WRITE |tx| index::adopt_containers(tx, containers);
+            /// Replays journal records, in order, over the names that there are, and continues
+            /// their numbering after `last`. A snapshot that exists stays where it is in lists.
+            /// Records of snapshots that should exist after these and whose manifest is not stored
+            /// (as a manifest) are returned and skipped, and a tag that should point at one is not
+            /// there. No new changes are noted.
+            restore_names(records: Vec<Record>, last: u64) -> Vec<Record> = WRITE |tx| restore::restore_names(tx, records, *last);
+        }
+    };
 }
+
+macro_rules! declare {
+    ($($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $mode:ident |$with:ident| $work:expr;)+) => {
+        /// The transactions of the store.
+        #[async_trait]
+        pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
+            $($(#[$attribute])* async fn $name(&self, $($argument: $type),*) -> Result<$result>;)+
+
+            /// Sees to it that there is space for work that frees space, where the metadata lie on a
+            /// disk that may be full. It is there until what is returned is dropped. Transactions
+            /// that store something new are refused while such a disk is nearly full.
+            async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {
+                Ok(MadeRoom::default())
+            }
+
+            /// Due suspects.
+            async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
+                Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
+            }
+
+            /// Rows inserted, updated or deleted since the process started: what a transaction costs.
+            fn rows_written(&self) -> u64;
+        }
+
+        #[async_trait]
+        impl<B: Backend> Metadata for B {
+            $(async fn $name(&self, $($argument: $type),*) -> Result<$result> {
+                run!($mode, self, $with, ($($argument),*), $work)
+            })+
+
+            async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
+                Backend::make_room(self, work).await
+            }
+
+            fn rows_written(&self) -> u64 {
+                Backend::rows_written(self)
+            }
+        }
+    };
+}
+
+macro_rules! run {
+    (COMPOSED, $self:ident, $database:ident, ($($argument:ident),*), $work:expr) => {{
+        let $database = $self;
+        $work.await
+    }};
+    ($mode:ident, $self:ident, $tx:ident, ($($argument:ident),*), $work:expr) => {
+        Backend::run($self, Mode::$mode, ($($argument,)*), |$tx, ($($argument,)*)| Box::pin($work)).await
+    };
+}
+
+metadata_transactions!(declare);

@@ -26,7 +26,6 @@ pub(crate) struct Known {
 /// An object to insert.
 #[derive(Debug)]
 pub(crate) struct Insert {
-    pub id: ObjectId,
     pub header: Header,
     pub offset: u64,
     pub kind: Kind,

@@ -10,6 +10,7 @@ use pfr_store::{
     Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata,
     Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored, Packed,
     Page, Pin, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
+    metadata_transactions,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,88 +64,30 @@ impl Transactions {
     }
 }
 
-macro_rules! transactions {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)+) => {
+/// What may happen to a transaction, and whose it is.
+macro_rules! decorate {
+    ($($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $mode:ident |$with:ident| $work:expr;)+) => {
         #[async_trait]
         impl Metadata for Transactions {
             $(async fn $name(&self, $($argument: $type),*) -> Result<$result> {
-                self.call(self.inner.$name($($argument),*)).await
+                decorate!(@ $name self, $($argument),*)
             })+
-
-            async fn collect(&self, budget: usize) -> Result<Collected> {
-                self.call(self.collects.collect(budget)).await
-            }
-
-            async fn drained_packs(&self, horizon: Duration, limit: usize) -> Result<Vec<PackRow>> {
-                let horizon = if self.no_horizon { Duration::ZERO } else { horizon };
-                self.call(self.inner.drained_packs(horizon, limit)).await
-            }
 
             fn rows_written(&self) -> u64 {
                 self.inner.rows_written()
             }
         }
     };
+    (@ collect $self:ident, $budget:ident) => {
+        $self.call($self.collects.collect($budget)).await
+    };
+    (@ drained_packs $self:ident, $horizon:ident, $limit:ident) => {{
+        let horizon = if $self.no_horizon { Duration::ZERO } else { $horizon };
+        $self.call($self.inner.drained_packs(horizon, $limit)).await
+    }};
+    (@ $name:ident $self:ident, $($argument:ident),*) => {
+        $self.call($self.inner.$name($($argument),*)).await
+    };
 }
 
-transactions! {
-    open_push(push: PushId, repository: RepositoryName, lease: Duration) -> ();
-    renew_push(push: PushId, lease: Duration) -> RepositoryName;
-    close_push(push: PushId) -> ();
-    unfinished(limit: usize) -> Vec<Unfinished>;
-    end_pushes() -> u64;
-    leases(ids: Vec<ObjectId>) -> Vec<(ObjectId, Lease)>;
-    begin_pack(key: String, lease: Duration) -> PackId;
-    renew_pack(push: Option<PushId>, pack: PackId, lease: Duration) -> ();
-    finish_pack(push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored;
-    missing(push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Vec<usize>;
-    locate(digests: Vec<Digest>) -> Vec<Option<Location>>;
-    find(digests: Vec<Digest>) -> Vec<Option<ObjectRow>>;
-    objects(ids: Vec<ObjectId>) -> Vec<ObjectRow>;
-    session(session: PushId) -> Session;
-    commit(push: PushId, commit: Commit) -> Committed;
-    tag(repository: RepositoryName, tag: Tag) -> TagRow;
-    tags(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<TagRow>;
-    put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ();
-    change_names(repository: RepositoryName, change: NameChange, once: Once, lease: Duration) -> ();
-    mark_followed(repository: RepositoryName, tag: Tag, at: Digest) -> ();
-    delete_tag(repository: RepositoryName, tag: Tag, expected: Option<TagState>) -> ();
-    snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow;
-    snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>;
-    snapshots(repository: RepositoryName, after: Option<String>, limit: usize) -> Page<SnapshotRow>;
-    delete_snapshot(repository: RepositoryName, digest: Digest) -> ();
-    repositories(after: Option<String>, limit: usize) -> Page<RepositoryRow>;
-    disk_bytes() -> u64;
-    queue(due: bool, limit: usize) -> Vec<Queued>;
-    unclaimed(pack: PackId) -> Vec<ObjectId>;
-    unheld(pack: PackId) -> Vec<ObjectId>;
-    retire_packs(limit: usize) -> Retired;
-    forget_packs(packs: Vec<PackId>) -> ();
-    claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow>;
-    pack_contents(pack: PackId) -> Vec<Packed>;
-    finish_compaction(pack: PackId, sizes: PackSizes, moved: Vec<Moved>) -> ();
-    record_gc_run(run: GcRun) -> ();
-    gc_runs(after: Option<String>, limit: usize) -> Page<GcRun>;
-    touch_snapshot(repository: RepositoryName, digest: Digest) -> ();
-    pin_snapshot(repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> bool;
-    evictable(limit: usize) -> Vec<Evictable>;
-    evict_snapshot(snapshot: Evictable) -> bool;
-    packs(after: Option<PackId>, limit: usize) -> Vec<PackRow>;
-    quarantine(damage: Vec<Damage>) -> Vec<Digest>;
-    lift_quarantine(good: Vec<(Digest, String)>) -> u64;
-    damaged(after: Option<String>, limit: usize) -> Page<DamagedRow>;
-    reassess() -> u64;
-    audit(repair: bool) -> Audit;
-    unjournaled(limit: usize) -> Vec<Unjournaled>;
-    journaled(rows: Vec<JournalRow>) -> ();
-    begin_names() -> (u64, NamesCursor);
-    names(cursor: NamesCursor, limit: usize) -> (Vec<Record>, Option<NamesCursor>);
-    journal_state(most: usize) -> JournalState;
-    journal() -> Vec<JournalRow>;
-    superfluous_journal(limit: usize) -> Vec<String>;
-    forget_journal(keys: Vec<String>) -> ();
-    is_empty() -> bool;
-    adopt_pack(key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored;
-    adopt_containers(containers: Vec<(Digest, Kind, NewContainer)>) -> Vec<Digest>;
-    restore_names(records: Vec<Record>, last: u64) -> Vec<Record>;
-}
+metadata_transactions!(decorate);

@@ -1,0 +1,310 @@
+//! Connections: a bounded pool, migrations under a lock, and transactions that are run again when the database asks for it.
+//!
+//! A transaction is run again, whole, after a deadlock, a serialisation failure or a lost connection. If the connection was lost
+//! during COMMIT, the database is asked what became of the transaction before anything else is done: it happens once.
+
+use super::PostgresOptions;
+use super::error::{code, is_worth_another_try, lost_connection};
+use super::tx::PgTx;
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::metadata::tx::{Fail, Isolation, Job, Mode, Outcome};
+use pfr_service::Backoff;
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long to wait for a connection.
+const ACQUIRE: Duration = Duration::from_secs(10);
+/// How often a transaction is tried, and for how long.
+const TRIES: u32 = 10;
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Pauses between tries.
+const PAUSE: Backoff = Backoff::new(Duration::from_millis(40), Duration::from_secs(2));
+/// A connection that was idle for longer is asked whether it is alive, and has so long to answer.
+const STALE: Duration = Duration::from_secs(1);
+const ALIVE: Duration = Duration::from_secs(2);
+/// How long a word about a transaction may take, and its end, which is as slow as the disks of the database and of its copies.
+const WORD: Duration = Duration::from_secs(5);
+const COMMIT: Duration = Duration::from_secs(30);
+/// How long a job over all tables may take.
+const LONG: Duration = Duration::from_secs(24 * 3600);
+
+/// Migrations in order.
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "init", include_str!("../../../../migrations/postgres/0001_init.sql")),
+    (2, "session leases", include_str!("../../../../migrations/postgres/0002_session_leases.sql")),
+];
+
+/// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.
+/// A client that hangs inside a transaction loses it and its locks.
+const SETTINGS: [(&str, &str); 6] = [
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("enable_material", "off"),
+    ("enable_seqscan", "off"),
+    ("jit", "off"),
+    ("idle_in_transaction_session_timeout", "60s"),
+];
+
+#[derive(Debug)]
+pub(super) struct Database {
+    pool: PgPool,
+    limit: Duration,
+    clock: Option<Clock>,
+    rows_written: AtomicU64,
+}
+
+/// The statement that begins a transaction, if there is one around the job.
+fn begin(isolation: Isolation) -> Option<&'static str> {
+    match isolation {
+        Isolation::Statements => None,
+        Isolation::Snapshot => Some("BEGIN ISOLATION LEVEL REPEATABLE READ"),
+        Isolation::Locks => Some("BEGIN ISOLATION LEVEL READ COMMITTED"),
+    }
+}
+
+impl Database {
+    pub(super) async fn connect(url: &str, settings: PostgresOptions) -> Result<Self> {
+        let PostgresOptions { max_connections, limit, clock } = settings;
+        let unusable = |e: sqlx::Error| Error::Unavailable { what: "metadata", reason: format!("PostgreSQL: {e}") };
+        let options: PgConnectOptions = url.parse().map_err(unusable)?;
+        let options = options.application_name("pf-registry").options(SETTINGS);
+        migrate(&options).await?;
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections.max(1))
+            .acquire_timeout(ACQUIRE)
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for <= STALE {
+                        return Ok(true);
+                    }
+                    Ok(tokio::time::timeout(ALIVE, connection.ping()).await.is_ok_and(|answer| answer.is_ok()))
+                })
+            })
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    // What is acknowledged is durable, whatever the server's default is.
+                    sqlx::query("SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'")
+                        .execute(connection)
+                        .await
+                        .map(drop)
+                })
+            })
+            .connect_lazy_with(options);
+        Ok(Self { pool, limit, clock, rows_written: AtomicU64::new(0) })
+    }
+
+    pub(super) fn rows_written(&self) -> u64 {
+        self.rows_written.load(Ordering::Relaxed)
+    }
+
+    pub(super) async fn run<A: Sync, R: Send>(&self, mode: Mode, arguments: &A, job: Job<PgTx, A, R>) -> Result<R> {
+        let limit = if mode.long { LONG } else { self.limit };
+        let started = Instant::now();
+        let mut tries = 0;
+        loop {
+            let fail = match self.once(mode.isolation, limit, arguments, job).await {
+                Ok(value) => return Ok(value),
+                Err(fail) => fail,
+            };
+            tries += 1;
+            let pause = PAUSE.wait(tries);
+            if !is_worth_another_try(&fail) || tries >= TRIES || started.elapsed() + pause > PATIENCE {
+                return Err(fail.into_error());
+            }
+            tracing::debug!(error = %fail, tries, "a metadata transaction is tried again");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn once<A: Sync, R: Send>(&self, isolation: Isolation, limit: Duration, arguments: &A, job: Job<PgTx, A, R>) -> Outcome<R> {
+        let begin = begin(isolation);
+        let connection = Leased::new(self.pool.acquire().await?);
+        let mut tx = PgTx::on(connection, self.clock.as_ref().map(Clock::now));
+        if let Some(begin) = begin {
+            tx.say(begin, self.limit.min(WORD)).await?;
+        }
+        match answered(limit, job(&mut tx, arguments)).await {
+            Ok(value) => {
+                let rows = tx.rows;
+                if begin.is_some() {
+                    self.commit(tx).await?;
+                } else {
+                    tx.connection.done();
+                }
+                self.rows_written.fetch_add(rows, Ordering::Relaxed);
+                Ok(value)
+            }
+            Err(fail) => {
+                // Rolled back now and not when the connection is used next: its locks keep others
+                // waiting. If the connection is lost, so is the transaction.
+                if !lost_connection(&fail) && (begin.is_none() || tx.say("ROLLBACK", self.limit.min(WORD)).await.is_ok()) {
+                    tx.connection.done();
+                }
+                Err(fail)
+            }
+        }
+    }
+
+    async fn commit(&self, mut tx: PgTx) -> Outcome<()> {
+        let (id, server): (Option<String>, String) = match tx.rows {
+            0 => (None, String::new()),
+            _ => {
+                let ask = "SELECT pg_current_xact_id_if_assigned()::text, pg_postmaster_start_time()::text";
+                let id = sqlx::query_as(ask).fetch_one(tx.connection());
+                answered(self.limit.min(WORD), async { Ok(id.await?) }).await?
+            }
+        };
+        let Err(fail) = tx.say("COMMIT", self.limit.min(COMMIT)).await else {
+            tx.connection.done();
+            return Ok(());
+        };
+        // Before anybody is asked what became of it: its place in the pool may be the last one.
+        drop(tx);
+        match id {
+            Some(id) if lost_connection(&fail) && self.was_committed(&id, &server).await? => Ok(()),
+            _ => Err(fail),
+        }
+    }
+}
+
+impl Database {
+    /// What became of a transaction whose COMMIT was not answered by the server that started at `server`.
+    ///
+    /// A server that crashes forgets the ids of transactions of which nothing was written, and gives
+    /// them out again: then the status is that of another transaction. Recovery ends with a
+    /// checkpoint, whose next id tells which ids were known.
+    async fn was_committed(&self, id: &str, server: &str) -> Outcome<bool> {
+        let started = Instant::now();
+        for tries in 1.. {
+            let status = async {
+                let mut leased = Leased::new(self.pool.acquire().await?);
+                let ask = "SELECT pg_xact_status($1::text::xid8), pg_postmaster_start_time()::text = $2";
+                let ask = sqlx::query_as::<_, (Option<String>, bool)>(ask).bind(id).bind(server);
+                let (mut status, same) = ask.fetch_one(&mut *leased.connection).await?;
+                if !same && status.as_deref() == Some("committed") {
+                    let ask = "SELECT next_xid FROM pg_control_checkpoint()";
+                    let next: String = sqlx::query_scalar(ask).fetch_one(&mut *leased.connection).await?;
+                    if given_out_again(id, &next) {
+                        status = Some("aborted".into());
+                    }
+                }
+                leased.done();
+                Ok::<_, sqlx::Error>(status)
+            };
+            match tokio::time::timeout(self.limit.min(ACQUIRE + WORD), status).await {
+                Ok(Ok(Some(status))) if status == "committed" => return Ok(true),
+                Ok(Ok(Some(status))) if status == "aborted" => return Ok(false),
+                // An id that the server did not give out since it crashed.
+                Ok(Err(error)) if code(&error) == "22023" => return Ok(false),
+                // Still on its way, or the database is.
+                Ok(Ok(_) | Err(sqlx::Error::PoolTimedOut)) | Err(_) => {}
+                Ok(Err(error)) => {
+                    let fail = Fail::from(error);
+                    if !is_worth_another_try(&fail) {
+                        return Err(fail);
+                    }
+                }
+            }
+            let pause = PAUSE.wait(tries);
+            if started.elapsed() + pause > PATIENCE {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+        }
+        let reason = "the connection was lost during a commit, and the database does not say what became of it".into();
+        Err(Error::Unavailable { what: "metadata", reason }.into())
+    }
+}
+
+/// Whether a transaction's id is one that a checkpoint did not know yet. `next` is that of the checkpoint, as epoch and id: `0:756`.
+fn given_out_again(id: &str, next: &str) -> bool {
+    let whole = |(epoch, low): (&str, &str)| Some((epoch.parse::<u64>().ok()? << 32) | low.parse::<u64>().ok()?);
+    match (id.parse::<u64>().ok(), next.split_once(':').and_then(whole)) {
+        (Some(id), Some(next)) => id >= next,
+        _ => false,
+    }
+}
+
+/// Brings the tables up to date; instances that start together wait for each other.
+async fn migrate(options: &PgConnectOptions) -> Result<()> {
+    let unusable = |reason: String| Error::Unavailable { what: "metadata", reason };
+    let mut connection = PgConnection::connect_with(options).await.map_err(|e| unusable(format!("PostgreSQL: {e}")))?;
+    let migrations = MIGRATIONS
+        .iter()
+        .map(|(version, name, sql)| Migration::new(*version, (*name).into(), MigrationType::Simple, (*sql).into_sql_str(), false))
+        .collect();
+    let result = Migrator::with_migrations(migrations).run_direct(None, &mut connection, false).await;
+    let known = MIGRATIONS.len();
+    let result = result.map_err(|error| match error {
+        MigrateError::VersionMissing(version) => {
+            unusable(format!("its tables have version {version}, this program knows {known}: use a newer one"))
+        }
+        other => unusable(format!("its tables cannot be brought up to date: {other}")),
+    });
+    drop(connection.close().await);
+    result
+}
+
+/// What comes within `limit`; else the connection is taken for lost.
+async fn answered<T>(limit: Duration, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let words = format!("no answer within {} seconds", limit.as_secs());
+        Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, words)).into())
+    })
+}
+
+/// A connection of the pool. Returned to the pool only when idle. Otherwise it is closed, which aborts
+/// the transaction.
+#[derive(Debug)]
+pub(super) struct Leased {
+    pub(super) connection: PoolConnection<Postgres>,
+    done: bool,
+}
+
+impl Leased {
+    fn new(connection: PoolConnection<Postgres>) -> Self {
+        Self { connection, done: false }
+    }
+
+    fn done(&mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if self.done => {
+                // It is asked whether it is alive before others get it, and would have all the time in the world for an answer.
+                let back = self.connection.return_to_pool();
+                drop(runtime.spawn(tokio::time::timeout(ALIVE, back)));
+            }
+            _ => self.connection.close_on_drop(),
+        }
+    }
+}
+
+impl PgTx {
+    /// Begins or ends the transaction.
+    async fn say(&mut self, word: &'static str, limit: Duration) -> Outcome<()> {
+        let said = sqlx::raw_sql(word).execute(self.connection());
+        answered(limit, async { Ok(said.await.map(drop)?) }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_id_that_a_checkpoint_did_not_know_may_be_given_out_again() {
+        assert!(!super::given_out_again("755", "0:756") && super::given_out_again("756", "0:756"));
+        assert!(!super::given_out_again("4294967300", "1:5") && super::given_out_again("4294967301", "1:5"));
+        assert!(!super::given_out_again("756", "what no server says"));
+    }
+}

@@ -1,0 +1,349 @@
+//! Connections: one writer thread that puts all waiting transactions into one commit (one fsync), and a few readers.
+//!
+//! Each job runs in a savepoint of its own, so one that fails does not take its neighbours along; it is answered only after
+//! the commit is durable.
+
+mod checkpoint;
+mod files;
+
+use super::tx::SqliteTx;
+use crate::error::{Error, Result};
+use crate::room::{Freeing, MadeRoom, Room};
+use checkpoint::Checkpointer;
+use files::{Files, is_read_only};
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+
+/// Readers at a time.
+const READERS: usize = 4;
+/// Jobs in one commit.
+const BATCH: usize = 64;
+/// How often a database that is held alone is tried to be shared.
+const SHARE_AFTER: Duration = Duration::from_secs(1);
+
+/// What SQLite also says when the disk is full.
+const AS_IF_FULL: [&str; 2] = ["disk I/O error", "unable to open database file"];
+
+/// Answers a job, given why the commit failed if it did.
+type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
+/// A transaction waiting for the writer; without a connection it is only answered.
+type Job = Box<dyn FnOnce(Option<&mut SqliteTx>) -> Reply + Send>;
+
+#[derive(Debug)]
+pub(super) struct Database {
+    jobs: mpsc::Sender<Job>,
+    /// `None` for a database in memory: its only connection is the writer's.
+    readers: Option<Arc<Readers>>,
+    rows_written: Arc<AtomicU64>,
+    /// Transactions that were sent and not taken up.
+    waiting: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Readers {
+    files: Files,
+    idle: Mutex<Vec<SqliteTx>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Database {
+    /// Opens the file, or a database in memory. Without a `floor` the free space at which growth stops depends on the disk.
+    pub(super) async fn open(path: Option<PathBuf>, floor: Option<u64>) -> Result<Self> {
+        let rows_written = Arc::new(AtomicU64::new(0));
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let (ready, opened) = oneshot::channel();
+        let readers = path.map(|path| {
+            Arc::new(Readers { files: Files::at(path, floor), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) })
+        });
+        let (counter, of_writer) = (Arc::clone(&rows_written), readers.clone());
+        std::thread::Builder::new()
+            .name("metadata-writer".into())
+            .spawn(move || {
+                let readers = of_writer.as_deref();
+                let connection = match readers {
+                    Some(readers) => readers.files.open(),
+                    None => files::in_memory(),
+                };
+                match connection {
+                    Err(failed) => drop(ready.send(Err(failed.into()))),
+                    Ok(connection) => match readers.map(|readers| Checkpointer::start(&readers.files)).transpose() {
+                        Err(error) => drop(ready.send(Err(no_thread(&error)))),
+                        Ok(checkpointer) => {
+                            drop(ready.send(Ok(())));
+                            Writer {
+                                current: Some(SqliteTx::on(connection)),
+                                readers,
+                                checkpointer,
+                                written_before: 0,
+                                rows_written: &counter,
+                            }
+                            .run(&queue);
+                        }
+                    },
+                }
+            })
+            .map_err(|e| no_thread(&e))?;
+        let opened = opened.await.map_err(|_| Error::Internal("the metadata writer ended while opening".into()))?;
+        let database = Self { jobs, readers, rows_written, waiting: Arc::default() };
+        match opened {
+            Ok(()) => Ok(database),
+            Err(error) => Err(database.name(error)),
+        }
+    }
+
+    fn room(&self) -> Option<&Arc<Room>> {
+        self.readers.as_ref().map(|readers| &readers.files.room)
+    }
+
+    /// An error by its cause.
+    fn name(&self, error: Error) -> Error {
+        match error {
+            Error::Unavailable { what: "metadata", reason }
+                if AS_IF_FULL.iter().any(|words| reason.contains(words)) && self.room().is_some_and(|room| room.is_spent()) =>
+            {
+                Error::Full(reason)
+            }
+            other => other,
+        }
+    }
+
+    /// Sees to it that there is space for work that frees space.
+    pub(super) async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
+        let Some(room) = self.room().filter(|room| room.is_low()).cloned() else { return Ok(MadeRoom::default()) };
+        tokio::task::spawn_blocking(move || room.make(work)).await.map_err(|e| Error::Internal(e.to_string()))?
+    }
+
+    /// Runs `job` as [`Database::write`] does, unless the disk is nearly full.
+    ///
+    /// # Errors
+    /// [`Error::Full`], and nothing has happened.
+    pub(super) async fn grow<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+        if let Some(room) = self.room()
+            && room.admit().is_err()
+        {
+            // The log may hold what is missing: after an empty transaction the writer has cut it.
+            drop(self.write(|_| Ok(())).await);
+            room.admit()?;
+        }
+        self.write(job).await
+    }
+
+    pub(super) fn rows_written(&self) -> u64 {
+        self.rows_written.load(Ordering::Relaxed)
+    }
+
+    /// Runs `job` in a transaction; returns when it is durable.
+    pub(super) async fn write<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let waiting = Arc::clone(&self.waiting);
+        let job: Job = Box::new(move |connection| {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            let result = connection.map(|tx| {
+                tx.waiting = waiting;
+                in_savepoint(tx, job)
+            });
+            Box::new(move |failure| {
+                let result = match (result, failure) {
+                    // The job's own error is the better one: it would have failed anyway.
+                    (Some(Err(error)), _) => Err(error),
+                    (_, Some(reason)) => Err(commit_error(reason)),
+                    (Some(Ok(value)), None) => Ok(value),
+                    (None, None) => Err(Error::Internal("a metadata transaction did not run".into())),
+                };
+                drop(answer.send(result));
+            })
+        });
+        // Small writes of reads and sessions go on as well. Without space they would fail, or end the process: SQLite maps the wal-index from
+        // a file, and a page of it without its blocks is fatal (SIGBUS).
+        let _room = self.make_room(Freeing::Deletion).await;
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.jobs.send(job).map_err(|_| Error::Internal("the metadata writer has ended".into()))?;
+        let answer = answered.await.map_err(|_| Error::Internal("the metadata writer dropped a transaction".into()))?;
+        answer.map_err(|error| self.name(error))
+    }
+
+    /// Runs `job` in a read transaction: it sees one state.
+    pub(super) async fn read<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+        let Some(readers) = &self.readers else { return self.write(job).await };
+        let permit = Arc::clone(&readers.permits).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+        let pool = Arc::clone(readers);
+        let read = tokio::task::spawn_blocking(move || {
+            // The permit belongs to the blocking task: a cancelled read still occupies its connection.
+            let _permit = permit;
+            let idle = pool.idle.lock().pop();
+            let mut tx = match idle {
+                Some(tx) => tx,
+                None => SqliteTx::on(pool.files.open_reader().map_err(|e| Error::metadata(&e))?),
+            };
+            tx.execute_batch("BEGIN").map_err(|e| Error::metadata(&e))?;
+            let result = job(&mut tx);
+            if tx.execute_batch("ROLLBACK").is_ok() && !is_read_only(&tx) {
+                pool.idle.lock().push(tx);
+            }
+            result
+        })
+        .await
+        .map_err(|e| Error::Internal(format!("a metadata reader failed: {e}")))?;
+        read.map_err(|error| self.name(error))
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> Error {
+    Error::Unavailable { what: "metadata", reason: error.to_string() }
+}
+
+fn commit_error(reason: &str) -> Error {
+    if reason.contains("disk is full") {
+        Error::Full(reason.to_owned())
+    } else {
+        Error::Unavailable { what: "metadata", reason: reason.to_owned() }
+    }
+}
+
+fn in_savepoint<T>(tx: &mut SqliteTx, job: impl FnOnce(&mut SqliteTx) -> Result<T>) -> Result<T> {
+    let sql = |tx: &SqliteTx, statement| tx.execute_batch(statement).map_err(|e| Error::metadata(&e));
+    sql(tx, "SAVEPOINT job")?;
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(tx)))
+        .unwrap_or_else(|_| Err(Error::Internal("a metadata transaction panicked".into())));
+    match result {
+        Ok(value) => {
+            sql(tx, "RELEASE job")?;
+            Ok(value)
+        }
+        Err(error) => {
+            // A full disk may have rolled everything back already; the savepoint is then gone.
+            drop(sql(tx, "ROLLBACK TO job; RELEASE job"));
+            Err(error)
+        }
+    }
+}
+
+/// A connection for the writer.
+fn connect(files: Option<&Files>) -> std::result::Result<Connection, files::Failed> {
+    files.map_or_else(files::in_memory, |files| files.connect(files::PATIENCE))
+}
+
+/// The writer's thread.
+struct Writer<'a> {
+    current: Option<SqliteTx>,
+    readers: Option<&'a Readers>,
+    checkpointer: Option<Checkpointer>,
+    /// Rows that earlier connections wrote.
+    written_before: u64,
+    rows_written: &'a AtomicU64,
+}
+
+impl Writer<'_> {
+    fn run(mut self, queue: &mpsc::Receiver<Job>) {
+        while let Ok(first) = self.next(queue) {
+            if self.current.as_ref().is_none_or(|tx| is_read_only(tx)) {
+                // The old one goes first: a process's connections share what SQLite knows of the log, and that stays read-only as long as one is open.
+                self.close();
+            }
+            let files = self.readers.map(|readers| &readers.files);
+            let connection = match self.current.take().map_or_else(|| connect(files).map(SqliteTx::on), Ok) {
+                Ok(connection) => self.current.insert(connection),
+                Err(failed) => {
+                    first(None)(Some(&Error::from(failed).to_string()));
+                    continue;
+                }
+            };
+            let (replies, failure) = transact(connection, first, queue);
+            self.rows_written.store(self.written_before + connection.total_changes(), Ordering::Relaxed);
+            if let Some(files) = files {
+                files.save_space(connection);
+            }
+            let reason = failure.map(|e| e.to_string());
+            for reply in replies {
+                reply(reason.as_deref());
+            }
+            if let (Some(checkpointer), Some(files)) = (&self.checkpointer, files)
+                && !files.is_alone()
+            {
+                checkpointer.committed();
+            }
+        }
+        // The writer's connection is the last one: it takes the log along.
+        if let Some(readers) = self.readers {
+            readers.idle.lock().clear();
+        }
+    }
+
+    /// The next job. While the database is held alone it is shared again as soon as that is possible.
+    fn next(&mut self, queue: &mpsc::Receiver<Job>) -> std::result::Result<Job, mpsc::RecvError> {
+        loop {
+            let Some(readers) = self.readers.filter(|readers| readers.files.is_alone()) else { return queue.recv() };
+            match queue.recv_timeout(SHARE_AFTER) {
+                Ok(job) => return Ok(job),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(mpsc::RecvError),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.share(readers),
+            }
+        }
+    }
+
+    /// Opens the database shared with other processes, if there is space for that and no read is under way.
+    fn share(&mut self, readers: &Readers) {
+        if !readers.files.can_share() {
+            return;
+        }
+        // Connections of both kinds at once would not see each other.
+        let Ok(_all) = readers.permits.try_acquire_many(READERS as u32) else { return };
+        readers.idle.lock().clear();
+        self.close();
+        match readers.files.open() {
+            Ok(connection) => self.current = Some(SqliteTx::on(connection)),
+            Err(failed) => {
+                tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it")
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.written_before += self.current.take().map_or(0, |old| old.total_changes());
+    }
+}
+
+/// Runs a job and those that wait behind it in one transaction; returns how to answer them, and why the transaction failed if it did.
+fn transact(connection: &mut SqliteTx, first: Job, queue: &mpsc::Receiver<Job>) -> (Vec<Reply>, Option<rusqlite::Error>) {
+    let mut replies = Vec::new();
+    let begun = connection.execute_batch("BEGIN IMMEDIATE");
+    let failure = match begun {
+        Err(error) => {
+            replies.push(first(None));
+            Some(error)
+        }
+        Ok(()) => {
+            replies.push(first(Some(&mut *connection)));
+            // Once SQLite has rolled the transaction back on its own, another job would commit alone, and be told that nothing happened.
+            while replies.len() < BATCH
+                && !connection.is_autocommit()
+                && let Ok(next) = queue.try_recv()
+            {
+                replies.push(next(Some(&mut *connection)));
+            }
+            // If SQLite rolled the transaction back on its own, nothing in it happened.
+            let committed = if connection.is_autocommit() {
+                Err(rusqlite::Error::SqliteFailure(
+                    rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL),
+                    Some("the transaction was rolled back: database or disk is full".into()),
+                ))
+            } else {
+                connection.execute_batch("COMMIT")
+            };
+            committed.err()
+        }
+    };
+    if failure.is_some() && !connection.is_autocommit() {
+        drop(connection.execute_batch("ROLLBACK"));
+    }
+    (replies, failure)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! What the connections promise when callers go away and when the disk is full.
+
+use super::*;
+use futures::FutureExt as _;
+use std::sync::mpsc::channel;
+
+async fn on_disk(dir: &tempfile::TempDir) -> Database {
+    Database::open(Some(dir.path().join("metadata.sqlite")), None).await.expect("a new file")
+}
+
+fn fail(error: rusqlite::Error) -> Error {
+    Error::metadata(&error)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_that_nobody_waits_for_any_more_still_count() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let database = on_disk(&dir).await;
+    let readers = Arc::clone(database.readers.as_ref().expect("a file has readers"));
+    let (begun, begins) = channel();
+    let mut gates = Vec::new();
+    for _ in 0..READERS {
+        let (open, gate) = channel::<()>();
+        gates.push(open);
+        let begun = begun.clone();
+        let mut read = Box::pin(database.read(move |_| {
+            begun.send(()).unwrap_or_default();
+            gate.recv().unwrap_or_default();
+            Ok(())
+        }));
+        assert!((&mut read).now_or_never().is_none());
+        tokio::task::block_in_place(|| begins.recv()).expect("it begins");
+        // Its caller has gone.
+        drop(read);
+    }
+    assert_eq!(readers.permits.available_permits(), 0, "they all still read");
+    let mut late = Box::pin(database.read(move |_| {
+        begun.send(()).unwrap_or_default();
+        Ok(())
+    }));
+    assert!((&mut late).now_or_never().is_none());
+    drop(gates);
+    late.await.expect("there is room again");
+    drop(readers.permits.acquire_many(READERS as u32).await.expect("all are idle again"));
+    assert!(readers.idle.lock().len() <= READERS);
+}
+
+#[tokio::test]
+async fn a_transaction_that_sqlite_rolled_back_takes_no_later_one_along() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let database = on_disk(&dir).await;
+    database
+        .write(|tx| {
+            tx.execute_batch("CREATE TABLE filled (what TEXT, bytes BLOB)").map_err(fail)?;
+            let pages: i64 = tx.query_row("PRAGMA page_count", [], |row| row.get(0)).map_err(fail)?;
+            let limit: i64 = tx.query_row(&format!("PRAGMA max_page_count = {}", pages + 4), [], |row| row.get(0)).map_err(fail)?;
+            assert!(limit <= pages + 4);
+            Ok(())
+        })
+        .await
+        .expect("the table is made");
+    let (open, gate) = channel::<()>();
+    let insert = |what: &'static str, bytes: usize, gate: Option<std::sync::mpsc::Receiver<()>>| {
+        database.write(move |tx| {
+            if let Some(gate) = gate {
+                gate.recv().unwrap_or_default();
+            }
+            tx.execute("INSERT INTO filled VALUES (?1, zeroblob(?2))", rusqlite::params![what, bytes as i64]).map_err(fail)
+        })
+    };
+    // The first one waits until all are in the queue: they come into one transaction.
+    let mut jobs = [insert("first", 1, Some(gate)), insert("large", 1 << 20, None), insert("last", 1, None)].map(Box::pin);
+    for job in &mut jobs {
+        assert!(job.now_or_never().is_none());
+    }
+    drop(open);
+    let [first, large, last] = jobs;
+    let (first, large, last) = (first.await, large.await, last.await);
+    assert!(matches!(large, Err(Error::Full(_))), "{large:?}");
+    let found: Vec<String> = database
+        .read(|tx| {
+            let mut select = tx.prepare("SELECT what FROM filled ORDER BY what").map_err(fail)?;
+            select.query_map([], |row| row.get(0)).and_then(Iterator::collect).map_err(fail)
+        })
+        .await
+        .expect("it can be read");
+    let promised: Vec<&str> =
+        [("first", first.is_ok()), ("last", last.is_ok())].iter().filter(|(_, ok)| *ok).map(|(what, _)| *what).collect();
+    assert_eq!(found, promised, "what is there against what was answered");
+    assert_eq!(promised, ["last"], "what came after it is not its business");
+}
+
+/// Inserts rows under scattered keys without a pause, and says each number once it is durable.
+async fn scatter(database: &Database, numbers: std::ops::Range<i64>, mut done: impl FnMut(i64)) {
+    for number in numbers {
+        let insert = move |tx: &mut SqliteTx| {
+            for part in 0..20 {
+                let key = (number * 20 + part).wrapping_mul(0x9E37_79B9_7F4A_7C15_u64.cast_signed());
+                tx.execute("INSERT INTO scattered VALUES (?1, ?2, zeroblob(100))", [key, number]).map_err(fail)?;
+            }
+            Ok(())
+        };
+        database.write(insert).await.expect("it is written");
+        done(number);
+    }
+}
+
+async fn scattered(database: &Database) {
+    let table = "CREATE TABLE IF NOT EXISTS scattered (key INTEGER PRIMARY KEY, number INTEGER, bytes BLOB)";
+    database.write(|tx| tx.execute_batch(table).map_err(fail)).await.expect("the table is made");
+}
+
+/// Rows of each number that has any.
+async fn rows(database: &Database) -> std::collections::BTreeMap<i64, i64> {
+    let rows = |tx: &mut SqliteTx| {
+        let mut select = tx.prepare("SELECT number, count(*) FROM scattered GROUP BY number").map_err(fail)?;
+        select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).and_then(Iterator::collect).map_err(fail)
+    };
+    database.read(rows).await.expect("it can be read")
+}
+
+async fn is_sound(database: &Database) {
+    let check = |tx: &mut SqliteTx| tx.query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0)).map_err(fail);
+    assert_eq!(database.read(check).await.expect("it can be checked"), "ok");
+}
+
+#[test]
+fn sqlite_has_no_race_of_checkpoints() {
+    assert!(rusqlite::version_number() >= 3_051_003, "SQLite {} may lose pages of a log that begins anew", rusqlite::version());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_stays_short_although_the_writer_never_pauses() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let database = Arc::new(on_disk(&dir).await);
+    scattered(&database).await;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let reading = {
+        let database = Arc::clone(&database);
+        tokio::spawn(async move {
+            while !*stopped.borrow() {
+                assert!(rows(&database).await.values().all(|rows| *rows == 20), "a reader sees whole transactions");
+                // What a reader sees cannot be written over: with one at every moment the log would grow for ever.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+    };
+    scatter(&database, 0..800, |_| ()).await;
+    stop.send(true).expect("it listens");
+    reading.await.expect("no reader saw half a transaction");
+    assert_eq!(rows(&database).await, (0..800).map(|number| (number, 20)).collect());
+    is_sound(&database).await;
+    let log = std::fs::metadata(dir.path().join("metadata.sqlite-wal")).expect("it is there").len();
+    // Scattered keys: about a page for each row.
+    let written = 800 * 20 * 2048;
+    assert!(log < written / 2, "a log of {log} bytes after writing {written}");
+}
+
+const KILLED: &str = "PF_TEST_SCATTER_IN";
+
+/// Not a test of its own: what the next one starts and kills.
+#[tokio::test]
+async fn child_that_writes_until_it_is_killed() {
+    let Some(path) = std::env::var_os(KILLED) else { return };
+    let database = Database::open(Some(path.into()), None).await.expect("it opens");
+    let first = rows(&database).await.last_key_value().map_or(0, |(number, _)| number + 1);
+    scatter(&database, first..i64::MAX, |number| println!("durable {number}")).await;
+}
+
+#[tokio::test]
+async fn a_kill_between_commits_and_checkpoints_loses_nothing_that_was_acknowledged() {
+    use std::io::BufRead as _;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("metadata.sqlite");
+    scattered(&on_disk(&dir).await).await;
+    for round in 0..12 {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "backends::sqlite::connection::tests::child_that_writes_until_it_is_killed", "--nocapture"])
+            .env(KILLED, &path)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let lines = std::io::BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(std::result::Result::ok);
+        let mut durable = lines.filter_map(|line| line.rsplit_once("durable ").and_then(|(_, number)| number.parse::<i64>().ok()));
+        let seen = durable.nth(20 + 7 * round).expect("it writes");
+        child.kill().expect("it can be killed");
+        // What was said before the kill and not read yet.
+        let promised = durable.last().unwrap_or(seen);
+        child.wait().expect("it ends");
+        let database = on_disk(&dir).await;
+        let found = rows(&database).await;
+        assert!(found.keys().copied().eq(0..found.len() as i64), "numbers without gaps");
+        assert!(found.len() as i64 > promised, "{promised} was acknowledged, {} are there", found.len());
+        assert!(found.values().all(|rows| *rows == 20), "whole transactions");
+        is_sound(&database).await;
+    }
+}
+
+#[test]
+fn many_open_and_close_a_new_database_at_once() {
+    for _ in 0..30 {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("metadata.sqlite");
+        let open = || (0..10).try_for_each(|_| Files::at(path.clone(), None).open().map(drop).map_err(Error::from));
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..6).map(|_| scope.spawn(open)).collect();
+            for one in all {
+                one.join().expect("no panic").expect("it opens");
+            }
+        });
+    }
+}

@@ -1,0 +1,89 @@
+//! Metadata in SQLite: WAL, `synchronous=FULL`, one writer thread that batches commits, a few readers.
+
+mod connection;
+mod dialect;
+mod tx;
+
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::metadata::tx::{Backend, Fail, Job, Mode};
+use crate::room::{Freeing, MadeRoom};
+use connection::Database;
+use std::path::Path;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use tx::SqliteTx;
+
+/// Metadata in one SQLite file. Several processes may open the same file.
+#[derive(Debug)]
+pub struct SqliteMetadata {
+    database: Database,
+    clock: Clock,
+}
+
+impl SqliteMetadata {
+    /// Opens (or creates) the file and brings its tables up to date.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`] if it cannot be opened, is no database, or was written by a newer version.
+    pub async fn open(path: &Path, clock: Clock) -> Result<Self> {
+        Self::open_above(path, clock, None).await
+    }
+
+    /// The same; what stores something new is refused while fewer than `floor` bytes are free on the
+    /// file's disk. By default that is 64 MiB, or a twentieth of a smaller file system.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_above(path: &Path, clock: Clock, floor: Option<u64>) -> Result<Self> {
+        Ok(Self { database: Database::open(Some(path.to_owned()), floor).await?, clock })
+    }
+
+    /// A database in memory, for tests.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`] if SQLite cannot be set up.
+    pub async fn open_in_memory(clock: Clock) -> Result<Self> {
+        Ok(Self { database: Database::open(None, None).await?, clock })
+    }
+}
+
+impl Backend for SqliteMetadata {
+    type Tx = SqliteTx;
+
+    async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<SqliteTx, A, R>) -> Result<R> {
+        let clock = self.clock.clone();
+        let work = move |tx: &mut SqliteTx| {
+            tx.begin(clock.now());
+            at_once(job(tx, &arguments))?.map_err(Fail::into_error)
+        };
+        match (mode.writes, mode.grows) {
+            (false, _) => self.database.read(work).await,
+            (true, false) => self.database.write(work).await,
+            (true, true) => self.database.grow(work).await,
+        }
+    }
+
+    async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
+        self.database.make_room(work).await
+    }
+
+    fn rows_written(&self) -> u64 {
+        self.database.rows_written()
+    }
+}
+
+/// The result of work that never waits: the operations of [`SqliteTx`] are done when they return.
+///
+/// # Errors
+/// [`Error::Internal`] if it waits all the same: a transaction waited for something else than its
+/// database.
+fn at_once<T>(work: impl Future<Output = T>) -> Result<T> {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => Ok(result),
+        Poll::Pending => Err(Error::Internal("a transaction on SQLite waits for something else than SQLite".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

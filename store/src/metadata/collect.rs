@@ -1,0 +1,79 @@
+//! Collection. docs/gc.md has the argument why it is safe.
+//!
+//! A call is a sequence of short transactions, each of one set of suspects (`sweep.rs`). A database
+//! with one writer needs no locks: there a transaction takes one set after the other until another
+//! transaction waits.
+
+use super::sessions::forget_expired;
+use super::sql::values;
+use super::sweep::set;
+use super::tx::{Backend, Mode, Outcome, Tx};
+use super::{Collected, ObjectId};
+use crate::error::{Error, Result};
+use std::collections::HashSet;
+
+/// How long a container whose children are not known is left alone.
+const PARKED_MS: u64 = 24 * 3600 * 1000;
+
+/// Collects until about `budget` objects are deleted or nothing is left to take.
+pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Collected> {
+    let sessions = backend.run(Mode::WRITE, (), |tx, ()| Box::pin(forget_expired(tx))).await?;
+    let mut done = Collected { sessions, ..Collected::default() };
+    let mut parked = HashSet::new();
+    loop {
+        let left = (budget as u64).saturating_sub(done.released + done.unclaimed);
+        let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
+        let step = match backend.run(Mode::WRITE, room, |tx, room| Box::pin(sweep(tx, *room))).await {
+            Ok(step) => step,
+            // Its transaction was rolled back. The container is left alone, and the rest is
+            // collected.
+            Err(Error::Broken { container, .. }) if parked.insert(container) => {
+                backend.run(Mode::WRITE, container, |tx, container| Box::pin(park(tx, *container))).await?;
+                done.parked += 1;
+                continue;
+            }
+            // What the transactions before it deleted must be counted. The next call meets the
+            // error again, if it stays.
+            Err(error) if done.examined > 0 => {
+                tracing::debug!(%error, "a transaction of collection failed after others had succeeded");
+                done.more = true;
+                return Ok(done);
+            }
+            Err(error) => return Err(error),
+        };
+        add(&mut done, step);
+        if !done.more || step.examined == 0 || done.released + done.unclaimed >= budget as u64 {
+            return Ok(done);
+        }
+    }
+}
+
+/// Adds what a later step did.
+fn add(done: &mut Collected, step: Collected) {
+    done.examined += step.examined;
+    done.released += step.released;
+    done.unclaimed += step.unclaimed;
+    done.frame_bytes += step.frame_bytes;
+    done.more = step.more;
+}
+
+/// Leaves a container alone as if it were leased: it comes back into the queue when that ends.
+async fn park<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
+    let until = tx.now().await?.saturating_add(PARKED_MS);
+    tx.execute("UPDATE objects SET keep_until = $1 WHERE id = $2", values![until, container]).await?;
+    Ok(())
+}
+
+/// One transaction: sets of suspects until about `room` objects are deleted.
+async fn sweep<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
+    let mut done = Collected::default();
+    loop {
+        let deleted = usize::try_from(done.released + done.unclaimed).unwrap_or(usize::MAX);
+        let step = set(tx, room.saturating_sub(deleted).min(T::ROUND)).await?;
+        add(&mut done, step);
+        let full = done.released + done.unclaimed >= room as u64;
+        if full || !step.more || step.examined == 0 || !tx.may_go_on() {
+            return Ok(done);
+        }
+    }
+}

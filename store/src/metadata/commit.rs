@@ -1,0 +1,110 @@
+//! Commits: a manifest becomes a snapshot, its tag moves, the session ends.
+
+use super::arguments::check_artifact_type;
+use super::names::{Target, lock_with_targets, note, put_tags_at};
+use super::sessions::{LivePush, find_session, live_push};
+use super::snapshots::{pin_row, used};
+use super::sql::values;
+use super::tx::{Fail, Outcome, Tx};
+use super::{Commit, Committed, Ended, ObjectId, PushId, leases, objects};
+use crate::error::Error;
+use pfr_schema::Kind;
+use pfr_schema::journal::Record;
+
+/// The answer of a commit that this session made before.
+async fn committed_before<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcome<Option<Committed>> {
+    let ended = find_session(tx, push).await?.and_then(|session| session.ended);
+    Ok(ended.and_then(|ended| ended.answer_to_commit(&commit.manifest, commit.tag.as_ref().map(|t| &t.tag))))
+}
+
+pub(super) async fn commit<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcome<Committed> {
+    if let Some(before) = committed_before(tx, push, commit).await? {
+        return Ok(before);
+    }
+    match commit_now(tx, push, commit).await {
+        // The same commit may have ended while this one waited for it, and be what stands in its
+        // way: look again.
+        Err(Fail::Store(refused)) => match committed_before(tx, push, commit).await? {
+            Some(_) => Err(Fail::Again),
+            None => Err(refused.into()),
+        },
+        done => done,
+    }
+}
+
+async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcome<Committed> {
+    let LivePush { number, repository, name, now, .. } = live_push(tx, push).await?;
+    check_artifact_type(commit.artifact_type.as_deref())?;
+    let digest = commit.manifest;
+    let unknown = || Error::BlobUnknown { digest, kind: Kind::Manifest };
+    let find = "SELECT id FROM objects WHERE domain = $1 AND digest = $2";
+    let object: ObjectId = tx.first(find, values![tx.domain(), &digest]).await?.ok_or_else(unknown)?;
+    let before = lock_with_targets(tx, repository, object, commit.tag.as_slice()).await?;
+    // Only now: a transaction that collected, quarantined or committed it meanwhile is done.
+    let find = "SELECT o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id
+                WHERE o.id = $1 AND o.kind = $2 AND o.health = 0";
+    let row: Option<(u64, u64, u64, u64)> = tx.first(find, values![object, Kind::Manifest]).await?;
+    let (size, refs, reach, new) = row.ok_or_else(unknown)?;
+    let find = "SELECT id, logical_bytes, new_bytes FROM manifests WHERE repository = $1 AND object = $2";
+    let existing: Option<(i64, u64, u64)> = tx.first(find, values![repository, object]).await?;
+    let mut records = Vec::new();
+    let (manifest, logical_bytes, new_bytes) = match existing {
+        Some(row) => {
+            used(tx, row.0).await?;
+            row
+        }
+        None => {
+            let logical = size.saturating_add(reach);
+            // Only the first holder of a manifest brought what it brought.
+            let new = if refs == 0 { size.saturating_add(new) } else { 0 };
+            let record = Record::Snapshot {
+                repository: name.clone(),
+                manifest: digest,
+                parents: commit.parents.clone(),
+                artifact_type: commit.artifact_type.clone(),
+                subject: commit.subject,
+                at: now,
+                new_bytes: new,
+            };
+            let id = insert_snapshot(tx, repository, object, &record, logical).await?;
+            records.push(record);
+            (id, logical, new)
+        }
+    };
+    let target = Target { manifest, object, digest };
+    records.extend(put_tags_at(tx, (repository, &name), target, commit.tag.as_slice(), before).await?);
+    if let Some(pin) = commit.pin {
+        pin_row(tx, manifest, pin, true).await?;
+    }
+    let done = Committed { created: existing.is_none(), logical_bytes, new_bytes };
+    let update = "UPDATE pushes SET committed = $1 WHERE id = $2 AND committed IS NULL";
+    if tx.execute(update, values![Ended::by_commit(commit, &done).to_column()?, &push.0]).await? == 0 {
+        // The same session committed or was closed at the same time: look again.
+        return Err(Fail::Again);
+    }
+    leases::ended(tx, &[number]).await?;
+    note(tx, &records).await?;
+    Ok(done)
+}
+
+/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`].
+pub(super) async fn insert_snapshot<T: Tx>(
+    tx: &mut T,
+    repository: i64,
+    object: ObjectId,
+    record: &Record,
+    logical_bytes: u64,
+) -> Outcome<i64> {
+    let Record::Snapshot { parents, artifact_type, subject, at, new_bytes, .. } = record else {
+        return Err(Fail::internal("a snapshot's record is none"));
+    };
+    let insert = "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes)
+                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7) RETURNING id";
+    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes];
+    let id: i64 = tx.returning(insert, row).await?.pop().ok_or_else(|| Fail::internal("a manifest was inserted and has no row"))?;
+    let insert = "INSERT INTO parents (manifest, position, digest)
+                  SELECT $2, u.n - 1, u.digest FROM unnest($1::bytea[]) WITH ORDINALITY AS u(digest, n)";
+    tx.execute_each(insert, vec![parents.iter().copied().collect()], values![id]).await?;
+    objects::add_refs(tx, object, 1).await?;
+    Ok(id)
+}

@@ -1,0 +1,211 @@
+//! Changes of tags, and of any name once.
+//!
+//! Locks are taken in this order: the session that a change of names makes for itself, objects by
+//! id, the row of the manifest, tags by name, the push session, the table of changes. The transaction
+//! that holds the object of a manifest decides about everything that names it.
+
+use super::objects::{add_refs, lock, release};
+use super::sessions::{find_session, millis};
+use super::snapshots::{delete_snapshot, manifest_row};
+use super::sql::{Sql, values};
+use super::tx::{Backend, Fail, Mode, Outcome, Tx};
+use super::{Ended, NameChange, ObjectId, Once, TagMove};
+use crate::error::{Error, Result};
+use pfr_schema::api::TagState;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, RepositoryName, Tag};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Makes a change once. Deletions go on while the disk is nearly full.
+pub(super) async fn change_names<B: Backend>(
+    backend: &B,
+    repository: RepositoryName,
+    change: NameChange,
+    once: Once,
+    lease: Duration,
+) -> Result<()> {
+    let mode = if matches!(change, NameChange::PutTags { .. }) { Mode::GROW } else { Mode::WRITE };
+    let job = (repository, change, once, lease);
+    backend.run(mode, job, |tx, (repository, change, once, lease)| Box::pin(change_once(tx, repository, change, once, *lease))).await
+}
+
+/// The session of the change comes first: a repetition waits there, holding nothing, until the first
+/// has ended.
+async fn change_once<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<()> {
+    if let Some(session) = find_session(tx, &once.session).await? {
+        return Ok(session.was_ended_by(repository, once).map(drop)?);
+    }
+    let now = tx.now().await?;
+    let id = visible(tx, repository).await?;
+    // A session of the same id whose lease has run out may lie there still.
+    let open = "INSERT INTO pushes (id, repository, expires, committed) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO UPDATE
+                SET repository = excluded.repository, expires = excluded.expires, committed = excluded.committed WHERE pushes.expires < $5";
+    let ended = Ended::by_change(change, once).to_column()?;
+    let opened = tx.execute(open, values![&once.session.0, id, now.saturating_add(millis(lease)), ended, now]).await?;
+    if opened == 0 {
+        return Err(Fail::Again);
+    }
+    match change {
+        NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves).await,
+        NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected).await,
+        NameChange::DeleteSnapshot(snapshot) => delete_snapshot(tx, repository, snapshot).await,
+    }
+}
+
+/// Notes changes for the journal, in the same transaction and as its last statement: a reader of
+/// changes waits for all transactions that have noted one, and others wait behind it. A transaction
+/// that has noted a change must not wait for those.
+pub(super) async fn note<T: Tx>(tx: &mut T, records: &[Record]) -> Outcome<()> {
+    let texts = records.iter().map(serde_json::to_string).collect::<std::result::Result<Vec<_>, _>>();
+    let texts = texts.map_err(|e| Error::Internal(e.to_string()))?;
+    let insert = "INSERT INTO changes (record) SELECT u.record FROM unnest($1::text[]) WITH ORDINALITY AS u(record, n) ORDER BY u.n";
+    tx.execute_each(insert, vec![texts.into_iter().collect()], &[]).await?;
+    Ok(())
+}
+
+/// The id of a repository that holds something; a push session alone does not make one visible.
+pub(super) async fn visible<T: Tx>(tx: &mut T, repository: &RepositoryName) -> Outcome<i64> {
+    let find = "SELECT id FROM repositories r WHERE name = $1 AND EXISTS (SELECT 1 FROM manifests m WHERE m.repository = r.id)";
+    let id = tx.first(find, values![repository]).await?;
+    id.ok_or_else(|| Error::RepositoryUnknown(repository.clone()).into())
+}
+
+/// Where a tag points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub manifest: i64,
+    pub object: ObjectId,
+    pub digest: Digest,
+}
+
+/// Where tags point, of those that exist.
+pub(super) async fn targets<T: Tx>(tx: &mut T, repository: i64, tags: &[&Tag]) -> Outcome<BTreeMap<String, Target>> {
+    let find = "SELECT t.name, m.id, m.object, o.digest FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
+                WHERE t.repository = $1 AND t.name = ANY($2)";
+    let names: Vec<&str> = tags.iter().map(|tag| tag.as_str()).collect();
+    let rows: Vec<(String, i64, ObjectId, Digest)> = tx.query(find, values![repository, names]).await?;
+    Ok(rows.into_iter().map(|(name, manifest, object, digest)| (name, Target { manifest, object, digest })).collect())
+}
+
+/// Locks `object`, what the tags to be moved point at, and the tags; returns where they point.
+pub(super) async fn lock_with_targets<T: Tx>(
+    tx: &mut T,
+    repository: i64,
+    object: ObjectId,
+    moves: &[TagMove],
+) -> Outcome<BTreeMap<String, Target>> {
+    const LOCK: Sql = Sql::only_postgres("SELECT name FROM tags WHERE repository = $1 AND name = ANY($2) ORDER BY name FOR UPDATE");
+    let tags: Vec<&Tag> = moves.iter().map(|m| &m.tag).collect();
+    let seen = targets(tx, repository, &tags).await?;
+    if !T::CONCURRENT {
+        return Ok(seen);
+    }
+    let objects: Vec<ObjectId> = seen.values().map(|t| t.object).chain([object]).collect();
+    lock(tx, &objects).await?;
+    let names: Vec<&str> = tags.iter().map(|tag| tag.as_str()).collect();
+    let locked: Vec<String> = tx.query(LOCK, values![repository, names]).await?;
+    let now = targets(tx, repository, &tags).await?;
+    if now.len() != locked.len() || now.values().any(|target| !objects.contains(&target.object)) {
+        return Err(Fail::Again);
+    }
+    Ok(now)
+}
+
+fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) -> Result<()> {
+    let found = found.map_or(TagState::Absent, TagState::At);
+    match expected {
+        Some(expected) if expected != found => Err(Error::TagMoved { tag: tag.clone(), expected, found }),
+        _ => Ok(()),
+    }
+}
+
+/// Points tags at `target`; `before` is where the locked tags are. Returns what is to be noted.
+pub(super) async fn put_tags_at<T: Tx>(
+    tx: &mut T,
+    (repository, name): (i64, &RepositoryName),
+    target: Target,
+    moves: &[TagMove],
+    mut before: BTreeMap<String, Target>,
+) -> Outcome<Vec<Record>> {
+    let now = tx.now().await?;
+    let mut writes: Vec<(&Tag, Option<Target>)> = Vec::with_capacity(moves.len());
+    for TagMove { tag, expected } in moves {
+        let found = before.insert(tag.as_str().to_owned(), target);
+        check_expected(tag, *expected, found.map(|target| target.digest))?;
+        if found.is_none_or(|found| found.manifest != target.manifest) {
+            writes.push((tag, found));
+        }
+    }
+    let record = |tag: &Tag| Record::Tag { repository: name.clone(), tag: tag.clone(), manifest: target.digest, at: now };
+    let records = writes.iter().map(|(tag, _)| record(tag)).collect();
+    // A new tag is as good as locked by the transaction that inserts it first: tags are written in
+    // the order in which they are locked.
+    writes.sort_by_key(|(tag, _)| tag.as_str());
+    for (tag, found) in writes {
+        point_tag(tx, repository, tag, target, found, now).await?;
+    }
+    Ok(records)
+}
+
+/// Points a tag at `target`: a new one, or the locked one that points at `found`.
+pub(super) async fn point_tag<T: Tx>(
+    tx: &mut T,
+    repository: i64,
+    tag: &Tag,
+    target: Target,
+    found: Option<Target>,
+    at: u64,
+) -> Outcome<()> {
+    let statement = match found {
+        Some(_) => "UPDATE tags SET manifest = $3, updated_at = $4, followed = false WHERE repository = $1 AND name = $2",
+        None => {
+            "INSERT INTO tags (repository, name, manifest, updated_at) VALUES ($1, $2, $3, $4) ON CONFLICT (repository, name) DO NOTHING"
+        }
+    };
+    if tx.execute(statement, values![repository, tag, target.manifest, at]).await? != 1 {
+        // Another transaction made the tag meanwhile: look again.
+        return Err(Fail::Again);
+    }
+    add_refs(tx, target.object, 1).await?;
+    match found {
+        Some(old) => release(tx, old.object, 1).await,
+        None => Ok(()),
+    }
+}
+
+pub(super) async fn put_tags<T: Tx>(tx: &mut T, repository: &RepositoryName, snapshot: &Digest, moves: &[TagMove]) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let (_, object) = manifest_row(tx, id, repository, snapshot).await?;
+    let before = lock_with_targets(tx, id, object, moves).await?;
+    // Again, now that nobody can delete it.
+    let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
+    let target = Target { manifest, object, digest: *snapshot };
+    let records = put_tags_at(tx, (id, repository), target, moves, before).await?;
+    note(tx, &records).await
+}
+
+pub(super) async fn mark_followed<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let mark = "UPDATE tags SET followed = true WHERE repository = $1 AND name = $2 AND manifest =
+                  (SELECT m.id FROM manifests m JOIN objects o ON o.id = m.object WHERE m.repository = $1 AND o.domain = $3 AND o.digest = $4)";
+    tx.execute(mark, values![id, tag, tx.domain(), at]).await?;
+    Ok(())
+}
+
+pub(super) async fn delete_tag<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag, expected: Option<TagState>) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let seen = targets(tx, id, &[tag]).await?;
+    let objects: Vec<ObjectId> = seen.values().map(|target| target.object).collect();
+    lock(tx, &objects).await?;
+    let found = targets(tx, id, &[tag]).await?.remove(tag.as_str());
+    check_expected(tag, expected, found.map(|target| target.digest))?;
+    let target = found.ok_or_else(|| Error::TagUnknown { repository: repository.clone(), tag: tag.clone() })?;
+    let delete = "DELETE FROM tags WHERE repository = $1 AND name = $2 AND manifest = $3";
+    let deleted = tx.execute(delete, values![id, tag, target.manifest]).await?;
+    if deleted == 0 || !objects.contains(&target.object) {
+        return Err(Fail::Again);
+    }
+    release(tx, target.object, 1).await?;
+    note(tx, &[Record::Untag { repository: repository.clone(), tag: tag.clone() }]).await
+}

@@ -1,0 +1,129 @@
+//! Objects and containers: look-up.
+
+use super::sessions::{LivePush, live_push, renew_if_needed};
+use super::sql::{Sql, values};
+use super::tx::{Backend, Fail, Mode, Outcome, Tx};
+use super::{Health, Location, ObjectId, ObjectRow, PackId, PushId, children, leases};
+use crate::error::Result;
+use pfr_schema::{Digest, Kind};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+/// What a session asked about.
+struct Look {
+    session: LivePush,
+    /// Positions of what is missing.
+    missing: Vec<usize>,
+    /// Positions of what is there and not leased to the session yet.
+    to_lease: Vec<(usize, ObjectId)>,
+}
+
+/// Positions of what is missing; the rest is leased to the session, with a write where it is not yet.
+pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
+    let look = backend.run(Mode::READ, (push.clone(), wanted), |tx, (push, wanted)| Box::pin(look(tx, push, wanted))).await?;
+    let Look { session, mut missing, to_lease } = look;
+    renew_if_needed(backend, push, &session, lease).await?;
+    if !to_lease.is_empty() {
+        let ids: HashSet<ObjectId> = to_lease.iter().map(|(_, id)| *id).collect();
+        let mut ids: Vec<ObjectId> = ids.into_iter().collect();
+        ids.sort_unstable();
+        let job = (ids, session.number, session.now);
+        let lease_all =
+            backend.run(Mode::GROWING_STATEMENT, job, |tx, (ids, session, now)| Box::pin(leases::lease_all(tx, ids, *session, *now)));
+        let there = lease_all.await?;
+        // What was collected since the look is missing after all.
+        missing.extend(to_lease.into_iter().filter(|(_, id)| !there.contains(id)).map(|(position, _)| position));
+    }
+    missing.sort_unstable();
+    Ok(missing)
+}
+
+async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
+    // Only what needs a second look is answered: usually little.
+    const LOOK: Sql = Sql::of_each(
+        "SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::bigint[]) WITH ORDINALITY AS u(digest, kind, n)
+         LEFT JOIN objects o ON o.domain = $3 AND o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))
+         WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR NOT (o.lessee = $4 OR o.lessee <= -$4)",
+        "SELECT $5 - 1, o.id, o.kind FROM (SELECT 1)
+         LEFT JOIN objects o ON o.domain = $3 AND o.digest = $1 AND (o.health = 0 OR ($2 = 0 AND o.health = 1))
+         WHERE o.id IS NULL OR ($2 <> 0 AND o.kind <> $2) OR NOT (o.lessee = $4 OR o.lessee <= -$4)",
+    );
+    let session = live_push(tx, push).await?;
+    let columns = vec![wanted.iter().map(|(digest, _)| *digest).collect(), wanted.iter().map(|(_, kind)| *kind).collect()];
+    let rows: Vec<(i64, Option<ObjectId>, Option<Kind>)> = tx.rows(LOOK, columns, values![tx.domain(), session.number], false).await?;
+    let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
+    for (position, id, kind) in rows {
+        let position = position as usize;
+        match (id, kind) {
+            (Some(id), Some(kind)) if kind.satisfies(wanted[position].1) => to_lease.push((position, id)),
+            _ => missing.push(position),
+        }
+    }
+    Ok(Look { session, missing, to_lease })
+}
+
+pub(super) async fn locate<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<Location>>> {
+    let find = r#"SELECT o.digest, p.key, o."offset", o.frame_len, o.size, o.health FROM objects o JOIN packs p ON p.id = o.pack
+                  WHERE o.domain = $1 AND o.digest = ANY($2)"#;
+    let rows: Vec<(Digest, String, u64, u64, u64, Health)> = tx.query(find, values![tx.domain(), digests]).await?;
+    let location = |(digest, pack, offset, frame_len, raw_len, health)| (digest, Location { pack, offset, frame_len, raw_len, health });
+    let found: HashMap<Digest, Location> = rows.into_iter().map(location).collect();
+    Ok(digests.iter().map(|digest| found.get(digest).cloned()).collect())
+}
+
+macro_rules! rows {
+    ($condition:literal) => {
+        concat!(
+            "SELECT o.id, o.digest, o.kind, o.size, o.frame_len, o.refs, o.pack, c.children FROM objects o
+             LEFT JOIN containers c ON c.object = o.id WHERE ",
+            $condition
+        )
+    };
+}
+
+type RawObject = (ObjectId, Digest, Kind, u64, u64, u64, PackId, Option<Vec<u8>>);
+
+fn object_row((id, digest, kind, size, frame_len, refs, pack, packed): RawObject) -> Outcome<ObjectRow> {
+    let children = match packed {
+        Some(packed) => children::unpack(&packed)?,
+        None if kind.is_container() => return Err(Fail::internal(format!("the children of object {id} are not recorded"))),
+        None => Vec::new(),
+    };
+    Ok(ObjectRow { id, digest, kind, size, frame_len, refs, pack, children })
+}
+
+pub(super) async fn find<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<ObjectRow>>> {
+    let rows = tx.query(rows!("o.domain = $1 AND o.digest = ANY($2)"), values![tx.domain(), digests]).await?;
+    let rows = rows.into_iter().map(|row| object_row(row).map(|row| (row.digest, row)));
+    let found: HashMap<Digest, ObjectRow> = rows.collect::<Outcome<_>>()?;
+    Ok(digests.iter().map(|digest| found.get(digest).cloned()).collect())
+}
+
+/// Objects in the order of `ids`.
+pub(super) async fn objects<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<Vec<ObjectRow>> {
+    let rows = tx.query(rows!("o.id = ANY($1)"), values![ids]).await?;
+    let rows = rows.into_iter().map(|row| object_row(row).map(|row| (row.id, row)));
+    let found: HashMap<ObjectId, ObjectRow> = rows.collect::<Outcome<_>>()?;
+    Ok(ids.iter().filter_map(|id| found.get(id).cloned()).collect())
+}
+
+/// Locks objects in id order, as everywhere; ids that do not exist are left out.
+pub(super) async fn lock<T: Tx>(tx: &mut T, ids: &[ObjectId]) -> Outcome<()> {
+    const LOCK: Sql = Sql::only_postgres("SELECT id FROM objects WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE");
+    tx.query::<ObjectId>(LOCK, values![ids]).await?;
+    Ok(())
+}
+
+/// Adds references, or takes them away.
+pub(super) async fn add_refs<T: Tx>(tx: &mut T, object: ObjectId, by: i64) -> Outcome<()> {
+    tx.execute("UPDATE objects SET refs = refs + $1 WHERE id = $2", values![by, object]).await?;
+    Ok(())
+}
+
+/// Takes references away and leaves the rest to collection: nothing cascades inside a request.
+pub(super) async fn release<T: Tx>(tx: &mut T, object: ObjectId, by: i64) -> Outcome<()> {
+    let now = tx.now().await?;
+    add_refs(tx, object, -by).await?;
+    tx.execute("INSERT INTO suspects (due, object, released) VALUES ($1, $2, true)", values![now, object]).await?;
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! The queue that collection works from.
+
+use super::arguments::at_most;
+use super::leases::leased_by_a_session;
+use super::sql::values;
+use super::tx::{Outcome, Tx};
+use super::{ObjectId, PackId, Queued, Suspect};
+
+/// An entry of the queue, as it lies there.
+pub(super) struct Entry {
+    pub id: i64,
+    pub queued: Queued,
+}
+
+/// Due entries: those of deleted snapshots alone if there are any. So what both they and an upload
+/// that was never committed reach is counted the same way however the work is cut into steps.
+pub(super) async fn due<T: Tx>(tx: &mut T, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
+    let now = tx.now().await?;
+    let released = entries(tx, now, true, take, limit).await?;
+    if released.is_empty() { entries(tx, now, false, take, limit).await } else { Ok(released) }
+}
+
+async fn entries<T: Tx>(tx: &mut T, until: u64, released: bool, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
+    macro_rules! find {
+        ($lock:literal) => {
+            concat!(
+                "SELECT id, object, pack, due, session FROM suspects WHERE released = $1 AND due <= $2 ORDER BY due, id LIMIT $3",
+                $lock
+            )
+        };
+    }
+    type Row = (i64, Option<ObjectId>, Option<PackId>, u64, Option<i64>);
+    let find = if take { find!(" FOR UPDATE SKIP LOCKED") } else { find!("") };
+    let rows: Vec<Row> = tx.query(find, values![released, until, at_most(limit)]).await?;
+    let entry = |(id, object, pack, due, session): Row| {
+        let suspect = object.map(Suspect::Object).or(pack.map(Suspect::Pack))?;
+        Some(Entry { id, queued: Queued { suspect, released, due, session } })
+    };
+    Ok(rows.into_iter().filter_map(entry).collect())
+}
+
+pub(super) async fn queue<T: Tx>(tx: &mut T, due: bool, limit: usize) -> Outcome<Vec<Queued>> {
+    let until = if due { tx.now().await? } else { u64::MAX };
+    let mut all = entries(tx, until, true, false, limit).await?;
+    all.extend(entries(tx, until, false, false, limit - all.len().min(limit)).await?);
+    Ok(all.into_iter().map(|entry| entry.queued).collect())
+}
+
+pub(super) async fn unclaimed<T: Tx>(tx: &mut T, pack: PackId, limit: usize) -> Outcome<Vec<ObjectId>> {
+    let now = tx.now().await?;
+    let find = concat!(
+        "SELECT id FROM objects o WHERE pack = $1 AND refs = 0 AND keep_until <= $2 AND NOT ",
+        leased_by_a_session!("$2"),
+        " ORDER BY id LIMIT $3"
+    );
+    tx.query(find, values![pack, now, at_most(limit)]).await
+}
+
+pub(super) async fn unheld<T: Tx>(tx: &mut T, pack: PackId) -> Outcome<Vec<ObjectId>> {
+    tx.query("SELECT id FROM objects WHERE pack = $1 AND refs = 0 ORDER BY id", values![pack]).await
+}

@@ -1,0 +1,96 @@
+//! Names from the journal.
+
+use super::ObjectId;
+use super::commit::insert_snapshot;
+use super::journal::{last_number, number_after};
+use super::names::{Target, point_tag, targets};
+use super::objects::release;
+use super::sessions::make_repository;
+use super::snapshots::{find_manifest, remove};
+use super::sql::{Sql, values};
+use super::tx::{Outcome, Tx};
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use std::collections::HashMap;
+
+pub(super) async fn restore_names<T: Tx>(tx: &mut T, records: &[Record], last: u64) -> Outcome<Vec<Record>> {
+    const NOBODY_ELSE: Sql = Sql::only_postgres("LOCK TABLE manifests, tags, changes IN SHARE ROW EXCLUSIVE MODE");
+    tx.execute(NOBODY_ELSE, &[]).await?;
+    let mut restore = Restore { tx: &mut *tx, repositories: HashMap::new() };
+    let mut lost: HashMap<(&RepositoryName, Digest), &Record> = HashMap::new();
+    for record in records {
+        match record {
+            Record::Snapshot { repository, manifest, .. } => {
+                if !restore.snapshot(repository, manifest, record).await? {
+                    lost.insert((repository, *manifest), record);
+                }
+            }
+            Record::Tag { repository, tag, manifest, at } => restore.tag(repository, tag, manifest, *at).await?,
+            Record::Untag { repository, tag } => restore.untag(repository, tag).await?,
+            Record::Delete { repository, manifest } => {
+                lost.remove(&(repository, *manifest));
+                let id = restore.repository(repository).await?;
+                if let Some((row, object)) = find_manifest(restore.tx, id, manifest).await? {
+                    remove(restore.tx, row, object).await?;
+                }
+            }
+        }
+    }
+    let last = last.max(last_number(tx).await?);
+    number_after(tx, last).await?;
+    Ok(lost.into_values().cloned().collect())
+}
+
+struct Restore<'a, T> {
+    tx: &'a mut T,
+    repositories: HashMap<RepositoryName, i64>,
+}
+
+impl<T: Tx> Restore<'_, T> {
+    async fn repository(&mut self, name: &RepositoryName) -> Outcome<i64> {
+        if let Some(id) = self.repositories.get(name) {
+            return Ok(*id);
+        }
+        let id = make_repository(self.tx, name).await?;
+        self.repositories.insert(name.clone(), id);
+        Ok(id)
+    }
+
+    /// Brings a snapshot back; false if its manifest is not stored, or not as a manifest that holds
+    /// what it lists.
+    async fn snapshot(&mut self, repository: &RepositoryName, manifest: &Digest, record: &Record) -> Outcome<bool> {
+        let id = self.repository(repository).await?;
+        if find_manifest(self.tx, id, manifest).await?.is_some() {
+            return Ok(true);
+        }
+        let find = "SELECT o.id, o.size, c.logical_bytes FROM objects o JOIN containers c ON c.object = o.id
+                    WHERE o.domain = $1 AND o.digest = $2 AND o.kind = $3";
+        let values = values![self.tx.domain(), manifest, Kind::Manifest];
+        let stored: Option<(ObjectId, u64, u64)> = self.tx.first(find, values).await?;
+        let Some((object, size, reach)) = stored else { return Ok(false) };
+        insert_snapshot(self.tx, id, object, record, size.saturating_add(reach)).await?;
+        Ok(true)
+    }
+
+    /// Points a tag; if its snapshot is not there, it points nowhere.
+    async fn tag(&mut self, repository: &RepositoryName, tag: &Tag, digest: &Digest, at: u64) -> Outcome<()> {
+        let id = self.repository(repository).await?;
+        let Some((manifest, object)) = find_manifest(self.tx, id, digest).await? else { return self.untag(repository, tag).await };
+        let target = Target { manifest, object, digest: *digest };
+        let before = targets(self.tx, id, &[tag]).await?.remove(tag.as_str());
+        if before != Some(target) {
+            return point_tag(self.tx, id, tag, target, before, at).await;
+        }
+        // It went elsewhere and came back since.
+        let again = "UPDATE tags SET updated_at = $3 WHERE repository = $1 AND name = $2";
+        self.tx.execute(again, values![id, tag, at]).await?;
+        Ok(())
+    }
+
+    async fn untag(&mut self, repository: &RepositoryName, tag: &Tag) -> Outcome<()> {
+        let id = self.repository(repository).await?;
+        let Some(before) = targets(self.tx, id, &[tag]).await?.remove(tag.as_str()) else { return Ok(()) };
+        self.tx.execute("DELETE FROM tags WHERE repository = $1 AND name = $2", values![id, tag]).await?;
+        release(self.tx, before.object, 1).await
+    }
+}

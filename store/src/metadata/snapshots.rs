@@ -1,0 +1,100 @@
+//! Snapshots after their commit: used, pinned, evicted, deleted.
+
+use super::arguments::at_most;
+use super::names::{note, visible};
+use super::objects::{lock, release};
+use super::sql::{int, values};
+use super::tx::{Fail, Outcome, Tx};
+use super::{Evictable, ObjectId, Pin};
+use crate::error::Error;
+use pfr_schema::journal::Record;
+use pfr_schema::{Digest, RepositoryName};
+
+/// Row id and object of a repository's manifest.
+pub(super) async fn manifest_row<T: Tx>(tx: &mut T, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {
+    find_manifest(tx, id, digest).await?.ok_or_else(|| unknown(repository, digest))
+}
+
+/// The same, if it is there.
+pub(super) async fn find_manifest<T: Tx>(tx: &mut T, repository: i64, digest: &Digest) -> Outcome<Option<(i64, ObjectId)>> {
+    let find = "SELECT m.id, m.object FROM manifests m JOIN objects o ON o.id = m.object WHERE o.domain = $1 AND o.digest = $2 AND m.repository = $3";
+    tx.first(find, values![tx.domain(), digest, repository]).await
+}
+
+pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {
+    Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() }.into()
+}
+
+pub(super) async fn delete_snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
+    delete_if(tx, repository, digest, None).await.map(|_| ())
+}
+
+pub(super) async fn evict<T: Tx>(tx: &mut T, snapshot: &Evictable) -> Outcome<bool> {
+    match delete_if(tx, &snapshot.repository, &snapshot.digest, Some(snapshot.used_at)).await {
+        Err(Fail::Store(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))) => Ok(false),
+        other => other,
+    }
+}
+
+/// Deletes a snapshot; with `used_at` only if it was last used then and nothing pins it.
+async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, used_at: Option<u64>) -> Outcome<bool> {
+    let id = visible(tx, repository).await?;
+    let (_, object) = manifest_row(tx, id, repository, digest).await?;
+    lock(tx, &[object]).await?;
+    // Again, now that nobody can delete it or point a tag at it.
+    let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
+    // A transaction that pins it waits for this row.
+    let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR (pinned = 0 AND used_at = $2)) FOR UPDATE";
+    let row: Option<i64> = tx.first(wanted, values![manifest, used_at]).await?;
+    if row.is_none() {
+        return Ok(false);
+    }
+    remove(tx, manifest, object).await?;
+    note(tx, &[Record::Delete { repository: repository.clone(), manifest: *digest }]).await?;
+    Ok(true)
+}
+
+/// Removes a snapshot's row and its tags.
+pub(super) async fn remove<T: Tx>(tx: &mut T, manifest: i64, object: ObjectId) -> Outcome<()> {
+    let tags = tx.execute("DELETE FROM tags WHERE manifest = $1", values![manifest]).await?;
+    tx.execute("DELETE FROM manifests WHERE id = $1", values![manifest]).await?;
+    release(tx, object, int(tags) + 1).await
+}
+
+pub(super) async fn touch<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
+    let id = visible(tx, repository).await?;
+    let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    used(tx, manifest).await
+}
+
+/// Marks a snapshot as used now.
+pub(super) async fn used<T: Tx>(tx: &mut T, manifest: i64) -> Outcome<()> {
+    let now = tx.now().await?;
+    tx.execute("UPDATE manifests SET used_at = $1 WHERE id = $2 AND used_at < $1", values![now, manifest]).await?;
+    Ok(())
+}
+
+pub(super) async fn pin<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Outcome<bool> {
+    let id = visible(tx, repository).await?;
+    let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
+    // It may have been deleted since the look.
+    pin_row(tx, manifest, reason, pinned).await?.ok_or_else(|| unknown(repository, digest))
+}
+
+/// Whether anything pins it then; none if it is not there.
+pub(super) async fn pin_row<T: Tx>(tx: &mut T, manifest: i64, reason: Pin, pinned: bool) -> Outcome<Option<bool>> {
+    let update = match pinned {
+        true => "UPDATE manifests SET pinned = pinned | $1 WHERE id = $2 RETURNING pinned <> 0",
+        false => "UPDATE manifests SET pinned = pinned & ~$1 WHERE id = $2 RETURNING pinned <> 0",
+    };
+    Ok(tx.returning(update, values![reason as i64, manifest]).await?.pop())
+}
+
+/// Snapshots that may be evicted, least recently used first.
+pub(super) async fn evictable<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<Evictable>> {
+    let find =
+        "SELECT r.name, o.digest, m.used_at FROM manifests m JOIN repositories r ON r.id = m.repository JOIN objects o ON o.id = m.object
+         WHERE m.pinned = 0 ORDER BY m.used_at, m.id LIMIT $1";
+    let rows: Vec<(RepositoryName, Digest, u64)> = tx.query(find, values![at_most(limit)]).await?;
+    Ok(rows.into_iter().map(|(repository, digest, used_at)| Evictable { repository, digest, used_at }).collect())
+}
