@@ -103,11 +103,16 @@ pub(super) async fn adopt_containers<T: Tx>(tx: &mut T, containers: &[(Digest, K
     Ok(refused)
 }
 
+/// A row of `objects` that is known.
+type RawKnown = (Digest, ObjectId, u64, Kind, u64, Health, PackId, u64);
+/// A container's shape and sizes.
+type RawSizes = (ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64);
+
 /// What is stored of `digests`, locked: nobody counts or collects it until this transaction ends.
 async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>> {
     let find = "SELECT digest, id, size, kind, refs, health, pack, frame_len FROM objects
                 WHERE domain = $1 AND digest = ANY($2) ORDER BY id FOR NO KEY UPDATE";
-    let rows: Vec<(Digest, ObjectId, u64, Kind, u64, Health, PackId, u64)> = tx.query(find, values![tx.domain(), digests]).await?;
+    let rows: Vec<RawKnown> = tx.query(find, values![tx.domain(), digests]).await?;
     let mut known = HashMap::with_capacity(rows.len());
     let mut containers: HashMap<ObjectId, Digest> = HashMap::new();
     for (digest, id, size, kind, refs, health, pack, frame_len) in rows {
@@ -123,7 +128,7 @@ async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, 
     // A second statement: it sees what those who held the locks before wrote.
     let find = "SELECT object, pages, components, page_bytes, logical_bytes, new_bytes FROM containers WHERE object = ANY($1)";
     let ids: Vec<ObjectId> = containers.keys().copied().collect();
-    let rows: Vec<(ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64)> = tx.query(find, values![ids]).await?;
+    let rows: Vec<RawSizes> = tx.query(find, values![ids]).await?;
     for (id, pages, components, page_bytes, logical_bytes, new_bytes) in rows {
         let Some(row) = containers.get(&id).and_then(|digest| known.get_mut(digest)) else { continue };
         row.shape = match (pages.and_then(|p| p.try_into().ok()), components.and_then(|c| c.try_into().ok()), page_bytes) {
