@@ -63,7 +63,7 @@ impl Store {
         }
         let none = || Error::Internal("one digest has one frame".into());
         let extent = plan(std::mem::take(&mut located)).pop().ok_or_else(none)?;
-        let frame = read_extent(self, &extent, &[0..extent.len()]).await?.pop().ok_or_else(none)?;
+        let frame = read_extent(self, &extent, std::slice::from_ref(&(0..extent.len()))).await?.pop().ok_or_else(none)?;
         let (digest, limits) = (*digest, self.options.limits.clone());
         tokio::task::spawn_blocking(move || decode(&digest, &frame, &limits)).await.map_err(|e| Error::Internal(e.to_string()))?
     }
