@@ -2,6 +2,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
+use crate::marker;
 use crate::packs::path;
 use pfr_schema::journal::PREFIX;
 use std::collections::BTreeSet;
@@ -47,11 +48,16 @@ impl Store {
         .await
     }
 
-    /// Removes the files of unfinished uploads of journal objects that are older than a lease: who writes one is done long before.
-    pub(super) async fn remove_unfinished_journal(&self) -> Result<()> {
-        let Some(dir) = self.packs_dir.as_ref().map(|dir| dir.join(PREFIX)) else { return Ok(()) };
+    /// Removes the files of unfinished uploads of journal objects and of the marker that are older than a lease: their
+    /// writers are done long before.
+    pub(super) async fn remove_unfinished_objects(&self) -> Result<()> {
+        let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
         let lease = self.options.lease;
-        blocking(move || remove_unfinished_in(&dir, lease)).await
+        blocking(move || {
+            remove_unfinished_in(&dir, lease, |object| object == marker::KEY)?;
+            remove_unfinished_in(&dir.join(PREFIX), lease, |object| object.ends_with(".json"))
+        })
+        .await
     }
 
     /// Makes the deletion of packs durable.
@@ -73,7 +79,7 @@ fn staged(file: &Path, number: u32) -> PathBuf {
 }
 
 /// Their age is the file system's: its clock is that of all who share it.
-fn remove_unfinished_in(dir: &Path, lease: Duration) -> io::Result<()> {
+fn remove_unfinished_in(dir: &Path, lease: Duration, is_ours: fn(&str) -> bool) -> io::Result<()> {
     let files = match std::fs::read_dir(dir) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -84,8 +90,8 @@ fn remove_unfinished_in(dir: &Path, lease: Duration) -> io::Result<()> {
         let unfinished = file
             .file_name()
             .to_str()
-            .and_then(|name| name.rsplit_once(".json#"))
-            .is_some_and(|(_, number)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
+            .and_then(|name| name.rsplit_once('#'))
+            .is_some_and(|(object, number)| is_ours(object) && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
         if !unfinished {
             continue;
         }

@@ -99,7 +99,7 @@ impl<'a> Run<'a> {
 
     /// Last, and not without end: what is deleted here keeps nobody else's space.
     async fn trim_journal(&mut self) {
-        let unfinished = self.store.remove_unfinished_journal().await;
+        let unfinished = self.store.remove_unfinished_objects().await;
         self.note(unfinished);
         let deleted = self.store.trim_journal(JOURNAL).await;
         self.report.journal_deleted += self.note(deleted).unwrap_or(0);
