@@ -20,7 +20,7 @@ const TAGS: [&str; 3] = ["a", "b", "c"];
 const SNAPSHOTS: usize = 10;
 
 /// Operations of a tag after which a stale read is planted: to find that there is no order takes longer than to find one.
-const PLANTED: usize = 200;
+const PLANTED: usize = 60;
 
 type History = BTreeMap<&'static str, Vec<Event>>;
 
