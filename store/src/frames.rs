@@ -69,7 +69,7 @@ impl Store {
     }
 }
 
-/// What is read of an extent at a time: all of it if it is small, part by part if it is one large frame.
+/// The ranges in which an extent is read: one for a small extent, several for one large frame.
 fn parts(extent: &Extent) -> impl Iterator<Item = Range<u64>> + Send + use<> {
     let len = extent.len();
     let part = if len <= 2 * READ { 2 * READ } else { READ };

@@ -33,7 +33,7 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
 pub(crate) trait Scope: Sized + Send {
     /// Reads it from the request's path.
     fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, Failure>> + Send;
-    /// The repository, if it is one.
+    /// The repository that the scope names; none for [`AllRepositories`].
     fn repository(&self) -> Option<&RepositoryName>;
 }
 

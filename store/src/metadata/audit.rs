@@ -23,7 +23,7 @@ pub(super) async fn audit<B: Backend>(backend: &B, repair: bool) -> Result<Audit
 }
 
 async fn audit_all<T: Tx>(tx: &mut T, repair: bool) -> Outcome<Audit> {
-    // Nobody writes while differences are found and corrected.
+    // This lock keeps writers out while differences are found and corrected.
     const ALONE: Sql = Sql::only_postgres("LOCK TABLE objects, containers, packs, manifests, tags, suspects IN SHARE ROW EXCLUSIVE MODE");
     if repair {
         tx.execute(ALONE, &[]).await?;

@@ -178,7 +178,7 @@ pub(super) async fn put_tags<T: Tx>(tx: &mut T, repository: &RepositoryName, sna
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, snapshot).await?;
     let before = lock_with_targets(tx, id, object, moves).await?;
-    // Again, now that nobody can delete it.
+    // Read once more under the lock: no other transaction can delete it now.
     let (manifest, object) = manifest_row(tx, id, repository, snapshot).await?;
     let target = Target { manifest, object, digest: *snapshot };
     let records = put_tags_at(tx, (id, repository), target, moves, before).await?;

@@ -41,7 +41,7 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, digest).await?;
     lock(tx, &[object]).await?;
-    // Again, now that nobody can delete it or point a tag at it.
+    // Read once more under the lock: no other transaction can delete it or move a tag to it now.
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
     // A transaction that pins it waits for this row.
     let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR (pinned = 0 AND used_at = $2)) FOR UPDATE";

@@ -15,7 +15,8 @@ use tx::PgTx;
 /// Connections of one process.
 const MAX_CONNECTIONS: u32 = 16;
 
-/// A host that loses power says nothing more: without a limit who waits for it waits for ever.
+/// Limit for one answer of the database. A host that loses power closes no connection, so a caller
+/// without a limit would wait for ever.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// How to use a database.
