@@ -8,7 +8,7 @@
 //! A pause is a note on the storage (`notes`): it holds in every process that works on the store, it
 //! survives restarts, and it always has an end.
 
-mod notes;
+pub(crate) mod notes;
 mod schedule;
 mod state;
 

@@ -4,6 +4,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::marker;
 use crate::packs::path;
+use crate::tasks::notes;
 use pfr_schema::journal::PREFIX;
 use std::collections::BTreeSet;
 use std::io;
@@ -48,13 +49,14 @@ impl Store {
         .await
     }
 
-    /// Removes the files of unfinished uploads of journal objects and of the marker that are older than a lease: their
-    /// writers are done long before.
+    /// Removes the files of unfinished uploads of journal objects, of the tasks' notes and of the marker that are
+    /// older than a lease: their writers are done long before.
     pub(super) async fn remove_unfinished_objects(&self) -> Result<()> {
         let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
         let lease = self.options.lease;
         blocking(move || {
             remove_unfinished_in(&dir, lease, |object| object == marker::KEY)?;
+            remove_unfinished_in(&dir.join(notes::PREFIX), lease, |_| true)?;
             remove_unfinished_in(&dir.join(PREFIX), lease, |object| object.ends_with(".json"))
         })
         .await

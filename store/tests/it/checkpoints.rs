@@ -247,7 +247,7 @@ async fn a_torn_part_is_reported_and_scrub_writes_another_checkpoint() {
 }
 
 #[tokio::test]
-async fn unfinished_objects_of_the_journal_and_markers_are_removed_when_their_writers_are_gone() {
+async fn unfinished_objects_of_journal_tasks_and_marker_are_removed_when_their_writers_are_gone() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), Options::default()).await.unwrap();
     let base = base(&store).await;
@@ -264,10 +264,16 @@ async fn unfinished_objects_of_the_journal_and_markers_are_removed_when_their_wr
     let old = [file(&format!("{name}#1"), lease + hour), file(&format!("{name}#12"), lease + hour)];
     let kept = [file(&format!("{name}#2"), Duration::ZERO), file(&format!("{name}#x"), lease + hour), file("other#1", lease + hour)];
     let objects = std::fs::read_dir(&journal).unwrap().count();
-    let old_marker = file("../pf-store#1", lease + hour);
-    let others = [file("../pf-store", lease + hour), file("../pf-store#2", Duration::ZERO), file("../pf-store-2#1", lease + hour)];
+    std::fs::create_dir_all(dir.path().join("packs/tasks")).unwrap();
+    let old_others = [file("../pf-store#1", lease + hour), file("../tasks/scrub.paused-until#1", lease + hour)];
+    let others = [
+        file("../pf-store", lease + hour),
+        file("../pf-store#2", Duration::ZERO),
+        file("../pf-store-2#1", lease + hour),
+        file("../tasks/scrub.paused-until#2", Duration::ZERO),
+    ];
     store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap();
-    assert!(old.iter().chain([&old_marker]).all(|path| !path.exists()));
+    assert!(old.iter().chain(&old_others).all(|path| !path.exists()));
     assert!(kept.iter().chain(&others).all(|path| path.exists()));
     assert_eq!(std::fs::read_dir(&journal).unwrap().count(), objects - old.len());
     store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
