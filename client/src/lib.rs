@@ -34,6 +34,9 @@ mod plain;
 mod plan;
 mod slot;
 
+/// Compiles the body of an async function here, once, and not in each program that awaits it.
+use async_recursion::async_recursion as boxed;
+
 pub use agent::AgentClient;
 pub use directory::Directory;
 pub use error::{Error, Result};

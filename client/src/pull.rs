@@ -16,6 +16,7 @@ mod writer;
 
 pub use into_store::fetch_blobs;
 
+use crate::boxed;
 use crate::error::Result;
 use crate::plan::Totals;
 use crate::progress::{Phase, Progress};
@@ -76,6 +77,7 @@ pub struct PullReport {
 /// # Errors
 /// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then nothing is published;
 /// [`crate::Error::Unreachable`]. Running it again fetches only what has not arrived.
+#[boxed]
 pub async fn pull(
     remote: &Remote,
     repository: &RepositoryName,

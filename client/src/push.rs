@@ -17,6 +17,7 @@ mod source;
 
 pub use into_store::push_into_store;
 
+use crate::boxed;
 use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Progress};
@@ -106,6 +107,7 @@ pub struct PushReport {
 /// # Errors
 /// Whatever is wrong with the source, before anything is sent; the registry's refusal, which names the file if it is about bytes;
 /// [`Error::Unreachable`]. Nothing becomes visible, and running it again sends only what has not arrived.
+#[boxed]
 pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress: &Progress) -> Result<PushReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Reading);

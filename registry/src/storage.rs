@@ -63,11 +63,11 @@ fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
 async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata>> {
     if !config.database.is_empty() {
         let postgres = PostgresOptions { max_connections: config.database_connections, ..PostgresOptions::default() };
-        return Ok(Arc::new(PostgresMetadata::connect(config.database.expose(), postgres).await?));
+        return Ok(PostgresMetadata::connect(config.database.expose(), postgres).await?);
     }
     pfr_store::storage::make_dir(&config.data)?;
     let file = config.data.join("metadata.sqlite");
-    Ok(Arc::new(SqliteMetadata::open_above(&file, options.clock.clone(), options.min_free).await?))
+    Ok(SqliteMetadata::open_above(&file, options.clock.clone(), options.min_free).await?)
 }
 
 /// Logs which operations the storage supports. Only writing and reading are required; the rest is

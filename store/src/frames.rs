@@ -8,6 +8,7 @@ pub(crate) use outputs::Outputs;
 pub use ranges::PackRange;
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::packs::{Extent, READ, header_of, locate, plan, read_extent};
 use bytes::Bytes;
@@ -30,6 +31,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end mark.
+    #[boxed]
     pub async fn frames(&self, digests: Vec<Digest>) -> Result<BoxFrames> {
         let extents = plan(locate(self, &digests).await?);
         let count = digests.len() as u64;
@@ -55,6 +57,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`].
+    #[boxed]
     pub async fn read(&self, digest: &Digest) -> Result<Bytes> {
         let mut located = locate(self, &[*digest]).await?;
         let limit = self.options.limits.document_bytes;

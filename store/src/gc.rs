@@ -24,6 +24,7 @@ mod run;
 mod usage;
 
 use crate::Store;
+use crate::boxed;
 use crate::error::Result;
 use crate::metadata::{GcRun, GcTrigger};
 use crate::tasks::Budget;
@@ -94,6 +95,7 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A container whose references cannot be read is no error: it is kept, with all that hangs
     /// on it, and counted as parked.
+    #[boxed]
     pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;
         if options.dry_run {
@@ -109,6 +111,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::gc`].
+    #[boxed]
     pub async fn gc_within(
         &self,
         options: &GcOptions,
@@ -151,6 +154,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`].
+    #[boxed]
     pub async fn gc_run(&self, id: &str) -> Result<Option<GcRun>> {
         // Ids have one length: only the id itself lies right before its continuation.
         let page = self.metadata.gc_runs(Some(format!("{id}0")), 1).await?;

@@ -3,6 +3,7 @@
 mod source;
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{NewContainer, PushId};
 use crate::packs::{PackWriter, Renewal};
@@ -47,10 +48,15 @@ impl Store {
         S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,
         E: std::fmt::Display,
     {
+        self.ingest_stream(push, &mut stream.map_err(|e| Error::Input(e.to_string()))).await
+    }
+
+    #[boxed]
+    async fn ingest_stream(&self, push: &PushId, stream: &mut (dyn Stream<Item = Result<Bytes>> + Send + Unpin)) -> Result<Ingested> {
         // Ended sessions are refused before their bytes are read.
         self.metadata.renew_push(push.clone(), self.options.lease).await?;
         let mut ingest = Ingest { store: self, push, renewal: Renewal::done(self), pack: None, done: Ingested::default() };
-        match ingest.take_all(stream.map_err(|e| Error::Input(e.to_string()))).await {
+        match ingest.take_all(stream).await {
             Ok(()) => Ok(ingest.done),
             Err(Fault::Stream(error)) => {
                 // What came whole is worth keeping: a retry then sends only the rest.

@@ -11,6 +11,7 @@ mod checkpoint;
 pub(crate) use checkpoint::Newest;
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{JournalRow, Unjournaled};
 use futures::TryStreamExt as _;
@@ -27,6 +28,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: the changes stay noted, and the next call writes them.
+    #[boxed]
     pub async fn flush_journal(&self) -> Result<()> {
         // Who waits here finds that the one before has written its change too.
         let _one_at_a_time = self.journaling.lock().await;

@@ -34,6 +34,10 @@ mod store;
 mod tasks;
 mod verify;
 
+/// Compiles the body of an async function here, once. The body of a plain one is compiled again in each
+/// program and each test that awaits it: half of their build time was this crate.
+use async_recursion::async_recursion as boxed;
+
 pub use backends::SqliteMetadata;
 #[cfg(feature = "postgres")]
 pub use backends::{PostgresMetadata, PostgresOptions};

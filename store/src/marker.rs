@@ -4,6 +4,7 @@
 //! is "not found". Only where the marker is found does that mean lost; else the storage is out of reach, and nothing is concluded from it.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use futures::TryStreamExt as _;
 use futures::future::ready;
@@ -40,6 +41,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`]: it is to be rebuilt, or it is another store's.
+    #[boxed]
     pub async fn names_are_known(&self) -> Result<()> {
         if self.metadata.journal_state(1).await?.last > 0 {
             return Ok(());

@@ -7,6 +7,7 @@
 //! already" must not be said of a tag that a rebuild would not bring back.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{NameChange, Once, PushId};
 use crate::room::Freeing;
@@ -19,6 +20,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the change; [`Error::Invalid`] if the session of `once` stands for another request.
+    #[boxed]
     pub async fn change_names(&self, repository: &RepositoryName, change: NameChange, once: Option<Once>) -> Result<()> {
         let repository = repository.clone();
         // Until the journal is written.
@@ -41,6 +43,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the session stands for another request.
+    #[boxed]
     pub async fn changed_before(&self, repository: &RepositoryName, once: &Once) -> Result<Option<Digest>> {
         match self.metadata.session(once.session.clone()).await {
             Ok(session) => {
@@ -59,6 +62,7 @@ impl Store {
     /// # Errors
     /// As [`Store::commit`]; [`Error::PushUnknown`] also if the session belongs to another
     /// repository.
+    #[boxed]
     pub async fn commit_in(
         &self,
         repository: &RepositoryName,

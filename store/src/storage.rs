@@ -13,6 +13,7 @@
 
 mod credentials;
 
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::packs::PROBES;
 use bytes::Bytes;
@@ -243,6 +244,7 @@ impl Storage {
     /// # Errors
     /// [`Error::Unavailable`] if writing or reading back fails: then it is of no use.
     /// [`Error::Invalid`] if there are no credentials for it.
+    #[boxed]
     pub async fn probe(&self) -> Result<Probe> {
         let Some(service) = &self.metadata_service else { return self.try_all().await };
         credentials::must_answer(&self.url, service).await?;

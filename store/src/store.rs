@@ -1,6 +1,7 @@
 //! The store's face: what a registry or a host does with it.
 
 use crate::backends::SqliteMetadata;
+use crate::boxed;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
@@ -105,22 +106,24 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the directory cannot be made or opened.
+    #[boxed]
     pub async fn open(dir: &Path, options: Options) -> Result<Self> {
         let packs_dir = dir.join("packs");
         let fail = |e: &dyn std::fmt::Display| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
         pfr_service::durable::create_dir_all(&packs_dir).map_err(|e| Error::io("directory", dir, &e))?;
         let packs = LocalFileSystem::new_with_prefix(&packs_dir).map_err(|e| fail(&e))?.with_fsync(true);
         let metadata = SqliteMetadata::open_above(&dir.join("metadata.sqlite"), options.clock.clone(), options.min_free).await?;
-        Ok(Self::new(Arc::new(packs), Arc::new(metadata), options).with_packs_dir(&packs_dir))
+        Ok(Self::new(Arc::new(packs), metadata, options).with_packs_dir(&packs_dir))
     }
 
     /// A store that lives in memory, for tests.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if SQLite cannot be set up.
+    #[boxed]
     pub async fn open_in_memory(options: Options) -> Result<Self> {
         let metadata = SqliteMetadata::open_in_memory(options.clock.clone()).await?;
-        Ok(Self::new(Arc::new(InMemory::new()), Arc::new(metadata), options))
+        Ok(Self::new(Arc::new(InMemory::new()), metadata, options))
     }
 
     /// A store over any packs and metadata.
@@ -200,6 +203,7 @@ impl Store {
     /// # Errors
     /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::Format`] if configuration and checkpoints contradict each other,
     /// [`Error::TagMoved`], [`Error::PushUnknown`].
+    #[boxed]
     pub async fn commit(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, if_tag_is: Option<TagState>) -> Result<Committed> {
         self.commit_as(push, manifest, tag, if_tag_is, None).await
     }
@@ -208,6 +212,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::commit`].
+    #[boxed]
     pub async fn commit_pinned(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, pin: Pin) -> Result<Committed> {
         self.commit_as(push, manifest, tag, None, Some(pin)).await
     }
@@ -251,6 +256,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`].
+    #[boxed]
     pub async fn manifest(&self, digest: &Digest) -> Result<Manifest> {
         match self.container(digest, Kind::Manifest).await? {
             Container::Manifest(manifest) => Ok(manifest),
@@ -262,6 +268,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`].
+    #[boxed]
     pub async fn container(&self, digest: &Digest, kind: Kind) -> Result<Container> {
         let stored = self.metadata.find(vec![*digest]).await?;
         if !stored.first().and_then(Option::as_ref).is_some_and(|row| row.kind.satisfies(kind)) {
@@ -278,6 +285,7 @@ impl Store {
     /// # Errors
     /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`], [`Error::SnapshotUnknown`] (also for `tag~N` beyond the first snapshot),
     /// [`Error::SnapshotAmbiguous`].
+    #[boxed]
     pub async fn resolve(&self, repository: &RepositoryName, selector: &Selector) -> Result<Digest> {
         match selector {
             Selector::Prefix(prefix) => {
@@ -381,6 +389,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
+    #[boxed]
     pub async fn ready(&self) -> Result<()> {
         self.metadata.disk_bytes().await?;
         self.storage_is_there().await

@@ -9,6 +9,7 @@ use pfr_schema::{Digest, RepositoryName};
 use pfr_store::{Collected, Metadata, SqliteMetadata};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -112,7 +113,7 @@ impl Store {
 struct Open {
     /// Keeps the directory until the store is closed.
     dir: TempDir,
-    metadata: SqliteMetadata,
+    metadata: Arc<dyn Metadata>,
     ahead: Ahead,
     shared: StoredRun,
     report: Store,
@@ -144,7 +145,7 @@ pub fn database(dir: &Path) -> PathBuf {
 }
 
 /// Fills a new database with `live` objects; a run of it that others may list.
-pub async fn fill(dir: &Path, live: u64, straight_above: u64, ahead: &Ahead) -> Result<(SqliteMetadata, u64, StoredRun)> {
+pub async fn fill(dir: &Path, live: u64, straight_above: u64, ahead: &Ahead) -> Result<(Arc<dyn Metadata>, u64, StoredRun)> {
     let metadata = SqliteMetadata::open(&database(dir), ahead.clock()).await?;
     if live > straight_above {
         drop(metadata);
@@ -152,7 +153,7 @@ pub async fn fill(dir: &Path, live: u64, straight_above: u64, ahead: &Ahead) -> 
         return Ok((SqliteMetadata::open(&database(dir), ahead.clock()).await?, objects, shared));
     }
     let (mut left, mut shared, name) = (live, None, "bench/live".parse::<RepositoryName>()?);
-    let mut rows = Rows::new(&metadata, 1);
+    let mut rows = Rows::new(&*metadata, 1);
     while left >= 6 {
         let objects = SNAPSHOT.min(left);
         let (_, own) = rows.snapshot(&name, objects, RUN, None).await?;
@@ -169,7 +170,7 @@ async fn open(disk: &Path, live: u64, args: &Args) -> Result<Open> {
     let (metadata, objects, shared) = fill(dir.path(), live, args.straight_above, &ahead).await?;
     eprintln!("{objects} live objects in {:.1} s", start.elapsed().as_secs_f64());
     ahead.advance(2 * LEASE);
-    let (base_look_seconds, _, _) = drain(&metadata, args.batch).await?;
+    let (base_look_seconds, _, _) = drain(&*metadata, args.batch).await?;
     let straight = live > args.straight_above;
     let report = Store { live: objects, straight, objects, database_bytes: 0, base_look_seconds, rounds: Vec::new() };
     Ok(Open { dir, metadata, ahead, shared, report })
@@ -216,10 +217,10 @@ impl Open {
         let name: RepositoryName = "bench/garbage".parse()?;
         let start = Instant::now();
         let first = FIRST_GARBAGE + number * 2 * args.garbage;
-        let manifests = push_garbage(&self.metadata, &name, first, args.garbage, self.shared).await?;
+        let manifests = push_garbage(&*self.metadata, &name, first, args.garbage, self.shared).await?;
         let push_seconds = start.elapsed().as_secs_f64();
         self.ahead.advance(2 * LEASE);
-        let (look_seconds, (looked, _), _) = drain(&self.metadata, args.batch).await?;
+        let (look_seconds, (looked, _), _) = drain(&*self.metadata, args.batch).await?;
         if looked.released + looked.unclaimed > 0 {
             return Err(format!("{looked:?}: something was collected that is held").into());
         }
@@ -232,7 +233,7 @@ impl Open {
             self.metadata.delete_snapshot(name.clone(), *manifest).await?;
         }
         let delete_seconds = start.elapsed().as_secs_f64();
-        let (sweep_seconds, (swept, transactions), longest_transaction_seconds) = drain(&self.metadata, args.batch).await?;
+        let (sweep_seconds, (swept, transactions), longest_transaction_seconds) = drain(&*self.metadata, args.batch).await?;
         let short = args.garbage.abs_diff(swept.released);
         if short > 2 * manifests.len() as u64 + 6 {
             return Err(format!("{} objects were pushed and {} collected", args.garbage, swept.released).into());
@@ -240,7 +241,7 @@ impl Open {
         let start = Instant::now();
         let retired = self.metadata.retire_packs(1_000_000).await?.empty;
         let retire_seconds = start.elapsed().as_secs_f64();
-        let idle_seconds = drain(&self.metadata, args.batch).await?.0;
+        let idle_seconds = drain(&*self.metadata, args.batch).await?.0;
         Ok(Round {
             pushed: args.garbage,
             push_seconds,

@@ -5,7 +5,7 @@ use crate::Result;
 use pfr_schema::codec::Codec;
 use pfr_schema::frame::Header;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Clock, Metadata as _, NewFrame, PackSizes, PushId, SqliteMetadata};
+use pfr_store::{Clock, NewFrame, PackSizes, PushId, SqliteMetadata};
 use std::path::Path;
 use std::time::Duration;
 

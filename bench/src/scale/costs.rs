@@ -54,7 +54,7 @@ pub struct Costs {
 pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
     let (dir, ahead) = (tempfile::Builder::new().prefix("pf-bench-scale-").tempdir_in(disk)?, Ahead::default());
     let path = dir.path().join("metadata.sqlite");
-    let metadata = Arc::new(SqliteMetadata::open(&path, ahead.clock()).await?);
+    let metadata = SqliteMetadata::open(&path, ahead.clock()).await?;
     let name: RepositoryName = "bench/costs".parse()?;
     let mut rows = Rows::new(&*metadata, 1);
     let start = Instant::now();
@@ -111,7 +111,7 @@ pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
 }
 
 /// Small pushes at a time: how many a second, and the bytes of rows that are not objects.
-async fn small(metadata: &Arc<SqliteMetadata>, path: &Path, child_bytes: f64) -> Result<(f64, f64)> {
+async fn small(metadata: &Arc<dyn Metadata>, path: &Path, child_bytes: f64) -> Result<(f64, f64)> {
     const EACH: u64 = 40;
     let tables =
         ["manifests", "sqlite_autoindex_manifests_1", "manifests_object", "manifests_used", "parents", "tags", "tags_manifest", "changes"];

@@ -73,7 +73,7 @@ struct Sequence {
 struct World<'a> {
     w: Workload,
     rows: Rows<'a>,
-    metadata: &'a SqliteMetadata,
+    metadata: &'a dyn Metadata,
     ahead: Ahead,
     now: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -95,8 +95,8 @@ pub async fn run(tmpfs: &Path, hosts: usize, costs: &Costs) -> Result<Vec<Compar
     let w = workload();
     let mut world = World {
         w,
-        rows: Rows::new(&metadata, 1),
-        metadata: &metadata,
+        rows: Rows::new(&*metadata, 1),
+        metadata: &*metadata,
         ahead,
         now: 0,
         events: BinaryHeap::new(),

@@ -1,6 +1,7 @@
 //! Pull into a local store.
 
 use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::meter::Tally;
 use crate::plain::as_blobs;
@@ -43,6 +44,7 @@ const REPAIR: usize = 1024;
 ///
 /// # Errors
 /// `blob_unknown` if the registry does not have one of them; `digest_mismatch` and its like for wrong bytes; [`Error::Unreachable`].
+#[boxed]
 pub async fn fetch_blobs(remote: &Remote, repository: &RepositoryName, digests: &[Digest], store: &Store, push: &PushId) -> Result<u64> {
     let progress = Progress::new();
     let fetcher = Fetcher::new(remote, repository, &progress);

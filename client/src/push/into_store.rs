@@ -1,5 +1,6 @@
 //! The same push into a local store instead of a registry.
 
+use crate::boxed;
 use crate::directory::{Directory, frames};
 use crate::error::{Error, Result};
 use crate::plan::{Item, Plan, PlanDestination, cut, plan};
@@ -22,6 +23,7 @@ const BATCH: u64 = 256 << 20;
 ///
 /// # Errors
 /// [`Error::WrongBytes`] for a file that is not what its name says, [`Error::Store`] for what the store refuses.
+#[boxed]
 pub async fn push_into_store(
     directory: &Arc<Directory>,
     store: &Store,

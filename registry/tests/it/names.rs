@@ -31,10 +31,10 @@ const DATABASES: [Database; 2] = [Database::Sqlite, Database::Postgres];
 impl Database {
     async fn metadata(self) -> Arc<dyn Metadata> {
         match self {
-            Self::Sqlite => Arc::new(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap()),
+            Self::Sqlite => SqliteMetadata::open_in_memory(Clock::system()).await.unwrap(),
             Self::Postgres => {
                 let options = PostgresOptions { max_connections: 4, ..PostgresOptions::default() };
-                Arc::new(PostgresMetadata::connect(&pfr_testkit::postgres::database(), options).await.unwrap())
+                PostgresMetadata::connect(&pfr_testkit::postgres::database(), options).await.unwrap()
             }
         }
     }

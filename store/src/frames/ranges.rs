@@ -1,6 +1,7 @@
 //! Where frames lie, for readers that can reach the packs themselves.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::Result;
 use crate::packs::{Extent, locate, path, plan};
 use pfr_schema::Digest;
@@ -27,6 +28,7 @@ impl Store {
     ///
     /// [`Error::BlobUnknown`]: crate::Error::BlobUnknown
     /// [`Error::Corrupt`]: crate::Error::Corrupt
+    #[boxed]
     pub async fn ranges(&self, digests: &[Digest]) -> Result<Vec<PackRange>> {
         let range = |extent: Extent| PackRange {
             path: path(&extent.pack).to_string(),

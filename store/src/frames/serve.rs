@@ -7,6 +7,7 @@
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::packs::{Extent, READ, locate, plan, read_extent};
 use bytes::Bytes;
@@ -35,6 +36,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::frames`].
+    #[boxed]
     pub async fn serve(&self, digests: Vec<Digest>) -> Result<BoxFrames> {
         let extents = plan(locate(self, &digests).await?).into();
         let hold = Arc::new(Mutex::new(Hold::default()));

@@ -7,6 +7,7 @@ use super::GcOptions;
 use super::plan::{Leases, MOST, Packs, Plan};
 use super::run::Run;
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{Evictable, Pin, SnapshotRow};
 use pfr_schema::api::GcReport;
@@ -27,6 +28,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::gc`].
+    #[boxed]
     pub async fn evict(&self, max_bytes: u64, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;
         let fitted = run.fit(max_bytes).await;
@@ -38,11 +40,13 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
+    #[boxed]
     pub async fn touch(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
         self.metadata.touch_snapshot(repository.clone(), *digest).await
     }
 
     /// The same wherever the snapshot lies. Best effort: that it is not noted does no harm.
+    #[boxed]
     pub async fn touch_everywhere(&self, digest: &Digest) {
         for repository in self.all_repositories().await.unwrap_or_default() {
             match self.touch(&repository, digest).await {
@@ -56,6 +60,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
+    #[boxed]
     pub async fn pin(&self, repository: &RepositoryName, digest: &Digest, reason: Pin, pinned: bool) -> Result<bool> {
         self.metadata.pin_snapshot(repository.clone(), *digest, reason, pinned).await
     }
@@ -102,6 +107,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
+    #[boxed]
     pub async fn pinned(&self) -> Result<Vec<(RepositoryName, SnapshotRow)>> {
         let mut snapshots = Vec::new();
         for repository in self.all_repositories().await? {

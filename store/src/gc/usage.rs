@@ -2,6 +2,7 @@
 
 use super::plan::{Leases, MOST, Packs, Plan};
 use crate::Store;
+use crate::boxed;
 use crate::error::Result;
 use crate::metadata::PackState;
 use pfr_schema::api::Usage;
@@ -18,6 +19,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`].
+    #[boxed]
     pub async fn usage(&self, horizon: Duration) -> Result<Usage> {
         let now = self.options.clock.now();
         let mut plan = Plan::new(self, BATCH, Leases::All);

@@ -1,6 +1,7 @@
 //! What differs between two snapshots.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::Result;
 use crate::metadata::ObjectId;
 use pfr_schema::container::Container;
@@ -14,6 +15,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::BlobUnknown`], [`crate::Error::Corrupt`].
+    #[boxed]
     pub async fn diff(&self, a: &Digest, b: &Digest) -> Result<api::Diff> {
         let (manifest_a, manifest_b) = (self.manifest(a).await?, self.manifest(b).await?);
         let (trees_a, trees_b) = (self.trees_by_group(&manifest_a).await?, self.trees_by_group(&manifest_b).await?);

@@ -5,6 +5,7 @@
 //! state cannot be cut back, and what a shorter prefix would need is not in it.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use pfr_schema::checkpoint::Key;
 use pfr_schema::container::Container;
@@ -47,6 +48,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::RepositoryUnknown`], [`Error::Corrupt`].
+    #[boxed]
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &api::MatchRequest) -> Result<api::MatchResponse> {
         let mut candidates = Vec::new();
         let mut rejected = Vec::new();

@@ -10,6 +10,7 @@ mod verify;
 pub use verify::VerifyProgress;
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{ObjectId, ObjectRow, SnapshotRow};
 use pfr_schema::container::Container;
@@ -41,6 +42,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::SnapshotUnknown`], [`crate::Error::Corrupt`].
+    #[boxed]
     pub async fn detail(&self, repository: &RepositoryName, digest: &Digest) -> Result<api::SnapshotDetail> {
         let summary = self.snapshot(repository, digest).await?.into();
         let manifest = self.manifest(digest).await?;
@@ -76,6 +78,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::SnapshotUnknown`].
+    #[boxed]
     pub async fn lineage(&self, repository: &RepositoryName, digest: &Digest, limit: usize) -> Result<api::Lineage> {
         let mut snapshots: Vec<api::SnapshotSummary> = Vec::new();
         let (mut seen, mut queue) = (HashSet::from([*digest]), VecDeque::from([*digest]));
@@ -100,6 +103,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::SnapshotUnknown`], [`crate::Error::Corrupt`].
+    #[boxed]
     pub async fn flat_manifests(&self, manifest: &Digest) -> Result<Vec<(String, u32, FlatManifest)>> {
         let mut flats = Vec::new();
         for tree in self.trees(&self.manifest(manifest).await?).await? {

@@ -1,6 +1,7 @@
 //! Statistics: what snapshots reach, share and cost.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::Result;
 use crate::metadata::{ObjectId, ObjectRow, SnapshotRow};
 use pfr_schema::{RepositoryName, api};
@@ -28,6 +29,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::RepositoryUnknown`].
+    #[boxed]
     pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<api::Stats> {
         let repositories = match repository {
             Some(name) => vec![name.clone()],

@@ -3,6 +3,7 @@
 use super::ROWS;
 use super::values::{Caller, Values, Work};
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{Health, ObjectId, ObjectRow};
 use crate::verify::{Incoming, verified_frames};
@@ -34,6 +35,7 @@ impl Store {
     ///
     /// [`Error::Unprovable`] for checkpoints whose values have much more bytes than their payloads: they are not computed. A caller that leaves
     /// stops the work within a MiB of hashing.
+    #[boxed]
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         self.verify_in(manifest, None, progress).await
     }
@@ -43,6 +45,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::verify`].
+    #[boxed]
     pub async fn verify_in(
         &self,
         manifest: &Digest,

@@ -1,6 +1,7 @@
 //! Containers against their rows, then the tables against themselves.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{ObjectId, ObjectRow};
 use crate::room::Freeing;
@@ -21,6 +22,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
+    #[boxed]
     pub async fn fsck(&self, repair: bool, progress: &mut (dyn FnMut(&FsckReport) + Send)) -> Result<FsckReport> {
         // It finds out what is wrong on a full disk too, and puts that down.
         let _room = self.metadata.make_room(Freeing::Collection).await?;

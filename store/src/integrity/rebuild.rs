@@ -4,6 +4,7 @@ mod names;
 
 use super::{Pace, check_frame, read_through};
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::frames::decode;
 use crate::marker;
@@ -32,6 +33,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the database is not empty; [`Error::Unavailable`], [`Error::Full`]: move the half-built database away and begin again.
+    #[boxed]
     pub async fn rebuild(&self, progress: &mut (dyn FnMut(&RebuildReport) + Send)) -> Result<RebuildReport> {
         if !self.metadata.is_empty().await? {
             return Err(Error::Invalid("the database is not empty: move it away first, then rebuild into a new one".into()));

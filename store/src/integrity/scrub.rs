@@ -2,6 +2,7 @@
 
 use super::{Pace, read_through};
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::journal::Newest;
 use crate::metadata::{Damage, Health, JournalRow, PackRow, PackState, Packed};
@@ -36,6 +37,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`] if storage or metadata cannot be reached, also if the storage turns out not to be the store's own: then nothing that is
     /// missing on it is quarantined. What is bad is in the report, not an error.
+    #[boxed]
     pub async fn scrub(&self, options: &ScrubOptions, progress: &mut (dyn FnMut(&ScrubReport) + Send)) -> Result<ScrubReport> {
         let report = ScrubReport { full: options.full, ..ScrubReport::default() };
         let mut scrub = Scrub { store: self, full: options.full, pace: Pace::new(options.bytes_per_second), unreadable: 0, report };
@@ -60,6 +62,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
+    #[boxed]
     pub async fn damaged(&self) -> Result<Vec<DamagedBlob>> {
         let (mut all, mut after) = (Vec::new(), None);
         loop {

@@ -8,6 +8,7 @@
 //! What the newest checkpoint does not need may go, and nothing else, so any number of processes may do all of it at once.
 
 use super::{Store, row_of};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::JournalRow;
 use futures::StreamExt as _;
@@ -33,6 +34,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: the checkpoint before still counts.
+    #[boxed]
     pub async fn checkpoint_journal(&self) -> Result<bool> {
         let state = self.metadata.journal_state(FEW + 1).await?;
         // A checkpoint costs as much as there are names: it is paid for by the changes since the last one.
@@ -69,6 +71,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: what was not deleted yet is the next one's to delete.
+    #[boxed]
     pub async fn trim_journal(&self, limit: usize) -> Result<u64> {
         let mut deleted = 0;
         while deleted < limit {

@@ -4,6 +4,7 @@ use super::notes::Note;
 use super::state::Entry;
 use super::{Budget, Lane, RunEnd, Task};
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use futures::future::{join_all, pending};
 use pfr_schema::api::TaskInfo;
@@ -52,6 +53,7 @@ impl Schedule {
     }
 
     /// Runs tasks until [`Self::stop`].
+    #[boxed]
     pub async fn run(&self) {
         let mut lanes = JoinSet::new();
         for lane in Lane::ALL {
@@ -76,6 +78,7 @@ impl Schedule {
     }
 
     /// Waits until nothing runs.
+    #[boxed]
     pub async fn ended(&self) {
         // An error means that the sender is gone, and it is here.
         let _ = self.0.lanes.subscribe().wait_for(|lanes| *lanes == 0).await;
@@ -100,6 +103,7 @@ impl Schedule {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
+    #[boxed]
     pub async fn list(&self) -> Result<Vec<TaskInfo>> {
         let read = self.0.entries.iter().map(|entry| async move {
             let until = self.0.store.read_note(entry.task.name(), Note::PausedUntil).await?;
@@ -117,6 +121,7 @@ impl Schedule {
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: nothing is paused.
+    #[boxed]
     pub async fn pause(&self, name: &str, until: u64) -> Result<Option<TaskInfo>> {
         self.note_pause(name, until).await
     }
@@ -125,6 +130,7 @@ impl Schedule {
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: it stays paused.
+    #[boxed]
     pub async fn resume(&self, name: &str) -> Result<Option<TaskInfo>> {
         self.note_pause(name, 0).await
     }

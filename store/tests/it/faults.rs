@@ -21,7 +21,7 @@ async fn failing(fault: Moment) -> (Store, Arc<AtomicI64>) {
     let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
     // Small packs: several in one stream, so that failures strike between them.
     let options = Options { pack_bytes: 8 << 10, ..Options::default() };
-    (Store::new(packs, Arc::new(metadata), options), countdown)
+    (Store::new(packs, metadata, options), countdown)
 }
 
 #[tokio::test]

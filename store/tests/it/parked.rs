@@ -115,7 +115,7 @@ async fn sqlite() -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("metadata.sqlite");
     let now = Arc::new(AtomicU64::new(1_000_000_000));
-    let metadata = Arc::new(SqliteMetadata::open(&path, clock(&now)).await.unwrap());
+    let metadata = SqliteMetadata::open(&path, clock(&now)).await.unwrap();
     let tables = rusqlite::Connection::open(&path).unwrap();
     Rig::new(metadata, now, Box::new(move |statement| tables.execute_batch(statement).unwrap()), "x'ff'", Some(dir))
 }
@@ -132,7 +132,7 @@ async fn nor_in_postgresql() {
     let rig = async || {
         let (url, now, cluster) = (cluster.create_database(), Arc::new(AtomicU64::new(1_000_000_000)), Arc::clone(&cluster));
         let options = PostgresOptions { max_connections: 2, clock: Some(clock(&now)), ..PostgresOptions::default() };
-        let metadata = Arc::new(PostgresMetadata::connect(&url, options).await.unwrap());
+        let metadata = PostgresMetadata::connect(&url, options).await.unwrap();
         Rig::new(metadata, now, Box::new(move |statement| drop(cluster.sql(&url, statement))), "'\\xff'::bytea", None)
     };
     parks(&rig).await;

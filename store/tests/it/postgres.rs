@@ -24,8 +24,8 @@ use std::time::Duration;
 
 const LEASE: Duration = Duration::from_secs(600);
 
-pub async fn connect(url: &str) -> Arc<PostgresMetadata> {
-    Arc::new(PostgresMetadata::connect(url, PostgresOptions { max_connections: 8, ..PostgresOptions::default() }).await.unwrap())
+pub async fn connect(url: &str) -> Arc<dyn Metadata> {
+    PostgresMetadata::connect(url, PostgresOptions { max_connections: 8, ..PostgresOptions::default() }).await.unwrap()
 }
 
 /// A name that no other push or pack has.
@@ -372,7 +372,7 @@ async fn a_walk_over_names_and_those_who_write_them_do_not_wait_for_each_other()
 }
 
 /// Pushes from several tasks until told to stop; returns what was acknowledged, and how many blobs were new.
-async fn push_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) -> (BTreeSet<Digest>, u64) {
+async fn push_until(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>) -> (BTreeSet<Digest>, u64) {
     let workers = (0..4_u64).map(|worker| {
         let (store, done) = (Arc::clone(store), Arc::clone(done));
         tokio::spawn(async move {
@@ -395,12 +395,12 @@ async fn push_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) -> (B
 }
 
 /// Garbage of many snapshots, in packs of which a little is kept by snapshots whose manifests are returned.
-async fn litter(store: &PostgresMetadata) -> BTreeSet<Digest> {
+async fn litter(store: &Arc<dyn Metadata>) -> BTreeSet<Digest> {
     let mut kept = BTreeSet::new();
     for i in 0..20_u64 {
         let numbers: Vec<u64> = (100_000 + i * 40..100_000 + i * 40 + 30).collect();
-        push_for(Duration::ZERO, store, &numbers, "litter").await.unwrap();
-        push_for(Duration::ZERO, store, &numbers[..2], &format!("kept{}", i % 4)).await.unwrap();
+        push_for(Duration::ZERO, &**store, &numbers, "litter").await.unwrap();
+        push_for(Duration::ZERO, &**store, &numbers[..2], &format!("kept{}", i % 4)).await.unwrap();
         store.delete_snapshot(repository(), frames(&numbers).1).await.unwrap();
         kept.insert(frames(&numbers[..2]).1);
     }
@@ -411,7 +411,7 @@ async fn litter(store: &PostgresMetadata) -> BTreeSet<Digest> {
 }
 
 /// Collects, compacts and forgets from several tasks until told to stop; returns how many objects were deleted.
-async fn collect_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) -> u64 {
+async fn collect_until(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>) -> u64 {
     let workers = (0..2).map(|_| {
         let (store, done) = (Arc::clone(store), Arc::clone(done));
         tokio::spawn(async move {
@@ -431,7 +431,7 @@ async fn collect_until(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>) ->
 }
 
 /// Moves what is alive in one sparse pack.
-async fn compact(store: &PostgresMetadata) -> Result<()> {
+async fn compact(store: &Arc<dyn Metadata>) -> Result<()> {
     for sparse in store.claim_sparse_packs(1, LEASE).await? {
         let (mut moved, mut offset) = (Vec::new(), 8);
         for packed in store.pack_contents(sparse.id).await? {
@@ -446,7 +446,7 @@ async fn compact(store: &PostgresMetadata) -> Result<()> {
 
 /// Pushes and collection at the same time, beside what is `kept`, until told to stop: nobody hears of what happens to the server meanwhile,
 /// and each thing is done once.
-async fn assert_unnoticed(store: &Arc<PostgresMetadata>, done: &Arc<AtomicBool>, mut kept: BTreeSet<Digest>) {
+async fn assert_unnoticed(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>, mut kept: BTreeSet<Digest>) {
     let before = count(&**store).await;
     let ((acknowledged, new), deleted) = tokio::join!(push_until(store, done), collect_until(store, done));
     assert!(!acknowledged.is_empty());
@@ -584,14 +584,14 @@ fn untrip(url: &str) -> u32 {
 }
 
 /// Everything that writes, once; the same each time.
-async fn every_write(store: &PostgresMetadata, round: u64) {
+async fn every_write(store: &Arc<dyn Metadata>, round: u64) {
     let (kept, gone) = ([round * 100, round * 100 + 1], [round * 100 + 1, round * 100 + 2]);
-    push_for(Duration::ZERO, store, &kept, "kept").await.unwrap();
-    push_for(Duration::ZERO, store, &gone, "gone").await.unwrap();
+    push_for(Duration::ZERO, &**store, &kept, "kept").await.unwrap();
+    push_for(Duration::ZERO, &**store, &gone, "gone").await.unwrap();
     store.put_tags(repository(), frames(&kept).1, vec![TagMove { tag: tag("moved"), expected: None }]).await.unwrap();
     store.delete_tag(repository(), tag("moved"), Some(TagState::At(frames(&kept).1))).await.unwrap();
     store.delete_snapshot(repository(), frames(&gone).1).await.unwrap();
-    let done = collect_all(store, 4).await.unwrap();
+    let done = collect_all(&**store, 4).await.unwrap();
     assert_eq!(done.released + done.unclaimed, 5, "two pages, a run, a tree, a manifest: each counted once");
     store.retire_packs(100).await.unwrap();
     let drained = store.drained_packs(Duration::ZERO, 100).await.unwrap();
@@ -601,7 +601,7 @@ async fn every_write(store: &PostgresMetadata, round: u64) {
     assert_eq!(changes.len(), 7);
     let (first, last) = (changes[0].seq, changes[6].seq);
     store.journaled(vec![JournalRow { key: unique("journal"), first, last, checkpoint: false, records: 1 }]).await.unwrap();
-    assert_sound(store).await;
+    assert_sound(&**store).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -674,7 +674,7 @@ async fn silenced(url: &str) -> (String, tokio::sync::watch::Sender<u64>) {
 async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
     let (url, silence) = silenced(&pfr_testkit::postgres::database()).await;
     let options = PostgresOptions { max_connections: 4, limit: Duration::from_secs(2), ..PostgresOptions::default() };
-    let store: Arc<dyn Metadata> = Arc::new(PostgresMetadata::connect(&url, options).await.unwrap());
+    let store: Arc<dyn Metadata> = PostgresMetadata::connect(&url, options).await.unwrap();
     push(&*store, &[1, 2], "t").await.unwrap();
     for round in 0..3_u64 {
         let (stop, stopped) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0));

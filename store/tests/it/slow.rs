@@ -177,7 +177,7 @@ async fn an_upload_that_waits_too_long_for_its_place_is_told_to_come_back() {
     };
     let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.unwrap();
     let options = Options { ingests: 1, queue: Duration::from_millis(100), ..Options::default() };
-    let store = Store::new(watched(Arc::new(InMemory::new()), Arc::new(say)), Arc::new(metadata), options);
+    let store = Store::new(watched(Arc::new(InMemory::new()), Arc::new(say)), metadata, options);
     let first = Upload::begin(&store).await;
     first.send(&stream([blob_frame(&blob(1, 100))]));
     let first = tokio::spawn(first.end());

@@ -91,10 +91,10 @@ fn postgres_url() -> String {
 
 async fn open(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
     Ok(match database {
-        Database::Sqlite => Arc::new(SqliteMetadata::open(file, clock).await?),
+        Database::Sqlite => SqliteMetadata::open(file, clock).await?,
         Database::Postgres => {
             let options = PostgresOptions { max_connections: 3, clock: Some(clock), ..PostgresOptions::default() };
-            Arc::new(PostgresMetadata::connect(&postgres_url(), options).await?)
+            PostgresMetadata::connect(&postgres_url(), options).await?
         }
     })
 }

@@ -56,5 +56,5 @@ pub async fn store() -> (Store, Switch) {
     };
     let packs = watched(Arc::new(InMemory::new()), Arc::new(say));
     let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata in memory");
-    (Store::new(packs, Arc::new(metadata), Options::default()), switch)
+    (Store::new(packs, metadata, Options::default()), switch)
 }

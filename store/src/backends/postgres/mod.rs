@@ -6,9 +6,11 @@ mod tx;
 
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
 use connection::Database;
+use std::sync::Arc;
 use std::time::Duration;
 use tx::PgTx;
 
@@ -47,9 +49,16 @@ impl PostgresMetadata {
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer version.
-    pub async fn connect(url: &str, options: PostgresOptions) -> Result<Self> {
-        Ok(Self { database: Database::connect(url, options).await? })
+    pub async fn connect(url: &str, options: PostgresOptions) -> Result<Arc<dyn Metadata>> {
+        Ok(erased(Self { database: Database::connect(url, options).await? }))
     }
+}
+
+/// Not in an async function: the transactions are compiled where this is, which must be here and not
+/// in each program that opens a store.
+#[inline(never)]
+fn erased(database: PostgresMetadata) -> Arc<dyn Metadata> {
+    Arc::new(database)
 }
 
 impl Backend for PostgresMetadata {

@@ -6,11 +6,13 @@ mod tx;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Fail, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
 use connection::Database;
 use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tx::SqliteTx;
 
@@ -26,7 +28,7 @@ impl SqliteMetadata {
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be opened, is no database, or was written by a newer version.
-    pub async fn open(path: &Path, clock: Clock) -> Result<Self> {
+    pub async fn open(path: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
         Self::open_above(path, clock, None).await
     }
 
@@ -35,17 +37,28 @@ impl SqliteMetadata {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub async fn open_above(path: &Path, clock: Clock, floor: Option<u64>) -> Result<Self> {
-        Ok(Self { database: Database::open(Some(path.to_owned()), floor).await?, clock })
+    pub async fn open_above(path: &Path, clock: Clock, floor: Option<u64>) -> Result<Arc<dyn Metadata>> {
+        Ok(erased(Self { database: Database::open(Some(path.to_owned()), floor).await?, clock }))
     }
 
     /// A database in memory, for tests.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`] if SQLite cannot be set up.
-    pub async fn open_in_memory(clock: Clock) -> Result<Self> {
+    pub async fn open_in_memory(clock: Clock) -> Result<Arc<dyn Metadata>> {
+        Ok(erased(Self::in_memory(clock).await?))
+    }
+
+    pub(crate) async fn in_memory(clock: Clock) -> Result<Self> {
         Ok(Self { database: Database::open(None, None).await?, clock })
     }
+}
+
+/// Not in an async function: the transactions are compiled where this is, which must be here and not
+/// in each program that opens a store.
+#[inline(never)]
+fn erased(database: SqliteMetadata) -> Arc<dyn Metadata> {
+    Arc::new(database)
 }
 
 impl Backend for SqliteMetadata {

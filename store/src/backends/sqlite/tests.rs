@@ -1,7 +1,7 @@
 //! Tables of the first version.
 
 use super::*;
-use crate::metadata::{Lease, Metadata as _};
+use crate::metadata::Lease;
 use rusqlite::Connection;
 
 #[tokio::test]
@@ -31,7 +31,7 @@ async fn a_database_of_the_first_version_keeps_its_leases_and_sessions() {
 
 #[tokio::test]
 async fn a_transaction_that_waits_for_something_else_is_refused() {
-    let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("in memory");
+    let metadata = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
     let waits = metadata.run(Mode::WRITE, (), |_, ()| Box::pin(std::future::pending::<crate::metadata::tx::Outcome<()>>())).await;
     assert!(matches!(waits, Err(Error::Internal(_))), "{waits:?}");
 }

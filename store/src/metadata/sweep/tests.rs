@@ -57,7 +57,7 @@ async fn sets<B: Backend>(database: &B) -> (i64, u64, u64) {
 
 #[tokio::test]
 async fn what_a_set_leaves_in_a_large_pack_does_not_fill_the_queue() {
-    let database = SqliteMetadata::open_in_memory(Clock::system()).await.expect("in memory");
+    let database = SqliteMetadata::in_memory(Clock::system()).await.expect("in memory");
     let (sets, longest, objects) = sets(&database).await;
     assert!(sets > CONTAINERS / ROOM as i64, "{sets} sets: each took all that it found, so this tests nothing");
     assert!(longest <= ROOM as u64, "{longest} entries for {CONTAINERS} objects");

@@ -124,11 +124,11 @@ impl Tables {
 
     async fn open(&self, clock: Clock) -> Arc<dyn Metadata> {
         match self {
-            Self::Memory => Arc::new(SqliteMetadata::open_in_memory(clock).await.unwrap()),
-            Self::File(dir) => Arc::new(SqliteMetadata::open(&dir.path().join("metadata.sqlite"), clock).await.unwrap()),
+            Self::Memory => SqliteMetadata::open_in_memory(clock).await.unwrap(),
+            Self::File(dir) => SqliteMetadata::open(&dir.path().join("metadata.sqlite"), clock).await.unwrap(),
             Self::Database(url) => {
                 let options = PostgresOptions { max_connections: 6, clock: Some(clock), ..PostgresOptions::default() };
-                Arc::new(PostgresMetadata::connect(url, options).await.unwrap())
+                PostgresMetadata::connect(url, options).await.unwrap()
             }
         }
     }

@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 async fn backends(clock: Clock, dir: &std::path::Path) -> Vec<(&'static str, Arc<dyn Metadata>)> {
     vec![
-        ("sqlite in memory", Arc::new(SqliteMetadata::open_in_memory(clock.clone()).await.unwrap())),
-        ("sqlite on disk", Arc::new(SqliteMetadata::open(&dir.join("metadata.sqlite"), clock.clone()).await.unwrap())),
-        ("postgres", Arc::new(postgres(clock).await)),
+        ("sqlite in memory", SqliteMetadata::open_in_memory(clock.clone()).await.unwrap()),
+        ("sqlite on disk", SqliteMetadata::open(&dir.join("metadata.sqlite"), clock.clone()).await.unwrap()),
+        ("postgres", postgres(clock).await),
     ]
 }
 
 /// An empty database: the first one of this thread, emptied.
-async fn postgres(clock: Clock) -> PostgresMetadata {
+async fn postgres(clock: Clock) -> Arc<dyn Metadata> {
     thread_local!(static URL: std::cell::OnceCell<String> = const { std::cell::OnceCell::new() });
     let url = URL.with(|url| url.get_or_init(pfr_testkit::postgres::database).clone());
     let metadata =

@@ -2,7 +2,7 @@
 
 use super::{LEASE, connect, unique};
 use crate::common::repository;
-use pfr_store::{Metadata as _, PushId};
+use pfr_store::PushId;
 use pfr_testkit::postgres::{Cluster, Durability};
 use std::process::Command;
 use std::sync::Arc;

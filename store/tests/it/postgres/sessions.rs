@@ -3,7 +3,7 @@
 use super::{LEASE, collect_all, connect, frames, unique, upload};
 use crate::common::repository;
 use pfr_schema::Kind;
-use pfr_store::{Metadata as _, PushId};
+use pfr_store::PushId;
 use pfr_testkit::postgres;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql};
 use std::sync::Arc;
