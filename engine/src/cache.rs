@@ -1,8 +1,9 @@
 //! A paged KV cache: blocks of 16 tokens from a pool, and a block table per sequence.
 //!
 //! A block holds one K page and one V page in the byte order of `paged-batchinvariant-v1`:
-//! `[layer][token][kv head][head_dim]`, little-endian bfloat16. Sequences forked from each other share blocks;
-//! a shared block is copied before it is written. Slots not yet written are zero. Nothing here knows a model.
+//! `[layer][token][kv head][head_dim]`, little-endian bfloat16. Sequences forked from each other
+//! share blocks; a shared block is copied before it is written. Slots not yet written are zero.
+//! Nothing here knows a model.
 
 use crate::error::EngineError;
 use crate::model::KvSequence;
@@ -95,8 +96,8 @@ pub struct PagedCache {
 impl PagedCache {
     /// A pool of `blocks` blocks in ordinary memory (taken from the system when first written).
     ///
-    /// `placement` shuffles the order in which blocks are handed out, so that one logical state can lie in
-    /// different physical blocks; `None` hands them out in ascending order.
+    /// `placement` shuffles the order in which blocks are handed out, so that one logical state can
+    /// lie in different physical blocks; `None` hands them out in ascending order.
     #[must_use]
     pub fn new(shape: KvShape, blocks: u32, placement: Option<u64>) -> Self {
         let memory = vec![0_u8; blocks as usize * 2 * shape.page_bytes()];
@@ -205,8 +206,8 @@ impl PagedCache {
         self.memory.bytes_mut()[block.0 as usize * 2 * page..][..2 * page].split_at_mut(page)
     }
 
-    /// Appends room for `count` tokens: takes zeroed blocks and copies the last one if others hold it too.
-    /// The tokens count at once; the caller writes them next. On error nothing has changed.
+    /// Appends room for `count` tokens: takes zeroed blocks and copies the last one if others hold
+    /// it too. The tokens count at once; the caller writes them next. On error nothing has changed.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`], [`EngineError::PoolFull`].
@@ -252,8 +253,8 @@ impl PagedCache {
     /// A new sequence of `tokens` tokens with the given K and V pages.
     ///
     /// # Errors
-    /// [`EngineError::Restore`] if number or size of the pages is wrong or an unused slot of the last page is
-    /// not zero, [`EngineError::PoolFull`].
+    /// [`EngineError::Restore`] if number or size of the pages is wrong or an unused slot of the
+    /// last page is not zero, [`EngineError::PoolFull`].
     pub fn restore(&mut self, tokens: usize, pages: &[(&[u8], &[u8])]) -> Result<SeqId, EngineError> {
         let (want, size) = (tokens.div_ceil(PAGE_TOKENS), self.shape.page_bytes());
         if pages.len() != want {

@@ -1,14 +1,14 @@
-//! Snapshot directories in ProcessFork's form: `page_manifest.json` and `blobs/sha256/<2 hex>/<64 hex>`.
+//! Snapshot directories in ProcessFork's form: `page_manifest.json` and
+//! `blobs/sha256/<2 hex>/<64 hex>`.
 //!
-//! The manifest's bytes are the canonical ones: compact JSON, fields in declared order, pages by `ix`,
-//! sequences by id. Page numbers are given out in order of first appearance, so they do not tell in which
-//! physical blocks the pages lay.
+//! The manifest's bytes are the canonical ones: compact JSON, fields in declared order, pages by
+//! `ix`, sequences by id. Page numbers are given out in order of first appearance, so they do not
+//! tell in which physical blocks the pages lay.
 
 use crate::Engine;
 use crate::cache::{BlockId, KvShape, PAGE_TOKENS, SeqId};
 use crate::error::EngineError;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -101,7 +101,8 @@ pub struct Written {
     pub bytes: u64,
 }
 
-/// A snapshot directory being written. The manifest comes last, so a directory with one is complete.
+/// A snapshot directory being written. The manifest comes last, so a directory with one is
+/// complete.
 pub struct SnapshotWriter {
     dir: PathBuf,
     written: Written,
@@ -125,7 +126,7 @@ impl SnapshotWriter {
     /// # Errors
     /// [`EngineError::Io`].
     pub fn blob(&mut self, bytes: &[u8]) -> Result<String, EngineError> {
-        let digest = hex::encode(Sha256::digest(bytes));
+        let digest = pfr_schema::Digest::sha256(bytes).hex();
         let path = blob_path(&self.dir, &digest);
         if !path.exists() {
             self.parent(&path)?;
@@ -136,7 +137,8 @@ impl SnapshotWriter {
         Ok(format!("sha256:{digest}"))
     }
 
-    /// Takes a blob over from another snapshot directory: a hard link, or a copy across file systems.
+    /// Takes a blob over from another snapshot directory: a hard link, or a copy across file
+    /// systems.
     ///
     /// # Errors
     /// [`EngineError::Snapshot`] if `digest` is not `sha256:<64 hex>`, [`EngineError::Io`].
@@ -178,8 +180,8 @@ fn blob_path(dir: &Path, hex: &str) -> PathBuf {
     dir.join("blobs").join("sha256").join(&hex[..2]).join(hex)
 }
 
-/// Writes the given sequences of an engine as a snapshot directory. A block that several sequences hold is
-/// one page; equal bytes are one blob.
+/// Writes the given sequences of an engine as a snapshot directory. A block that several sequences
+/// hold is one page; equal bytes are one blob.
 ///
 /// # Errors
 /// [`EngineError::NoSequence`], [`EngineError::Snapshot`] if the directory holds a snapshot,

@@ -1,8 +1,8 @@
 //! The forward pass: RMSNorm, rotary attention with grouped heads, SwiGLU, tied output.
 //!
-//! Activations are kept panel by panel, `[panel][token][64]`: threads then write disjoint slices, and a head
-//! is a panel. A token's numbers depend on nothing but the tokens before it; see `kernel` for why that holds
-//! bit for bit however the tokens are batched.
+//! Activations are kept panel by panel, `[panel][token][64]`: threads then write disjoint slices,
+//! and a head is a panel. A token's numbers depend on nothing but the tokens before it; see
+//! `kernel` for why that holds bit for bit however the tokens are batched.
 
 use crate::cache::PAGE_TOKENS;
 use crate::kernel::{LANES, Lhs, MAX_ROWS, Out, Rhs, tile};
@@ -10,8 +10,8 @@ use crate::math;
 use crate::model::{KvSequence, Matrix, Model, bytes_of};
 use crate::parallel::split;
 
-/// Tokens of one pass through the layers: enough to reuse weights from cache, few enough for activations to
-/// stay there.
+/// Tokens of one pass through the layers: enough to reuse weights from cache, few enough for
+/// activations to stay there.
 const CHUNK: usize = 128;
 
 /// Activations of some tokens, `[panel][token][64]`.
@@ -45,12 +45,13 @@ impl Activations {
 }
 
 impl Model {
-    /// Runs `tokens` (at least one) at positions `start..` and returns the last one's final hidden state
-    /// (`width` numbers). With `write`, K and V of every token go to `kv` first; without, `kv` must have
-    /// them already, and what it has is used.
+    /// Runs `tokens` (at least one) at positions `start..` and returns the last one's final hidden
+    /// state (`width` numbers). With `write`, K and V of every token go to `kv` first; without,
+    /// `kv` must have them already, and what it has is used.
     ///
     /// # Panics
-    /// If `tokens` is empty, a token is outside the vocabulary or `kv` lacks pages: bugs in the caller.
+    /// If `tokens` is empty, a token is outside the vocabulary or `kv` lacks pages: bugs in the
+    /// caller.
     pub fn forward<K: KvSequence>(&self, threads: usize, tokens: &[u32], start: usize, kv: &mut K, write: bool) -> Vec<f32> {
         assert!(!tokens.is_empty(), "nothing to run");
         let mut hidden = Vec::new();
@@ -221,8 +222,8 @@ impl Model {
         }
     }
 
-    /// Adds `scores[row][p] · V[p]` for the given rows and positions (which lie in one page unless they
-    /// begin at 0) to the rows of `out`.
+    /// Adds `scores[row][p] · V[p]` for the given rows and positions (which lie in one page unless
+    /// they begin at 0) to the rows of `out`.
     #[allow(clippy::too_many_arguments)]
     fn mix<K: KvSequence>(
         &self,
@@ -259,8 +260,8 @@ struct Job {
     tokens: usize,
 }
 
-/// K of one head with positions as columns, `[panel of 64 positions][64][64]`: the form in which the kernel
-/// computes 64 scores at once. Four little-endian values to a word.
+/// K of one head with positions as columns, `[panel of 64 positions][64][64]`: the form in which
+/// the kernel computes 64 scores at once. Four little-endian values to a word.
 struct Keys {
     head: usize,
     data: Vec<u64>,

@@ -1,7 +1,8 @@
 //! Reader of GGUF version 3: metadata and tensors of a model file.
 //!
-//! Every length and offset is checked against the bytes at hand, so a damaged file gives an error and never
-//! a panic; memory stays within a small multiple of the file. Strings and tensors borrow from the input.
+//! Every length and offset is checked against the bytes at hand, so a damaged file gives an error
+//! and never a panic; memory stays within a small multiple of the file. Strings and tensors borrow
+//! from the input.
 
 use crate::error::EngineError;
 use std::collections::BTreeMap;
@@ -74,7 +75,8 @@ impl<'a> Gguf<'a> {
     /// Parses a whole file held in memory.
     ///
     /// # Errors
-    /// [`EngineError::Gguf`] on damage, [`EngineError::Unsupported`] on another version or tensor type.
+    /// [`EngineError::Gguf`] on damage, [`EngineError::Unsupported`] on another version or tensor
+    /// type.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, EngineError> {
         let mut reader = Reader { bytes, at: 0 };
         if reader.u32()? != MAGIC {
@@ -258,7 +260,8 @@ impl<'a> Reader<'a> {
             8 => Value::Text(self.text()?),
             9 if depth < MAX_DEPTH => {
                 let (kind, count) = (self.u32()?, self.u64()?);
-                // An element takes at least one byte, so a false count ends in "the file ends inside a field".
+                // An element takes at least one byte, so a false count ends in "the file ends
+                // inside a field".
                 let mut values = Vec::new();
                 for _ in 0..count {
                     values.push(self.value(kind, depth + 1)?);

@@ -1,15 +1,17 @@
 //! The one matrix kernel: up to six rows times a 64-column panel of bfloat16.
 //!
-//! Why one kernel: projections, `q·Kᵀ` and `p·V` all run through it, so every number the engine produces is
-//! defined by the same rule: **each output is a chain of fused multiply-adds in ascending `k`**. The order
-//! does not depend on the number of rows, on the vector width or on who calls, hence a token's result has
-//! the same bits alone and in a batch, on one thread and on eight, with AVX-512, AVX2 or neither.
+//! Why one kernel: projections, `q·Kᵀ` and `p·V` all run through it, so every number the engine
+//! produces is defined by the same rule: **each output is a chain of fused multiply-adds in
+//! ascending `k`**. The order does not depend on the number of rows, on the vector width or on who
+//! calls, hence a token's result has the same bits alone and in a batch, on one thread and on
+//! eight, with AVX-512, AVX2 or neither.
 
 use std::fmt;
 
 /// Columns of a panel. Heads have this width too, so a panel is also "one head".
 pub const LANES: usize = 64;
-/// Rows one call takes at most: 6 × 64 sums fill the 24 of 32 AVX-512 registers that the operands leave.
+/// Rows one call takes at most: 6 × 64 sums fill the 24 of 32 AVX-512 registers that the operands
+/// leave.
 pub const MAX_ROWS: usize = 6;
 
 /// Instruction set the kernel runs on. All of them give the same bits.
@@ -66,7 +68,8 @@ pub struct Lhs<'a> {
     pub block: usize,
 }
 
-/// Right operand: element `(k, j)` is the little-endian bfloat16 at byte `k * row + 2 * j`, `j` < 64.
+/// Right operand: element `(k, j)` is the little-endian bfloat16 at byte `k * row + 2 * j`, `j` <
+/// 64.
 #[derive(Clone, Copy)]
 pub struct Rhs<'a> {
     /// The bytes.
@@ -115,7 +118,8 @@ pub fn tile(isa: Isa, rows: usize, k: usize, lhs: Lhs<'_>, rhs: Rhs<'_>, out: &m
 fn run<const R: usize>(isa: Isa, k: usize, lhs: Lhs<'_>, rhs: Rhs<'_>, out: &mut Out<'_>) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::detect` found the features; `tile` checked that every index below is in bounds.
+        // SAFETY: `Isa::detect` found the features; `tile` checked that every index below is in
+        // bounds.
         Isa::Avx512 => unsafe { x86::tile_avx512::<R>(k, lhs, rhs, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -160,93 +164,82 @@ mod x86 {
     use super::{LANES, Lhs, Out, Rhs};
     use std::arch::x86_64::*;
 
-    /// # Safety
-    /// AVX-512F, and operands long enough for `R` rows and `k` steps (checked by `super::tile`).
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn tile_avx512<const R: usize>(k: usize, lhs: Lhs<'_>, rhs: Rhs<'_>, out: &mut Out<'_>) {
-        let (a, b, c) = (lhs.data.as_ptr(), rhs.data.as_ptr(), out.data.as_mut_ptr());
-        let mut sums = [[_mm512_setzero_ps(); 4]; R];
-        // SAFETY: the caller guarantees that every offset formed here lies inside its slice.
-        unsafe {
-            if out.accumulate {
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    for (q, sum) in sum.iter_mut().enumerate() {
-                        *sum = _mm512_loadu_ps(c.add(r * out.row + q * 16));
-                    }
-                }
-            }
-            let mut step = b;
-            let mut i = 0;
-            while i < k {
-                let block = a.add(i / LANES * lhs.block);
-                for n in 0..LANES.min(k - i) {
-                    let mut w = [_mm512_setzero_ps(); 4];
-                    for (q, w) in w.iter_mut().enumerate() {
-                        let half = _mm256_loadu_si256(step.add(q * 32).cast());
-                        *w = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)));
-                    }
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        let x = _mm512_set1_ps(*block.add(r * lhs.row + n));
-                        for (sum, w) in sum.iter_mut().zip(w) {
-                            *sum = _mm512_fmadd_ps(x, w, *sum);
-                        }
-                    }
-                    step = step.wrapping_add(rhs.row);
-                }
-                i += LANES;
-            }
-            for (r, sum) in sums.iter().enumerate() {
-                for (q, sum) in sum.iter().enumerate() {
-                    _mm512_storeu_ps(c.add(r * out.row + q * 16), *sum);
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// AVX2 and FMA, and operands long enough for `R` rows and `k` steps (checked by `super::tile`).
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn tile_avx2<const R: usize>(k: usize, lhs: Lhs<'_>, rhs: Rhs<'_>, out: &mut Out<'_>) {
-        let (a, c) = (lhs.data.as_ptr(), out.data.as_mut_ptr());
-        for j in (0..LANES).step_by(16) {
-            let mut sums = [[_mm256_setzero_ps(); 2]; R];
-            // SAFETY: the caller guarantees that every offset formed here lies inside its slice.
-            unsafe {
-                if out.accumulate {
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        for (q, sum) in sum.iter_mut().enumerate() {
-                            *sum = _mm256_loadu_ps(c.add(r * out.row + j + q * 8));
-                        }
-                    }
-                }
-                let mut step = rhs.data.as_ptr().add(2 * j);
-                let mut i = 0;
-                while i < k {
-                    let block = a.add(i / LANES * lhs.block);
-                    for n in 0..LANES.min(k - i) {
-                        let mut w = [_mm256_setzero_ps(); 2];
-                        for (q, w) in w.iter_mut().enumerate() {
-                            let half = _mm_loadu_si128(step.add(q * 16).cast());
-                            *w = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)));
-                        }
-                        for (r, sum) in sums.iter_mut().enumerate() {
-                            let x = _mm256_set1_ps(*block.add(r * lhs.row + n));
-                            for (sum, w) in sum.iter_mut().zip(w) {
-                                *sum = _mm256_fmadd_ps(x, w, *sum);
+    /// Writes the kernel for one instruction set, which has vectors of `$lanes` numbers and
+    /// computes `$vectors` of them at a time.
+    macro_rules! tile {
+        ($name:ident, $features:literal, $lanes:literal, $vectors:literal, $zero:ident, $load:ident, $store:ident, $splat:ident, $fma:ident, $widen:ident) => {
+            /// # Safety
+            /// The instruction set, and operands long enough for `R` rows and `k` steps (checked by
+            /// `super::tile`).
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name<const R: usize>(k: usize, lhs: Lhs<'_>, rhs: Rhs<'_>, out: &mut Out<'_>) {
+                let (a, c) = (lhs.data.as_ptr(), out.data.as_mut_ptr());
+                for j in (0..LANES).step_by($lanes * $vectors) {
+                    let mut sums = [[$zero(); $vectors]; R];
+                    // SAFETY: the caller guarantees that every offset formed here lies inside its
+                    // slice.
+                    unsafe {
+                        if out.accumulate {
+                            for (r, sum) in sums.iter_mut().enumerate() {
+                                for (q, sum) in sum.iter_mut().enumerate() {
+                                    *sum = $load(c.add(r * out.row + j + q * $lanes));
+                                }
                             }
                         }
-                        step = step.wrapping_add(rhs.row);
-                    }
-                    i += LANES;
-                }
-                for (r, sum) in sums.iter().enumerate() {
-                    for (q, sum) in sum.iter().enumerate() {
-                        _mm256_storeu_ps(c.add(r * out.row + j + q * 8), *sum);
+                        let mut step = rhs.data.as_ptr().add(2 * j);
+                        let mut i = 0;
+                        while i < k {
+                            let block = a.add(i / LANES * lhs.block);
+                            for n in 0..LANES.min(k - i) {
+                                let mut w = [$zero(); $vectors];
+                                for (q, w) in w.iter_mut().enumerate() {
+                                    *w = $widen(step.add(q * 2 * $lanes));
+                                }
+                                for (r, sum) in sums.iter_mut().enumerate() {
+                                    let x = $splat(*block.add(r * lhs.row + n));
+                                    for (sum, w) in sum.iter_mut().zip(w) {
+                                        *sum = $fma(x, w, *sum);
+                                    }
+                                }
+                                step = step.wrapping_add(rhs.row);
+                            }
+                            i += LANES;
+                        }
+                        for (r, sum) in sums.iter().enumerate() {
+                            for (q, sum) in sum.iter().enumerate() {
+                                $store(c.add(r * out.row + j + q * $lanes), *sum);
+                            }
+                        }
                     }
                 }
             }
-        }
+        };
     }
+
+    /// Sixteen bfloat16 numbers as numbers of 32 bits.
+    ///
+    /// # Safety
+    /// AVX-512F, and 32 bytes at `from`.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn widen_512(from: *const u8) -> __m512 {
+        // SAFETY: the caller's promise.
+        let half = unsafe { _mm256_loadu_si256(from.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+    }
+
+    /// Eight bfloat16 numbers as numbers of 32 bits.
+    ///
+    /// # Safety
+    /// AVX2, and 16 bytes at `from`.
+    #[target_feature(enable = "avx2")]
+    unsafe fn widen_256(from: *const u8) -> __m256 {
+        // SAFETY: the caller's promise.
+        let half = unsafe { _mm_loadu_si128(from.cast()) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
+    }
+
+    tile!(tile_avx512, "avx512f", 16, 4, _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps, widen_512);
+    tile!(tile_avx2, "avx2,fma", 8, 2, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps, widen_256);
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
-//! A small deterministic CPU engine that produces real KV pages, and the reference engine of capture and restore.
+//! A small deterministic CPU engine that produces real KV pages, and the reference engine of
+//! capture and restore.
 //!
-//! Demo, tests and benchmarks need KV bytes as a model makes them, and a process whose generation can be
-//! interrupted and continued from stored state. The product itself does not use this crate. It has two faces:
+//! Demo, tests and benchmarks need KV bytes as a model makes them, and a process whose generation
+//! can be interrupted and continued from stored state. The product itself does not use this crate.
+//! It has two faces:
 //!
 //! * [`Engine`]: SmolLM2-135M-Instruct in this process, in ordinary memory — for snapshot directories and measurements.
 //! * [`serve`]: a process of its own (`pf-kv serve`) with its state in shared memory ([`shared`], [`blocks`]), which registers with
 //!   a capture agent ([`attach`]) like any engine. It runs one of two cores ([`compute`]): SmolLM2 again, or a random [`hybrid`]
 //!   with recurrent state and a sliding window.
 //!
-//! What all of it promises, bit for bit: the same tokens give the same pages and scores in every run, on
-//! every machine, with any number of threads, however the prompt is cut, in whatever physical blocks they lie,
-//! whatever lay there before, and after a restore.
+//! What all of it promises, bit for bit: the same tokens give the same pages and scores in every
+//! run, on every machine, with any number of threads, however the prompt is cut, in whatever
+//! physical blocks they lie, whatever lay there before, and after a restore.
 #![warn(missing_docs)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -58,7 +60,8 @@ pub struct Options {
     pub threads: usize,
     /// Blocks of 16 tokens in the page pool (368,640 bytes each, taken from the system when used).
     pub blocks: u32,
-    /// Seed that shuffles the physical blocks; `None` takes them in order. Results do not depend on it.
+    /// Seed that shuffles the physical blocks; `None` takes them in order. Results do not depend on
+    /// it.
     pub placement: Option<u64>,
 }
 
@@ -192,8 +195,8 @@ impl Engine {
 
     /// Scores of every token of the vocabulary for the place after the last token.
     ///
-    /// A restored sequence has no scores yet: its last token is run again over the stored pages, which are
-    /// read and not written.
+    /// A restored sequence has no scores yet: its last token is run again over the stored pages,
+    /// which are read and not written.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`], [`EngineError::EmptySequence`].
@@ -219,8 +222,8 @@ impl Engine {
         self.generate_with(seq, count, &mut Sampler::Greedy, |_| true)
     }
 
-    /// Appends up to `count` tokens chosen by `sampler`, as long as `go_on` says so of each (the one it
-    /// refuses is still appended), and returns them.
+    /// Appends up to `count` tokens chosen by `sampler`, as long as `go_on` says so of each (the
+    /// one it refuses is still appended), and returns them.
     ///
     /// # Errors
     /// As [`Engine::generate`].
@@ -243,7 +246,8 @@ impl Engine {
         Ok(generated)
     }
 
-    /// A new sequence with the same tokens. Pages are shared; the first to write a shared last page copies it.
+    /// A new sequence with the same tokens. Pages are shared; the first to write a shared last page
+    /// copies it.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`].
@@ -279,7 +283,8 @@ impl Engine {
         self.cache.blocks(seq)
     }
 
-    /// A block's K page and V page, 184,320 bytes each: `[layer][token][kv head][64]`, little-endian bfloat16.
+    /// A block's K page and V page, 184,320 bytes each: `[layer][token][kv head][64]`,
+    /// little-endian bfloat16.
     ///
     /// # Panics
     /// If the block is not of this engine: a bug in the caller.
@@ -288,11 +293,13 @@ impl Engine {
         self.cache.page(block)
     }
 
-    /// A new sequence from tokens and their K and V pages; generation continues as if never interrupted.
+    /// A new sequence from tokens and their K and V pages; generation continues as if never
+    /// interrupted.
     ///
     /// # Errors
-    /// [`EngineError::Token`], [`EngineError::ContextFull`], [`EngineError::Restore`] if number or size of
-    /// the pages does not fit the tokens or unused slots are not zero, [`EngineError::PoolFull`].
+    /// [`EngineError::Token`], [`EngineError::ContextFull`], [`EngineError::Restore`] if number or
+    /// size of the pages does not fit the tokens or unused slots are not zero,
+    /// [`EngineError::PoolFull`].
     pub fn restore(&mut self, tokens: &[u32], pages: &[(&[u8], &[u8])]) -> Result<SeqId, EngineError> {
         self.check_tokens(tokens)?;
         let limit = self.model.config().context;

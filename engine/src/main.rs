@@ -1,5 +1,5 @@
-//! `pf-kv`: an engine for the demo, tests and benchmarks. It writes snapshot directories of real or made-up KV pages, and
-//! serves: a process that a capture agent attaches to.
+//! `pf-kv`: an engine for the demo, tests and benchmarks. It writes snapshot directories of real or
+//! made-up KV pages, and serves: a process that a capture agent attaches to.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pfr_engine::blocks::Placement;
@@ -17,7 +17,8 @@ use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// A small deterministic engine: writes snapshot directories (page_manifest.json and blobs/), or serves.
+/// A small deterministic engine: writes snapshot directories (page_manifest.json and blobs/), or
+/// serves.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -27,14 +28,16 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// A made-up session without a model: pages of seeded noise in SmolLM2's shape, with tokens and configuration.
+    /// A made-up session without a model: pages of seeded noise in SmolLM2's shape, with tokens and
+    /// configuration.
     #[command(after_help = SYNTHETIC)]
     Synthetic(Synthetic),
     /// The KV cache of SmolLM2-135M over some text, and forks of it.
     Smollm2(Smollm2),
     /// Any number of pages of TinyLlama's shape, filled with head vectors from a SmolLM2 cache.
     Tinyllama(Tinyllama),
-    /// An engine process with its state in shared memory, for a capture agent; driven by JSON lines on standard input.
+    /// An engine process with its state in shared memory, for a capture agent; driven by JSON lines
+    /// on standard input.
     #[command(after_long_help = serve::HELP)]
     Serve(Serve),
 }
@@ -66,7 +69,8 @@ struct Common {
     /// Directory to write; must not hold a snapshot yet.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Text to run the model over; it goes on by itself where the text ends. Default: prose of its own.
+    /// Text to run the model over; it goes on by itself where the text ends. Default: prose of its
+    /// own.
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Seed of everything that is drawn.
@@ -141,7 +145,8 @@ struct Serve {
     /// Shuffle the physical blocks with this seed; results do not depend on it.
     #[arg(long, value_name = "SEED")]
     placement: Option<u64>,
-    /// Fill memory, and every block that becomes free, with garbage from this seed; results do not depend on it.
+    /// Fill memory, and every block that becomes free, with garbage from this seed; results do not
+    /// depend on it.
     #[arg(long, value_name = "SEED")]
     dirty: Option<u64>,
     /// Threads for prompts; results do not depend on it. 0 = all.

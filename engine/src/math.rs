@@ -1,7 +1,8 @@
 //! Scalar mathematics written out, so that results do not depend on the C library or the compiler.
 //!
-//! Only IEEE operations with one defined result are used (`+ × ÷ √` and fused multiply-add), in a fixed
-//! order. The loops over slices are compiled for each instruction set; all of them give the same bits.
+//! Only IEEE operations with one defined result are used (`+ × ÷ √` and fused multiply-add), in a
+//! fixed order. The loops over slices are compiled for each instruction set; all of them give the
+//! same bits.
 
 use crate::kernel::Isa;
 
@@ -105,7 +106,8 @@ macro_rules! per_isa {
 }
 
 per_isa! {
-    /// Replaces scores by `exp(score − max)` and returns their sum. Element `i` is added in lane `i % 16`.
+    /// Replaces scores by `exp(score − max)` and returns their sum. Element `i` is added in lane
+    /// `i % 16`.
     pub fn softmax_terms(scores: &mut [f32]) -> f32 {
         let mut max = [f32::NEG_INFINITY; 16];
         for chunk in scores.chunks(16) {

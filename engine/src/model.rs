@@ -1,8 +1,9 @@
 //! Weights of a llama-style model, in the form the kernel wants.
 //!
-//! Matrices are widened from the file's blocks, rounded to bfloat16 and stored as panels of 64 outputs,
-//! `[panel][input][64]`. Q and K rows are put back from GGUF's interleaved order into the order of the
-//! published checkpoint, so that K pages have the element order other engines' pages have.
+//! Matrices are widened from the file's blocks, rounded to bfloat16 and stored as panels of 64
+//! outputs, `[panel][input][64]`. Q and K rows are put back from GGUF's interleaved order into the
+//! order of the published checkpoint, so that K pages have the element order other engines' pages
+//! have.
 
 use crate::error::EngineError;
 use crate::gguf::{Gguf, Tensor};
@@ -12,8 +13,8 @@ use crate::quant;
 
 /// What the model needs of a KV cache: one sequence, page by page.
 ///
-/// The model writes K and V of new tokens and reads them back as bfloat16, so a restored cache and a
-/// freshly computed one cannot differ.
+/// The model writes K and V of new tokens and reads them back as bfloat16, so a restored cache and
+/// a freshly computed one cannot differ.
 pub trait KvSequence: Sync {
     /// K of one layer in one page: `[16 tokens][kv head][64]`, little-endian bfloat16.
     fn k(&self, layer: usize, page: usize) -> &[u8];
@@ -171,8 +172,8 @@ impl Model {
     /// Widens and packs the weights of a parsed file.
     ///
     /// # Errors
-    /// [`EngineError::Unsupported`] if the file is another kind of model, [`EngineError::Gguf`] if tensors
-    /// are missing or have the wrong shape.
+    /// [`EngineError::Unsupported`] if the file is another kind of model, [`EngineError::Gguf`] if
+    /// tensors are missing or have the wrong shape.
     pub fn from_gguf(gguf: &Gguf<'_>, threads: usize) -> Result<Self, EngineError> {
         let config = Config::from_gguf(gguf)?;
         let embedding = gguf.tensor("token_embd.weight")?;
@@ -222,7 +223,8 @@ fn load_layer(gguf: &Gguf<'_>, config: &Config, layer: usize, threads: usize) ->
     })
 }
 
-/// GGUF keeps the two halves of a rotated head interleaved: element `32 j + i` lies in row `2 i + j`.
+/// GGUF keeps the two halves of a rotated head interleaved: element `32 j + i` lies in row
+/// `2 i + j`.
 fn stored_row(row: usize) -> usize {
     let (head, element) = (row / LANES, row % LANES);
     head * LANES + 2 * (element % (LANES / 2)) + element / (LANES / 2)

@@ -1,15 +1,15 @@
 //! Splitting work over threads.
 //!
-//! Threads only ever get whole units of output that no other thread touches, so results do not depend on
-//! how many there are or on which gets what.
+//! Threads only ever get whole units of output that no other thread touches, so results do not
+//! depend on how many there are or on which gets what.
 
 use std::sync::{Mutex, PoisonError};
 
 /// Runs of units per thread: enough for a thread that starts late to leave its share to the others.
 const RUNS: usize = 4;
 
-/// Cuts `out` into runs of whole `unit`s and calls `work(first unit, run)` on each, on up to `threads`
-/// threads of which one is the caller's. `out.len()` must be a multiple of `unit`.
+/// Cuts `out` into runs of whole `unit`s and calls `work(first unit, run)` on each, on up to
+/// `threads` threads of which one is the caller's. `out.len()` must be a multiple of `unit`.
 pub fn split<T: Send>(threads: usize, out: &mut [T], unit: usize, work: impl Fn(usize, &mut [T]) + Sync) {
     let units = out.len().checked_div(unit).unwrap_or(0);
     let threads = threads.min(units);

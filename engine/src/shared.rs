@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 
 /// A mapped piece of shared memory and its descriptor.
 ///
-/// Who the descriptor is given to may write at any time. By the protocol it writes only blocks that are allocated and not yet
-/// active, and no code here reads those.
+/// Who the descriptor is given to may write at any time. By the protocol it writes only blocks that
+/// are allocated and not yet active, and no code here reads those.
 #[derive(Debug)]
 pub struct SharedMemory {
     start: NonNull<u8>,
@@ -18,14 +18,15 @@ pub struct SharedMemory {
     descriptor: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to this value alone within the process and is reached through `&self` and `&mut self` only, as with a
-// boxed slice.
+// SAFETY: the mapping belongs to this value alone within the process and is reached through `&self`
+// and `&mut self` only, as with a boxed slice.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; `&self` only reads.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory of `bytes` bytes, zero, taken from the system when first touched. It cannot shrink or grow any more.
+    /// New memory of `bytes` bytes, zero, taken from the system when first touched. It cannot
+    /// shrink or grow any more.
     ///
     /// # Errors
     /// [`EngineError::Memory`] if `bytes` is 0 or the system refuses.
@@ -45,7 +46,8 @@ impl SharedMemory {
     pub fn map(descriptor: OwnedFd) -> Result<Self, EngineError> {
         let failed = |errno: rustix::io::Errno| EngineError::Memory { what: "map shared memory", source: errno.into() };
         let bytes = usize::try_from(fstat(&descriptor).map_err(failed)?.st_size).unwrap_or(0);
-        // SAFETY: a new mapping at an address of the system's choice touches no memory of ours; the file has `bytes` bytes.
+        // SAFETY: a new mapping at an address of the system's choice touches no memory of ours; the
+        // file has `bytes` bytes.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &descriptor, 0) };
         let start = NonNull::new(start.map_err(failed)?.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
         Ok(Self { start, bytes, descriptor })
@@ -60,8 +62,8 @@ impl SharedMemory {
 
 impl PageMemory for SharedMemory {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is `bytes` long and lives as long as `self`; any byte is a valid `u8`. Other processes write only
-        // blocks that nothing here reads (see the type).
+        // SAFETY: the mapping is `bytes` long and lives as long as `self`; any byte is a valid
+        // `u8`. Other processes write only blocks that nothing here reads (see the type).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
@@ -73,7 +75,8 @@ impl PageMemory for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: start and length are those of the mapping, and no slice outlives `self`. Failing leaves it mapped: harmless.
+        // SAFETY: start and length are those of the mapping, and no slice outlives `self`. Failing
+        // leaves it mapped: harmless.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

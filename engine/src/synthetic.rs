@@ -1,9 +1,9 @@
-//! Snapshot directories without a model: pages of seeded noise in a real model's shape, with the tokens and the
-//! configuration that an engine would record.
+//! Snapshot directories without a model: pages of seeded noise in a real model's shape, with the
+//! tokens and the configuration that an engine would record.
 //!
-//! The keys and values of a token depend on the seed, the branch and the position alone. So a longer session begins
-//! with the pages of a shorter one, and two branches share the pages before the token at which they part, as the
-//! sessions of an engine do. Only the numbers mean nothing.
+//! The keys and values of a token depend on the seed, the branch and the position alone. So a
+//! longer session begins with the pages of a shorter one, and two branches share the pages before
+//! the token at which they part, as the sessions of an engine do. Only the numbers mean nothing.
 
 use crate::cache::{KvShape, PAGE_TOKENS};
 use crate::dump::{LogicalSeq, Manifest, Page, SnapshotWriter, Written};
@@ -63,7 +63,8 @@ impl Session {
         bytes
     }
 
-    /// What an engine would record: an engine configuration that is the same for all sessions, and the prefix.
+    /// What an engine would record: an engine configuration that is the same for all sessions, and
+    /// the prefix.
     #[must_use]
     pub fn config(&self) -> SnapshotConfig {
         let deployment = BTreeMap::from([
@@ -95,7 +96,8 @@ impl Session {
 /// Writes a session as a snapshot directory with `config.json` and `tokens.bin`.
 ///
 /// # Errors
-/// [`EngineError::Snapshot`] if the directory holds a snapshot or the session has no token, [`EngineError::Io`].
+/// [`EngineError::Snapshot`] if the directory holds a snapshot or the session has no token,
+/// [`EngineError::Io`].
 pub fn write_synthetic_dir(dir: &Path, session: &Session) -> Result<Written, EngineError> {
     let pages = u32::try_from(session.tokens.div_ceil(PAGE_TOKENS))
         .map_err(|_| EngineError::Snapshot(format!("{} tokens are too many", session.tokens)))?;

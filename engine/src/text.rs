@@ -1,7 +1,8 @@
 //! Text for KV caches: some prose written for this project, and what the model makes of it.
 //!
-//! A cache of one sentence over and over would compress far better than real ones do, so the default text
-//! begins with prose and goes on as a conversation about many subjects, the model's answers drawn with a seed.
+//! A cache of one sentence over and over would compress far better than real ones do, so the
+//! default text begins with prose and goes on as a conversation about many subjects, the model's
+//! answers drawn with a seed.
 
 use crate::error::EngineError;
 use crate::rng::Rng;
@@ -56,8 +57,9 @@ const QUESTIONS: [&str; 16] = [
     "How do I cook a soup for ten people?",
 ];
 
-/// Makes sequences of `tokens` tokens together, each of at most [`SEQUENCE_TOKENS`], from `text` (the whole
-/// of it, if it is long enough) or from [`PROSE`] and conversations. The same arguments give the same tokens.
+/// Makes sequences of `tokens` tokens together, each of at most [`SEQUENCE_TOKENS`], from `text`
+/// (the whole of it, if it is long enough) or from [`PROSE`] and conversations. The same arguments
+/// give the same tokens.
 ///
 /// # Errors
 /// [`EngineError::Tokenize`] if `text` has a byte without token, [`EngineError::PoolFull`].

@@ -1,10 +1,11 @@
 //! Snapshot directories of TinyLlama's shape in any size, filled with real head vectors.
 //!
-//! Benchmarks need thousands of pages of a larger model; running one is out of reach here. TinyLlama's KV heads
-//! are 64 wide like SmolLM2's, so each of a page's 88 slots (22 layers × 4 KV heads) takes 16 consecutive
-//! tokens of one layer and head of a SmolLM2 cache: K vectors into K pages, V vectors into V pages. Within a
-//! page no two slots have the same source layer and head; between pages the choice and the first token vary
-//! with the seed, so no two pages are equal. Along tokens the numbers are as real as their source.
+//! Benchmarks need thousands of pages of a larger model; running one is out of reach here.
+//! TinyLlama's KV heads are 64 wide like SmolLM2's, so each of a page's 88 slots (22 layers × 4 KV
+//! heads) takes 16 consecutive tokens of one layer and head of a SmolLM2 cache: K vectors into K
+//! pages, V vectors into V pages. Within a page no two slots have the same source layer and head;
+//! between pages the choice and the first token vary with the seed, so no two pages are equal.
+//! Along tokens the numbers are as real as their source.
 
 use crate::Engine;
 use crate::cache::{KvShape, PAGE_TOKENS, SeqId};
@@ -32,8 +33,8 @@ impl<'a> Source<'a> {
     /// Vectors of the given sequences (each of at least 16 tokens), arranged by `seed`.
     ///
     /// # Errors
-    /// [`EngineError::Snapshot`] if there is no sequence, one is too short or the model's heads do not fit,
-    /// [`EngineError::NoSequence`].
+    /// [`EngineError::Snapshot`] if there is no sequence, one is too short or the model's heads do
+    /// not fit, [`EngineError::NoSequence`].
     pub fn new(engine: &'a Engine, sequences: &'a [SeqId], seed: u64) -> Result<Self, EngineError> {
         let shape = engine.cache().shape();
         if shape.head_dim != SHAPE.head_dim || shape.layers * shape.heads < SHAPE.layers * SHAPE.heads {
@@ -100,8 +101,8 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// Writes `pages` unique pages, in sequences of 128 pages (the last may be shorter), holding one page in
-/// memory at a time.
+/// Writes `pages` unique pages, in sequences of 128 pages (the last may be shorter), holding one
+/// page in memory at a time.
 ///
 /// # Errors
 /// [`EngineError::Snapshot`] if the directory holds a snapshot, [`EngineError::Io`].
@@ -121,13 +122,13 @@ pub fn write_tinyllama_dir(dir: &Path, source: Source<'_>, pages: usize) -> Resu
     writer.finish(manifest)
 }
 
-/// Writes a fork of a directory written by [`write_tinyllama_dir`]: the last `percent` % of its pages are
-/// new (rounded to whole pages, at least one unless `percent` is 0), the other blobs are hard links to the
-/// base's. Different `edition`s (from 1) give different forks.
+/// Writes a fork of a directory written by [`write_tinyllama_dir`]: the last `percent` % of its
+/// pages are new (rounded to whole pages, at least one unless `percent` is 0), the other blobs are
+/// hard links to the base's. Different `edition`s (from 1) give different forks.
 ///
 /// # Errors
-/// [`EngineError::Snapshot`] if the base has another shape, `percent` is not in 0..=100 or `edition` is 0,
-/// [`EngineError::Io`].
+/// [`EngineError::Snapshot`] if the base has another shape, `percent` is not in 0..=100 or
+/// `edition` is 0, [`EngineError::Io`].
 pub fn write_tinyllama_fork(base: &Path, dir: &Path, source: Source<'_>, percent: f64, edition: u64) -> Result<Written, EngineError> {
     let mut manifest = Manifest::read(base)?;
     let empty = Manifest::new(SHAPE);

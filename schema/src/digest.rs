@@ -7,8 +7,8 @@ pub use prefix::DigestPrefix;
 use crate::error::FormatError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::Digest as _;
-use std::fmt;
 use std::str::FromStr;
+use std::{fmt, io};
 
 /// A digest algorithm. The discriminant is its stable number in binary formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -250,5 +250,16 @@ impl Hasher {
             }
         };
         Digest { algorithm, bytes }
+    }
+}
+
+impl io::Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

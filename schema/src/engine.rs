@@ -110,6 +110,24 @@ pub enum ToEngine {
     Discard(SequenceName),
 }
 
+impl ToEngine {
+    /// The name of the call, as on the wire.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Pause {} => "pause",
+            Self::Resume {} => "resume",
+            Self::Table(_) => "table",
+            Self::Pin(_) => "pin",
+            Self::Unpin(_) => "unpin",
+            Self::Oracle(_) => "oracle",
+            Self::Allocate(_) => "allocate",
+            Self::Activate(_) => "activate",
+            Self::Discard(_) => "discard",
+        }
+    }
+}
+
 /// What a member of an engine serves. An engine is ready when its members together serve
 /// [`Verb::Pause`] and [`Verb::Table`] (or neither, if it only restores) and every rank's memory is
 /// there.

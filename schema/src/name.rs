@@ -131,6 +131,15 @@ pub enum Selector {
 }
 
 impl Selector {
+    /// The tag, if this names the tag's own snapshot.
+    #[must_use]
+    pub fn tag(&self) -> Option<&Tag> {
+        match self {
+            Self::Tag { tag, back: 0 } => Some(tag),
+            Self::Tag { .. } | Self::Digest(_) | Self::Prefix(_) => None,
+        }
+    }
+
     /// A digest, or the beginning of one.
     fn of_digest(text: &str) -> Result<Self, FormatError> {
         text.parse().map(Self::Digest).or_else(|_| text.parse().map(Self::Prefix))

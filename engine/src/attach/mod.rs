@@ -1,7 +1,8 @@
-//! The engine's end of the connection to a capture agent: registers, hands calls over, and comes back when the agent does.
+//! The engine's end of the connection to a capture agent: registers, hands calls over, and comes
+//! back when the agent does.
 //!
-//! One thread reads; whoever gets the events answers on the stream that came with [`Event::Attached`]. Nothing here waits for the
-//! engine, and the engine never waits for this.
+//! One thread reads; whoever gets the events answers on the stream that came with
+//! [`Event::Attached`]. Nothing here waits for the engine, and the engine never waits for this.
 
 mod frame;
 

@@ -51,7 +51,8 @@ impl Blocks {
         hasher.finish()
     }
 
-    /// Turns all bits of one byte of a block, counted over its parts in order; `false` if there is no such byte.
+    /// Turns all bits of one byte of a block, counted over its parts in order; `false` if there is
+    /// no such byte.
     pub fn poke(&mut self, group: &str, block: u32, byte: u64) -> bool {
         let Some(group) = self.groups.iter().find(|g| g.layout.name == group && block < g.layout.blocks) else { return false };
         let mut left = byte;

@@ -1,8 +1,9 @@
 //! Blocks of several groups in shared memory, and the tables of the sequences that hold them.
 //!
-//! Where blocks lie is said once, in the protocol's own words ([`GroupLayout`]): the engine reaches its memory through the very
-//! description that it gives to the agent. Attention groups hold 16 tokens a block; forks share blocks and copy a shared last one
-//! before they write it; columns that fell out of a sliding window are given back. A recurrent group holds one block a sequence.
+//! Where blocks lie is said once, in the protocol's own words ([`GroupLayout`]): the engine reaches
+//! its memory through the very description that it gives to the agent. Attention groups hold 16
+//! tokens a block; forks share blocks and copy a shared last one before they write it; columns that
+//! fell out of a sliding window are given back. A recurrent group holds one block a sequence.
 
 mod held;
 mod memory;
@@ -139,7 +140,8 @@ impl Blocks {
         Ok(seq)
     }
 
-    /// A new sequence of `boundary` tokens with the blocks such a sequence has. What they hold is whatever was there.
+    /// A new sequence of `boundary` tokens with the blocks such a sequence has. What they hold is
+    /// whatever was there.
     ///
     /// # Errors
     /// [`EngineError::PoolFull`].
@@ -160,8 +162,8 @@ impl Blocks {
         Ok(self.insert(table))
     }
 
-    /// Makes room for `count` tokens more: takes zeroed blocks, and copies a last one that is shared. The tokens count at once; the
-    /// caller writes them next. On error nothing has changed.
+    /// Makes room for `count` tokens more: takes zeroed blocks, and copies a last one that is
+    /// shared. The tokens count at once; the caller writes them next. On error nothing has changed.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`], [`EngineError::PoolFull`].

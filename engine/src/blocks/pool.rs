@@ -5,8 +5,9 @@ use crate::rng::Rng;
 
 /// A pool of numbered blocks.
 ///
-/// Users are sequences; a block with more than one is copied before it is written. A pin only keeps a block from being handed out
-/// again: its owner may go on writing the slots that are still empty, as real engines do.
+/// Users are sequences; a block with more than one is copied before it is written. A pin only keeps
+/// a block from being handed out again: its owner may go on writing the slots that are still empty,
+/// as real engines do.
 #[derive(Clone, Debug)]
 pub struct Pool {
     users: Vec<u32>,
@@ -16,7 +17,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Blocks `first..blocks`; those before `first` are never handed out. A seed shuffles the order.
+    /// Blocks `first..blocks`; those before `first` are never handed out. A seed shuffles the
+    /// order.
     #[must_use]
     pub fn new(first: u32, blocks: u32, placement: Option<u64>) -> Self {
         let mut free: Vec<u32> = (first..blocks).rev().collect();

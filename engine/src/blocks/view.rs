@@ -4,7 +4,8 @@ use crate::cache::PAGE_TOKENS;
 use crate::model::KvSequence;
 use pfr_schema::engine::{Component, GroupLayout};
 
-/// Pages found through a block table. A component lies in one part (layers one after another) or in a part for each layer.
+/// Pages found through a block table. A component lies in one part (layers one after another) or in
+/// a part for each layer.
 pub struct KvView<'a> {
     bytes: &'a mut [u8],
     k: &'a Component,

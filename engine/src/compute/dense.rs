@@ -28,7 +28,8 @@ impl Dense {
     /// Loads a model file; `blocks` blocks of 16 tokens, `threads` threads for prompts.
     ///
     /// # Errors
-    /// [`EngineError::Io`], [`EngineError::Gguf`], [`EngineError::Unsupported`], [`EngineError::Memory`].
+    /// [`EngineError::Io`], [`EngineError::Gguf`], [`EngineError::Unsupported`],
+    /// [`EngineError::Memory`].
     pub fn load(path: &Path, threads: usize, blocks: u32, placement: Placement) -> Result<Self, EngineError> {
         let bytes = std::fs::read(path).map_err(EngineError::io("read", path))?;
         let gguf = Gguf::parse(&bytes)?;
@@ -47,8 +48,13 @@ fn layout(shape: &KvShape, blocks: u32) -> GroupLayout {
         name: name.into(),
         parts: vec![Part { memory: "kv".into(), offset, block_stride: 2 * page, bytes: page }],
     };
+    full_attention("main", shape, blocks, vec![component("k", 0), component("v", page)])
+}
+
+/// A group of full attention in the flat layout.
+pub(crate) fn full_attention(name: &str, shape: &KvShape, blocks: u32, components: Vec<Component>) -> GroupLayout {
     GroupLayout {
-        name: "main".into(),
+        name: name.into(),
         kind: GroupKind::FullAttention,
         block_tokens: PAGE_TOKENS as u32,
         blocks,
@@ -58,7 +64,7 @@ fn layout(shape: &KvShape, blocks: u32) -> GroupLayout {
         replicated: false,
         layout: pfr_schema::flat::LAYOUT.into(),
         geometry: Some(geometry(shape)),
-        components: vec![component("k", 0), component("v", page)],
+        components,
         states: Vec::new(),
     }
 }

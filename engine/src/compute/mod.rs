@@ -1,12 +1,13 @@
-//! What a serving process needs of a model with its memory: the same face for the dense and the hybrid one.
+//! What a serving process needs of a model with its memory: the same face for the dense and the
+//! hybrid one.
 //!
-//! A core computes tokens and holds state; which token comes next is not its business. At rest a sequence has state for its first
-//! T tokens, the boundary.
+//! A core computes tokens and holds state; which token comes next is not its business. At rest a
+//! sequence has state for its first T tokens, the boundary.
 
 mod dense;
 
 pub use dense::Dense;
-pub(crate) use dense::geometry;
+pub(crate) use dense::full_attention;
 
 use crate::blocks::Blocks;
 use crate::cache::SeqId;
@@ -33,11 +34,13 @@ pub trait Core: Send {
     fn blocks(&self) -> &Blocks;
     /// The same, to hand out and take back.
     fn blocks_mut(&mut self) -> &mut Blocks;
-    /// Computes tokens (at least one) after those that a sequence has, and returns the scores after the last one. On an error with
-    /// one token nothing has changed; with more, some may have been computed.
+    /// Computes tokens (at least one) after those that a sequence has, and returns the scores after
+    /// the last one. On an error with one token nothing has changed; with more, some may have been
+    /// computed.
     ///
     /// # Errors
-    /// [`EngineError::NoSequence`], [`EngineError::Token`], [`EngineError::ContextFull`], [`EngineError::PoolFull`].
+    /// [`EngineError::NoSequence`], [`EngineError::Token`], [`EngineError::ContextFull`],
+    /// [`EngineError::PoolFull`].
     fn compute(&mut self, seq: SeqId, tokens: &[u32]) -> Result<Vec<f32>, EngineError>;
 }
 

@@ -1,11 +1,12 @@
 //! Where the hybrid's state lies: deliberately not all in one way.
 //!
-//! Full-attention pages lie layer by layer with K and V apart; window pages have K beside V and a null block; of the state tensors
-//! some are row-major, others transposed and padded, so that an agent that ignores strides is found out.
+//! Full-attention pages lie layer by layer with K and V apart; window pages have K beside V and a
+//! null block; of the state tensors some are row-major, others transposed and padded, so that an
+//! agent that ignores strides is found out.
 
 use super::{CHANNELS, HEAD, HISTORY, KV_HEADS, Kind, LAYERS, STATE, STATES, WINDOW, ordinal};
-use crate::cache::{KvShape, PAGE_TOKENS};
-use crate::compute::geometry;
+use crate::cache::KvShape;
+use crate::compute::full_attention;
 use pfr_schema::checkpoint::Layout;
 use pfr_schema::engine::{Component, GroupLayout, Part, State};
 use pfr_schema::tree::GroupKind;
@@ -31,7 +32,8 @@ pub(super) struct Affine {
     tag: &'static str,
 }
 
-/// Recurrent matrices `[head][key][value]` of the `ordinal`th linear layer; the second is transposed and padded.
+/// Recurrent matrices `[head][key][value]` of the `ordinal`th linear layer; the second is
+/// transposed and padded.
 pub(super) fn recurrent(ordinal: usize) -> Affine {
     if ordinal == 1 {
         let head = STATE * PADDED;
@@ -40,7 +42,8 @@ pub(super) fn recurrent(ordinal: usize) -> Affine {
     Affine { strides: [STATE * STATE, STATE, 1], offset: 0, elements: STATES * STATE * STATE, tag: "row-major" }
 }
 
-/// Inputs `[channel][age]` that a convolution still needs, oldest first; the second layer keeps them input by input.
+/// Inputs `[channel][age]` that a convolution still needs, oldest first; the second layer keeps
+/// them input by input.
 pub(super) fn convolution(ordinal: usize) -> Affine {
     let (strides, tag) = if ordinal == 1 { ([0, 1, CHANNELS], "time-major") } else { ([0, HISTORY, 1], "row-major") };
     Affine { strides, offset: 0, elements: CHANNELS * HISTORY, tag }
@@ -67,29 +70,15 @@ pub(super) fn groups(blocks: u32) -> Vec<GroupLayout> {
     let apart = |first: u64| (0..layers).map(|l| part((first + l) * region, layer, layer)).collect();
     let page = sliding.page_bytes() as u64;
     let beside = |n: u64| vec![part(2 * layers * region + n * page, 2 * page, page)];
-    let group = |name: &str, shape: &KvShape, k, v| GroupLayout {
-        name: name.into(),
-        kind: GroupKind::FullAttention,
-        block_tokens: PAGE_TOKENS as u32,
-        blocks,
-        null_block: None,
-        window: None,
-        required: true,
-        replicated: false,
-        layout: pfr_schema::flat::LAYOUT.into(),
-        geometry: Some(geometry(shape)),
-        components: vec![Component { name: "k".into(), parts: k }, Component { name: "v".into(), parts: v }],
-        states: Vec::new(),
-    };
-    let full = group("main", &main, apart(0), apart(layers));
-    let window = group("window", &sliding, beside(0), beside(1));
+    let component = |name: &str, parts| Component { name: name.into(), parts };
+    let full = full_attention("main", &main, blocks, vec![component("k", apart(0)), component("v", apart(layers))]);
+    let window = full_attention("window", &sliding, blocks, vec![component("k", beside(0)), component("v", beside(1))]);
     let state = GroupLayout {
         block_tokens: 1,
         layout: "opaque/pf-reference/reference-cpu/state".into(),
         geometry: None,
-        components: Vec::new(),
         states: states().0,
-        ..group("state", &main, Vec::new(), Vec::new())
+        ..full_attention("state", &main, blocks, Vec::new())
     };
     vec![
         full,

@@ -1,6 +1,8 @@
-//! Gated linear attention behind a short convolution: `S ← g·S + kᵀv`, `o = q·S`, one matrix a head.
+//! Gated linear attention behind a short convolution: `S ← g·S + kᵀv`, `o = q·S`, one matrix a
+//! head.
 //!
-//! State is read from its block and written back in every step, through the strides of its layout; nothing is kept elsewhere.
+//! State is read from its block and written back in every step, through the strides of its layout;
+//! nothing is kept elsewhere.
 
 use super::layout::{Affine, STATE_GROUP, convolution, recurrent};
 use super::weights::{Linear, dot, multiply};
@@ -20,7 +22,8 @@ pub(super) fn mix(weights: &Linear, x: &[f32], layer: usize, seq: SeqId, blocks:
     Ok(multiply(&weights.out, &mixed))
 }
 
-/// Convolves every channel with its last inputs, moves the state on by one, and applies SiLU. Inputs count as bfloat16.
+/// Convolves every channel with its last inputs, moves the state on by one, and applies SiLU.
+/// Inputs count as bfloat16.
 fn convolve(weights: &Linear, inputs: &[u16], layout: &Affine, state: &mut [u8]) -> Vec<f32> {
     let state = state.as_chunks_mut::<2>().0;
     let mut out = Vec::with_capacity(CHANNELS);

@@ -1,8 +1,10 @@
-//! A small hybrid model with random weights: gated linear attention, full attention and sliding-window attention.
+//! A small hybrid model with random weights: gated linear attention, full attention and
+//! sliding-window attention.
 //!
-//! Its text means nothing; its state is what matters. It has every kind of state that real hybrids have, in one process:
-//! pages that all later tokens read, pages that fall out of a window, and tensors that every step overwrites. The layers are
-//! linear, full, linear, window, full, linear. Tokens are computed one at a time, so a prompt and single steps cannot differ.
+//! Its text means nothing; its state is what matters. It has every kind of state that real hybrids
+//! have, in one process: pages that all later tokens read, pages that fall out of a window, and
+//! tensors that every step overwrites. The layers are linear, full, linear, window, full, linear.
+//! Tokens are computed one at a time, so a prompt and single steps cannot differ.
 
 mod attention;
 mod layout;

@@ -83,7 +83,8 @@ impl Server {
         };
         let Some(link) = &self.link else { return };
         if attach::send(&link.stream, &message, &[]).is_err() {
-            // The reading thread sees the end and reports it; a broken stream cannot be shut down twice.
+            // The reading thread sees the end and reports it; a broken stream cannot be shut down
+            // twice.
             let _ = link.stream.shutdown(Shutdown::Both);
         }
     }
@@ -205,7 +206,8 @@ impl Server {
         value(&Allocated { sequence: seq.to_string(), blocks })
     }
 
-    /// Answers what can be answered: a step in a pause would be one too many, so the idle wait for its end.
+    /// Answers what can be answered: a step in a pause would be one too many, so the idle wait for
+    /// its end.
     pub(super) fn answer_oracles(&mut self) {
         for (id, request) in std::mem::take(&mut self.asked) {
             match self.oracle(&request) {

@@ -26,8 +26,8 @@ pub enum Command {
         #[serde(default)]
         delay_ms: u64,
     },
-    /// More of a prompt: ends generation, computes the chosen token and these after it, chooses the next. Where memory ends, some
-    /// may have been computed.
+    /// More of a prompt: ends generation, computes the chosen token and these after it, chooses the
+    /// next. Where memory ends, some may have been computed.
     Append {
         /// The sequence.
         sequence: String,

@@ -1,4 +1,5 @@
-//! The sequences of a serving engine: computed tokens, the one chosen and not yet computed, and the order of steps.
+//! The sequences of a serving engine: computed tokens, the one chosen and not yet computed, and the
+//! order of steps.
 
 use crate::cache::SeqId;
 use crate::compute::{Core, check};
@@ -31,7 +32,8 @@ pub(super) struct Sequence {
     last: Option<(u64, Arc<[f32]>)>,
     /// T at the last pause.
     paused_at: Option<u64>,
-    /// The step that followed that pause: who captured the sequence may ask for its scores however late.
+    /// The step that followed that pause: who captured the sequence may ask for its scores however
+    /// late.
     resumed: Option<(u64, Arc<[f32]>)>,
     pub(super) job: Option<Job>,
 }

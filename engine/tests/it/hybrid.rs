@@ -1,4 +1,5 @@
-//! The hybrid model: the same bits however tokens are cut, wherever blocks lie and whatever lay in them before.
+//! The hybrid model: the same bits however tokens are cut, wherever blocks lie and whatever lay in
+//! them before.
 
 use pfr_engine::blocks::Placement;
 use pfr_engine::compute::Core;
@@ -90,7 +91,8 @@ fn every_layer_kind_and_every_state_tensor_matters() {
             let seq = engine.blocks_mut().create().unwrap();
             engine.compute(seq, &tokens).unwrap();
             let block = *engine.blocks().blocks(seq).unwrap()[&group.name].last().unwrap();
-            // Exponent and sign of some value: byte 1 of a bfloat16, byte 3 of an f32, behind padding.
+            // Exponent and sign of some value: byte 1 of a bfloat16, byte 3 of an f32, behind
+            // padding.
             assert!(engine.blocks_mut().poke(&group.name, block, begins + 16 + 3));
             assert!(go_on(&mut engine, seq, 1, 1) != want, "group {}, part at {begins}", group.name);
             begins += part.bytes;

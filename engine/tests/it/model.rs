@@ -243,7 +243,8 @@ fn tinyllama_directories_are_unique_real_and_fork_by_links() {
     assert!((18..20).all(|i| a.pages[i].k != b.pages[i].k && a.pages[i].v != b.pages[i].v));
     assert_eq!(files(&fork).len(), 41);
 
-    // Slot (layer 0, head 0): 16 vectors that follow each other in one layer and head of the source.
+    // Slot (layer 0, head 0): 16 vectors that follow each other in one layer and head of the
+    // source.
     let hex = &a.pages[3].k["sha256:".len()..];
     let page = std::fs::read(base.join("blobs/sha256").join(&hex[..2]).join(hex)).unwrap();
     let vector = |token: usize| &page[token * tinyllama::SHAPE.row_bytes()..][..128];

@@ -184,7 +184,8 @@ fn a_pin_keeps_sealed_blocks_whatever_becomes_of_the_sequence() {
         bytes.into_iter().partition(|((group, column, _), _)| group != "state" && *column < 4)
     };
     let (sealed, open) = split(before);
-    // As in real engines, a pin does not keep the sequence from writing on: only copies of these are safe.
+    // As in real engines, a pin does not keep the sequence from writing on: only copies of these
+    // are safe.
     engine.generate(&seq, 1);
     let (still, changed) = split(member.bytes(&blocks));
     assert!(still == sealed && open.iter().all(|(key, bytes)| changed[key] != *bytes));

@@ -156,7 +156,8 @@ fn commands_that_cannot_be_done_are_told() {
     let seq = engine.ask(&json!({"open": {"text": "abc"}}), "opened")["sequence"].clone();
     engine.send(&json!({"generate": {"sequence": seq, "count": 100}}));
     assert_eq!(engine.expect("error")["code"], "no_room");
-    // Token 48 sees 9..=48, so its window needs a fourth block, and there are three besides the null block.
+    // Token 48 sees 9..=48, so its window needs a fourth block, and there are three besides the
+    // null block.
     assert_eq!(engine.expect("generated")["count"], 45);
     assert_eq!(engine.ask(&json!({"tokens": {"sequence": seq}}), "tokens")["boundary"], 48);
     let other = Process::start(&["--model", "hybrid", "--blocks", "4", "--seed", "6"]);

@@ -1,4 +1,5 @@
-//! The serving engine as a process, against an agent that speaks the protocol and does nothing else.
+//! The serving engine as a process, against an agent that speaks the protocol and does nothing
+//! else.
 
 mod agent;
 mod calls;

@@ -89,7 +89,8 @@ fn a_dense_sequence_goes_on_in_another_process() {
 
 #[test]
 fn a_hybrid_sequence_goes_on_in_another_process() {
-    // Before the window is full, in the middle of a page, at its end, and where a column is about to fall out.
+    // Before the window is full, in the middle of a page, at its end, and where a column is about
+    // to fall out.
     check("hybrid", &[5, 32, 48, 55, 56, 101]);
 }
 
