@@ -1,5 +1,6 @@
-//! What tests share, once: made-up snapshots and their frames, an HTTP front that lies, a storage that fails, and real servers of
-//! PostgreSQL and S3 on loopback, which end with the process that started them. Seeds and required capabilities of a test run.
+//! What tests share, once: made-up snapshots and their frames, an HTTP front that lies, a storage
+//! that fails, and real servers of PostgreSQL and S3 on loopback, which end with the process that
+//! started them. Seeds and required capabilities of a test run.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,6 +14,7 @@ pub mod directory;
 pub mod frames;
 #[cfg(feature = "front")]
 pub mod front;
+pub mod json;
 pub mod postgres;
 pub mod run;
 pub mod s3;

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// Names the run's cluster to its tests: the URL of any of its databases.
 pub const VARIABLE: &str = "PF_TEST_POSTGRES";
 /// How long a server may take to start or stop. A busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What survives what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Cluster {
 
     /// Starts it again after [`Self::kill9`], on the same port.
     pub fn start_again(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             self.server = spawn(&self.bin, &self.dir, self.port, self.durability);
             if self.wait_until_ready() {
@@ -144,7 +144,7 @@ impl Cluster {
     fn stop(&mut self, signal: Signal) {
         // It may have ended already.
         kill_process(Pid::from_child(&self.server), signal).unwrap_or(());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.server.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
                 drop(self.server.kill());
@@ -155,7 +155,7 @@ impl Cluster {
 
     /// Waits until it answers; false if it ended.
     fn wait_until_ready(&mut self) -> bool {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.server.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "PostgreSQL does not answer:\n{}", self.log());
             let mut ask = Command::new(self.bin.join("pg_isready"));

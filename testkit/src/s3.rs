@@ -21,7 +21,7 @@ const KEY: &str = "pf-test-key";
 /// Its secret: a word that nothing else contains, so that tests can look for it.
 pub const SECRET: &str = "pf-test-hush-hush-secret";
 /// How long it may take to start. A busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Another process may take a port in the moment between our looking and the server's taking it.
 const ATTEMPTS: usize = 5;
@@ -112,7 +112,7 @@ impl Server {
         let mut pid = String::new();
         BufReader::new(shell.stdout.take().unwrap()).read_line(&mut pid).unwrap();
         own.running = Some(Running { shell, pid: pid.trim().to_owned() });
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         // The gateway answers before there is a volume to write to.
         while status(gateway, "GET", "/healthz") != Some(200) || status(filer, "PUT", "/ready") != Some(201) {
             if self.own().running.as_ref().is_none_or(|running| !alive(&running.pid)) {

@@ -6,6 +6,7 @@ use pfr_client::{Progress, Source, push};
 use pfr_schema::api::{GcReport, Usage};
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_store::{Options, Store};
+use pfr_testkit::json::without_moments;
 use pfr_testkit::snapshot::Shape;
 use std::path::Path;
 use std::time::Duration;
@@ -19,22 +20,6 @@ fn report(dir: &Path, args: &[&str]) -> GcReport {
     // `--json` gives moments as text, the API in milliseconds.
     without_moments(&mut report);
     serde_json::from_value(report).unwrap()
-}
-
-/// Puts a number where `--json` has a moment.
-fn without_moments(value: &mut serde_json::Value) {
-    match value {
-        serde_json::Value::Array(items) => items.iter_mut().for_each(without_moments),
-        serde_json::Value::Object(fields) => {
-            for (name, value) in fields {
-                if name.ends_with("_at") && value.as_str().is_some_and(|text| text.ends_with('Z')) {
-                    *value = 1.into();
-                }
-                without_moments(value);
-            }
-        }
-        _ => {}
-    }
 }
 
 /// A registry with three snapshots, and a local store that has pulled them, leases over.
@@ -102,7 +87,8 @@ async fn a_pull_makes_room_if_the_configuration_limits_the_store() {
     assert_eq!(code, 0, "{stderr}");
     let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
     let left = store.snapshots(&repository(), None, 10).await.unwrap().rows;
-    // The pull used `a` again, so `b` is what was not used for longest. The last pull is tagged `here`, too.
+    // The pull used `a` again, so `b` is what was not used for longest. The last pull is tagged
+    // `here`, too.
     let tags: Vec<String> = left.iter().flat_map(|row| row.tags.iter().map(ToString::to_string)).collect();
     assert_eq!(tags, ["c", "here", "a"]);
 }
@@ -122,7 +108,7 @@ async fn what_is_pushed_or_pulled_again_is_used_again() {
     let [a, b, c] = digests().await[..] else { panic!("three snapshots") };
     assert_eq!(order().await, [a, b, c]);
     let source = Source::Store { store: store.clone(), snapshot: a };
-    push(&source, &registry.remote(), target("again"), &Progress::new()).await.unwrap();
+    push(&source, &registry.remote(), target("again"), &Progress::default()).await.unwrap();
     assert_eq!(order().await, [b, c, a], "a was pushed again");
     pull_store(&registry.remote(), "b", &store).await.unwrap();
     assert_eq!(order().await, [c, a, b], "b was pulled again");
@@ -141,7 +127,8 @@ async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
     let size = store.metadata().disk_bytes().await.unwrap();
     let ls = || pf(dir.path(), &["ls", "--local"]).1;
     assert!(!ls().contains("unfinished"), "{}", ls());
-    // As a killed process leaves it: a session that neither committed nor ended, and what it took in.
+    // As a killed process leaves it: a session that neither committed nor ended, and what it took
+    // in.
     let manifest = store.tag(&repository(), &tag("here")).await.unwrap().digest;
     let session = store.open_push(&repository()).await.unwrap();
     assert!(store.missing(&session.id, vec![(manifest, pfr_schema::Kind::Manifest)]).await.unwrap().is_empty());

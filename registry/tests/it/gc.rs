@@ -6,6 +6,7 @@ use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::ErrorCode;
 use pfr_schema::api::{GcReport, GcRuns, Usage};
 use pfr_store::{Clock, Options, Store};
+use pfr_testkit::json::without_moments;
 use reqwest::StatusCode;
 use serde_json::json;
 use std::process::{Command, Output};
@@ -141,22 +142,6 @@ async fn the_schedule_collects_what_was_never_committed() {
     assert!(runs.runs.iter().map(|run| run.unclaimed).sum::<u64>() > 60);
     registry.begin_stop();
     registry.stopped().await;
-}
-
-/// Puts a number where `--json` has a moment: it gives them as text, the API in milliseconds.
-fn without_moments(value: &mut serde_json::Value) {
-    match value {
-        serde_json::Value::Array(items) => items.iter_mut().for_each(without_moments),
-        serde_json::Value::Object(fields) => {
-            for (name, value) in fields {
-                if name.ends_with("_at") && value.as_str().is_some_and(|text| text.ends_with('Z')) {
-                    *value = 1.into();
-                }
-                without_moments(value);
-            }
-        }
-        _ => {}
-    }
 }
 
 fn command(arguments: &[&str]) -> Output {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a task that is in no call may do nothing before others go on.
-const PATIENCE: Duration = Duration::from_millis(10);
+const TIMEOUT: Duration = Duration::from_millis(10);
 
 /// What a history came to.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
@@ -68,7 +68,7 @@ impl Counts {
 
 /// What must not happen happened.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct Counterexample {
     /// The seed.
     pub seed: u64,
     /// Waves until then.
@@ -79,7 +79,7 @@ pub struct Failure {
     pub log: Vec<String>,
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for Counterexample {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "seed {}, wave {}: {}", self.seed, self.waves, self.what)?;
         self.log.iter().try_for_each(|line| writeln!(f, "  {line}"))
@@ -89,8 +89,8 @@ impl std::fmt::Display for Failure {
 /// Plays `waves` waves of the history `seed`.
 ///
 /// # Errors
-/// [`Failure`] if something acknowledged is lost or corrupt, something leaked, or an answer has no explanation.
-pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
+/// [`Counterexample`] if something acknowledged is lost or corrupt, something leaked, or an answer has no explanation.
+pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts, Counterexample> {
     let mut random = StdRng::seed_from_u64(seed);
     let setup = Setup {
         replicas: random.random_range(1..=3),
@@ -119,11 +119,11 @@ pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant
             played.map(|()| history.counts)
         }
     };
-    played.map_err(|(waves, what)| Failure { seed, waves, what, log })
+    played.map_err(|(waves, what)| Counterexample { seed, waves, what, log })
 }
 
 /// Finds the shortest beginning of a failing history that fails too.
-pub async fn shrink(database: Database, failure: Failure, plant: Option<Plant>) -> Failure {
+pub async fn shrink(database: Database, failure: Counterexample, plant: Option<Plant>) -> Counterexample {
     for waves in 1..=failure.waves {
         if let Err(shorter) = play(database, failure.seed, waves, plant).await {
             return shorter;
@@ -374,7 +374,7 @@ impl History {
             }
             one.gate.open();
             let Some(task) = &mut one.task else { continue };
-            match gate::run(task, &one.gate, PATIENCE).await {
+            match gate::run(task, &one.gate, TIMEOUT).await {
                 Progress::AtGate => {}
                 Progress::Blocked => one.blocked = true,
                 Progress::Done(ended) => self.ended(&mut running[chosen], ended, &mut changes)?,

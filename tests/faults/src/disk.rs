@@ -1,19 +1,17 @@
-//! A storage that forgets: what an object store holds in volatile memory vanishes, or is torn, when the power fails.
+//! A storage that loses its volatile objects, or parts of them, when the power fails.
 //!
-//! Complete objects are durable, as `object_store`'s local disk with fsync and every bucket promise. What was begun and not completed is
-//! volatile. A dishonest disk acknowledges before it is durable: the bug that a missing fsync is.
+//! Complete objects are durable, as `object_store`'s local disk with fsync and every bucket
+//! promise. Uploads that are not completed are volatile. A dishonest disk acknowledges objects
+//! before they are durable: the bug of a missing fsync.
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::stream::BoxStream;
 use futures::{FutureExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result, UploadPart,
-};
+use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutPayload, Result};
 use parking_lot::Mutex;
+use pfr_testkit::storage::{Call, Hooks, Moment, hooked};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::BTreeMap;
@@ -24,6 +22,7 @@ use std::sync::Arc;
 pub struct Disk {
     objects: Arc<InMemory>,
     state: Arc<Mutex<State>>,
+    storage: Arc<dyn ObjectStore>,
 }
 
 #[derive(Debug)]
@@ -31,22 +30,30 @@ struct State {
     random: StdRng,
     /// Uploads that were begun and not completed.
     uploads: BTreeMap<u64, (Path, Vec<u8>)>,
-    next: u64,
     /// Complete objects that a dishonest disk has not made durable.
     volatile: Vec<Path>,
-    /// Whether it acknowledges before it is durable.
+    /// Whether it acknowledges objects before they are durable.
     dishonest: bool,
 }
 
 impl Disk {
-    /// An empty disk. A dishonest one acknowledges what is not durable yet.
+    /// An empty disk. A dishonest one acknowledges objects before they are durable.
     #[must_use]
     pub fn new(seed: u64, dishonest: bool) -> Self {
-        let state = State { random: StdRng::seed_from_u64(seed), uploads: BTreeMap::new(), next: 0, volatile: Vec::new(), dishonest };
-        Self { objects: Arc::new(InMemory::new()), state: Arc::new(Mutex::new(state)) }
+        let state = State { random: StdRng::seed_from_u64(seed), uploads: BTreeMap::new(), volatile: Vec::new(), dishonest };
+        let (objects, state) = (Arc::new(InMemory::new()), Arc::new(Mutex::new(state)));
+        let storage = hooked(Arc::clone(&objects) as _, Arc::new(Follow(Arc::clone(&state))));
+        Self { objects, state, storage }
     }
 
-    /// The power fails: uploads in progress vanish, or leave a prefix under their key, or stay whole; what was only acknowledged likewise.
+    /// The disk as a storage.
+    #[must_use]
+    pub fn storage(&self) -> Arc<dyn ObjectStore> {
+        Arc::clone(&self.storage)
+    }
+
+    /// The power fails. Uploads in progress vanish, leave a prefix under their key, or stay
+    /// complete. Objects that are acknowledged and not durable may vanish.
     pub fn power_loss(&self) {
         let (mut torn, mut gone) = (Vec::new(), Vec::new());
         {
@@ -75,7 +82,7 @@ impl Disk {
         }
     }
 
-    /// Puts bytes under a key, past all rules: what a torn write leaves behind, or a cosmic ray.
+    /// Puts bytes under a key, like a torn write or bit rot.
     pub fn plant(&self, path: &Path, bytes: Vec<u8>) {
         let _ = self.objects.put(path, PutPayload::from(bytes)).now_or_never();
     }
@@ -92,96 +99,41 @@ impl Disk {
         let all: Vec<ObjectMeta> = self.objects.list(None).try_collect().now_or_never().and_then(Result::ok).unwrap_or_default();
         all.into_iter().map(|meta| (meta.location.to_string(), meta.size)).collect()
     }
-
-    fn completed(&self, path: &Path) {
-        let mut state = self.state.lock();
-        if state.dishonest {
-            state.volatile.push(path.clone());
-        }
-    }
 }
 
-impl std::fmt::Display for Disk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a disk that forgets")
-    }
-}
-
+/// Follows what is volatile.
 #[derive(Debug)]
-struct Upload {
-    disk: Disk,
-    id: u64,
-}
-
-/// Nobody completes the upload of a process that ended.
-impl Drop for Upload {
-    fn drop(&mut self) {
-        self.disk.state.lock().uploads.remove(&self.id);
-    }
-}
+struct Follow(Arc<Mutex<State>>);
 
 #[async_trait]
-impl MultipartUpload for Upload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let (disk, id) = (self.disk.clone(), self.id);
-        Box::pin(async move {
-            let mut state = disk.state.lock();
-            if let Some((_, bytes)) = state.uploads.get_mut(&id) {
-                data.iter().for_each(|piece| bytes.extend_from_slice(piece));
+impl Hooks for Follow {
+    async fn before(&self, call: &Call) -> Result<Option<Error>> {
+        let mut state = self.0.lock();
+        match call.moment {
+            Moment::Open => drop(state.uploads.insert(call.upload, (call.location.clone(), Vec::new()))),
+            Moment::Part => {
+                if let Some((_, bytes)) = state.uploads.get_mut(&call.upload) {
+                    call.bytes.iter().for_each(|piece| bytes.extend_from_slice(piece));
+                }
             }
-            Ok(())
-        })
+            Moment::Complete if state.uploads.remove(&call.upload).is_none() => {
+                return Err(Error::Generic { store: "disk", source: "the upload is gone".into() });
+            }
+            _ => {}
+        }
+        Ok(None)
     }
 
-    async fn complete(&mut self) -> Result<PutResult> {
-        let upload = self.disk.state.lock().uploads.remove(&self.id);
-        let Some((path, bytes)) = upload else {
-            return Err(object_store::Error::Generic { store: "disk", source: "the upload is gone".into() });
-        };
-        let done = self.disk.objects.put(&path, bytes.into()).await?;
-        self.disk.completed(&path);
-        Ok(done)
-    }
-
-    async fn abort(&mut self) -> Result<()> {
-        self.disk.state.lock().uploads.remove(&self.id);
+    async fn after(&self, call: &Call, succeeded: bool) -> Result<()> {
+        let mut state = self.0.lock();
+        if succeeded && state.dishonest && matches!(call.moment, Moment::Put | Moment::Complete) {
+            state.volatile.push(call.location.clone());
+        }
         Ok(())
     }
-}
 
-#[async_trait]
-impl ObjectStore for Disk {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        let done = self.objects.put_opts(location, payload, opts).await?;
-        self.completed(location);
-        Ok(done)
-    }
-
-    async fn put_multipart_opts(&self, location: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let mut state = self.state.lock();
-        state.next += 1;
-        let id = state.next;
-        state.uploads.insert(id, (location.clone(), Vec::new()));
-        Ok(Box::new(Upload { disk: self.clone(), id }))
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.objects.get_opts(location, options).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.objects.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.objects.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.objects.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.objects.copy_opts(from, to, options).await
+    /// The upload of a process that ended is never completed.
+    fn ended(&self, upload: u64) {
+        self.0.lock().uploads.remove(&upload);
     }
 }

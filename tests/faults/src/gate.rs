@@ -100,15 +100,15 @@ pub async fn glance<T>(task: &mut Task<T>, gate: &Arc<Gate>) -> Progress<T> {
     std::future::poll_fn(|cx| Poll::Ready(poll(task, gate, cx))).await
 }
 
-/// Runs a task until it stands at its gate or ends. One that does neither, and is in no call, for `patience` is blocked by another.
-pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, patience: Duration) -> Progress<T> {
+/// Runs a task until it stands at its gate or ends. One that does neither, and is in no call, for `timeout` is blocked by another.
+pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, timeout: Duration) -> Progress<T> {
     let going = std::future::poll_fn(|cx| match poll(task, gate, cx) {
         Progress::Blocked => Poll::Pending,
         progress => Poll::Ready(progress),
     });
     let mut going = std::pin::pin!(going);
     loop {
-        match tokio::time::timeout(patience, &mut going).await {
+        match tokio::time::timeout(timeout, &mut going).await {
             Ok(progress) => return progress,
             Err(_) if gate.0.lock().calls > 0 => {}
             Err(_) => return Progress::Blocked,

@@ -1,7 +1,7 @@
 //! Replicas over one disk and one database, with a clock that jumps.
 
 use crate::disk::Disk;
-use crate::failing::Failing;
+use crate::failing::failing;
 use crate::transactions::Transactions;
 use crate::weather::Weather;
 use pfr_store::{Clock, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata, Store};
@@ -83,7 +83,8 @@ fn folder() -> std::io::Result<TempDir> {
     if memory.is_dir() { tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()) } else { tempfile::tempdir() }
 }
 
-/// The PostgreSQL database of this thread: one at a time is in use, and a new one for each history would take longer than the history.
+/// The PostgreSQL database of this thread: one at a time is in use, and a new one for each history
+/// would take longer than the history.
 fn postgres_url() -> String {
     thread_local!(static URL: OnceCell<String> = const { OnceCell::new() });
     URL.with(|url| url.get_or_init(pfr_testkit::postgres::database).clone())
@@ -103,7 +104,8 @@ async fn open(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn M
 async fn fresh(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
     let metadata = open(database, file, clock).await?;
     if database == Database::Postgres {
-        // Sessions of replicas that were killed may still end their transactions: they would hold the tables.
+        // Sessions of replicas that were killed may still end their transactions: they would hold
+        // the tables.
         pfr_testkit::postgres::cut_connections(&postgres_url());
         pfr_testkit::postgres::empty(&postgres_url(), "_sqlx_migrations");
     }
@@ -126,7 +128,7 @@ impl World {
         let disk = Disk::new(seed, setup.plant == Some(Plant::NoFsync));
         let metadata = fresh(setup.database, &dir.path().join("0.sqlite"), ticking(&clock, 0)).await?;
         let options = options(&setup, &clock);
-        let observer = Store::new(Arc::new(disk.clone()), metadata, options);
+        let observer = Store::new(disk.storage(), metadata, options);
         let replicas =
             (0..setup.replicas as u64).map(|i| Replica { store: None, weather: Weather::new(seed ^ (i + 1) << 32, 0.0) }).collect();
         let mut world = Self { disk, replicas, observer, setup, clock, dir, databases: 0 };
@@ -159,8 +161,8 @@ impl World {
             Some(Plant::NoHorizon) => metadata = metadata.without_horizon(),
             Some(Plant::NoFsync) | None => {}
         }
-        let packs = Failing::new(Arc::new(self.disk.clone()), weather, self.setup.tears);
-        self.replicas[replica].store = Some(Store::new(Arc::new(packs), Arc::new(metadata), options(&self.setup, &self.clock)));
+        let packs = failing(self.disk.storage(), weather, self.setup.tears);
+        self.replicas[replica].store = Some(Store::new(packs, Arc::new(metadata), options(&self.setup, &self.clock)));
         Ok(())
     }
 
@@ -172,7 +174,7 @@ impl World {
         self.replicas.iter_mut().for_each(|replica| replica.store = None);
         self.databases += 1;
         let metadata = fresh(self.setup.database, &self.database(), ticking(&self.clock, 0)).await?;
-        self.observer = Store::new(Arc::new(self.disk.clone()), metadata, options(&self.setup, &self.clock));
+        self.observer = Store::new(self.disk.storage(), metadata, options(&self.setup, &self.clock));
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! What a power cut leaves of a directory that a snapshot is pulled into: all of it, or something that the next pull completes.
+//! What a power cut leaves of a directory that a snapshot is pulled into: all of it, or something
+//! that the next pull completes.
 
 use nix::sys::wait::WaitStatus;
 use pfr_client::{Destination, Progress, Remote, RemoteOptions, pull};
@@ -76,7 +77,7 @@ impl Pulled {
             Remote::new(&self.registry.url(), RemoteOptions { retries: 0, ..RemoteOptions::default() }).map_err(|e| e.to_string())?;
         let (repository, tag) = (REPOSITORY.parse().unwrap(), Selector::Tag { tag: TAG.parse().unwrap(), back: 0 });
         let destination = Destination::Directory { path: out.to_owned(), store: None };
-        let pulled = pull(&remote, &repository, &tag, &destination, &Progress::new()).await;
+        let pulled = pull(&remote, &repository, &tag, &destination, &Progress::default()).await;
         pulled.map(|_| ()).map_err(|e| format!("REFUSED: the next pull: {e}"))
     }
 }
@@ -105,7 +106,8 @@ mod long {
 fn every_sync_of_a_pull_but_one_is_needed() {
     let Some(pulled) = recorded() else { return };
     let syncs: Vec<(usize, PathBuf, Synced)> = pulled.trace.syncs().map(|(at, path, synced)| (at, path.to_owned(), synced)).collect();
-    // Creating a folder syncs its parent. Here the sync of everything, before the page manifest, covers that too.
+    // Creating a folder syncs its parent. Here the sync of everything, before the page manifest,
+    // covers that too.
     let unneeded = (PathBuf::new(), Synced::Directory(ROOT));
     let mut needed = 0;
     for (at, path, synced) in &syncs {

@@ -1,6 +1,6 @@
 //! Random histories, and planted bugs that they must catch.
 
-use pfr_faults::case::{self, Counts, Failure};
+use pfr_faults::case::{self, Counterexample, Counts};
 use pfr_faults::world::{Database, Plant};
 use pfr_tests::seed;
 
@@ -8,7 +8,7 @@ const WAVES: u64 = 40;
 /// Histories of a normal run.
 const HISTORIES: u64 = 12;
 
-fn play(database: Database, seed: u64, plant: Option<Plant>) -> Result<Counts, Failure> {
+fn play(database: Database, seed: u64, plant: Option<Plant>) -> Result<Counts, Counterexample> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(database, seed, WAVES, plant))
 }
 
