@@ -1,6 +1,8 @@
-//! Measures the CUDA back end as the agent uses it: another process owns the memory. `bench/gpu/run` runs it and keeps the result.
+//! Measures the CUDA back end as the agent uses it: another process owns the memory.
+//! `bench/gpu/run` runs it and keeps the result.
 //!
-//! Prints one JSON document; rates are GB/s (10⁹ bytes), medians of several runs. Ends with an error where there is no GPU.
+//! Prints one JSON document; rates are GB/s (10⁹ bytes), medians of several runs. Ends with an
+//! error where there is no GPU.
 
 use bytes::Bytes;
 use cudarc::driver::sys;
@@ -35,7 +37,8 @@ fn engine() -> Outcome<()> {
     let at = allocate()?;
     let seed: Vec<u8> = (0..64u64 << 20).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
     let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-    // SAFETY: the context is current (`allocate`); every copy stays in the allocation of SIZE bytes, a multiple of the seed's.
+    // SAFETY: the context is current (`allocate`); every copy stays in the allocation of SIZE
+    // bytes, a multiple of the seed's.
     unsafe {
         for done in (0..SIZE).step_by(seed.len()) {
             check("fill", sys::cuMemcpyHtoD_v2(at + done, seed.as_ptr().cast(), seed.len()))?;
@@ -116,7 +119,8 @@ fn measure(memory: &dyn PageMemory, pages: &[Page]) -> Outcome<serde_json::Value
 fn ceiling() -> Outcome<f64> {
     const BYTES: usize = 512 << 20;
     let (mut device, mut context, mut at, mut host) = (0, std::ptr::null_mut(), 0, std::ptr::null_mut());
-    // SAFETY: the driver was used before; each call writes one value, and the copies stay in the two allocations of BYTES bytes.
+    // SAFETY: the driver was used before; each call writes one value, and the copies stay in the
+    // two allocations of BYTES bytes.
     unsafe {
         check("find the GPU", sys::cuDeviceGet(&raw mut device, 0))?;
         check("open the GPU", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;

@@ -1,5 +1,5 @@
-//! The agent's configuration: a TOML file, then `PF_AGENT_*`, then flags. The file denies unknown keys: a misspelt setting must not
-//! silently be none.
+//! The agent's configuration: a TOML file, then `PF_AGENT_*`, then flags. The file denies unknown
+//! keys: a misspelt setting must not silently be none.
 
 use crate::error::{Error, Result};
 use pfr_client::{ByteSize, Remote, RemoteOptions};
@@ -48,10 +48,12 @@ layered! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Overrides {
-    /// Folder of the local store, push queue and sockets [default: $XDG_DATA_HOME/pf/agent or ~/.local/share/pf/agent].
+    /// Folder of the local store, push queue and sockets [default: $XDG_DATA_HOME/pf/agent or
+    /// ~/.local/share/pf/agent].
     #[arg(long, env = "PF_AGENT_DATA", value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Control socket [default: $XDG_RUNTIME_DIR/pf/agent.sock, else agent.sock in the data folder].
+    /// Control socket [default: $XDG_RUNTIME_DIR/pf/agent.sock, else agent.sock in the data
+    /// folder].
     #[arg(long, env = "PF_AGENT_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Socket for engines [default: engines.sock beside the control socket].
@@ -72,7 +74,8 @@ pub struct Overrides {
     /// Seconds that an engine may take to answer a call [default: 30].
     #[arg(long, env = "PF_AGENT_ENGINE_TIMEOUT", value_name = "S")]
     pub engine_timeout: Option<u64>,
-    /// Milliseconds to wait after the first failed try of a push; doubles with each [default: 1000].
+    /// Milliseconds to wait after the first failed try of a push; doubles with each [default:
+    /// 1000].
     #[arg(long, env = "PF_AGENT_PUSH_RETRY_MS", value_name = "MS")]
     pub push_retry_ms: Option<u64>,
     /// Seconds to wait at most between two tries of a push [default: 300].
@@ -84,13 +87,15 @@ pub struct Overrides {
     /// Seconds that captures and restores under way get to finish at the end [default: 30].
     #[arg(long, env = "PF_AGENT_SHUTDOWN_GRACE", value_name = "S")]
     pub shutdown_grace: Option<u64>,
-    /// Size above which the local store loses what was not used for longest, such as 500GiB [default: none].
+    /// Size above which the local store loses what was not used for longest, such as 500GiB
+    /// [default: none].
     #[arg(long, env = "PF_AGENT_MAX_STORE_SIZE", value_name = "SIZE")]
     pub max_store_size: Option<ByteSize>,
     /// Form of the log on standard error [default: text].
     #[arg(long, env = "PF_AGENT_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// What is logged: a level, or per-module directives such as `info,pfr_agent=debug` [default: info].
+    /// What is logged: a level, or per-module directives such as `info,pfr_agent=debug` [default:
+    /// info].
     #[arg(long, env = "PF_AGENT_LOG", value_name = "FILTER")]
     pub log: Option<String>,
 }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 /// How often the recorder folds up what it has collected.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Time for guards to resume engines after open requests were cancelled.
-const FAREWELL: Duration = Duration::from_secs(2);
+const RESUME_GRACE: Duration = Duration::from_secs(2);
 
 /// Opens the agent and serves until SIGTERM or SIGINT; a second signal ends the process at once.
 /// `listening` is called when both sockets are there.
@@ -62,7 +62,7 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
     if tokio::time::timeout(config.shutdown_grace, controls.join_next()).await.is_err() {
         tracing::warn!("grace period over, cancelling open requests");
         controls.shutdown().await;
-        tokio::time::sleep(FAREWELL).await;
+        tokio::time::sleep(RESUME_GRACE).await;
     }
     // Connections end with their sessions, and an engine whose connection ended is not paused.
     engines.shutdown().await;

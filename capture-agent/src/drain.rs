@@ -73,9 +73,9 @@ impl Agent {
             }
             // All are safe on this host before the first wait for the network.
             let seconds = request.wait_seconds.unwrap_or(WAIT_SECONDS);
-            let patience = Instant::now() + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
+            let deadline = Instant::now() + Duration::from_secs(seconds.min(LONGEST_WAIT_SECONDS));
             for mut report in std::mem::take(&mut done) {
-                match self.pushed(&mut report, patience, seconds).await {
+                match self.pushed(&mut report, deadline, seconds).await {
                     Ok(()) => done.push(report),
                     Err(error) => failed.push(failure(&report.engine, &report.sequence, &error)),
                 }
@@ -85,7 +85,7 @@ impl Agent {
     }
 
     /// Waits until the registry has what was captured.
-    async fn pushed(&self, report: &mut SnapshotReport, patience: Instant, seconds: u64) -> Result<()> {
+    async fn pushed(&self, report: &mut SnapshotReport, deadline: Instant, seconds: u64) -> Result<()> {
         let (snapshot, Some(job)) = (report.digest, &mut report.push) else { return Ok(()) };
         let wait = async {
             loop {
@@ -97,7 +97,7 @@ impl Agent {
                 }
             }
         };
-        match tokio::time::timeout_at(patience.into(), wait).await {
+        match tokio::time::timeout_at(deadline.into(), wait).await {
             Ok(ended) => *job = ended?,
             Err(_) => {
                 let now = self.pushes().list().into_iter().find(|other| other.id == job.id);
@@ -152,12 +152,12 @@ impl Agent {
     }
 
     async fn capture(&self, item: &DrainItem) -> Result<SnapshotReport> {
-        let patience = Instant::now() + self.config().engine_timeout;
+        let deadline = Instant::now() + self.config().engine_timeout;
         loop {
             let (sequence, reference) = (Some(item.sequence.clone()), item.reference.clone());
             let request = SnapshotRequest { sequence, reference, push: Push::Background, ..SnapshotRequest::default() };
             match self.snapshot(&item.engine, request).await {
-                Err(Error::Busy { .. }) if Instant::now() < patience => tokio::time::sleep(LOOK).await,
+                Err(Error::Busy { .. }) if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
                 Ok(report) => {
                     self.rate().note(&report);
                     return Ok(report);

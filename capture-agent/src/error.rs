@@ -5,6 +5,7 @@ use pfr_schema::api::Problem;
 use pfr_schema::engine::CallError;
 use pfr_schema::{ErrorCode, FormatError};
 use pfr_service::problem;
+use std::fmt::Display;
 
 /// Result of the agent's library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -12,6 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What goes wrong in the agent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum Error {
     /// A request, a configuration or a registration that makes no sense.
     #[error("{0}")]
@@ -19,7 +21,6 @@ pub enum Error {
     /// No such engine.
     #[error("no engine {engine:?} on this host; there are: {known}")]
     EngineUnknown {
-        /// The name.
         engine: String,
         /// Names of those that are here.
         known: String,
@@ -27,7 +28,6 @@ pub enum Error {
     /// No such sequence.
     #[error("engine {engine:?} has no sequence{}; it has: {known}", if sequence.is_empty() { " to capture".to_owned() } else { format!(" {sequence:?}") })]
     SequenceUnknown {
-        /// The engine.
         engine: String,
         /// The name; empty if none was given.
         sequence: String,
@@ -36,185 +36,69 @@ pub enum Error {
     },
     /// A sequence must be named.
     #[error("engine {engine:?} has several sequences, name one: {known}")]
-    SequenceAmbiguous {
-        /// The engine.
-        engine: String,
-        /// Their names.
-        known: String,
-    },
+    SequenceAmbiguous { engine: String, known: String },
     /// Another capture or restore is running.
     #[error("engine {engine:?} is busy with {with}")]
-    Busy {
-        /// The engine.
-        engine: String,
-        /// What runs.
-        with: String,
-    },
+    Busy { engine: String, with: String },
     /// Members of the engine are missing.
     #[error("engine {engine:?} is not complete: {missing}")]
-    Incomplete {
-        /// The engine.
-        engine: String,
-        /// What is missing.
-        missing: String,
-    },
+    Incomplete { engine: String, missing: String },
     /// The engine does not do this.
     #[error("engine {engine:?} does not serve {verb}")]
-    NotServed {
-        /// The engine.
-        engine: String,
-        /// The verb.
-        verb: &'static str,
-    },
+    NotServed { engine: String, verb: &'static str },
     /// The engine's connection ended, or it did not answer in time.
     #[error("engine {engine:?} is lost: {reason}")]
-    Lost {
-        /// The engine.
-        engine: String,
-        /// How.
-        reason: String,
-    },
+    Lost { engine: String, reason: String },
     /// The engine answered with a failure.
     #[error("engine {engine:?} refused {call}: {}: {}", failure.code, failure.detail)]
-    Refused {
-        /// The engine.
-        engine: String,
-        /// The call.
-        call: &'static str,
-        /// Its answer.
-        failure: CallError,
-    },
+    Refused { engine: String, call: &'static str, failure: CallError },
     /// The engine broke the protocol, or described something impossible.
     #[error("engine {engine:?}: {reason}")]
-    Protocol {
-        /// The engine.
-        engine: String,
-        /// How.
-        reason: String,
-    },
+    Protocol { engine: String, reason: String },
     /// The engine's memory.
     #[error("memory: {0}")]
     Memory(#[from] MemoryError),
     /// Not enough of something; nothing was begun.
     #[error("not enough {what}: {needed} bytes needed, {free} free; nothing was begun")]
-    NoRoom {
-        /// Of what.
-        what: &'static str,
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes free.
-        free: u64,
-    },
+    NoRoom { what: &'static str, needed: u64, free: u64 },
     /// Bytes changed between the first hash and the second.
     #[error("{what} changed while it was copied: the engine did not keep still")]
-    TornCopy {
-        /// Which bytes.
-        what: String,
-    },
+    TornCopy { what: String },
     /// Exactness was asked for.
     #[error("the snapshot would not be exact, not recorded: {unrecorded}")]
-    NotExact {
-        /// What is not recorded.
-        unrecorded: String,
-    },
-    /// Wrong number of pages.
-    #[error("group {group:?} of rank {rank}: {found} pages, {expected} expected")]
-    PageCount {
-        /// The group.
-        group: String,
-        /// The rank.
-        rank: u32,
-        /// Pages that the boundary needs.
-        expected: u64,
-        /// Pages there are.
-        found: u64,
-    },
-    /// Pages or tensors of another shape.
-    #[error("{what}: the engine has {expected}, the snapshot {found}")]
-    Geometry {
-        /// Of what: group, rank, field.
+    NotExact { unrecorded: String },
+    /// The snapshot does not fit the engine: geometry, prefix, ranks, positions or page count.
+    #[error("{what}: {expected} expected, found {found}")]
+    Mismatch { code: ErrorCode, what: String, expected: String, found: String },
+    /// The snapshot or the engine lacks a group or a state tensor.
+    #[error("{what} of rank {rank} is missing in the {side}")]
+    Missing {
+        code: ErrorCode,
         what: String,
-        /// The engine's.
-        expected: String,
-        /// The snapshot's.
-        found: String,
+        rank: u32,
+        /// `snapshot` or `engine`.
+        side: &'static str,
     },
-    /// Another deployment.
-    #[error("the snapshot is of another deployment.\n  engine:   {engine}\n  snapshot: {snapshot}\n  differs:  {differs}")]
+    /// The engine configurations differ.
+    #[error("the snapshot is of another engine configuration.\n  engine:   {engine}\n  snapshot: {snapshot}\n  differs:  {differs}")]
     Fingerprint {
         /// The engine's deployment, as canonical JSON.
         engine: String,
-        /// The snapshot's.
         snapshot: String,
         /// Keys that differ.
         differs: String,
     },
-    /// Tokens, salt or adapter differ.
-    #[error("prefix: {what}: {expected} expected, found {found}")]
-    Prefix {
-        /// What differs.
-        what: &'static str,
-        /// Expected.
-        expected: String,
-        /// Found.
-        found: String,
-    },
-    /// A group is missing.
-    #[error("group {group:?} of rank {rank} is missing in the {side}")]
-    MissingGroup {
-        /// The group.
-        group: String,
-        /// The rank.
-        rank: u32,
-        /// `snapshot` or `engine`.
-        side: &'static str,
-    },
-    /// State is missing.
-    #[error("state {tensor:?} of rank {rank} is missing in the {side}")]
-    MissingState {
-        /// The tensor.
-        tensor: String,
-        /// The rank.
-        rank: u32,
-        /// `snapshot` or `engine`.
-        side: &'static str,
-    },
-    /// Other ranks.
-    #[error("{what}: the engine has {expected}, the snapshot {found}")]
-    Ranks {
-        /// Of what.
-        what: &'static str,
-        /// The engine's.
-        expected: u64,
-        /// The snapshot's.
-        found: u64,
-    },
-    /// Parts that lie at different boundaries.
-    #[error("boundary of {what}: {expected} expected, found {found}")]
-    Boundary {
-        /// Of what.
-        what: String,
-        /// Expected.
-        expected: u64,
-        /// Found.
-        found: u64,
-    },
     /// The engine's memory does not hold what was written.
     #[error("{what} in the engine's memory hashes to {found}, the snapshot says {expected}")]
     Live {
-        /// Which page or tensor.
         what: String,
-        /// The snapshot's digest.
         expected: String,
         /// The digest of the bytes in memory.
         found: String,
     },
     /// Other logits.
     #[error("the logits of the first step after the restore differ from those that were recorded: {detail}")]
-    Oracle {
-        /// Which.
-        detail: String,
-    },
+    Oracle { detail: String },
     /// A document or payload that is not what it should be.
     #[error(transparent)]
     Format(#[from] FormatError),
@@ -226,30 +110,13 @@ pub enum Error {
     Client(#[from] pfr_client::Error),
     /// A file or socket.
     #[error("{what}: {source}")]
-    Io {
-        /// What was tried.
-        what: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
+    Io { what: String, source: std::io::Error },
     /// Something took longer than it may.
     #[error("{what} within {seconds} s")]
-    Timeout {
-        /// What did not happen.
-        what: String,
-        /// The time it had.
-        seconds: u64,
-    },
+    Timeout { what: String, seconds: u64 },
     /// A snapshot that lies in the local store was refused by the registry.
     #[error("{snapshot} lies in this host's store, but the registry refused it: {reason}")]
-    PushRefused {
-        /// The snapshot.
-        snapshot: pfr_schema::Digest,
-        /// What the registry said.
-        reason: String,
-        /// As which kind of failure.
-        code: ErrorCode,
-    },
+    PushRefused { snapshot: pfr_schema::Digest, reason: String, code: ErrorCode },
     /// The agent's runtime has ended.
     #[error("the agent has ended")]
     Ended,
@@ -262,6 +129,11 @@ impl Error {
     /// Adds what was tried to a system error.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Io { what: what.into(), source }
+    }
+
+    /// The snapshot does not fit the engine.
+    pub(crate) fn mismatch(code: ErrorCode, what: impl Into<String>, expected: impl Display, found: impl Display) -> Self {
+        Self::Mismatch { code, what: what.into(), expected: expected.to_string(), found: found.to_string() }
     }
 
     /// The code under which it crosses the wire.
@@ -279,14 +151,7 @@ impl Error {
             Self::Memory(_) => ErrorCode::EngineLost,
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
-            Self::PageCount { .. } => ErrorCode::PageCountMismatch,
-            Self::Geometry { .. } => ErrorCode::GeometryMismatch,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
-            Self::Prefix { .. } => ErrorCode::PrefixMismatch,
-            Self::MissingGroup { .. } => ErrorCode::MissingGroup,
-            Self::MissingState { .. } => ErrorCode::MissingState,
-            Self::Ranks { .. } => ErrorCode::RankMismatch,
-            Self::Boundary { .. } => ErrorCode::BoundaryMismatch,
             Self::Live { .. } => ErrorCode::LiveMismatch,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
@@ -297,7 +162,7 @@ impl Error {
                 _ => ErrorCode::Unavailable,
             },
             Self::Timeout { .. } => ErrorCode::Timeout,
-            Self::PushRefused { code, .. } => *code,
+            Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,
         }
@@ -310,7 +175,27 @@ impl Error {
     }
 }
 
-impl From<Error> for problem::Failure {
+/// Runs `work` on a thread that may block. The thread starts at once, and goes on if the future is
+/// dropped. `what` names the work if it panics.
+pub(crate) fn blocking<T, E>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> impl Future<Output = Result<T>> + Send
+where
+    T: Send + 'static,
+    E: Into<Error> + Send + 'static,
+{
+    let task = tokio::task::spawn_blocking(work);
+    async move { task.await.map_err(|panic| Error::Internal(format!("{what}: {panic}")))?.map_err(Into::into) }
+}
+
+/// Reads 64 bytes of a CUDA handle in hex.
+pub(crate) fn cuda_handle(hex: &str) -> Option<[u8; 64]> {
+    let mut bytes = [0; 64];
+    hex::decode_to_slice(hex, &mut bytes).ok().map(|()| bytes)
+}
+
+impl From<Error> for problem::ApiError {
     fn from(error: Error) -> Self {
         Self::new(error.code(), error.to_string())
     }

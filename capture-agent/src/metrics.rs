@@ -1,8 +1,7 @@
 //! The names of all metrics, with description and unit, and the recorder behind `/metrics`.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use std::sync::OnceLock;
+use metrics_exporter_prometheus::PrometheusHandle;
 
 pub(crate) const REQUESTS: &str = "pf_agent_requests_total";
 pub(crate) const PUSHES: &str = "pf_agent_pushes_total";
@@ -14,20 +13,15 @@ pub(crate) const RESTORE_BYTES: &str = "pf_agent_restore_bytes_total";
 pub(crate) const MATCHES: &str = "pf_agent_matches_total";
 pub(crate) const FILLS: &str = "pf_agent_fills_total";
 
-/// Upper bounds of the buckets, in seconds: a pause is milliseconds, a capture may be minutes.
-const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
-
-/// The process's recorder, installed on first use: metrics are one set a process, however many agents run in it.
+/// The recorder of the process.
 ///
 /// # Errors
 /// The reason, if another recorder was installed before.
 pub fn recorder() -> Result<PrometheusHandle, String> {
-    static RECORDER: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
-    RECORDER.get_or_init(|| install().map_err(|e| e.to_string())).clone()
+    pfr_service::metrics::recorder(describe)
 }
 
-fn install() -> Result<PrometheusHandle, BuildError> {
-    let handle = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), BUCKETS)?.install_recorder()?;
+fn describe() {
     describe_counter!(REQUESTS, Unit::Count, "Requests on the control socket, by route and status.");
     describe_counter!(PUSHES, Unit::Count, "Tries of pushes by outcome: done, retried, failed.");
     describe_counter!(PUSH_BYTES, Unit::Bytes, "Bytes of frames sent to registries.");
@@ -38,11 +32,10 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(MATCHES, Unit::Count, "Requests of engines for state, by answer: ready, later, none.");
     describe_counter!(FILLS, Unit::Count, "Fills of engines' blocks by outcome: ok, or the code of the refusal.");
     describe_counter!("pf_agent_snapshots_total", Unit::Count, "Snapshots by outcome: ok, or the code of the refusal.");
-    describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine stood still for a snapshot.");
+    describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine was paused for a snapshot.");
     describe_histogram!("pf_agent_snapshot_seconds", Unit::Seconds, "Time from a snapshot's request to its commit in the local store.");
     describe_counter!("pf_agent_snapshot_bytes_total", Unit::Bytes, "Bytes of snapshots: resident in engines, moved, new to the store.");
-    // What has not happened yet is 0, not absent.
+    // A metric of an event that has not happened yet is 0, not absent.
     metrics::counter!(PUSH_BYTES).increment(0);
     metrics::gauge!(PUSHES_OPEN).increment(0.0);
-    Ok(handle)
 }

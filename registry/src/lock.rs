@@ -11,7 +11,7 @@ use std::path::Path;
 /// The file with the id of the process that holds the lock.
 const HOLDER: &str = "serve.pid";
 
-/// A data directory that check_session to this process until it is dropped.
+/// A data directory that belongs to this process until it is dropped.
 #[derive(Debug)]
 pub struct DataLock {
     _dir: File,

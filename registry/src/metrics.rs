@@ -1,9 +1,8 @@
 //! The names of all metrics, with description and unit, and the recorder behind `/metrics`.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::api::{TaskInfo, TaskState};
-use std::sync::OnceLock;
 
 pub(crate) const REQUESTS: &str = "pf_http_requests_total";
 pub(crate) const DURATION: &str = "pf_http_request_duration_seconds";
@@ -34,10 +33,6 @@ pub(crate) const TASK_SUCCEEDED: &str = "pf_task_last_success_timestamp_seconds"
 pub(crate) const TASK_RUNNING: &str = "pf_running_tasks";
 pub(crate) const TASK_PAUSED: &str = "pf_paused_tasks";
 
-/// Upper bounds of the latency buckets, in seconds: metadata answers in milliseconds, bulk
-/// transfers in minutes.
-const BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
-
 /// Sets the metrics of background tasks.
 pub(crate) fn set_tasks(tasks: &[TaskInfo]) {
     for task in tasks {
@@ -51,21 +46,15 @@ pub(crate) fn set_tasks(tasks: &[TaskInfo]) {
     }
 }
 
-/// The process's recorder, installed on first use: a process has one set of metrics, however many
-/// servers run in it.
+/// The recorder of the process.
 ///
 /// # Errors
 /// The reason, if another recorder was installed before.
 pub(crate) fn recorder() -> Result<PrometheusHandle, String> {
-    static RECORDER: OnceLock<Result<PrometheusHandle, String>> = OnceLock::new();
-    RECORDER.get_or_init(|| install().map_err(|e| e.to_string())).clone()
+    pfr_service::metrics::recorder(describe)
 }
 
-fn install() -> Result<PrometheusHandle, BuildError> {
-    let builder = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Full(DURATION.to_owned()), BUCKETS)?
-        .set_buckets_for_metric(Matcher::Full(GC_DURATION.to_owned()), BUCKETS)?;
-    let handle = builder.install_recorder()?;
+fn describe() {
     describe_counter!(REQUESTS, Unit::Count, "Requests by route, method and status; `cut` where the client left before the end.");
     describe_histogram!(DURATION, Unit::Seconds, "Time from a request's headers to the last byte of its response.");
     describe_gauge!(IN_FLIGHT, Unit::Count, "Requests being served.");
@@ -113,5 +102,4 @@ fn install() -> Result<PrometheusHandle, BuildError> {
     for name in [IN_FLIGHT, CONNECTIONS] {
         metrics::gauge!(name).increment(0.0);
     }
-    Ok(handle)
 }

@@ -9,15 +9,15 @@ use std::ops::Deref;
 /// Of the blobs that are missing, at most this many are named.
 const NAMED: usize = 100;
 
-/// Why a request was not done: a [`problem::Failure`] in the registry's words.
+/// Why a request was not done: a [`problem::ApiError`] in the registry's words.
 #[derive(Clone, Debug)]
-pub struct Failure(problem::Failure);
+pub struct Failure(problem::ApiError);
 
 impl Failure {
     /// A failure with nothing to hide.
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
-        Self(problem::Failure::new(code, detail))
+        Self(problem::ApiError::new(code, detail))
     }
 
     /// The same, with a cause for the log.
@@ -43,7 +43,7 @@ impl Failure {
 }
 
 impl Deref for Failure {
-    type Target = problem::Failure;
+    type Target = problem::ApiError;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -79,7 +79,7 @@ impl From<Error> for Failure {
             Error::Internal(reason) => Self::internal(reason),
             Error::Missing { ref missing, .. } => {
                 let missing = missing.iter().take(NAMED).copied().collect();
-                Self(problem::Failure { missing, ..problem::Failure::new(code, error.to_string()) })
+                Self(problem::ApiError { missing, ..problem::ApiError::new(code, error.to_string()) })
             }
             other => Self::new(code, other.to_string()),
         }

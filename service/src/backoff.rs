@@ -1,6 +1,7 @@
 //! Waits between two attempts.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::ops::Range;
 use std::time::Duration;
 
 /// Exponential backoff with jitter.
@@ -23,15 +24,16 @@ impl Backoff {
     pub fn wait(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(30);
         let full = self.first.saturating_mul(1 << doublings).min(self.longest);
-        full.mul_f64(0.5 + 0.5 * random())
+        full.mul_f64(jitter(0.5..1.0))
     }
 }
 
-/// A random number between 0 and 1. The keys of the standard hasher are random enough for a wait, and
-/// cost no dependency.
-fn random() -> f64 {
+/// A random number in `range`. The keys of the standard hasher are random enough for a wait, and cost
+/// no dependency.
+#[must_use]
+pub fn jitter(range: Range<f64>) -> f64 {
     let random = RandomState::new().build_hasher().finish() as u32;
-    f64::from(random) / f64::from(u32::MAX)
+    range.start + (range.end - range.start) * f64::from(random) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

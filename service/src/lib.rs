@@ -10,6 +10,7 @@
 //! | [`log`] | the log on standard error | `program` |
 //! | [`signals`] | the signals that end a program | `program` |
 //! | [`problem`] | errors as `application/problem+json` | `http` |
+//! | [`metrics`] | the recorder behind `/metrics` | `http` |
 //!
 //! The store is below the programs and needs the first two only, so the rest hides behind features:
 //! `docs/decisions/0026-one-crate-for-what-programs-share.md`.
@@ -18,6 +19,8 @@ pub mod backoff;
 pub mod durable;
 #[cfg(feature = "program")]
 pub mod log;
+#[cfg(feature = "http")]
+pub mod metrics;
 #[cfg(feature = "http")]
 pub mod problem;
 #[cfg(feature = "program")]

@@ -1,8 +1,8 @@
 //! Errors as clients see them: `application/problem+json`, one shape for all servers.
 //!
-//! A handler returns a [`Failure`]. As a response it is a status with the failure attached. The
+//! A handler returns a [`ApiError`]. As a response it is a status with the failure attached. The
 //! middleware of the server knows the request's id: it takes the failure out by [`of_response`], logs it
-//! and sends [`Failure::into_problem`].
+//! and sends [`ApiError::into_problem`].
 
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -15,7 +15,7 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Why a request was not done.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct ApiError {
     /// The kind, on which callers act.
     pub code: ErrorCode,
     /// For the caller: the cause and the remedy.
@@ -28,7 +28,7 @@ pub struct Failure {
     pub status: StatusCode,
 }
 
-impl Failure {
+impl ApiError {
     /// A failure with nothing to hide.
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
@@ -66,7 +66,7 @@ impl Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
         response.extensions_mut().insert(self);
@@ -76,23 +76,23 @@ impl IntoResponse for Failure {
 
 /// Takes the failure out of a response. Refusals of the router and of extractors become failures, too.
 /// `None` for a response that is no refusal.
-pub fn of_response(response: &mut Response, method: &Method, path: &str) -> Option<Failure> {
+pub fn of_response(response: &mut Response, method: &Method, path: &str) -> Option<ApiError> {
     let status = response.status();
-    if let Some(failure) = response.extensions_mut().remove::<Failure>() {
+    if let Some(failure) = response.extensions_mut().remove::<ApiError>() {
         return Some(failure);
     }
     if !status.is_client_error() && !status.is_server_error() {
         return None;
     }
     Some(match status {
-        StatusCode::NOT_FOUND => Failure::new(ErrorCode::NotFound, "no such page"),
+        StatusCode::NOT_FOUND => ApiError::new(ErrorCode::NotFound, "no such page"),
         StatusCode::METHOD_NOT_ALLOWED => {
             let allowed = response.headers().get(header::ALLOW).and_then(|value| value.to_str().ok()).unwrap_or("other methods");
             let detail = format!("{path} does not allow {method}, only {allowed}");
-            Failure::new(ErrorCode::InvalidRequest, detail).with_status(status)
+            ApiError::new(ErrorCode::InvalidRequest, detail).with_status(status)
         }
-        status if status.is_client_error() => Failure::new(ErrorCode::InvalidRequest, format!("the request was refused: {status}")),
-        status => Failure::new(ErrorCode::Internal, "a bug in the server; please report it with the request id")
+        status if status.is_client_error() => ApiError::new(ErrorCode::InvalidRequest, format!("the request was refused: {status}")),
+        status => ApiError::new(ErrorCode::Internal, "a bug in the server; please report it with the request id")
             .because(format!("a response without a reason: {status}")),
     })
 }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_failure_comes_back_out_of_its_response() {
-        let mut response = Failure::new(ErrorCode::Overloaded, "busy").because("secret").into_response();
+        let mut response = ApiError::new(ErrorCode::Overloaded, "busy").because("secret").into_response();
         let failure = of_response(&mut response, &Method::GET, "/x").unwrap();
         assert_eq!((failure.code, failure.cause.as_deref()), (ErrorCode::Overloaded, Some("secret")));
         let problem = failure.into_problem("id");

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// How long an engine may take to say something. A debug build on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A GPU host without a GPU: a home, a local store, an agent.
 pub struct Host {
@@ -234,7 +234,7 @@ impl Engine {
     }
 
     fn next(&mut self) -> Value {
-        self.lines.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("{e}: {}", std::fs::read_to_string(&self.log).unwrap_or_default()))
+        self.lines.recv_timeout(TIMEOUT).unwrap_or_else(|e| panic!("{e}: {}", std::fs::read_to_string(&self.log).unwrap_or_default()))
     }
 
     /// Waits for an event of this name; others are kept for later.

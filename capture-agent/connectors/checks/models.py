@@ -7,23 +7,24 @@ import sys
 import torch
 
 
+COMMON = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.15,
+}
+
+
 def dense() -> torch.nn.Module:
     """Attention in every layer."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        initializer_range=0.15,
-    )
-    return Qwen3ForCausalLM(config)
+    return Qwen3ForCausalLM(Qwen3Config(**COMMON, tie_word_embeddings=False))
 
 
 def hybrid() -> torch.nn.Module:
@@ -31,13 +32,7 @@ def hybrid() -> torch.nn.Module:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
+        **COMMON,
         linear_num_value_heads=2,
         linear_num_key_heads=1,
         linear_key_head_dim=128,
@@ -47,8 +42,6 @@ def hybrid() -> torch.nn.Module:
         num_experts_per_tok=2,
         moe_intermediate_size=64,
         shared_expert_intermediate_size=64,
-        max_position_embeddings=2048,
-        initializer_range=0.15,
     )
     return Qwen3NextForCausalLM(config)
 

@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::StreamExt as _;
 use pfr_schema::ErrorCode;
-use pfr_service::problem::Failure;
+use pfr_service::problem::ApiError;
 
 /// Bytes of a request's body.
 const LIMIT: usize = 1 << 20;
@@ -21,7 +21,7 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
     let (mut pieces, mut whole, mut length) = (body.into_data_stream(), Vec::new(), 0_usize);
     while let Some(piece) = pieces.next().await {
         let Ok(piece) = piece else {
-            return Failure::new(ErrorCode::InvalidRequest, "the request's body did not come whole").into_response();
+            return ApiError::new(ErrorCode::InvalidRequest, "the request's body did not come whole").into_response();
         };
         length = length.saturating_add(piece.len());
         if length <= LIMIT {
@@ -31,7 +31,7 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
         }
     }
     if length > LIMIT {
-        return Failure::new(ErrorCode::TooLarge, format!("the request's body has more than {LIMIT} bytes")).into_response();
+        return ApiError::new(ErrorCode::TooLarge, format!("the request's body has more than {LIMIT} bytes")).into_response();
     }
     next.run(Request::from_parts(parts, Body::from(whole))).await
 }

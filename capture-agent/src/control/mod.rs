@@ -11,7 +11,7 @@ use axum::Router;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
-use pfr_service::problem::Failure;
+use pfr_service::problem::ApiError;
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, UnixListener};
 
@@ -20,11 +20,6 @@ use tokio::net::{TcpListener, UnixListener};
 pub struct Control {
     listener: UnixListener,
     unlink: socket::Unlink,
-    agent: Agent,
-}
-
-#[derive(Clone, Debug)]
-struct State {
     agent: Agent,
 }
 
@@ -63,10 +58,10 @@ fn router(agent: Agent) -> Result<Router> {
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(handlers::ready))
         .merge(metrics_router(recorder))
-        .fallback(async || Failure::new(ErrorCode::NotFound, "no such page; see docs/capture.md for those there are"))
+        .fallback(async || ApiError::new(ErrorCode::NotFound, "no such page; see docs/capture.md for those there are"))
         .layer(axum::middleware::from_fn(body::middleware))
         .layer(axum::middleware::from_fn(observe::middleware))
-        .with_state(State { agent }))
+        .with_state(agent))
 }
 
 fn metrics_router<S: Clone + Send + Sync + 'static>(recorder: PrometheusHandle) -> Router<S> {

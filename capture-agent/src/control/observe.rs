@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
 use pfr_schema::ErrorCode;
-use pfr_service::problem::{self, Failure};
+use pfr_service::problem::{self, ApiError};
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
     let id = uuid::Uuid::now_v7().to_string();
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let panicked = |_| Failure::new(ErrorCode::Internal, "a bug in the agent; please report it with the request id").into_response();
+    let panicked = |_| ApiError::new(ErrorCode::Internal, "a bug in the agent; please report it with the request id").into_response();
     let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(panicked);
     let (mut response, failure) = explain(response, &method, &path, &id);
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -38,7 +38,7 @@ pub(super) async fn middleware(request: Request, next: Next) -> Response {
 }
 
 /// Turns every failure into a problem, also those of extractors.
-fn explain(mut response: Response, method: &Method, path: &str, id: &str) -> (Response, Option<Failure>) {
+fn explain(mut response: Response, method: &Method, path: &str, id: &str) -> (Response, Option<ApiError>) {
     let Some(failure) = problem::of_response(&mut response, method, path) else { return (response, None) };
     let mut problem = failure.clone().into_problem(id);
     if let Some(allowed) = response.headers_mut().remove(header::ALLOW) {

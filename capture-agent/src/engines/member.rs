@@ -53,7 +53,7 @@ impl Member {
 
     /// Makes a call and waits for the answer without a timeout, or until the member is gone.
     pub async fn call(&self, call: ToEngine) -> Result<Value> {
-        let name = name_of(&call);
+        let name = call.name();
         let mut gone = self.gone.subscribe();
         tokio::select! {
             biased;
@@ -67,7 +67,7 @@ impl Member {
 
     /// Makes a call that must be answered in time.
     pub async fn call_within<T: DeserializeOwned>(&self, timeout: Duration, call: ToEngine) -> Result<T> {
-        let name = name_of(&call);
+        let name = call.name();
         match tokio::time::timeout(timeout, self.call(call)).await {
             Ok(answer) => self.read(name, answer?),
             Err(_) => Err(self.late(name, timeout)),
@@ -101,7 +101,7 @@ impl Member {
                 Err(error) if self.is_gone() || is_given_back(&call, &error) => return Err(error),
                 Err(error) => {
                     failures = failures.saturating_add(1);
-                    tracing::warn!(engine = self.engine, member = self.name, call = name_of(&call), failures, %error, "engine call failed, retrying");
+                    tracing::warn!(engine = self.engine, member = self.name, call = call.name(), failures, %error, "engine call failed, retrying");
                 }
             }
             tokio::time::sleep(INSIST.wait(failures)).await;
@@ -112,18 +112,4 @@ impl Member {
 fn is_given_back(call: &ToEngine, error: &Error) -> bool {
     let unknown = |code| matches!(code, ErrorCode::InvalidRequest | ErrorCode::SequenceUnknown);
     !matches!(call, ToEngine::Resume {}) && matches!(error, Error::Refused { failure, .. } if unknown(failure.code))
-}
-
-pub(super) fn name_of(call: &ToEngine) -> &'static str {
-    match call {
-        ToEngine::Pause {} => "pause",
-        ToEngine::Resume {} => "resume",
-        ToEngine::Table(_) => "table",
-        ToEngine::Pin(_) => "pin",
-        ToEngine::Unpin(_) => "unpin",
-        ToEngine::Oracle(_) => "oracle",
-        ToEngine::Allocate(_) => "allocate",
-        ToEngine::Activate(_) => "activate",
-        ToEngine::Discard(_) => "discard",
-    }
 }

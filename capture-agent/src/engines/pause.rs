@@ -12,7 +12,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::sync::oneshot;
 
 /// How long a capture waits for the answer to `resume`, and the next capture for that.
-const PATIENCE: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_secs(60);
 
 /// A paused engine. Dropping this resumes the engine, in a panic too.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Pause {
 impl Pause {
     pub(super) async fn begin(view: Arc<View>) -> Result<Self> {
         let member = Arc::clone(view.must_serve(Verb::Pause, "pause")?);
-        let still = tokio::time::timeout(view.shared.timeout + PATIENCE, Arc::clone(&view.shared.still).lock_owned()).await;
+        let still = tokio::time::timeout(view.shared.timeout + GRACE, Arc::clone(&view.shared.still).lock_owned()).await;
         let with = || "a capture after which it has not gone on".to_owned();
         let still = still.map_err(|_| Error::Busy { engine: view.shared.name.clone(), with: with() })?;
         // Create the guard before the call: even if the call fails, the engine must be resumed.
@@ -108,11 +108,11 @@ impl Pause {
         // Runs in a task of its own: dropping this future does not stop the resume.
         let told = self.go_on();
         let since = self.since;
-        let patience = self.view.shared.timeout + PATIENCE;
-        match tokio::time::timeout(patience, told).await {
+        let limit = self.view.shared.timeout + GRACE;
+        match tokio::time::timeout(limit, told).await {
             Ok(Ok(told)) => told.map(|at| at.duration_since(since)),
             Ok(Err(gone)) => Err(Error::Internal(format!("the task that resumes: {gone}"))),
-            Err(_) => Err(self.member.late("resume", patience)),
+            Err(_) => Err(self.member.late("resume", limit)),
         }
     }
 

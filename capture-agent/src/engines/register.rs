@@ -1,6 +1,6 @@
 //! Checks of a registration: afterwards no block of any part can lie outside of its memory.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cuda_handle};
 use pfr_schema::checkpoint::{Dtype, Layout, MAX_RANK};
 use pfr_schema::engine::{GroupLayout, MAX_DESCRIPTORS, Memory, MemoryKind, PROTOCOL, Part, Register, State};
 use pfr_schema::tree::{GroupKind, OPAQUE_PREFIX};
@@ -79,7 +79,7 @@ fn check_memories(memories: &[Memory]) -> Check<BTreeMap<&str, u64>> {
         ensure(memory.bytes > 0 && memory.offset.checked_add(memory.bytes).is_some(), || {
             format!("memory {name:?}: {} bytes from {}", memory.bytes, memory.offset)
         })?;
-        let handle = memory.handle.as_ref().is_some_and(|hex| hex.len() == 128 && hex.bytes().all(|b| b.is_ascii_hexdigit()));
+        let handle = memory.handle.as_deref().and_then(cuda_handle).is_some();
         match memory.kind {
             MemoryKind::CudaIpc => ensure(handle, || format!("memory {name:?}: a CUDA IPC handle is 64 bytes in hex"))?,
             MemoryKind::CudaVmm | MemoryKind::PosixShm => {

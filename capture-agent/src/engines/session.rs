@@ -2,7 +2,7 @@
 
 use super::link::SocketLink;
 use super::{Answers, Attached, Engines, Inner, wire};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking, cuda_handle};
 use crate::memory::{MemoryError, PageMemory, ShmMemory, cuda};
 use pfr_schema::ErrorCode;
 use pfr_schema::engine::{CallError, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine};
@@ -122,16 +122,12 @@ async fn register(
     let (engine, rank) = (register.engine.clone(), register.rank);
     let (engines, link) = (engines.clone(), Arc::clone(link));
     // Mapping memory can take a while on a device.
-    let joined = tokio::task::spawn_blocking(move || {
+    let joined = blocking("registering", move || {
         super::register::check(&register)?;
         let memories = map(&engines, &register, descriptors)?;
         engines.attach(*register, memories, link)
     });
-    match joined.await {
-        Ok(Ok(attached)) => Ok((id, attached, engine, rank)),
-        Ok(Err(error)) => Err((id, error)),
-        Err(panic) => Err((id, Error::Internal(format!("registering: {panic}")))),
-    }
+    joined.await.map(|attached| (id, attached, engine, rank)).map_err(|error| (id, error))
 }
 
 /// Maps the memories of a registration. Descriptors are used in order.
@@ -160,17 +156,12 @@ fn map_one(
     match memory.kind {
         MemoryKind::PosixShm => ShmMemory::map(descriptor()?, offset, bytes, ring.clone(), available.clone()),
         MemoryKind::CudaVmm => cuda::open_vmm(descriptor()?, offset, bytes, device, ring.total()),
-        MemoryKind::CudaIpc => cuda::open_ipc(handle(memory)?, offset, bytes, device, ring.total()),
+        MemoryKind::CudaIpc => {
+            let wrong = || MemoryError::Unreachable { what: "open IPC handle", reason: "it is not 64 bytes in hex".into() };
+            let handle = memory.handle.as_deref().and_then(cuda_handle).ok_or_else(wrong)?;
+            cuda::open_ipc(handle, offset, bytes, device, ring.total())
+        }
     }
-}
-
-/// The bytes of a CUDA IPC handle.
-fn handle(memory: &Memory) -> std::result::Result<[u8; 64], MemoryError> {
-    let hex = memory.handle.as_deref().unwrap_or_default();
-    let byte = |at: usize| hex.get(2 * at..2 * at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-    let bytes: Option<Vec<u8>> = (0..64).map(byte).collect();
-    let wrong = || MemoryError::Unreachable { what: "open IPC handle", reason: "it is not 64 bytes in hex".into() };
-    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)
 }
 
 /// Answers the member's calls and takes its answers until the connection ends.

@@ -59,7 +59,7 @@ pub struct Ready {
     pub adapter: Option<String>,
     /// Settings that decide the next tokens.
     pub sampling: BTreeMap<String, Value>,
-    /// Scores of the step at T, if they were recorded: the engine compares them before the sequence
+    /// Logits of the step at T, if they were recorded: the engine compares them before the sequence
     /// has consequences.
     pub oracle: Option<Oracle>,
 }

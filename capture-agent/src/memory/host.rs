@@ -1,11 +1,8 @@
-//! Memory of this process: copies that were set aside, and the memory of engines that link the
-//! agent.
+//! Memory of this process: copies that were set aside, and memory of engines that link the agent.
 
-use super::pages::{self, Bytewise};
-use super::{Deliver, MemoryError, Page, PageMemory, Ring};
-use bytes::Bytes;
+use super::pages::Bytewise;
+use super::{MemoryError, Ring};
 use parking_lot::RwLock;
-use pfr_schema::{Algorithm, Digest};
 use std::sync::Arc;
 
 /// Tells how many bytes of memory the machine can still give.
@@ -80,6 +77,9 @@ impl Bytewise for HostMemory {
     fn size(&self) -> u64 {
         self.size
     }
+    fn budget(&self) -> (&Ring, &Available) {
+        (&self.ring, &self.available)
+    }
     fn reachable(&self) -> Result<(), MemoryError> {
         Ok(())
     }
@@ -90,33 +90,5 @@ impl Bytewise for HostMemory {
     fn store(&self, offset: u64, from: &[u8]) {
         let at = offset as usize;
         self.bytes.write()[at..at + from.len()].copy_from_slice(from);
-    }
-}
-
-impl PageMemory for HostMemory {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {
-        self.ring.fits(largest)?;
-        self.available.check(aside)
-    }
-
-    fn hash(&self, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
-        pages::hash(self, algorithm, pages)
-    }
-
-    fn read(&self, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
-        pages::read(self, &self.ring, pages, deliver)
-    }
-
-    fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError> {
-        self.available.check(pages.iter().map(Page::bytes).sum())?;
-        Ok(Box::new(Self::new(pages::gather(self, pages)?, self.ring.clone(), self.available.clone())))
-    }
-
-    fn write(&self, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
-        pages::write(self, pages, after)
     }
 }

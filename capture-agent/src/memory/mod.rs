@@ -53,6 +53,13 @@ pub struct Location {
     pub offset: u64,
 }
 
+impl Location {
+    /// Of a memory that no other memory maps.
+    fn own<M: ?Sized>(memory: &M) -> Self {
+        Self { object: Object::Own(std::ptr::from_ref(memory).cast::<()>().addr()), offset: 0 }
+    }
+}
+
 /// What bytes are part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Object {
@@ -66,25 +73,17 @@ pub enum Object {
 
 /// What goes wrong with memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum MemoryError {
     /// The engine described memory that is not there.
     #[error("bytes {offset}..{end} of a memory of {size} bytes")]
-    OutOfBounds {
-        /// Where the span begins.
-        offset: u64,
-        /// Where it ends.
-        end: u64,
-        /// Bytes of the memory.
-        size: u64,
-    },
+    OutOfBounds { offset: u64, end: u64, size: u64 },
     /// Not enough of something; nothing was begun.
     #[error("{what}: {needed} bytes needed, {free} free")]
     NoRoom {
         /// Of what: `ring`, `GPU memory` …
         what: &'static str,
-        /// Bytes needed.
         needed: u64,
-        /// Bytes there.
         free: u64,
     },
     /// The memory cannot be mapped or reached (any more).
@@ -92,17 +91,11 @@ pub enum MemoryError {
     Unreachable {
         /// What was tried: `map shared memory`, `open IPC handle` …
         what: &'static str,
-        /// What the system says.
         reason: String,
     },
     /// This build or machine cannot do it.
     #[error("{what} is not supported here: {reason}")]
-    Unsupported {
-        /// What.
-        what: &'static str,
-        /// Why.
-        reason: String,
-    },
+    Unsupported { what: &'static str, reason: String },
     /// The reader of the bytes stopped.
     #[error("stopped")]
     Stopped,
@@ -119,7 +112,7 @@ pub trait PageMemory: Send + Sync + std::fmt::Debug {
 
     /// Where it begins. By default it is taken for a memory of its own, which no other memory maps.
     fn location(&self) -> Location {
-        Location { object: Object::Own(std::ptr::from_ref(self).cast::<()>().addr()), offset: 0 }
+        Location::own(self)
     }
 
     /// Whether `bytes` more can be set aside ([`PageMemory::set_aside`]) and pages of `largest`

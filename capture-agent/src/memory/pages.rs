@@ -1,6 +1,6 @@
 //! Hashing, reading and writing pages of memories that a CPU can load and store.
 
-use super::{Deliver, MemoryError, Page, Ring, Span};
+use super::{Available, Deliver, HostMemory, Location, MemoryError, Page, PageMemory, Ring, Span};
 use bytes::Bytes;
 use pfr_schema::digest::Hasher;
 use pfr_schema::{Algorithm, Digest};
@@ -12,9 +12,15 @@ const STEP: usize = 64 << 10;
 const THREAD_BYTES: u64 = 4 << 20;
 
 /// Memory whose bytes a CPU can load and store.
-pub(super) trait Bytewise: Sync {
+pub trait Bytewise: Send + Sync + std::fmt::Debug {
     /// Bytes.
     fn size(&self) -> u64;
+    /// The budget of pages in flight, and the memory that copies may take.
+    fn budget(&self) -> (&Ring, &Available);
+    /// As [`PageMemory::location`].
+    fn location(&self) -> Location {
+        Location::own(self)
+    }
     /// Called before a batch: whether the memory is still there.
     fn reachable(&self) -> Result<(), MemoryError>;
     /// Copies `into.len()` bytes from `offset`; the range was checked.
@@ -23,8 +29,52 @@ pub(super) trait Bytewise: Sync {
     fn store(&self, offset: u64, from: &[u8]);
 }
 
+impl<M: Bytewise> PageMemory for M {
+    fn size(&self) -> u64 {
+        Bytewise::size(self)
+    }
+
+    fn location(&self) -> Location {
+        Bytewise::location(self)
+    }
+
+    fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {
+        let (ring, available) = self.budget();
+        ring.fits(largest)?;
+        available.check(aside)
+    }
+
+    fn hash(&self, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
+        hash(self, algorithm, pages)
+    }
+
+    /// Copies pages out through the ring.
+    fn read(&self, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
+        check(self, pages.iter())?;
+        for (i, page) in pages.iter().enumerate() {
+            let mut slot = self.budget().0.acquire(page.bytes())?;
+            self.reachable()?;
+            load_page(self, page, slot.buffer());
+            if !deliver(i, slot.freeze()) {
+                return Err(MemoryError::Stopped);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError> {
+        let (ring, available) = self.budget();
+        available.check(pages.iter().map(Page::bytes).sum())?;
+        Ok(Box::new(HostMemory::new(gather(self, pages)?, ring.clone(), available.clone())))
+    }
+
+    fn write(&self, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
+        write(self, pages, after)
+    }
+}
+
 fn check<'a>(memory: &impl Bytewise, pages: impl Iterator<Item = &'a Page>) -> Result<(), MemoryError> {
-    let size = memory.size();
+    let size = Bytewise::size(memory);
     for Span { offset, bytes } in pages.flat_map(|page| page.spans.iter().copied()) {
         let end = offset.saturating_add(bytes);
         if end > size {
@@ -44,7 +94,7 @@ fn load_page(memory: &impl Bytewise, page: &Page, into: &mut [u8]) {
 }
 
 /// Digests of pages, computed on several threads if there are enough bytes.
-pub(super) fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
+fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
     check(memory, pages.iter())?;
     let bytes: u64 = pages.iter().map(Page::bytes).sum();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -81,22 +131,8 @@ fn hash_page(memory: &impl Bytewise, algorithm: Algorithm, page: &Page, buffer: 
     hasher.finish()
 }
 
-/// Copies pages out through the ring.
-pub(super) fn read(memory: &impl Bytewise, ring: &Ring, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
-    check(memory, pages.iter())?;
-    for (i, page) in pages.iter().enumerate() {
-        let mut slot = ring.acquire(page.bytes())?;
-        memory.reachable()?;
-        load_page(memory, page, slot.buffer());
-        if !deliver(i, slot.freeze()) {
-            return Err(MemoryError::Stopped);
-        }
-    }
-    Ok(())
-}
-
 /// All pages one after another.
-pub(super) fn gather(memory: &impl Bytewise, pages: &[Page]) -> Result<Vec<u8>, MemoryError> {
+fn gather(memory: &impl Bytewise, pages: &[Page]) -> Result<Vec<u8>, MemoryError> {
     check(memory, pages.iter())?;
     let bytes: u64 = pages.iter().map(Page::bytes).sum();
     let mut out = vec![0; usize::try_from(bytes).map_err(|_| MemoryError::NoRoom { what: "host memory", needed: bytes, free: 0 })?];
@@ -110,7 +146,7 @@ pub(super) fn gather(memory: &impl Bytewise, pages: &[Page]) -> Result<Vec<u8>, 
 }
 
 /// Writes pages.
-pub(super) fn write(memory: &impl Bytewise, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
+fn write(memory: &impl Bytewise, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
     if after.is_some() {
         return Err(MemoryError::Unsupported { what: "waiting for a CUDA event", reason: "this memory is the host's".into() });
     }

@@ -3,10 +3,8 @@
 //! Another process writes these bytes while we read them. So the agent never makes a reference to
 //! them. It copies them by pointer into buffers of its own; a torn copy does not match its digest.
 
-use super::pages::{self, Bytewise};
-use super::{Available, Deliver, HostMemory, Location, MemoryError, Object, Page, PageMemory, Ring};
-use bytes::Bytes;
-use pfr_schema::{Algorithm, Digest};
+use super::pages::Bytewise;
+use super::{Available, Location, MemoryError, Object, PageMemory, Ring};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -75,6 +73,14 @@ impl Bytewise for ShmMemory {
         self.size
     }
 
+    fn budget(&self) -> (&Ring, &Available) {
+        (&self.ring, &self.available)
+    }
+
+    fn location(&self) -> Location {
+        Location { object: self.object, offset: self.offset as u64 }
+    }
+
     /// Reading a mapping beyond the end of its file kills the process, so the length is checked
     /// before each batch. An engine that shrinks its memory during a batch can still kill the
     /// agent.
@@ -101,37 +107,5 @@ impl Bytewise for ShmMemory {
         // SAFETY: the destination lies inside the mapping (asserted above), which is writable;
         // `from` is memory of ours.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.as_ptr().add(self.offset + offset as usize), from.len()) }
-    }
-}
-
-impl PageMemory for ShmMemory {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn location(&self) -> Location {
-        Location { object: self.object, offset: self.offset as u64 }
-    }
-
-    fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {
-        self.ring.fits(largest)?;
-        self.available.check(aside)
-    }
-
-    fn hash(&self, algorithm: Algorithm, pages: &[Page]) -> Result<Vec<Digest>, MemoryError> {
-        pages::hash(self, algorithm, pages)
-    }
-
-    fn read(&self, pages: &[Page], deliver: &mut Deliver<'_>) -> Result<(), MemoryError> {
-        pages::read(self, &self.ring, pages, deliver)
-    }
-
-    fn set_aside(&self, pages: &[Page]) -> Result<Box<dyn PageMemory>, MemoryError> {
-        self.available.check(pages.iter().map(Page::bytes).sum())?;
-        Ok(Box::new(HostMemory::new(pages::gather(self, pages)?, self.ring.clone(), self.available.clone())))
-    }
-
-    fn write(&self, pages: &[(Page, Bytes)], after: Option<&[u8; 64]>) -> Result<(), MemoryError> {
-        pages::write(self, pages, after)
     }
 }

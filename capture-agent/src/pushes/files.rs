@@ -1,6 +1,6 @@
 //! The queue on disk: one JSON file for each job, replaced atomically.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use pfr_schema::agent::PushJob;
 use pfr_service::durable;
 use std::collections::BTreeMap;
@@ -59,9 +59,7 @@ impl Files {
 
     async fn on<T: Send + 'static>(&self, work: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static) -> Result<T> {
         let dir = self.dir.clone();
-        let what = format!("push queue {}", dir.display());
-        let done = tokio::task::spawn_blocking(move || work(&dir)).await;
-        done.map_err(|e| Error::Internal(e.to_string()))?.map_err(Error::io(what))
+        blocking("push queue", move || work(&dir).map_err(Error::io(format!("push queue {}", dir.display())))).await
     }
 }
 

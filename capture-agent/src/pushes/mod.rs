@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use files::Files;
 use parking_lot::Mutex;
 use pfr_schema::agent::{PushJob, PushState};
-use pfr_schema::{Digest, Reference, Selector};
+use pfr_schema::{Digest, Reference};
 use pfr_store::Store;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -183,11 +183,8 @@ impl Target {
     fn parse(text: &str) -> Result<Self> {
         let reference: Reference = text.parse()?;
         let registry = reference.registry.ok_or_else(|| Error::Invalid(format!("{text:?} names no registry to push to")))?;
-        let tag = match reference.selector {
-            None => None,
-            Some(Selector::Tag { tag, back: 0 }) => Some(tag),
-            Some(_) => return Err(Error::Invalid(format!("{text:?}: a push goes to a tag"))),
-        };
+        let tag = reference.selector.map(|selector| selector.tag().cloned().ok_or(selector)).transpose();
+        let tag = tag.map_err(|_| Error::Invalid(format!("{text:?}: a push goes to a tag")))?;
         Ok(Self { registry, repository: reference.repository, tag })
     }
 }

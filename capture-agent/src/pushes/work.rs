@@ -86,7 +86,7 @@ impl Inner {
             let Target { registry, repository, tag } = Target::parse(&reference)?;
             let remote = config.remote(&registry)?;
             let target = PushTarget { repository, tag, if_tag_is: None, parents: Vec::new() };
-            Ok(pfr_client::push(&source, &remote, target, &Progress::new()).await?)
+            Ok(pfr_client::push(&source, &remote, target, &Progress::default()).await?)
         }
     }
 

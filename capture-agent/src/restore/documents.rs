@@ -10,8 +10,8 @@ use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, FormatError, media_type};
 use pfr_store::Store;
 
-/// Scores in an oracle layer.
-pub(crate) const MAX_SCORES: usize = 4096;
+/// Logits in an oracle layer.
+pub(crate) const MAX_LOGITS: usize = 4096;
 
 /// What a snapshot says of itself.
 #[derive(Debug)]
@@ -85,8 +85,8 @@ pub(super) fn tokens(bytes: &[u8]) -> Result<Vec<u32>, FormatError> {
 
 pub(super) fn oracle(bytes: &[u8]) -> Result<Oracle, FormatError> {
     let oracle: Oracle = serde_json::from_slice(bytes).map_err(|e| field("oracle", "logits as JSON", e.to_string()))?;
-    if oracle.top.is_empty() || oracle.top.len() > MAX_SCORES {
-        return Err(field("oracle.top", format!("1 to {MAX_SCORES} logits"), oracle.top.len().to_string()));
+    if oracle.top.is_empty() || oracle.top.len() > MAX_LOGITS {
+        return Err(field("oracle.top", format!("1 to {MAX_LOGITS} logits"), oracle.top.len().to_string()));
     }
     Ok(oracle)
 }

@@ -3,7 +3,7 @@
 
 use super::place::{Place, Places};
 use crate::Agent;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory, Span};
 use pfr_schema::{Algorithm, FormatError};
 use std::collections::BTreeMap;
@@ -14,18 +14,14 @@ const PIECE: u64 = 16 << 20;
 
 pub(super) async fn check(agent: &Agent, places: &Arc<Places>) -> Result<()> {
     let hashed = Arc::clone(places);
-    blocking(move || pages(&hashed)).await?;
+    blocking("hashing restored pages", move || pages(&hashed)).await?;
     let piece = (agent.engines().ring().total() / 2).clamp(1, PIECE);
     for at in (0..places.0.len()).filter(|at| places.0[*at].tensor().is_some()) {
         let places = Arc::clone(places);
         let _turn = agent.engines().turn().await;
-        blocking(move || state(&places.0[at], piece)).await?;
+        blocking("verifying restored state", move || state(&places.0[at], piece)).await?;
     }
     Ok(())
-}
-
-async fn blocking(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-    tokio::task::spawn_blocking(work).await.map_err(|panic| Error::Internal(format!("hashing what was written: {panic}")))?
 }
 
 /// Hashes all pages, memory by memory.

@@ -25,7 +25,7 @@ mod source;
 mod staged;
 mod write;
 
-pub(crate) use documents::MAX_SCORES;
+pub(crate) use documents::MAX_LOGITS;
 pub(crate) use gate::Gate;
 pub(crate) use in_process::Prepared;
 pub use staged::Staged;

@@ -3,7 +3,7 @@
 use super::gate::Gate;
 use crate::Agent;
 use crate::engines::{Answers, Engine};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cuda_handle};
 use crate::metrics as names;
 use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
 use serde_json::{Value, json};
@@ -53,22 +53,9 @@ fn find(agent: &Agent, engine: &Engine, request: &Match) -> Matched {
 
 async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<()> {
     let documents = agent.staged().get(engine, &request.restore)?;
-    let after = request.after.as_deref().map(event).transpose()?;
+    let invalid = || Error::Invalid("after: expected 128 hex digits".into());
+    let after = request.after.as_deref().map(|hex| cuda_handle(hex).ok_or_else(invalid)).transpose()?;
     // The engine keeps the blocks until it has the answer, so the gate owns nothing.
     super::fill(agent, engine, &documents, rank..rank + 1, &request.blocks, after, &Gate::new(())).await?;
     Ok(())
-}
-
-/// 64 bytes in hex.
-fn event(hex: &str) -> Result<[u8; 64]> {
-    let invalid = || Error::Invalid("after: expected 128 hex digits".into());
-    let mut event = [0; 64];
-    if hex.len() != 128 || !hex.is_ascii() {
-        return Err(invalid());
-    }
-    for (byte, digits) in event.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-        let digits = std::str::from_utf8(digits).map_err(|_| invalid())?;
-        *byte = u8::from_str_radix(digits, 16).map_err(|_| invalid())?;
-    }
-    Ok(event)
 }

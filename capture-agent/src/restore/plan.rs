@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 use pfr_schema::checkpoint::{Key, Tensor};
 use pfr_schema::engine::State;
 use pfr_schema::tree::{GroupKind, PageTree};
-use pfr_schema::{Digest, flat, prefix};
+use pfr_schema::{Digest, ErrorCode, flat, prefix};
 use std::collections::BTreeSet;
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::ops::Range;
 
 /// The blobs of a snapshot by their place in the engine.
@@ -90,8 +90,7 @@ impl Plan {
             return Ok(());
         }
         for state in &group.layout.states {
-            let missing = || Error::MissingState { tensor: state.name.clone(), rank, side: "snapshot" };
-            let tensor = find(state).ok_or_else(missing)?;
+            let tensor = find(state).ok_or_else(|| missing_state(&state.name, rank, "snapshot"))?;
             shape(state, tensor, rank)?;
             self.states.push(Stated { rank, group: group.layout.name.clone(), state: state.clone(), tensor: tensor.clone() });
         }
@@ -122,30 +121,29 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
     let boundary = config.boundary.filter(|boundary| *boundary > 0).ok_or_else(|| lacks("boundary"))?;
     let key = config.prefix.clone().ok_or_else(|| lacks("prefix"))?;
     let tokens = documents.tokens.clone().ok_or_else(|| field("$.layers", "a layer with the tokens", "none"))?;
-    let at = |what: &str, found| Error::Boundary { what: what.into(), expected: boundary, found };
+    let at = |what: &str, found: u64| Error::mismatch(ErrorCode::BoundaryMismatch, format!("prefix length of {what}"), boundary, found);
+    let prefix_mismatch = |what: &str, expected: &dyn Display, found: &dyn Display| {
+        Error::mismatch(ErrorCode::PrefixMismatch, format!("prefix: {what}"), expected, found)
+    };
     if key.tokens != boundary {
         return Err(at("the prefix key", key.tokens));
     }
     let computed = usize::try_from(boundary).ok().and_then(|boundary| tokens.get(..boundary));
     let computed = computed.ok_or_else(|| at("the tokens", tokens.len() as u64))?;
     if key.scheme != prefix::SCHEME {
-        return Err(Error::Prefix { what: "scheme", expected: prefix::SCHEME.into(), found: key.scheme });
+        return Err(prefix_mismatch("scheme", &prefix::SCHEME, &key.scheme));
     }
     let found = prefix::key(&engine.fingerprint(), &key.salt, key.adapter.as_deref(), computed);
     if found != key.prefix {
-        let (expected, found) = (key.prefix.to_string(), format!("{found}, of the snapshot's tokens, salt and adapter"));
-        return Err(Error::Prefix { what: "the key of the state", expected, found });
+        let found = format!("{found}, of the snapshot's tokens, salt and adapter");
+        return Err(prefix_mismatch("the key of the state", &key.prefix, &found));
     }
     for (rank, checkpoint) in &documents.checkpoints {
         if checkpoint.key.tokens != boundary {
             return Err(at(&format!("the checkpoint of rank {rank}"), checkpoint.key.tokens));
         }
         if checkpoint.key != key {
-            return Err(Error::Prefix {
-                what: "the checkpoint's key",
-                expected: format!("{key:?}"),
-                found: format!("{:?}", checkpoint.key),
-            });
+            return Err(prefix_mismatch("the checkpoint's key", &format!("{key:?}"), &format!("{:?}", checkpoint.key)));
         }
     }
     Ok((boundary, key, tokens))
@@ -154,7 +152,7 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
 /// Checks that the snapshot has the ranks of the engine.
 fn ranks(engine: &Engine, documents: &Documents) -> Result<()> {
     let world = u64::from(engine.world());
-    let other = |what, found| Err(Error::Ranks { what, expected: world, found });
+    let other = |what, found: u64| Err(Error::mismatch(ErrorCode::RankMismatch, what, world, found));
     if let Some((tree, _)) = documents.trees.iter().find(|(tree, _)| tree.world != engine.world()) {
         return other("ranks", u64::from(tree.world));
     }
@@ -180,7 +178,7 @@ fn known(engine: &Engine, documents: &Documents) -> Result<()> {
     for (rank, checkpoint) in &documents.checkpoints {
         for tensor in &checkpoint.tensors {
             if !own(*rank).any(|group| group.layout.states.iter().any(|state| state.name == tensor.name)) {
-                return Err(Error::MissingState { tensor: tensor.name.clone(), rank: *rank, side: "engine" });
+                return Err(missing_state(&tensor.name, *rank, "engine"));
             }
         }
     }
@@ -188,14 +186,19 @@ fn known(engine: &Engine, documents: &Documents) -> Result<()> {
 }
 
 fn missing_group(group: &str, rank: u32, side: &'static str) -> Error {
-    Error::MissingGroup { group: group.into(), rank, side }
+    Error::Missing { code: ErrorCode::MissingGroup, what: format!("group {group:?}"), rank, side }
+}
+
+fn missing_state(tensor: &str, rank: u32, side: &'static str) -> Error {
+    Error::Missing { code: ErrorCode::MissingState, what: format!("state {tensor:?}"), rank, side }
 }
 
 fn same<T: PartialEq + Debug>(of: &str, what: &str, engine: &T, snapshot: &T) -> Result<()> {
     if engine == snapshot {
         return Ok(());
     }
-    Err(Error::Geometry { what: format!("{of}: {what}"), expected: format!("{engine:?}"), found: format!("{snapshot:?}") })
+    let (expected, found) = (format!("{engine:?}"), format!("{snapshot:?}"));
+    Err(Error::mismatch(ErrorCode::GeometryMismatch, format!("{of}: {what}"), expected, found))
 }
 
 fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
@@ -217,18 +220,21 @@ fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, bounda
     let name = &group.layout.name;
     let expected = columns.end - columns.start;
     let Some(sequence) = tree.sequences.first().filter(|sequence| tree.pages() == expected && sequence.ix.len() == expected) else {
-        return Err(Error::PageCount { group: name.clone(), rank, expected, found: tree.pages() });
+        let what = format!("pages of group {name:?} of rank {rank}");
+        return Err(Error::mismatch(ErrorCode::PageCountMismatch, what, expected, tree.pages()));
     };
-    let what = |what: &str| format!("{what} of group {name:?} of rank {rank}");
+    let misplaced = |what: &str, expected: u64, found: u32| {
+        Err(Error::mismatch(ErrorCode::BoundaryMismatch, format!("{what} of group {name:?} of rank {rank}"), expected, found))
+    };
     let mut off = columns.clone().zip(tree.ix.iter().zip(sequence.ix.iter()));
     let off = off.find(|(column, (ix, listed))| (u64::from(*ix), u64::from(*listed)) != (*column, *column));
     if let Some((column, (ix, listed))) = off {
         let found = if u64::from(ix) == column { listed } else { ix };
-        return Err(Error::Boundary { what: what("a column"), expected: column, found: found.into() });
+        return misplaced("a column", column, found);
     }
     let fill = if expected == 0 { 0 } else { boundary % u64::from(group.layout.block_tokens) };
     if fill != u64::from(sequence.fill) {
-        return Err(Error::Boundary { what: what("tokens in the last page"), expected: fill, found: sequence.fill.into() });
+        return misplaced("tokens in the last page", fill, sequence.fill);
     }
     Ok(())
 }

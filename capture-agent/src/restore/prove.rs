@@ -3,7 +3,7 @@
 
 use super::blobs::Blobs;
 use super::plan::{Plan, Stated};
-use crate::error::{Error, Result};
+use crate::error::{Result, blocking};
 use pfr_schema::Digest;
 use pfr_schema::checkpoint::Proof;
 use pfr_store::Store;
@@ -29,7 +29,7 @@ pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
     for Stated { tensor, .. } in &plan.states {
         let (payload, tensor) = (blobs.next(&tensor.payload_hash).await?, tensor.clone());
         let check = move || tensor.check_payload(&payload).and_then(|()| tensor.check_value(&payload));
-        match tokio::task::spawn_blocking(check).await.map_err(|panic| Error::Internal(format!("proving: {panic}")))?? {
+        match blocking("proving", check).await? {
             Proof::Computed => values.computed += 1,
             Proof::Attested => values.attested += 1,
         }

@@ -35,13 +35,10 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
     let registry = registry.ok_or_else(|| {
         Error::Invalid("the reference names no registry and the agent has none; name one, or restore from the local store (--local)".into())
     })?;
-    let tag = match &selector {
-        Selector::Tag { tag, back: 0 } => Some(tag.clone()),
-        _ => None,
-    };
     let remote = agent.config().remote(registry)?;
-    let destination = Destination::Store { store: agent.store().clone(), repository: repository.clone(), tag };
-    match pfr_client::pull(&remote, repository, &selector, &destination, &Progress::new()).await {
+    let (store, tag) = (agent.store().clone(), selector.tag().cloned());
+    let destination = Destination::Store { store, repository: repository.clone(), tag };
+    match pfr_client::pull(&remote, repository, &selector, &destination, &Progress::default()).await {
         Ok(report) => Ok(Found { digest: report.digest, bytes_pulled: report.bytes_received }),
         Err(pfr_client::Error::Unreachable { url, reason, attempts }) => {
             // The tag may have moved in the registry, so the local one is not used without `local`.

@@ -4,10 +4,11 @@ use super::blobs::Blobs;
 use super::gate::Gate;
 use super::place::Places;
 use crate::Agent;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory};
 use crate::metrics as names;
 use bytes::Bytes;
+use pfr_schema::ErrorCode;
 use std::sync::Arc;
 
 /// Bytes written at a time, at most; less if the ring is small. A larger page goes alone.
@@ -23,11 +24,7 @@ pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &Places, aft
         let payload = blobs.next(&place.digest).await?;
         let length = payload.len() as u64;
         if length != place.page.bytes() {
-            return Err(Error::Geometry {
-                what: place.describe(),
-                expected: format!("{} bytes", place.page.bytes()),
-                found: format!("{length} bytes"),
-            });
+            return Err(Error::mismatch(ErrorCode::GeometryMismatch, place.describe(), format!("{} bytes", place.page.bytes()), length));
         }
         let other_memory = batch.last().is_some_and(|(last, _, _): &Batched| !Arc::ptr_eq(last, &place.memory));
         if other_memory || (bytes + length > most && !batch.is_empty()) {
@@ -57,5 +54,5 @@ async fn flush<T: Send + 'static>(agent: &Agent, batch: Vec<Batched>, after: Opt
         let _pass = pass;
         memory.write(&pages, after.as_ref())
     };
-    Ok(tokio::task::spawn_blocking(write).await.map_err(|panic| Error::Internal(format!("writing: {panic}")))??)
+    blocking("writing", write).await
 }

@@ -3,7 +3,7 @@
 use super::inventory::Inventory;
 use super::shared_pin::SharedPin;
 use crate::engines::{Engine, Pause, Pin};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory, Span};
 use bytes::Bytes;
 use pfr_schema::agent::SnapshotRequest;
@@ -93,7 +93,7 @@ fn exactness(engine: &Engine, sequence: &Sequence, asked: bool) -> Result<Exactn
     if asked {
         let mut unrecorded = sequence.unrecorded.clone();
         if !deterministic {
-            unrecorded.push("order of arithmetic (the deployment is not \"deterministic\": true)".into());
+            unrecorded.push("order of arithmetic (the engine configuration does not say \"deterministic\": true)".into());
         }
         return Err(Error::NotExact { unrecorded: unrecorded.join(", ") });
     }
@@ -122,7 +122,7 @@ async fn set_aside(mut inventory: Inventory, pin: SharedPin) -> Result<Inventory
         }
         Ok::<_, MemoryError>(inventory)
     };
-    Ok(tokio::task::spawn_blocking(copy).await.map_err(|panic| Error::Internal(format!("setting aside: {panic}")))??)
+    blocking("setting aside", copy).await
 }
 
 /// Clears the slots that hold no token in copies of partly filled pages, so that one state has one

@@ -6,7 +6,7 @@ use super::inventory::Inventory;
 use super::shared_pin::SharedPin;
 use super::states::describe;
 use crate::Agent;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page};
 use bytes::Bytes;
 use pfr_schema::codec::Codec;
@@ -49,12 +49,12 @@ struct Item {
 /// Hashes all sources and copies those that the store does not have.
 pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<Inventory>, pin: SharedPin) -> Result<Copied> {
     let (hashing, pinned) = (Arc::clone(inventory), pin.clone());
-    let hashed = tokio::task::spawn_blocking(move || {
+    let digests = blocking("hashing", move || {
         // Bound to a name, so that the closure owns it.
         let _pinned = pinned;
         hash(&hashing)
     });
-    let digests = hashed.await.map_err(|panic| Error::Internal(format!("hashing: {panic}")))??;
+    let digests = digests.await?;
 
     let wanted = digests.iter().map(|digest| (*digest, Kind::Blob)).collect();
     let missing = agent.store().missing(&session.id, wanted).await?;
@@ -136,14 +136,14 @@ async fn copy_batch(
     let by_digest: HashMap<Digest, usize> = batch.iter().map(|item| (item.digest, item.source)).collect();
     let (pieces, mut stream) = mpsc::channel(PIECES);
     let (reading, pinned, limits) = (Arc::clone(inventory), pin.clone(), agent.store().options().limits.clone());
-    let reader = tokio::task::spawn_blocking(move || {
+    let reader = blocking("copying", move || {
         let _pinned = pinned;
         read(&reading, memory, &batch, &limits, &pieces)
     });
     let ingested = agent.store().ingest(&session.id, futures::stream::poll_fn(|context| stream.poll_recv(context))).await;
     // Ends the reader if the store stopped.
     drop(stream);
-    let read = reader.await.map_err(|panic| Error::Internal(format!("copying: {panic}")))?;
+    let read = reader.await;
     let torn =
         |digest: &Digest| Error::TornCopy { what: by_digest.get(digest).map_or_else(|| digest.to_string(), |at| inventory.describe(*at)) };
     match (read, ingested) {
@@ -152,7 +152,6 @@ async fn copy_batch(
             pfr_store::Error::Frame { digest, source: FormatError::DigestMismatch { .. }, .. } => torn(digest),
             _ => error.into(),
         }),
-        (Err(Error::TornCopy { what }), _) => Err(Error::TornCopy { what }),
         (Err(error), _) => Err(error),
         (Ok(tensors), Ok(_)) => Ok(tensors),
     }

@@ -20,7 +20,7 @@ mod target;
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
-use crate::restore::MAX_SCORES;
+use crate::restore::MAX_LOGITS;
 use build::{Documents, Origin};
 use bytes::Bytes;
 use capture::{BlockGuard, Capture};
@@ -101,8 +101,8 @@ impl Agent {
         take: impl AsyncFnOnce(&PushSession, &Engine, &Target) -> Result<SnapshotReport>,
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
-        if request.oracle.is_some_and(|top| top as usize > MAX_SCORES) {
-            return Err(Error::Invalid(format!("at most {MAX_SCORES} logits of a step can be recorded and compared")));
+        if request.oracle.is_some_and(|top| top as usize > MAX_LOGITS) {
+            return Err(Error::Invalid(format!("at most {MAX_LOGITS} logits of a step can be recorded and compared")));
         }
         let target = Target::parse(&request.reference, request.push, self.config().registry.as_deref())?;
         let engine = self.engines().get(engine)?;
@@ -139,13 +139,13 @@ impl Agent {
         let tag = target.tag_for(&capture.sequence.id)?;
         let top = request.oracle.unwrap_or(ORACLE_TOP);
         // A running engine computes the next step while pages are copied.
-        let early = guard.runs().then(|| Scores::ask(engine, &capture, top));
+        let early = guard.runs().then(|| Logits::ask(engine, &capture, top));
         let copied = copy::copy(self, session, &capture.inventory, guard.shared_pin()).await?;
         let paused = guard.release().await?;
-        let scores = early.unwrap_or_else(|| Scores::ask(engine, &capture, top));
+        let logits = early.unwrap_or_else(|| Logits::ask(engine, &capture, top));
 
         let mut documents = Documents::of_state(engine, &capture, &copied, &self.store().options().limits)?;
-        let oracle = scores.wait().await;
+        let oracle = logits.wait().await;
         if let Some(oracle) = &oracle {
             documents.add_oracle(oracle)?;
         }
@@ -223,9 +223,9 @@ impl Agent {
 
 /// A request for logits in flight. Dropping it cancels the request.
 #[derive(Debug)]
-struct Scores(JoinSet<Option<Oracle>>);
+struct Logits(JoinSet<Option<Oracle>>);
 
-impl Scores {
+impl Logits {
     fn ask(engine: &Engine, capture: &Capture, top: u32) -> Self {
         let (engine, sequence, boundary) = (engine.clone(), capture.sequence.id.clone(), capture.sequence.boundary);
         let mut task = JoinSet::new();

@@ -1,7 +1,7 @@
 //! Checks before the pause, so that a capture without enough room never pauses the engine.
 
 use crate::engines::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::memory::PageMemory;
 use pfr_schema::tree::GroupKind;
 use std::path::Path;
@@ -24,9 +24,7 @@ struct Need {
 /// aside do not depend on its length.
 pub(super) async fn memory(engine: &Engine) -> Result<()> {
     let needs = needs(engine);
-    let check = move || needs.iter().try_for_each(|need| need.memory.preflight(need.aside, need.largest));
-    tokio::task::spawn_blocking(check).await.map_err(|panic| Error::Internal(format!("preflight: {panic}")))??;
-    Ok(())
+    blocking("preflight", move || needs.iter().try_for_each(|need| need.memory.preflight(need.aside, need.largest))).await
 }
 
 fn needs(engine: &Engine) -> Vec<Need> {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use pfr_schema::agent::Push;
-use pfr_schema::{Reference, RepositoryName, Selector, Tag};
+use pfr_schema::{Reference, RepositoryName, Tag};
 
 /// Where a snapshot goes.
 #[derive(Clone, Debug)]
@@ -17,13 +17,8 @@ impl Target {
     /// Reads the reference of a request; `default` is the agent's registry.
     pub fn parse(reference: &str, push: Push, default: Option<&str>) -> Result<Self> {
         let reference: Reference = reference.parse()?;
-        let tag = match reference.selector {
-            None => None,
-            Some(Selector::Tag { tag, back: 0 }) => Some(tag),
-            Some(other) => {
-                return Err(Error::Invalid(format!("a snapshot is stored under a tag, not under {other:?}", other = other.to_string())));
-            }
-        };
+        let tag = reference.selector.map(|selector| selector.tag().cloned().ok_or(selector)).transpose();
+        let tag = tag.map_err(|other| Error::Invalid(format!("a snapshot is stored under a tag, not under \"{other}\"")))?;
         let registry = reference.registry.or_else(|| default.map(|url| url.trim_end_matches('/').to_owned()));
         let registry = match (push, registry) {
             (Push::Never, _) => None,

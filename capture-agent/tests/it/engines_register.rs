@@ -1,4 +1,5 @@
-//! Registrations: what is refused, and that nothing that is accepted can point outside of its memory.
+//! Registrations: what is refused, and that nothing that is accepted can point outside of its
+//! memory.
 
 use crate::common::layout::{Group, Spec};
 use crate::common::{Host, host};

@@ -1,7 +1,8 @@
-//! The CUDA back ends on a real GPU, across processes. Run with `PF_HAS_GPU=1`; without it each test says by name that it was not run.
+//! The CUDA back ends on a real GPU, across processes. Run with `PF_HAS_GPU=1`; without it each
+//! test says by name that it was not run.
 //!
-//! This process plays the engine: it owns the memory. The same binary, started again, plays the agent (`agent_side`), as an IPC handle
-//! is opened by another process than the one that made it.
+//! This process plays the engine: it owns the memory. The same binary, started again, plays the
+//! agent (`agent_side`), as an IPC handle is opened by another process than the one that made it.
 
 use bytes::Bytes;
 use cudarc::driver::sys;
@@ -131,7 +132,8 @@ fn engine() -> sys::CUdevice {
 
 fn fill(at: u64) {
     let bytes = pattern(SIZE, 1);
-    // SAFETY: the allocation has OFFSET + SIZE bytes; the copy is done when the synchronisation returns.
+    // SAFETY: the allocation has OFFSET + SIZE bytes; the copy is done when the synchronisation
+    // returns.
     unsafe {
         ok(sys::cuMemcpyHtoD_v2(at + OFFSET, bytes.as_ptr().cast(), bytes.len()));
         ok(sys::cuCtxSynchronize());
@@ -228,7 +230,8 @@ fn memory_shared_by_descriptor() {
     let least = sys::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let flags = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let (mut granularity, mut memory, mut at, mut fd) = (0, 0, 0, -1i32);
-    // SAFETY: the context is current; each call writes one value; the descriptions are plain C structures.
+    // SAFETY: the context is current; each call writes one value; the descriptions are plain C
+    // structures.
     let (fd, size) = unsafe {
         let mut wanted: sys::CUmemAllocationProp = std::mem::zeroed();
         wanted.type_ = sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;

@@ -1,4 +1,5 @@
-//! The GPU kernels without a GPU: the same source, compiled by a C++ compiler, agrees with another implementation of the digest.
+//! The GPU kernels without a GPU: the same source, compiled by a C++ compiler, agrees with another
+//! implementation of the digest.
 
 use pfr_schema::Digest;
 use std::path::Path;
@@ -30,7 +31,8 @@ fn kernels() -> &'static Kernels {
             .output()
             .unwrap_or_else(|e| panic!("{compiler} cannot be run ({e}): a C++ compiler is needed. On Debian: apt-get install g++"));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // SAFETY: a library just built of our own source, without initialisers; the signatures are those of shim.cpp.
+        // SAFETY: a library just built of our own source, without initialisers; the signatures are
+        // those of shim.cpp.
         unsafe {
             let library = Box::leak(Box::new(libloading::Library::new(&library).unwrap()));
             Kernels {
@@ -87,7 +89,8 @@ impl Batch {
         // Words that no kernel may leave as they are.
         let mut out = vec![0xdead_beef_u32; pages * 8];
         let (ptrs, lens, first, count) = (self.ptrs.as_ptr(), self.lens.as_ptr(), self.first.as_ptr(), self.count.as_ptr());
-        // SAFETY: the arrays have the lengths that the kernel is told; segments live as long as the batch's borrower.
+        // SAFETY: the arrays have the lengths that the kernel is told; segments live as long as the
+        // batch's borrower.
         unsafe { (kernels().sha256)(blocks, threads, ptrs, lens, first, count, pages as u32, out.as_mut_ptr()) };
         for (i, (bytes, words)) in self.expected.iter().zip(out.chunks(8)).enumerate() {
             let found: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -189,7 +192,8 @@ fn gathered_and_scattered_bytes_come_back_and_nothing_else_is_touched() {
         let count = segments.len() as u32;
         let base = staging.as_mut_ptr() as u64;
         let table = ptrs(memory.as_ptr());
-        // SAFETY: every segment lies in `memory`, every target in `staging`, the tables have `count` entries.
+        // SAFETY: every segment lies in `memory`, every target in `staging`, the tables have
+        // `count` entries.
         unsafe { (kernels().gather)(blocks, threads, table.as_ptr(), lens.as_ptr(), offsets.as_ptr(), count, base) };
         assert!(staging == expected, "gather, {blocks}×{threads}");
 

@@ -12,7 +12,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// An address that nobody listens on now, and nobody but this process asks for: on 127.0.0.1 another test would get the port.
+/// An address that nobody listens on now, and nobody but this process asks for: on 127.0.0.1
+/// another test would get the port.
 fn free_address() -> SocketAddr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     std::net::TcpListener::bind((std::net::Ipv4Addr::new(127, 64 | a, b, c), 0)).unwrap().local_addr().unwrap()
@@ -31,16 +32,26 @@ fn eager(config: &mut Config) {
     config.push_retry_max = Duration::from_millis(100);
 }
 
-/// A host with a sequence to capture, whose registry does not answer.
-async fn out_of_reach() -> (Host, Synthetic) {
-    let host = host_with(|config| {
+/// A host that pushes to `registry` and retries soon.
+async fn host_of(registry: String) -> Host {
+    host_with(|config| {
         eager(config);
-        config.registry = Some(format!("http://{}", free_address()));
+        config.registry = Some(registry);
     })
-    .await;
+    .await
+}
+
+/// The same, with a sequence to capture.
+async fn with_sequence(registry: String) -> (Host, Synthetic) {
+    let host = host_of(registry).await;
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &[1, 2, 3, 4, 5, 6]);
     (host, engine)
+}
+
+/// A host with a sequence to capture, whose registry does not answer.
+async fn out_of_reach() -> (Host, Synthetic) {
+    with_sequence(format!("http://{}", free_address())).await
 }
 
 /// Leaves a push on disk, as an agent that was killed does; and where.
@@ -66,7 +77,8 @@ async fn tries(agent: &Agent, id: &str, at_least: u32) -> PushJob {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_is_on_disk_before_it_is_promised() {
-    // Who connects is never answered, so the first try does not end, and nothing else writes the job.
+    // Who connects is never answered, so the first try does not end, and nothing else writes the
+    // job.
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let host = host_with(|config| config.registry = Some(url)).await;
@@ -82,13 +94,7 @@ async fn a_push_is_on_disk_before_it_is_promised() {
 async fn a_registry_that_comes_later_gets_it_also_after_a_restart() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let url = format!("http://{address}");
-    let mut host = host_with(|config| {
-        eager(config);
-        config.registry = Some(url.clone());
-    })
-    .await;
-    let mut engine = Synthetic::start(&host.agent, Spec::flat("e"));
-    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (mut host, mut engine) = with_sequence(url.clone()).await;
     let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
     let tried = tries(&host.agent, &job.id, 2).await;
     assert_eq!(tried.reference, format!("{url}/team/agent:x"));
@@ -212,13 +218,7 @@ async fn a_refusal_is_believed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_push_to_a_tag_wins_however_long_the_first_took() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
-    let host = host_with(|config| {
-        eager(config);
-        config.registry = Some(format!("http://{address}"));
-    })
-    .await;
-    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
-    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (host, engine) = with_sequence(format!("http://{address}")).await;
     let (_, first) = snapshot(&host, "e", "team/agent:x").await;
     tries(&host.agent, &first.id, 1).await;
     engine.step("s", 3);
@@ -241,11 +241,7 @@ fn codes(drain: &Drain) -> Vec<(&str, &str, ErrorCode)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
-    let host = host_with(|config| {
-        eager(config);
-        config.registry = Some(format!("http://{address}"));
-    })
-    .await;
+    let host = host_of(format!("http://{address}")).await;
     let (one, two) = (Synthetic::start(&host.agent, Spec::flat("one")), Synthetic::start(&host.agent, Spec::hybrid("two")));
     one.add("s", &[1, 2, 3, 4, 5, 6]);
     two.add("t", &[7, 8, 9]);
@@ -287,13 +283,7 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(axum::serve(listener, axum::Router::new()).into_future());
-    let host = host_with(|config| {
-        eager(config);
-        config.registry = Some(url);
-    })
-    .await;
-    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
-    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (host, _engine) = with_sequence(url).await;
     let drained = drain(&host, 60).await;
     assert_eq!(codes(&drained), [("e", "s", ErrorCode::InvalidRequest)]);
     assert!(drained.done.is_empty() && drained.failed[0].problem.detail.contains("refused"), "{drained:?}");
@@ -302,13 +292,7 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_takes_back_its_own_pin_and_nobody_elses() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
-    let host = host_with(|config| {
-        eager(config);
-        config.registry = Some(format!("http://{address}"));
-    })
-    .await;
-    let engine = Synthetic::start(&host.agent, Spec::flat("e"));
-    engine.add("s", &[1, 2, 3, 4, 5, 6]);
+    let (host, engine) = with_sequence(format!("http://{address}")).await;
     let (store, repository) = (host.agent.store().clone(), "team/agent".parse().unwrap());
     let evictable = async |digest| store.metadata().evictable(100).await.unwrap().iter().any(|s| s.digest == digest);
     let (by_hand, first) = snapshot(&host, "e", "team/agent:x").await;

@@ -1,4 +1,5 @@
-//! Restores into synthetic engines: equal state comes back, and what is not proven equal is refused and changes nothing.
+//! Restores into synthetic engines: equal state comes back, and what is not proven equal is refused
+//! and changes nothing.
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
@@ -280,7 +281,7 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
     let (before, free) = (engine.content("s"), engine.free_blocks("main"));
     for (fault, code) in [
         (Fault::WritesLie, ErrorCode::LiveMismatch),
-        (Fault::OtherScores, ErrorCode::OracleMismatch),
+        (Fault::OtherLogits, ErrorCode::OracleMismatch),
         (Fault::HashFails, ErrorCode::EngineLost),
         (Fault::ReadFails, ErrorCode::EngineLost),
         (Fault::PanicInHash, ErrorCode::Internal),
@@ -302,8 +303,8 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
     // A score that was not recorded.
     let mut forged = Forged::of(&host, &digest).await;
     forged.oracle.top[0].1 ^= 1;
-    forged.commit(&host, "scores").await;
-    assert_eq!(restore(&host, "e", "scores").await.unwrap_err().code(), ErrorCode::OracleMismatch);
+    forged.commit(&host, "logits").await;
+    assert_eq!(restore(&host, "e", "logits").await.unwrap_err().code(), ErrorCode::OracleMismatch);
     until("the blocks are back", || engine.waiting().is_empty()).await;
     restore(&host, "e", "now").await.unwrap();
 }

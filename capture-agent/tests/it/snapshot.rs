@@ -128,7 +128,8 @@ async fn while_the_engine_stands_still_no_page_is_hashed_or_read() {
         aside.push(paused[2].clone());
         assert!(journal[at("resume")..].iter().any(|event| matches!(event, Event::Hash(_))), "{journal:?}");
     }
-    // Two components of one flat page, an opaque page, a page of a window, two states: whatever the length.
+    // Two components of one flat page, an opaque page, a page of a window, two states: whatever the
+    // length.
     assert_eq!(aside, [Event::SetAside(6), Event::SetAside(6)]);
 }
 
@@ -283,7 +284,7 @@ async fn exact_is_refused_when_something_is_not_recorded() {
 }
 
 #[tokio::test]
-async fn scores_are_left_out_where_there_are_none() {
+async fn logits_are_left_out_where_there_are_none() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::flat("e").without(Verb::Oracle));
     engine.add("s", &tokens(10));

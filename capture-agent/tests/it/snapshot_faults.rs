@@ -1,4 +1,5 @@
-//! Whatever goes wrong in a capture: the engine goes on, nothing is committed, and the next capture works.
+//! Whatever goes wrong in a capture: the engine goes on, nothing is committed, and the next capture
+//! works.
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;
@@ -106,7 +107,7 @@ async fn an_engine_that_does_not_answer_in_time_is_told_to_go_on() {
 }
 
 #[tokio::test]
-async fn scores_that_do_not_come_do_not_fail_a_snapshot() {
+async fn logits_that_do_not_come_do_not_fail_a_snapshot() {
     for fault in [Fault::Silent("oracle"), Fault::Refuses("oracle"), Fault::Leaves("oracle")] {
         let host = host_with(|config| config.engine_timeout = Duration::from_millis(50)).await;
         let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
@@ -182,7 +183,7 @@ async fn a_ring_smaller_than_a_page_is_told_before_the_engine_is_stopped() {
 }
 
 #[tokio::test]
-async fn more_scores_than_a_restore_would_read_are_refused_before_anything_is_captured() {
+async fn more_logits_than_a_restore_would_read_are_refused_before_anything_is_captured() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &tokens(50));

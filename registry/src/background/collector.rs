@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Entries and packs record_conflict for the metrics: more than that is a backlog in any case.
+/// Entries and packs counted for the metrics: more than that is a backlog in any case.
 const COUNTED: usize = 10_000;
 
 /// Runs collections, on request and as tasks. Cheap to clone; clones share the count of running
@@ -118,7 +118,7 @@ fn count(before: &GcReport, now: &GcReport) {
 }
 
 fn ended(result: Result<&GcReport, &pfr_store::Error>, last: &GcReport, (trigger, part): (GcTrigger, GcPart), took: Duration) {
-    // Runs of the other parts are record_conflict as runs of their tasks.
+    // Runs of the other parts are counted as runs of their tasks.
     if matches!(part, GcPart::All | GcPart::Collection) {
         let outcome = if result.is_ok() { "done" } else { "failed" };
         metrics::counter!(names::GC_RUNS, "trigger" => trigger_name(trigger), "outcome" => outcome).increment(1);

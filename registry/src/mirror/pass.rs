@@ -116,7 +116,7 @@ impl Pass<'_> {
     }
 
     async fn copy(&mut self, repository: &RepositoryName, snapshot: Digest, (number, of): (usize, usize)) -> Result<()> {
-        let progress = Progress::new();
+        let progress = Progress::default();
         let report_progress = async {
             loop {
                 tokio::time::sleep(REPORT_EVERY).await;

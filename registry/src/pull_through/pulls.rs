@@ -76,7 +76,7 @@ impl Pulls {
             return Ok(());
         }
         let destination = Destination::Store { store: self.store.clone(), repository: repository.clone(), tag: None };
-        let pulled = pfr_client::pull(remote, repository, &Selector::Digest(digest), &destination, &Progress::new()).await;
+        let pulled = pfr_client::pull(remote, repository, &Selector::Digest(digest), &destination, &Progress::default()).await;
         match pulled {
             Ok(report) => {
                 let (blobs, bytes) = (report.blobs_received, report.bytes_received);

@@ -113,7 +113,7 @@ pub(crate) async fn abort(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Refuses a session that is over or check_session to another repository. The error does not tell these
+/// Refuses a session that is over or belongs to another repository. The error does not tell these
 /// apart, so that it does not reveal the other repository.
 pub(super) async fn check_session(app: &App, repository: &RepositoryName, push: &PushId) -> Answer<()> {
     if app.store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }

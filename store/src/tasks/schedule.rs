@@ -8,6 +8,8 @@ use crate::boxed;
 use crate::error::{Error, Result};
 use futures::future::{join_all, pending};
 use pfr_schema::api::TaskInfo;
+use pfr_service::backoff::jitter;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -23,6 +25,8 @@ const SHARED: Duration = Duration::from_secs(3600);
 const NOTE: Duration = Duration::from_secs(5);
 /// Wait before the first run of a shared task that never ran.
 const FIRST: Duration = Duration::from_secs(600);
+/// Factor of an interval: replicas that started together drift apart.
+const DRIFT: Range<f64> = 0.75..1.25;
 
 /// Tasks of a process, and when they run. Clones are one schedule.
 #[derive(Clone)]
@@ -153,7 +157,7 @@ impl Schedule {
 
     async fn lane(&self, lane: Lane) {
         let entries: Vec<&Arc<Entry>> = self.0.entries.iter().filter(|entry| entry.lane() == lane).collect();
-        let factor = jitter();
+        let factor = jitter(DRIFT);
         for entry in &entries {
             self.plan_first(entry, factor).await;
         }
@@ -170,7 +174,7 @@ impl Schedule {
                 }
             }
             // One factor for the round: tasks with the same interval stay together, in their order.
-            let (now, factor) = (Instant::now(), jitter());
+            let (now, factor) = (Instant::now(), jitter(DRIFT));
             for (entry, retry) in ran {
                 let interval = entry.task.interval();
                 if entry.due().is_none() && !interval.is_zero() {
@@ -210,7 +214,7 @@ impl Schedule {
         let succeeded = self.in_time(self.0.store.read_note(entry.task.name(), Note::SucceededAt)).await.ok().flatten()?;
         let age = Duration::from_millis(self.now().saturating_sub(succeeded));
         // A tenth of the interval apart: what is due in all replicas at once would run in all of them.
-        Some(interval.saturating_sub(age) + interval.mul_f64(0.2 * (jitter() - 0.75)))
+        Some(interval.saturating_sub(age) + interval.mul_f64(jitter(0.0..0.1)))
     }
 
     /// Runs a task that is due, unless it is paused or another process ran it. If it ran: when it is
@@ -277,21 +281,5 @@ impl Schedule {
             () = sleep(NOTE) => Err(late("no answer in time")),
             () = self.0.stopping.used_up() => Err(late("the process stops")),
         }
-    }
-}
-
-/// Between three quarters and five quarters: replicas that started together drift apart.
-fn jitter() -> f64 {
-    let random = uuid::Uuid::now_v7().as_u128() as u32;
-    0.75 + 0.5 * f64::from(random) / f64::from(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_schedule_varies_by_a_quarter() {
-        let factors: Vec<f64> = (0..100).map(|_| super::jitter()).collect();
-        assert!(factors.iter().all(|factor| (0.75..=1.25).contains(factor)), "{factors:?}");
-        assert!(factors.iter().any(|factor| *factor != factors[0]));
     }
 }

@@ -1,4 +1,5 @@
-//! Tags are linearizable: clients that read, move, delete and commit at once, through registries that are killed, see one order of all changes.
+//! Tags are linearizable: clients that read, move, delete and commit at once, through registries
+//! that are killed, see one order of all changes.
 
 use crate::replicas::backend::{Backend, Database, Packs};
 use pfr_client::{Progress, PushTarget, Remote, RemoteOptions, Source, push};
@@ -19,7 +20,8 @@ const TAGS: [&str; 3] = ["a", "b", "c"];
 /// Snapshots that tags point at.
 const SNAPSHOTS: usize = 10;
 
-/// Operations of a tag after which a stale read is planted: to find that there is no order takes longer than to find one.
+/// Operations of a tag after which a stale read is planted: to find that there is no order takes
+/// longer than to find one.
 const PLANTED: usize = 60;
 
 type History = BTreeMap<&'static str, Vec<Event>>;
@@ -35,7 +37,8 @@ struct Client {
 }
 
 impl Client {
-    /// Asks for something; what is known of it then. None: nothing was asked for, or nothing was learnt.
+    /// Asks for something; what is known of it then. None: nothing was asked for, or nothing was
+    /// learnt.
     async fn step(&mut self, tag: &'static str) -> Option<Event> {
         let remote = self.remotes[self.random.random_range(0..self.remotes.len())].clone();
         let (repository, name): (RepositoryName, Tag) = (self.repository.clone(), tag.parse().unwrap());
@@ -83,7 +86,8 @@ impl Client {
             (Operation::Changed(condition, _), Some(error)) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagUnknown) => {
                 Operation::Refused(condition)
             }
-            // Each that may have been done, or not, doubles what must be searched: nothing was done if nobody listened.
+            // Each that may have been done, or not, doubles what must be searched: nothing was done
+            // if nobody listened.
             (Operation::Changed(..), Some(error)) if error.to_string().contains("Connection refused") => return None,
             (Operation::Changed(condition, value), Some(error)) => {
                 ambiguous(&error);
@@ -129,7 +133,7 @@ async fn pushed(remote: &Remote, repository: &RepositoryName) -> Vec<Digest> {
         let dir = SnapshotDir::write(&home.path().join(number.to_string()), Shape::TINY, &[number as u64]);
         let source = Source::Directory(dir.path);
         let target = PushTarget { repository: repository.clone(), tag: None, if_tag_is: None, parents: Vec::new() };
-        snapshots.push(push(&source, remote, target, &Progress::new()).await.unwrap().digest);
+        snapshots.push(push(&source, remote, target, &Progress::default()).await.unwrap().digest);
     }
     snapshots
 }

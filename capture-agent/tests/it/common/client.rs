@@ -61,7 +61,8 @@ impl Client {
         self.receive().await
     }
 
-    /// Answers the agent's calls as the synthetic engine does, until the agent closes the connection.
+    /// Answers the agent's calls as the synthetic engine does, until the agent closes the
+    /// connection.
     pub async fn obey(mut self, core: Arc<Core>) {
         while let Some(message) = self.receive().await {
             let id = message["id"].clone();

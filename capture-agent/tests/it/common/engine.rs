@@ -1,4 +1,5 @@
-//! A synthetic engine in this process: state that is a function of the tokens alone, in blocks placed anywhere.
+//! A synthetic engine in this process: state that is a function of the tokens alone, in blocks
+//! placed anywhere.
 
 use super::layout::{Group, Spec};
 use super::memory::{Event, Fault, TestMemory, Watch};
@@ -87,7 +88,7 @@ fn prefix(tokens: &[u32]) -> String {
 }
 
 /// What the state says comes next, highest first.
-fn scores(tokens: &[u32], top: u32) -> Vec<(u32, u32)> {
+fn logits(tokens: &[u32], top: u32) -> Vec<(u32, u32)> {
     let seed = Digest::of(Algorithm::Blake3, prefix(tokens).as_bytes());
     (0..top).map(|i| (u32::from(seed.as_bytes()[i as usize % 32]) + i * 256, (8.0 - i as f32).to_bits())).collect()
 }
@@ -178,7 +179,7 @@ impl Core {
             let sequence = &mut running.sequence;
             let from = sequence.boundary;
             sequence.boundary += 1;
-            let next = scores(&sequence.tokens[..sequence.boundary as usize], 1)[0].0;
+            let next = logits(&sequence.tokens[..sequence.boundary as usize], 1)[0].0;
             if sequence.boundary == sequence.tokens.len() as u64 {
                 sequence.tokens.push(next);
             }
@@ -366,8 +367,8 @@ impl Core {
             ToEngine::Oracle(request) => {
                 let sequence = self.sequence(&request.sequence);
                 let end = (request.boundary as usize + 1).min(sequence.tokens.len());
-                let mut top = scores(&sequence.tokens[..end], request.top);
-                if self.watch.has(Fault::OtherScores) {
+                let mut top = logits(&sequence.tokens[..end], request.top);
+                if self.watch.has(Fault::OtherLogits) {
                     top[0].0 += 1;
                 }
                 json!(Oracle { boundary: request.boundary, top })
@@ -397,27 +398,13 @@ fn at(part: &Part, block: u32) -> u64 {
     part.offset + u64::from(block) * part.block_stride
 }
 
-fn name_of(call: &ToEngine) -> &'static str {
-    match call {
-        ToEngine::Pause {} => "pause",
-        ToEngine::Resume {} => "resume",
-        ToEngine::Table(_) => "table",
-        ToEngine::Pin(_) => "pin",
-        ToEngine::Unpin(_) => "unpin",
-        ToEngine::Oracle(_) => "oracle",
-        ToEngine::Allocate(_) => "allocate",
-        ToEngine::Activate(_) => "activate",
-        ToEngine::Discard(_) => "discard",
-    }
-}
-
 #[derive(Debug)]
 struct CoreLink(Arc<Core>);
 
 #[async_trait::async_trait]
 impl Link for CoreLink {
     async fn call(&self, call: ToEngine) -> Result<Value, CallError> {
-        let name = name_of(&call);
+        let name = call.name();
         let harmful = name == "discard" && self.0.watch.is_writing();
         self.0.watch.note(Event::Call(if harmful { "discard under a copy" } else { name }));
         if self.0.watch.has(Fault::Silent(name)) {

@@ -58,8 +58,8 @@ pub enum Fault {
     BlockOutOfRange,
     /// A null block where one is needed.
     NullBlock,
-    /// Other scores than the state gives.
-    OtherScores,
+    /// Other logits than the state gives.
+    OtherLogits,
 }
 
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
-//! What the agent's tests share: a synthetic engine with any layout, and an agent in a folder of its own.
+//! What the agent's tests share: a synthetic engine with any layout, and an agent in a folder of
+//! its own.
 
 #![allow(dead_code, clippy::unwrap_used)]
 

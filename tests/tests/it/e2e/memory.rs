@@ -2,7 +2,7 @@
 
 use pfr_schema::{Algorithm, Hasher};
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir};
-use std::io::{Read as _, Write as _};
+use std::io::{BufReader, Write as _};
 
 const LIMIT: u64 = 256 << 20;
 
@@ -25,13 +25,19 @@ fn snapshot_of(pages: u64) {
     let registry = Registry::start();
     let pf = Pf::new(&registry.url());
     let dir = SnapshotDir::write(&pf.path("dir"), Shape::TINYLLAMA, &(0..pages).collect::<Vec<_>>());
+    check(&format!("{pages} pages"), &registry, &transfer(&pf, &dir));
+}
+
+/// Pushes a directory, pulls it into a store and into the directory `out`. Returns the peak memory
+/// of each.
+fn transfer(pf: &Pf, dir: &SnapshotDir) -> [(&'static str, u64); 3] {
     let push = pf.run(&["push", dir.arg(), "a:t"]).ok().peak_memory;
+    // No more than two copies at a time: the disk of a test machine is small.
     std::fs::remove_dir_all(&dir.path).unwrap();
     let pull = pf.run(&["pull", "a:t"]).ok().peak_memory;
     std::fs::remove_dir_all(pf.path("store")).unwrap();
-    let out = pf.path("out");
-    let directory = pf.run(&["pull", "a:t", out.to_str().unwrap()]).ok().peak_memory;
-    check(&format!("{pages} pages"), &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
+    let directory = pf.run(&["pull", "a:t", pf.path("out").to_str().unwrap()]).ok().peak_memory;
+    [("push", push), ("pull", pull), ("pull into a directory", directory)]
 }
 
 fn blob_of(bytes: u64) {
@@ -51,23 +57,10 @@ fn blob_of(bytes: u64) {
     }
     drop(file);
     let expected = hasher.finish();
-    let push = pf.run(&["push", dir.arg(), "a:t"]).ok().peak_memory;
-    // No more than two copies at a time: the disk of a test machine is small.
-    std::fs::remove_dir_all(&dir.path).unwrap();
-    let pull = pf.run(&["pull", "a:t"]).ok().peak_memory;
-    std::fs::remove_dir_all(pf.path("store")).unwrap();
-    let out = pf.path("out");
-    let directory = pf.run(&["pull", "a:t", out.to_str().unwrap()]).ok().peak_memory;
-    check(&format!("a blob of {} MiB", bytes >> 20), &registry, &[("push", push), ("pull", pull), ("pull into a directory", directory)]);
+    check(&format!("a blob of {} MiB", bytes >> 20), &registry, &transfer(&pf, &dir));
     let mut hasher = Hasher::new(Algorithm::Sha256);
-    let mut file = std::fs::File::open(out.join("attachments/large")).unwrap();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).unwrap() {
-            0 => break,
-            n => hasher.update(&buffer[..n]),
-        }
-    }
+    let file = std::fs::File::open(pf.path("out").join("attachments/large")).unwrap();
+    std::io::copy(&mut BufReader::with_capacity(1 << 20, file), &mut hasher).unwrap();
     assert_eq!(hasher.finish(), expected);
 }
 
