@@ -1,6 +1,7 @@
 //! The capture agent of this host: its control interface over a Unix socket.
 
 use crate::error::{Error, Result};
+use crate::remote::reason;
 use pfr_schema::agent::{Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
 use pfr_schema::api::Problem;
 use reqwest::{RequestBuilder, Url};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 64 << 20;
 
-/// Asks one agent. Nothing is tried twice: a snapshot asked for again would be a second one.
+/// A client of one agent. No request is retried: a repeated snapshot would be a second one.
 #[derive(Clone, Debug)]
 pub struct AgentClient {
     socket: PathBuf,
@@ -18,13 +19,13 @@ pub struct AgentClient {
 }
 
 impl AgentClient {
-    /// A client of the agent whose control socket is `socket`. Nothing is asked yet.
+    /// A client of the agent whose control socket is `socket`. Sends nothing yet.
     ///
     /// # Errors
     /// [`Error::Internal`] if the HTTP client cannot be built.
     pub fn new(socket: impl Into<PathBuf>) -> Result<Self> {
         let socket = socket.into();
-        // Someone else may have installed it first.
+        // Fails if a provider is installed already. Any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .unix_socket(socket.clone())
@@ -44,7 +45,8 @@ impl AgentClient {
     /// All engines, by name.
     ///
     /// # Errors
-    /// As of every method here: [`Error::NoAgent`], [`Error::AgentGone`], [`Error::NotAnAgent`], or [`Error::Agent`] with the agent's words.
+    /// Of every method here: [`Error::NoAgent`], [`Error::AgentGone`], [`Error::NotAnAgent`], or
+    /// [`Error::Agent`] with the agent's message.
     pub async fn engines(&self) -> Result<Engines> {
         self.ask(self.http.get(url(&["engines"])?)).await
     }
@@ -81,7 +83,7 @@ impl AgentClient {
         self.ask(self.http.get(url(&["pushes"])?)).await
     }
 
-    /// Snapshots every sequence of every engine, or says what that would move.
+    /// Captures and pushes every sequence of every engine, or only plans that.
     ///
     /// # Errors
     /// As [`Self::engines`].
@@ -109,11 +111,7 @@ impl AgentClient {
     }
 
     fn silent(&self, error: &reqwest::Error) -> Error {
-        let mut cause: &dyn std::error::Error = error;
-        while let Some(deeper) = cause.source() {
-            cause = deeper;
-        }
-        let (socket, reason) = (self.socket.clone(), cause.to_string());
+        let (socket, reason) = (self.socket.clone(), reason(error));
         if error.is_connect() { Error::NoAgent { socket, reason } } else { Error::AgentGone { socket, reason } }
     }
 
@@ -122,7 +120,7 @@ impl AgentClient {
     }
 }
 
-/// The address of a resource; each segment is escaped, whatever an engine is called.
+/// The address of a resource. Each segment is escaped: an engine may have any name.
 fn url(segments: &[&str]) -> Result<Url> {
     let mut url = Url::parse("http://agent/v1").map_err(|e| Error::Internal(e.to_string()))?;
     url.path_segments_mut().map_err(|()| Error::Internal("an address without a path".to_owned()))?.extend(segments);

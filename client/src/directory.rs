@@ -1,4 +1,5 @@
-//! The snapshot directory: the interchange form on disk, as ProcessFork's store writes it and any script can.
+//! The snapshot directory: the interchange form on disk, as ProcessFork's store writes it and any
+//! script can.
 //!
 //! ```text
 //! page_manifest.json                 flat page manifest (one: group "main", rank 0 of 1)
@@ -12,9 +13,10 @@
 //! snapshot.json                      only where the above does not say everything: the snapshot's manifest
 //! ```
 //!
-//! Without `snapshot.json` the snapshot is built from the files (`plain`), always in the same way, so that an unchanged directory
-//! has one digest. With it, the files must be exactly what it says (`exact`), and page trees and runs lie in `blobs/` too.
-//! Everything is read in place. `layout` has the names, for readers and writers alike.
+//! Without `snapshot.json` the snapshot is built from the files (`plain`), always in the same way,
+//! so that an unchanged directory has one digest. With it, the files must be exactly what it says
+//! (`exact`), and page trees and runs lie in `blobs/` too. Everything is read in place. `layout`
+//! has the names, for readers and writers alike.
 
 pub mod blobs;
 pub(crate) mod build;
@@ -37,7 +39,8 @@ use pfr_schema::{Digest, Kind, Limits};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// A snapshot directory, checked: every document parses, every blob has a file, every raw file the right length.
+/// A snapshot directory, checked: every document parses, every blob has a file, every raw file the
+/// right length.
 #[derive(Debug)]
 pub struct Directory {
     root: Root,
@@ -53,8 +56,9 @@ impl Directory {
     /// Reads and checks the directory at `path`, all but the contents of pages. Blocks.
     ///
     /// # Errors
-    /// [`Error::Document`] with the place in the file, [`Error::MissingBlob`] and [`Error::WrongLength`] with the JSON path and the
-    /// digest, [`Error::Refused`] for symbolic links that leave the directory, files that are none, and names that no file may have.
+    /// [`Error::Document`] with the place in the file, [`Error::MissingBlob`] and
+    /// [`Error::WrongLength`] with the JSON path and the digest, [`Error::Refused`] for symbolic
+    /// links that leave the directory, files that are none, and names that no file may have.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self> {
         let root = Root::open(path)?;
         let mut directory = Self {
@@ -85,7 +89,7 @@ impl Directory {
         let path = self.root.path().join(layout::CONFIG);
         let old = self.documents.remove(&manifest.config.digest).map(|d| d.bytes).unwrap_or_default();
         let config = SnapshotConfig::parse(&old, &self.limits).map_err(Error::document(&path))?;
-        // Only what was asked for changes: the same parents leave the bytes as they are.
+        // The same parents leave the bytes as they are.
         let bytes = if config.parents == parents { old } else { SnapshotConfig { parents, ..config }.to_bytes() };
         let config = Document::new(Kind::Blob, bytes);
         if config.digest != manifest.config.digest {
@@ -124,7 +128,7 @@ impl Directory {
         Totals::of(self.documents.values().filter(counted), &self.limits)
     }
 
-    /// Where a blob's bytes lie, if in a file: without `.zst`.
+    /// The file with a blob's bytes, without `.zst`; `None` if the bytes are in memory.
     pub(crate) fn file_of(&self, digest: &Digest) -> Option<PathBuf> {
         if self.documents.contains_key(digest) {
             return None;
@@ -132,7 +136,7 @@ impl Directory {
         Some(self.named.get(digest).cloned().unwrap_or_else(|| layout::blob(digest)))
     }
 
-    /// The file, as it is there, that holds a blob.
+    /// The existing file that holds a blob, for messages.
     pub(crate) fn path_for_people(&self, digest: &Digest) -> Option<PathBuf> {
         let relative = self.file_of(digest)?;
         let path = self.root.path().join(&relative);

@@ -30,15 +30,7 @@ pub fn bytes(n: u64) -> String {
 /// `12,345`.
 #[must_use]
 pub fn number(n: u64) -> String {
-    let digits = n.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    indicatif::HumanCount(n).to_string()
 }
 
 /// `1 page`, `12,345 pages`.

@@ -1,7 +1,8 @@
-//! What `--json` writes, for all programs: one set of field names, times as text, and one shape of errors.
+//! The output of `--json`, for all programs: one set of field names, times as text, and one shape
+//! of errors.
 //!
-//! Sizes in bytes end in `_bytes`. Moments end in `_at` and are RFC 3339 in UTC. Documents that are stored (a manifest, a
-//! configuration, a page tree) are written as they are.
+//! Sizes in bytes end in `_bytes`. Moments end in `_at` and are RFC 3339 in UTC. Documents that are
+//! stored (a manifest, a configuration, a page tree) are written as they are.
 
 use crate::human::rfc3339;
 use serde::Serialize;

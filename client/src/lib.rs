@@ -5,12 +5,14 @@
 //! pull: registry ─▶ containers ─▶ what does this side lack? ─▶ frames, verified ─▶ local store, or a directory
 //! ```
 //!
-//! Cost follows the change: a container that the other side holds is whole, so nothing below it is asked about or moved.
-//! Memory is bounded by the documents of a snapshot and a few read-ahead buffers, never by its pages.
-//! Both directions can be cut at any point and run again: what arrived is not moved twice.
+//! Cost follows the change: a container that the other side holds is whole, so nothing below it is
+//! asked about or moved. Memory is bounded by the documents of a snapshot and a few read-ahead
+//! buffers, never by its pages. Both directions can be cut at any point and run again: what arrived
+//! is not moved twice.
 //!
-//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it; [`Directory`] is the interchange
-//! form on disk; [`AgentClient`] asks the capture agent of this host; [`Progress`] is what a progress bar looks at.
+//! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it;
+//! [`Directory`] is the interchange form on disk; [`AgentClient`] asks the capture agent of this
+//! host; [`Progress`] is what a progress bar looks at.
 
 // The command's modules name this crate as its users do.
 extern crate self as pfr_client;
@@ -29,6 +31,7 @@ pub mod site;
 pub mod size;
 pub mod text;
 
+mod local;
 mod meter;
 mod plain;
 mod plan;

@@ -1,4 +1,5 @@
-//! Watching frames pass by: progress, what a request has moved, and — when receiving — that it is what was asked for.
+//! Counts the frames of a request for progress and reports, and checks that received frames are the
+//! requested ones.
 
 use crate::error::{Error, Result};
 use crate::plan::{Item, check_size};
@@ -10,7 +11,7 @@ use pfr_schema::{FormatError, Limits};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What one try of one request has moved. A new try starts again from nothing.
+/// The bytes and frames that one try of a request has moved. A new try starts at zero.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     progress: Progress,
@@ -34,7 +35,7 @@ impl Tally {
         self.frame_bytes.load(Ordering::Relaxed)
     }
 
-    /// Forgets a try that has to be made again.
+    /// Forgets a try that is repeated.
     pub fn reset(&self) {
         self.progress.undo(self.raw.swap(0, Ordering::Relaxed), self.blobs.swap(0, Ordering::Relaxed));
         self.frame_bytes.store(0, Ordering::Relaxed);
@@ -52,7 +53,7 @@ impl Tally {
     }
 }
 
-/// Follows a stream of frames piece by piece. Payloads are looked at by nobody here.
+/// Follows a stream of frames piece by piece. Payloads are not verified here.
 pub(crate) struct Meter {
     parser: Parser,
     tally: Arc<Tally>,
@@ -66,8 +67,8 @@ impl Meter {
         Self { parser: Parser::new(limits.clone()), tally, expected: None, current: None }
     }
 
-    /// Counts, and refuses every frame but the expected ones, in their order, with their lengths: a hostile registry must not
-    /// fill the disk with what nobody asked for.
+    /// Counts, and refuses every frame but the expected ones, in their order, with their lengths: a
+    /// hostile registry must not fill the disk with other frames.
     pub fn expecting(limits: &Limits, tally: Arc<Tally>, items: Arc<[Item]>) -> Self {
         Self { expected: Some((items, 0)), ..Self::new(limits, tally) }
     }

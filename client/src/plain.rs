@@ -1,5 +1,6 @@
-//! Frames that are wanted as plain blobs, whatever they are where they come from: an attachment may have the bytes of somebody's container, and whoever
-//! takes in a container wants what it lists.
+//! Marks frames as plain blobs, also if the source stores them as containers. An attachment may
+//! equal some container byte for byte, and a container frame would make the receiver demand its
+//! children.
 
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream};
@@ -7,7 +8,8 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use pfr_schema::frame::{Event, Header, Parser};
 use pfr_schema::{Kind, Limits};
 
-/// The same frames, each with a header that says plain blob. Payloads are not copied; a stream that is malformed stays so, for its reader to say.
+/// The same frames, each with the header of a plain blob. Payloads are not copied. A malformed
+/// stream stays malformed, so that its reader reports it.
 pub(crate) fn as_blobs<E: Send + 'static>(
     frames: BoxStream<'static, Result<Bytes, E>>,
     limits: &Limits,
@@ -16,7 +18,7 @@ pub(crate) fn as_blobs<E: Send + 'static>(
     let pieces = stream::try_unfold((frames, plain), |(mut frames, mut plain)| async move {
         let ready = match frames.try_next().await? {
             Some(piece) => plain.pass(piece),
-            // It was cut.
+            // The stream was cut.
             None if plain.held.is_empty() => return Ok(None),
             None => vec![std::mem::take(&mut plain.held)],
         };
@@ -28,7 +30,7 @@ pub(crate) fn as_blobs<E: Send + 'static>(
 
 struct Plain {
     parser: Parser,
-    /// The beginning of a header or checksum whose rest is still to come.
+    /// The beginning of a header or checksum that is not complete yet.
     held: Bytes,
     /// Where in the stream `held` begins.
     at: u64,
@@ -65,7 +67,7 @@ impl Plain {
             }
             parts = vec![joined.freeze()];
         }
-        // What is not complete is at the end of the last part, but for pieces of a few bytes.
+        // The incomplete rest is at the end of the last part, except for pieces of a few bytes.
         let rest = len - whole;
         match parts.last_mut() {
             Some(last) if last.len() >= rest => self.held = last.split_off(last.len() - rest),

@@ -1,7 +1,9 @@
-//! What has to move: the part of a snapshot that the other side lacks. Push and pull share it.
+//! The plan of a transfer: the part of a snapshot that the destination lacks. Push and pull share
+//! it.
 //!
-//! The walk goes from the manifest down, one level at a time, and stops at whatever the other side holds: there a container is
-//! stored only when everything below it is. So it costs time and round trips in proportion to what differs.
+//! The walk goes from the manifest down, one level at a time, and stops at each container that the
+//! destination holds: there a container is stored only when everything below it is. So time and
+//! round trips are proportional to the difference.
 
 mod totals;
 
@@ -38,21 +40,21 @@ impl From<&Child> for Item {
     }
 }
 
-/// The site that has the snapshot.
+/// The source of the snapshot.
 pub(crate) trait PlanSource {
     /// Whether reading a container costs no round trip.
     const NEAR: bool;
-    /// Containers as bytes, in the order asked, each with the digest asked for.
+    /// Containers as bytes, in the order of `items`, each with the requested digest.
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>>;
 }
 
-/// The site that gets the snapshot.
+/// The destination of the snapshot.
 pub(crate) trait PlanDestination {
-    /// Positions of what it lacks, ascending.
+    /// Positions of the items that it lacks, ascending.
     async fn lacks(&self, items: &[Item]) -> Result<Vec<usize>>;
 }
 
-/// What has to move.
+/// The parts that the destination lacks.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Plain blobs, in the order in which containers list them, each once.
@@ -68,7 +70,7 @@ impl Plan {
     }
 }
 
-/// Finds out what of `manifest` the destination lacks.
+/// Finds the parts of `manifest` that the destination lacks.
 pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, source: &G, destination: &H, limits: &Limits) -> Result<Plan> {
     let mut plan = Plan::default();
     let mut seen = Seen::default();
@@ -104,7 +106,7 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
     Ok(plan)
 }
 
-/// What a container lists.
+/// The children of a container.
 pub(crate) fn children(document: &Document, limits: &Limits) -> Result<Vec<Item>> {
     let container = parse(document, limits)?;
     Ok(container.children().iter().map(Item::from).collect())
@@ -117,7 +119,8 @@ pub(crate) fn parse(document: &Document, limits: &Limits) -> Result<Container> {
     container.ok_or_else(|| Error::Internal(format!("{digest} is no container")))
 }
 
-/// What was met already. A blob may be listed as plain bytes and as a container; stored as a container it serves as both.
+/// The blobs met so far. A blob may be listed as plain bytes and as a container; stored as a
+/// container it serves as both.
 #[derive(Default)]
 struct Seen(HashMap<Digest, Kind>);
 
@@ -142,7 +145,7 @@ impl Seen {
     }
 }
 
-/// That a blob has the length that was said, where one was said.
+/// Checks the length of a blob, if its container gives one.
 pub(crate) fn check_size(item: &Item, found: u64) -> Result<()> {
     match item.size {
         Some(expected) if expected != found => {

@@ -1,10 +1,11 @@
 //! How far a push or pull has come: atomics that it raises and that a progress bar polls.
 
+use crate::plan::Totals;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// What is being done.
+/// The current step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
@@ -12,13 +13,13 @@ pub enum Phase {
     Starting,
     /// Reading and checking the source.
     Reading,
-    /// Finding out what the other side lacks.
+    /// Asking which blobs the destination lacks.
     Negotiating,
     /// Sending frames.
     Sending,
     /// Receiving frames.
     Receiving,
-    /// Making what was received durable, or writing the documents of a directory.
+    /// Making received blobs durable, or writing the documents of a directory.
     Writing,
     /// Making the snapshot visible.
     Committing,
@@ -74,17 +75,17 @@ macro_rules! counters {
 }
 
 impl Progress {
-    /// Nothing done yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// What is being done.
+    /// The current step.
     #[must_use]
     pub fn phase(&self) -> Phase {
         let number = usize::from(self.0.phase.load(Ordering::Relaxed));
         Phase::ALL.get(number).copied().unwrap_or(Phase::Starting)
+    }
+
+    /// Sets the size of the snapshot.
+    pub(crate) fn begin(&self, totals: &Totals) {
+        self.add_bytes_total(totals.bytes);
+        self.add_blobs_total(totals.blobs);
     }
 
     pub(crate) fn enter(&self, phase: Phase) {
@@ -96,7 +97,7 @@ impl Progress {
         bytes_total, add_bytes_total;
         /// Raw bytes moved.
         bytes_done, add_bytes_done;
-        /// Raw bytes that the other side had already.
+        /// Raw bytes that the destination had already.
         bytes_deduplicated, add_bytes_deduplicated;
         /// Blobs that the snapshot reaches, containers included; 0 until known.
         blobs_total, add_blobs_total;
@@ -104,7 +105,7 @@ impl Progress {
         blobs_done, add_blobs_done;
     }
 
-    /// Takes back what was counted for a request that has to be made again.
+    /// Subtracts the count of a request that is repeated.
     pub(crate) fn undo(&self, bytes: u64, blobs: u64) {
         self.0.bytes_done.fetch_sub(bytes, Ordering::Relaxed);
         self.0.blobs_done.fetch_sub(blobs, Ordering::Relaxed);

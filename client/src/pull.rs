@@ -4,9 +4,10 @@
 //! resolve ─▶ manifest ─▶ trees, checkpoints ─▶ runs ─▶ blobs, several requests in flight ─▶ containers ─▶ commit
 //! ```
 //!
-//! Nothing the registry says is believed but which snapshot a tag means: every byte is verified against the digest it was asked
-//! for under, and frames that nobody asked for end the pull. Containers are fetched first, to learn what they list, and
-//! accepted last, since the local store takes a container only when what it lists is there.
+//! The registry is trusted only for the snapshot that a tag points to. Every byte is verified
+//! against the requested digest, and unrequested frames end the pull. Containers are fetched first,
+//! to learn what they list, and accepted last, since the local store takes a container only when
+//! what it lists is there.
 
 pub(crate) mod fetch;
 mod into_directory;
@@ -40,7 +41,8 @@ pub enum Destination {
         /// A local tag to point at the snapshot.
         tag: Option<Tag>,
     },
-    /// A snapshot directory, made if it is not there. Its page manifest appears last, when everything else is durable.
+    /// A snapshot directory, made if it is not there. Its page manifest appears last, when
+    /// everything else is durable.
     Directory {
         /// The directory.
         path: PathBuf,
@@ -49,7 +51,7 @@ pub enum Destination {
     },
 }
 
-/// What a pull did.
+/// The result of a pull.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PullReport {
     /// The snapshot.
@@ -75,8 +77,9 @@ pub struct PullReport {
 /// Fetches what of a snapshot is not here, and makes it visible here.
 ///
 /// # Errors
-/// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then nothing is published;
-/// [`crate::Error::Unreachable`]. Running it again fetches only what has not arrived.
+/// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then
+/// nothing is published; [`crate::Error::Unreachable`]. Running it again fetches only what has not
+/// arrived.
 #[boxed]
 pub async fn pull(
     remote: &Remote,

@@ -4,9 +4,10 @@
 //! open ─▶ missing: manifest and what it lists ─▶ missing: runs, payloads ─▶ missing: pages ─▶ frames ─▶ commit
 //! ```
 //!
-//! Each step asks only below what the step before found lacking, so an unchanged snapshot takes three round trips and a small
-//! change six. What little there is to send goes in one request; otherwise blobs go in several at a time, and containers, which
-//! are accepted only after everything they list, at the end. A session that the registry has forgotten is opened again:
+//! Each step asks only below what the step before found lacking, so an unchanged snapshot takes
+//! three round trips and a small change six. What little there is to send goes in one request;
+//! otherwise blobs go in several at a time, and containers, which are accepted only after
+//! everything they list, at the end. A session that the registry has forgotten is opened again:
 //! what it had received is still there.
 
 mod batch;
@@ -34,10 +35,10 @@ use std::time::{Duration, Instant};
 
 /// How often a session that the registry has forgotten is opened again.
 const REOPENINGS: u32 = 2;
-/// How long a failed push waits to tell the registry so. The lease would end by itself.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long a failed push tries to end its session. Without that the lease ends the session.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where a snapshot comes from.
+/// The source of a push.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A snapshot directory, read in place.
@@ -49,7 +50,8 @@ pub enum Source {
         /// The snapshot's manifest.
         snapshot: Digest,
     },
-    /// A snapshot in another registry. Its frames are verified on their way through; nothing is kept here.
+    /// A snapshot in another registry. Its frames are verified on their way through; nothing is
+    /// kept here.
     Remote {
         /// The registry.
         remote: Remote,
@@ -71,11 +73,12 @@ pub struct PushTarget {
     pub tag: Option<Tag>,
     /// Move the tag only from this state.
     pub if_tag_is: Option<TagState>,
-    /// Parents to record; empty leaves the configuration as it is. Only for directories given by path: other snapshots are made already.
+    /// Parents to record; empty leaves the configuration as it is. Only for directories given by
+    /// path: other snapshots are made already.
     pub parents: Vec<Digest>,
 }
 
-/// What a push did.
+/// The result of a push.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PushReport {
     /// The snapshot.
@@ -105,16 +108,16 @@ pub struct PushReport {
 /// Makes the registry hold a snapshot, and commits it.
 ///
 /// # Errors
-/// Whatever is wrong with the source, before anything is sent; the registry's refusal, which names the file if it is about bytes;
-/// [`Error::Unreachable`]. Nothing becomes visible, and running it again sends only what has not arrived.
+/// Errors of the source, before anything is sent; the registry's refusal, with the file if its
+/// bytes are wrong; [`Error::Unreachable`]. Nothing becomes visible, and running it again sends
+/// only what has not arrived.
 #[boxed]
 pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress: &Progress) -> Result<PushReport> {
     let (start, trips) = (Instant::now(), remote.round_trips());
     progress.enter(Phase::Reading);
     let opened = OpenedSource::open(source, &target).await?;
     let totals = opened.totals().await?;
-    progress.add_bytes_total(totals.bytes);
-    progress.add_blobs_total(totals.blobs);
+    progress.begin(&totals);
     let mut sent = Sent::default();
     let mut reopenings = 0;
     let committed = loop {
@@ -124,9 +127,9 @@ pub async fn push(source: &Source, remote: &Remote, target: PushTarget, progress
             Ok(committed) => break committed,
             Err(error) if error.code() == ErrorCode::PushUnknown && reopenings < REOPENINGS => reopenings += 1,
             Err(error) => {
-                // Of interest to nobody but the registry's garbage collection; the first cause is what counts.
+                // Lets garbage collection free the bytes at once. The caller gets the first error.
                 if !matches!(error, Error::Unreachable { .. }) {
-                    drop(tokio::time::timeout(FAREWELL, session.abort()).await);
+                    drop(tokio::time::timeout(ABORT_TIMEOUT, session.abort()).await);
                 }
                 return Err(opened.explain(error));
             }

@@ -1,11 +1,13 @@
 //! The registry's `/v1` as methods, with retries.
 //!
-//! Everything here may be sent twice, so everything is retried: reading changes nothing; a second session merely expires unused;
-//! frames are content-addressed and a second copy is dropped; ending a session twice is no error. A
-//! commit is known by its session and every other change of names by a key that is the same in all
-//! tries: the registry makes the change once and answers each try alike.
+//! Everything here may be sent twice, so everything is retried: reading changes nothing; a second
+//! session merely expires unused; frames are content-addressed and a second copy is dropped; ending
+//! a session twice is no error. A commit is known by its session and every other change of names by
+//! a key that is the same in all tries: the registry makes the change once and answers each try
+//! alike.
 //!
-//! `send` has the retries, `frames` the streams, `direct` the way around the registry to the storage behind it.
+//! `send` has the retries, `frames` the streams, `direct` the way around the registry to the
+//! storage behind it.
 
 pub(crate) mod backoff;
 mod direct;
@@ -22,6 +24,7 @@ mod send;
 pub use frames::BoxFrames;
 pub use pages::{Entry, PageOf, all_pages};
 pub use pushes::FrameSource;
+pub(crate) use send::reason;
 
 use crate::error::{Error, Result};
 use pfr_schema::RepositoryName;
@@ -33,15 +36,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Header with the ids of the registries that a request was passed on by, comma-separated, the first asked first: whoever finds itself in it
-/// must not pass the request on.
+/// Header with the ids of the registries that passed a request on, comma-separated, in order. A
+/// registry that finds its own id here must not pass the request on.
 pub const VIA: &str = "pf-via";
 
 /// A request that failed and is about to be tried again.
 #[derive(Clone, Debug)]
 pub struct Retrying {
-    /// The registry.
-    pub url: String,
     /// How often it has failed.
     pub attempt: u32,
     /// Whether the registry answered, and said that it cannot serve the request now.
@@ -50,8 +51,8 @@ pub struct Retrying {
     pub error: String,
 }
 
-/// Called before a request is tried again, and with `None` when the registry answers again. It is called
-/// from any task and must not block.
+/// Called before a request is tried again, and with `None` when the registry answers again. It is
+/// called from any task and must not block.
 #[derive(Clone)]
 pub struct OnRetry(Arc<Listener>);
 
@@ -74,7 +75,7 @@ impl fmt::Debug for OnRetry {
     }
 }
 
-/// What is known of the way to the registry.
+/// The state of the connection to the registry.
 #[derive(Debug, Default)]
 struct Connection {
     /// Whether the registry has ever answered.
@@ -90,10 +91,11 @@ pub struct RemoteOptions {
     pub token: Option<Secret>,
     /// How often a request is tried again before giving up. Default 5.
     pub retries: u32,
-    /// How long a registry that has answered before and does not any more is tried again, however often: a restart takes its time.
+    /// How long requests are retried if the registry has answered before: a restart takes its time.
     /// With zero only `retries` counts. Default 2 minutes.
     pub retry_for: Duration,
-    /// Longest wait between two tries; a registry that asks for more is not asked again. Default 30 s.
+    /// Longest wait between two tries; a registry that asks for more is not asked again. Default 30
+    /// s.
     pub longest_wait: Duration,
     /// Limit on making a connection. Default 10 s.
     pub connect_timeout: Duration,
@@ -105,8 +107,6 @@ pub struct RemoteOptions {
     pub answer_timeout: Duration,
     /// Told of retries.
     pub on_retry: Option<OnRetry>,
-    /// Whether proxies from the environment are used. Default no: registries are near, and loopback must never be proxied.
-    pub system_proxy: bool,
 }
 
 impl Default for RemoteOptions {
@@ -121,7 +121,6 @@ impl Default for RemoteOptions {
             min_rate: 4 << 10,
             answer_timeout: Duration::from_secs(600),
             on_retry: None,
-            system_proxy: false,
         }
     }
 }
@@ -165,21 +164,21 @@ impl Remote {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        // Once a process; whoever came first has chosen, and any provider does.
+        // Fails if a provider is installed already. Any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = |headers| {
-            let mut builder = reqwest::Client::builder()
+            let builder = reqwest::Client::builder()
                 .default_headers(headers)
                 .user_agent(concat!("pf/", env!("CARGO_PKG_VERSION")))
                 .connect_timeout(options.connect_timeout)
                 .redirect(reqwest::redirect::Policy::none())
-                // The registry closes idle connections after a minute; one that it is closing must not be picked for a request.
+                // The registry closes idle connections after a minute; one that it is closing must
+                // not be picked for a request.
                 .pool_idle_timeout(Duration::from_secs(30))
+                // Registries are near, and loopback must never go through a proxy.
+                .no_proxy()
                 .tcp_nodelay(true);
-            if !options.system_proxy {
-                builder = builder.no_proxy();
-            }
-            builder.build().map_err(|e| fail(&send::words(&e)))
+            builder.build().map_err(|e| fail(&reason(&e)))
         };
         // Storage that the registry sends to is not told the token.
         let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));
@@ -195,7 +194,8 @@ impl Remote {
         })
     }
 
-    /// The same registry, told with each request on whose behalf it is asked: ids of registries, as in [`VIA`].
+    /// The same registry. Each request tells it the ids of the registries that passed it on, as in
+    /// [`VIA`].
     #[must_use]
     pub fn via(&self, chain: &str) -> Self {
         Self { via: Some(chain.into()), ..self.clone() }
@@ -234,7 +234,8 @@ impl Remote {
     }
 }
 
-/// What may be shown of something that should be a URL: scheme, host and port. The rest may hold a password or a token.
+/// The parts of a URL that an error may show: scheme, host and port. The rest may hold a password
+/// or a token.
 fn shown(text: &str) -> String {
     if let Ok(url) = text.parse::<Url>()
         && let Some(host) = url.host_str()
@@ -242,7 +243,7 @@ fn shown(text: &str) -> String {
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
         return format!("{}://{host}{port}", url.scheme());
     }
-    // It does not parse: a user may be in it all the same.
+    // The text does not parse as a URL, but it may still hold a user name or a password.
     let rest = text.rsplit_once('@').map_or(text, |(_, rest)| rest);
     rest.split(['?', '#']).next().unwrap_or_default().chars().take(100).collect()
 }

@@ -1,7 +1,7 @@
-//! A store here, or a registry there. Both answer the same questions, so a command, a mirror and a test
-//! need not know which of them it asks.
+//! A local store or a registry behind one interface, for commands, mirrors and tests.
 //!
-//! All lists are read page by page to their end. The guard in [`all_pages`] ends a list that has none.
+//! Each method fails with the errors of the store or of the registry. All lists are read page by
+//! page to their end. The guard in [`all_pages`] ends a list that has none.
 
 use crate::error::Result;
 use crate::remote::{PageOf, Remote, all_pages};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Entries in one page of a list.
 const PAGE: usize = 1000;
 
-/// A store here, or a registry there.
+/// A local store or a registry.
 #[derive(Clone, Debug)]
 pub enum Site {
     /// A store that this process has open.
@@ -44,9 +44,6 @@ impl Site {
     }
 
     /// Every repository.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>> {
         all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
             Ok(match self {
@@ -61,17 +58,11 @@ impl Site {
     }
 
     /// Every snapshot, newest first.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotSummary>> {
         self.newest_snapshots(repository, usize::MAX).await
     }
 
     /// The newest snapshots.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>> {
         all_pages(self.place(), most, move |after: Option<String>| async move {
             Ok(match self {
@@ -86,9 +77,6 @@ impl Site {
     }
 
     /// Every tag, by name.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>> {
         all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
             Ok(match self {
@@ -103,9 +91,6 @@ impl Site {
     }
 
     /// The deepest snapshot that tokens can be resumed from.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &MatchRequest) -> Result<MatchResponse> {
         match self {
             Self::Store(store) => Ok(store.match_prefix(repository, request).await?),
@@ -113,10 +98,7 @@ impl Site {
         }
     }
 
-    /// One snapshot, in short.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
+    /// The summary of a snapshot.
     pub async fn snapshot(&self, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotSummary> {
         match self {
             Self::Store(store) => {
@@ -127,10 +109,7 @@ impl Site {
         }
     }
 
-    /// One snapshot, whole.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
+    /// All of a snapshot but its blobs.
     pub async fn detail(&self, repository: &RepositoryName, selector: &Selector) -> Result<SnapshotDetail> {
         match self {
             Self::Store(store) => {
@@ -142,9 +121,6 @@ impl Site {
     }
 
     /// A snapshot and its ancestors.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn lineage(&self, repository: &RepositoryName, selector: &Selector, limit: usize) -> Result<Lineage> {
         match self {
             Self::Store(store) => {
@@ -155,10 +131,8 @@ impl Site {
         }
     }
 
-    /// What differs. A registry compares snapshots of one repository: the first one's.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
+    /// The difference of two snapshots. A registry compares snapshots of one repository: the first
+    /// one's.
     pub async fn diff(&self, a: (&RepositoryName, &Selector), b: (&RepositoryName, &Selector)) -> Result<Diff> {
         match self {
             Self::Store(store) => Ok(store.diff(&store.resolve(a.0, a.1).await?, &store.resolve(b.0, b.1).await?).await?),
@@ -167,9 +141,6 @@ impl Site {
     }
 
     /// How much snapshots share.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<Stats> {
         match self {
             Self::Store(store) => Ok(store.stats(repository).await?),
@@ -178,9 +149,6 @@ impl Site {
     }
 
     /// What takes up room, and until when. Collections of the local store have no grace period.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn usage(&self) -> Result<Usage> {
         match self {
             Self::Store(store) => Ok(store.usage(Duration::ZERO).await?),
@@ -188,10 +156,7 @@ impl Site {
         }
     }
 
-    /// Points a tag at a snapshot; which one it was.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
+    /// Points a tag at a snapshot, and returns that snapshot.
     pub async fn put_tag(&self, repository: &RepositoryName, tag: &Tag, selector: &Selector, expected: Option<TagState>) -> Result<Digest> {
         match self {
             Self::Store(store) => {
@@ -207,9 +172,6 @@ impl Site {
     }
 
     /// Deletes a tag, if it still points at `seen`.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn delete_tag(&self, repository: &RepositoryName, tag: &Tag, seen: Digest) -> Result<()> {
         let expected = Some(TagState::At(seen));
         match self {
@@ -219,9 +181,6 @@ impl Site {
     }
 
     /// Deletes a snapshot and its tags.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
         match self {
             Self::Store(store) => Ok(store.delete_snapshot(repository, digest).await?),
@@ -230,9 +189,6 @@ impl Site {
     }
 
     /// Makes tags of one snapshot.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
     pub async fn fork(&self, repository: &RepositoryName, selector: &Selector, count: u32, prefix: &str) -> Result<Forked> {
         match self {
             Self::Store(store) => {
@@ -246,10 +202,7 @@ impl Site {
         }
     }
 
-    /// Reads and hashes everything a snapshot reaches.
-    ///
-    /// # Errors
-    /// Those of the store or of the registry.
+    /// Reads and hashes everything that a snapshot reaches.
     pub async fn verify(&self, repository: &RepositoryName, digest: Digest) -> Result<Verified> {
         match self {
             Self::Store(store) => Ok(store.verify(&digest, &mut |_| ()).await?),

@@ -4,7 +4,8 @@ use serde::Deserialize;
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes: `50GiB`, `1.5TB`, `1000`. Units with an `i` are powers of 1,024, those without of 1,000.
+/// A number of bytes: `50GiB`, `1.5TB`, `1000`. Units with an `i` are powers of 1,024, those
+/// without of 1,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ByteSize(pub u64);
@@ -38,7 +39,7 @@ impl FromStr for ByteSize {
             Ok(whole) => whole.checked_mul(factor).ok_or_else(wrong)?,
             Err(_) => {
                 let number: f64 = digits.parse().map_err(|_| wrong())?;
-                // Below 2^53 every whole number is exact, and beyond nobody counts single bytes.
+                // Below 2^53 every whole number is exact. Above, single bytes do not matter.
                 (number * factor as f64) as u64
             }
         };

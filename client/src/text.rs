@@ -2,14 +2,15 @@
 
 use std::cmp::Ordering;
 
-/// Whether the `*`s in a pattern can be filled in so that it is the text.
+/// Whether the text matches a pattern in which each `*` stands for any characters.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(head) else { return false };
     let mut parts: Vec<&str> = rest.split('*').collect();
     let last = parts.pop().unwrap_or_default();
-    // The first place of each part is as good as any later one: what follows may begin anywhere behind it.
+    // The first match of each part is as good as a later one: the next part may begin anywhere
+    // behind it.
     for part in parts {
         match text.find(part) {
             Some(at) => text = &text[at + part.len()..],
@@ -19,7 +20,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     text.ends_with(last)
 }
 
-/// The order in which people count: `fork-2` before `fork-10`.
+/// Natural order: `fork-2` before `fork-10`.
 #[must_use]
 pub fn natural(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
@@ -38,7 +39,7 @@ pub fn natural(a: &str, b: &str) -> Ordering {
             return l.cmp(&r);
         }
     }
-    // Names that count the same, such as 1 and 01, still have an order.
+    // Names with equal numbers, such as 1 and 01, still have an order.
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 

@@ -1,4 +1,4 @@
-//! What can be typed. Each flag is declared once; commands that share one flatten the struct that has it.
+//! The command line. Each flag is declared once; commands that share a flag flatten its struct.
 
 mod engines;
 mod names;
@@ -18,7 +18,7 @@ use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// How help texts look.
+/// The styles of help texts.
 pub const STYLES: Styles = Styles::styled()
     .header(AnsiColor::White.on_default().bold())
     .usage(AnsiColor::White.on_default().bold())
@@ -46,11 +46,11 @@ pub struct Args {
     pub command: Command,
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
-    /// The settings that a file may have, too.
+    /// Options that are settings of the configuration file, too.
     #[command(flatten)]
     pub settings: Overrides,
     /// Write one JSON document to stdout instead of text; an error is one JSON object on stderr
@@ -82,7 +82,7 @@ impl Global {
     }
 }
 
-/// Which store a command means: one rule for all commands.
+/// The store that a command works with: one rule for all commands.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Where {
     /// The local store, not the registry
@@ -93,7 +93,7 @@ pub struct Where {
     pub remote: bool,
 }
 
-/// Which capture agent a command asks.
+/// The capture agent that a command asks.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AgentAt {
     /// Control socket of the capture agent
@@ -110,23 +110,23 @@ pub struct Passed {
     pub arguments: Vec<OsString>,
 }
 
-/// What can be done.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Store a snapshot in a registry, sending only what it lacks
+    /// Store a snapshot in a registry, sending only the parts that it lacks
     #[command(after_help = transfer::PUSH_EXAMPLES)]
     Push(Push),
-    /// Fetch a snapshot, only what is missing here
+    /// Fetch a snapshot, only the parts that are missing here
     #[command(after_help = transfer::PULL_EXAMPLES)]
     Pull(Pull),
-    /// List repositories, or what one of them holds
+    /// List repositories, or the contents of one
     #[command(visible_alias = "list")]
     Ls(Ls),
     /// Draw the lineage of a snapshot, or of a whole repository
     Log(Log),
-    /// Show what a snapshot is made of
+    /// Show the parts of a snapshot
     Inspect(Inspect),
-    /// Show what differs between two snapshots
+    /// Compare two snapshots
     Diff(Diff),
     /// Give a snapshot another name
     Tag(TagArgs),
@@ -139,13 +139,13 @@ pub enum Command {
     /// Make N tags of one snapshot: forks share every byte
     #[command(after_help = names::FORK_EXAMPLES)]
     Fork(Fork),
-    /// Show how much snapshots share and what each costs
+    /// Show how much snapshots share, and the size of each
     #[command(after_help = upkeep::STATS_EXAMPLES)]
     Stats(Stats),
-    /// Show what takes up room, what can be freed, and from when
+    /// Show the use of disk space, what can be freed, and when
     #[command(visible_alias = "du", after_help = upkeep::DF_EXAMPLES)]
     Df(Df),
-    /// Free what nothing refers to any more
+    /// Free blobs that no snapshot refers to
     #[command(after_help = upkeep::GC_EXAMPLES)]
     Gc(Gc),
     /// Keep a snapshot in the local store, however large the store is
@@ -153,7 +153,7 @@ pub enum Command {
     Pin(Pin),
     /// Verify a snapshot: every byte is read and hashed
     Verify(Verify),
-    /// Check every stored byte, and name what is damaged
+    /// Check every stored byte, and list damaged blobs
     #[command(after_help = upkeep::SCRUB_EXAMPLES)]
     Scrub(Scrub),
     /// Show the background work of the registry, pause or resume it
@@ -169,11 +169,11 @@ pub enum Command {
     Restore(Restore),
     /// Find the deepest snapshot that given tokens can be resumed from
     Match(Match),
-    /// List the pushes that the capture agent has to do, and those it did
+    /// List the pushes of the capture agent, open and done
     Pushes(AgentAt),
     /// Capture and push every sequence on this host
     Drain(DrainArgs),
-    /// Take over what another system keeps
+    /// Import the state that another system keeps
     #[command(subcommand)]
     Import(Import),
     /// Print a completion script for a shell

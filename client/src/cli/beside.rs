@@ -1,7 +1,8 @@
 //! Programs that lie in the same directory as the running one.
 //!
-//! Some commands of `pf` are programs of their own: `pf demo` is `pf-demo`, `pf import processfork` is
-//! `pf-import-processfork`. `pf` lists them in its help, and turns into them when they are called.
+//! Some commands of `pf` are programs of their own: `pf demo` is `pf-demo`, `pf import processfork`
+//! is `pf-import-processfork`. `pf` lists them in its help, and turns into them when they are
+//! called.
 
 use super::args::Passed;
 use super::context::Context;
@@ -21,7 +22,7 @@ pub fn find(name: &str) -> Result<PathBuf, Failure> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(Failure::bare(ErrorCode::NotFound, format!("the program {name} is missing: there is no {}", path.display()))
+    Err(Failure::new(ErrorCode::NotFound, format!("the program {name} is missing: there is no {}", path.display()))
         .hint("pf and its programs belong in one directory; in a checkout, cargo build --release builds them all"))
 }
 
@@ -43,7 +44,7 @@ mod tests {
     use clap::Parser as _;
     use std::ffi::OsString;
 
-    /// What the program of a command line is started with.
+    /// The arguments that the program of a command line gets.
     fn started(line: &[&str]) -> Vec<OsString> {
         let args = Args::try_parse_from(line).unwrap();
         let Command::Demo(passed) = args.command else { panic!("another command") };

@@ -1,11 +1,12 @@
-//! Settings: flags and environment, then the configuration file, a few lines of TOML. Unknown fields are refused.
+//! Settings: flags and environment, then the configuration file, a few lines of TOML. Unknown
+//! fields are refused.
 
 use super::failure::Failure;
 use pfr_service::{Secret, UserDirs, layered};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// Registry used when nothing else names one.
+/// The default registry.
 pub const DEFAULT_REGISTRY: &str = "http://127.0.0.1:5077";
 
 layered! {
@@ -25,13 +26,15 @@ layered! {
         /// Control socket of this host's capture agent
         #[arg(skip)]
         pub agent: Option<PathBuf>,
-        /// How often a request is tried again, however long that takes [default: 5, and --retry-for for a registry that is gone]
+        /// How often a failed request is retried, however long that takes [default: 5, and
+        /// --retry-for for a registry that is gone]
         #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
         pub retries: Option<u32>,
-        /// How long a registry that has answered and is gone is tried again, such as while it restarts [default: 120]
+        /// How long requests are retried while a registry that has answered before is gone, such as
+        /// during a restart [default: 120]
         #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
         pub retry_for: Option<u64>,
-        /// Size above which the local store loses what was not used for longest, after a pull
+        /// Size above which a pull evicts the least recently used snapshots of the local store
         #[arg(skip)]
         pub max_store_size: Option<pfr_client::ByteSize>,
     }
@@ -55,7 +58,8 @@ impl Overrides {
     fn parse(text: &str) -> Result<Self, String> {
         let config: Self = pfr_service::settings::read(text)?;
         match &config.store {
-            // No shell is there to expand a ~, and a relative path would be another one in every directory.
+            // No shell expands a ~ in the file, and the meaning of a relative path would depend on
+            // the working directory.
             Some(store) if !store.is_absolute() => {
                 Err(format!("store: expected an absolute path, found {:?}", store.display().to_string()))
             }
@@ -64,12 +68,12 @@ impl Overrides {
     }
 }
 
-/// Where the local store is unless a setting says otherwise.
+/// The default directory of the local store.
 pub fn store_dir(dirs: &UserDirs) -> Option<PathBuf> {
     Some(dirs.data()?.join("pf"))
 }
 
-/// Where the capture agent listens unless a setting says otherwise.
+/// The default control socket of the capture agent.
 pub fn agent_socket(dirs: &UserDirs) -> Option<PathBuf> {
     let runtime = dirs.runtime.as_ref().map(|dir| dir.join("pf/agent.sock"));
     runtime.or_else(|| Some(store_dir(dirs)?.join("agent/agent.sock")))

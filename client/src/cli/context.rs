@@ -1,4 +1,5 @@
-//! What was configured: registry, token, local store, and the output. Flags win over the environment, that over the file.
+//! The configuration of a command: registry, token, local store, and output. Flags win over the
+//! environment, which wins over the file.
 
 use super::args::{Global, Where};
 use super::config::{DEFAULT_REGISTRY, Overrides, agent_socket, store_dir};
@@ -10,21 +11,22 @@ use pfr_client::{AgentClient, Remote, RemoteOptions, Site};
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
 use pfr_store::{Options, Store};
+use serde::Serialize;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Everything a command needs besides its own arguments.
 pub struct Context {
-    /// Where results go.
+    /// The output for results.
     pub out: Out,
-    /// Whether they are one JSON document.
+    /// Whether results are one JSON document.
     pub json: bool,
-    /// Whether to keep quiet about how it goes.
+    /// Whether to leave out progress bars and summaries.
     pub quiet: bool,
     global: Global,
     settings: Settings,
-    /// What commands in messages need to mean the same stores.
+    /// Flags for the commands in messages, so that they mean the same stores.
     flags: RefCell<Flags>,
 }
 
@@ -34,9 +36,9 @@ pub struct Settings {
     /// All but the token.
     all: Overrides,
     registry: String,
-    /// From the environment: for whatever registry this command talks to.
+    /// From the environment: for any registry.
     token: Option<Secret>,
-    /// From the file, with its registry: for that one and no other.
+    /// From the file, with its registry: only for that registry.
     files_token: (String, Option<Secret>),
 }
 
@@ -61,7 +63,8 @@ impl Context {
         &self.global
     }
 
-    /// What commands in messages need to mean the same stores as the command that runs.
+    /// Flags for the commands in messages, so that they mean the same stores as the running
+    /// command.
     pub fn flags(&self) -> Flags {
         self.flags.borrow().clone()
     }
@@ -87,18 +90,18 @@ impl Context {
         Ok(Store::open(self.store_dir()?, Options::default()).await?)
     }
 
-    /// The local store, if there is one: looking at nothing should not make something.
+    /// The local store, if it exists: a command that only reads does not create one.
     pub async fn existing_store(&self) -> Result<Store, Failure> {
         let dir = self.store_dir()?;
         let exists = dir.join("metadata.sqlite").try_exists();
         if !exists.map_err(|e| Failure::io(&format!("cannot open the local store at {}", dir.display()), &e))? {
-            return Err(Failure::bare(ErrorCode::NotFound, format!("there is no local store at {}", dir.display()))
+            return Err(Failure::new(ErrorCode::NotFound, format!("there is no local store at {}", dir.display()))
                 .hint("the first pull makes one; --store or PF_STORE says where it is"));
         }
         self.store().await
     }
 
-    /// Remembers which stores `reference` means, for commands in messages.
+    /// Remembers the stores of `reference`, for commands in messages.
     fn note(&self, reference: Option<&Reference>) {
         let mut flags = self.flags.borrow_mut();
         if let Some(reference) = reference {
@@ -109,7 +112,7 @@ impl Context {
         }
     }
 
-    /// What a command looks at: the local store, or the registry of `reference`.
+    /// The site that a command works with: the local store, or the registry of `reference`.
     pub async fn site(&self, at: Where, reference: Option<&Reference>) -> Result<Site, Failure> {
         if !at.local {
             return Ok(Site::Registry(self.remote(reference)?));
@@ -119,7 +122,7 @@ impl Context {
         if let Some(registry) = reference.and_then(|r| r.registry.as_ref()) {
             let failure = Failure::usage(format!("--local means the local store, but the reference names the registry {registry}"));
             let host = registry.split("://").nth(1).unwrap_or_default();
-            // It may be a part of a repository's name that looks like a host.
+            // The first part of a repository's name may look like a host.
             return Err(match host.parse::<pfr_schema::RepositoryName>() {
                 Ok(_) => failure.hint(format!("if {host} is a part of the repository's name, write /{host}/…")),
                 Err(_) => failure,
@@ -128,7 +131,7 @@ impl Context {
         Ok(Site::Store(self.existing_store().await?))
     }
 
-    /// The capture agent of this host: the one at `given`, else the configured one.
+    /// The capture agent of this host: the one at `given`, or the configured one.
     pub fn agent(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
         let given = given.filter(|path| !path.as_os_str().is_empty());
         self.flags.borrow_mut().agent = given.map(Path::to_owned);
@@ -138,12 +141,24 @@ impl Context {
         Ok(AgentClient::new(socket)?)
     }
 
+    /// Writes what a command did: one JSON document, or `lines` for people and then `last` for
+    /// scripts.
+    pub fn report<T: Serialize>(&mut self, report: &T, lines: impl IntoIterator<Item = String>, last: &str) -> Result<(), Failure> {
+        if self.json {
+            return self.out.json(report);
+        }
+        for line in lines.into_iter().filter(|_| !self.quiet) {
+            self.out.note(&line)?;
+        }
+        self.out.line(last)
+    }
+
     /// A command in a message, with the flags that it needs here.
     pub fn suggest(&self, command: &Suggestion) -> String {
         format!("`{}`", command.render(&self.flags.borrow()))
     }
 
-    /// Size above which the local store gives up what was not used for longest.
+    /// Size above which the local store evicts the least recently used snapshots.
     pub fn max_store_size(&self) -> Option<pfr_client::ByteSize> {
         self.settings.all.max_store_size
     }
@@ -170,7 +185,8 @@ impl Settings {
         reference.and_then(|r| r.registry.as_deref()).unwrap_or(&self.registry)
     }
 
-    /// The file's token is for the file's registry only: a pull from a stranger does not hand it out.
+    /// The file's token is for the file's registry only: a pull from a stranger does not hand it
+    /// out.
     fn token_for(&self, url: &str) -> Option<&Secret> {
         let (files, token) = &self.files_token;
         self.token.as_ref().or_else(|| token.as_ref().filter(|_| url == files))

@@ -1,4 +1,4 @@
-//! How a command fails: an exit code, what happened, and what the user can do about it.
+//! The failure of a command: an exit code, a message, and a hint for the user.
 
 use super::output::paint::Paint;
 use super::suggest::{Advice, Flags, Suggestion};
@@ -8,73 +8,62 @@ use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-/// Why a command ended early.
+/// The reason why a command ended early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The reader of stdout has closed it. Not a failure at all.
+    /// The reader of stdout has closed it. The command succeeds.
     BrokenPipe,
     /// The command was interrupted: a message without the word error.
     Interrupted {
         /// Exit code.
         exit: u8,
-        /// What to say.
+        /// The message.
         message: String,
     },
     /// An error.
     Error {
-        /// Exit code: the code's, except for a child process that ended with one of its own.
-        exit: u8,
-        /// What kind of error.
+        /// The kind, which decides the exit code.
         code: ErrorCode,
-        /// What, and where.
+        /// The message: what failed, and where.
         message: String,
-        /// What to do.
+        /// Advice for the user.
         hint: Option<Advice>,
     },
 }
 
 impl Failure {
-    /// An error without a hint, by its exit code.
-    pub fn new(exit: u8, message: impl Into<String>) -> Self {
-        let code = match exit {
-            1 => ErrorCode::InvalidRequest,
-            4 => ErrorCode::CorruptStore,
-            5 => ErrorCode::NotFound,
-            6 => ErrorCode::Denied,
-            7 => ErrorCode::Unavailable,
-            8 => ErrorCode::StorageFull,
-            _ => ErrorCode::Internal,
-        };
-        Self::Error { exit, code, message: message.into(), hint: None }
+    /// An error without a hint.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::Error { code, message: message.into(), hint: None }
     }
 
     /// The command line is wrong: exit code 1.
     pub fn usage(message: impl Into<String>) -> Self {
-        Self::bare(ErrorCode::InvalidRequest, message)
+        Self::new(ErrorCode::InvalidRequest, message)
     }
 
-    /// An error of this kind without a hint.
-    pub fn bare(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self::Error { exit: code.exit_code(), code, message: message.into(), hint: None }
+    /// A bug: exit code 70.
+    pub fn bug(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Internal, message)
     }
 
     /// An error of a registry, with the code's hint.
     pub fn of_code(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self::Error { exit: code.exit_code(), code, message: message.into(), hint: hint(code) }
+        Self::Error { code, message: message.into(), hint: hint(code) }
     }
 
     /// A file or stream failed: a full disk and missing permissions have their own exit codes.
     pub fn io(what: &str, error: &io::Error) -> Self {
         let code = ErrorCode::of_io(error.kind()).unwrap_or(ErrorCode::InvalidRequest);
-        Self::Error { exit: code.exit_code(), code, message: format!("{what}: {error}"), hint: file_hint(code) }
+        Self::Error { code, message: format!("{what}: {error}"), hint: file_hint(code) }
     }
 
-    /// Not an error, but an end.
+    /// An end that is no error.
     pub fn interrupted(exit: u8, message: impl Into<String>) -> Self {
         Self::Interrupted { exit, message: message.into() }
     }
 
-    /// Says what to do instead of what the code would say.
+    /// Replaces the hint of the code.
     #[must_use]
     pub fn hint(mut self, advice: impl Into<Advice>) -> Self {
         if let Self::Error { hint, .. } = &mut self {
@@ -83,7 +72,7 @@ impl Failure {
         self
     }
 
-    /// Puts what was being done before the message.
+    /// Puts a description of the operation before the message.
     #[must_use]
     pub fn context(mut self, what: &str) -> Self {
         if let Self::Error { message, .. } = &mut self {
@@ -105,7 +94,8 @@ impl Failure {
     pub fn exit(&self) -> u8 {
         match self {
             Self::BrokenPipe => 0,
-            Self::Interrupted { exit, .. } | Self::Error { exit, .. } => *exit,
+            Self::Interrupted { exit, .. } => *exit,
+            Self::Error { code, .. } => code.exit_code(),
         }
     }
 
@@ -122,7 +112,7 @@ impl Failure {
     pub fn report(&self, json: bool) -> ExitCode {
         let paint = Paint::for_stream(io::stderr().is_terminal());
         let mut stderr = io::stderr().lock();
-        // If stderr is gone there is nobody left to tell.
+        // An error here means that stderr is closed, and there is no other place to report that.
         let _ = match self {
             Self::BrokenPipe => Ok(()),
             _ if json => writeln!(stderr, "{}", self.document()),
@@ -167,7 +157,7 @@ impl From<pfr_store::Error> for Failure {
             ErrorCode::StorageFull => Some(full("the store's disk", |command| command.local())),
             code => hint(code),
         };
-        Self::Error { exit: code.exit_code(), code, message: format!("local store: {error}"), hint }
+        Self::Error { code, message: format!("local store: {error}"), hint }
     }
 }
 
@@ -177,18 +167,18 @@ impl From<pfr_client::Error> for Failure {
         let (code, message) = (error.code(), error.to_string());
         let hint = match error {
             Error::Store(error) => return error.into(),
-            // The hints of the codes speak of the registry.
+            // The hints of the codes are about the registry.
             Error::NoAgent { .. } => Some("PF_AGENT_SOCKET, or `agent` in the configuration file, say where its socket is, too".into()),
             Error::AgentGone { .. } => Some(Suggestion::new("engines").agent().then(" says whether it is back; look before you ask again")),
             Error::Agent { .. } => agent_hint(code),
             Error::Io { .. } => file_hint(code),
             _ => hint(code),
         };
-        Self::Error { exit: code.exit_code(), code, message, hint }
+        Self::Error { code, message, hint }
     }
 }
 
-/// What a user can do about a file.
+/// The hint for an error of a file.
 fn file_hint(code: ErrorCode) -> Option<Advice> {
     match code {
         ErrorCode::StorageFull => Some("free space on that disk, and run the same command again".into()),
@@ -197,7 +187,7 @@ fn file_hint(code: ErrorCode) -> Option<Advice> {
     }
 }
 
-/// What a user can do about an error of the capture agent. Its store and its registry are not those of `pf`.
+/// The hint for an error of the capture agent. Its store and its registry are not those of `pf`.
 fn agent_hint(code: ErrorCode) -> Option<Advice> {
     match code {
         ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
@@ -219,7 +209,7 @@ fn full(disk: &str, scope: impl Fn(Suggestion) -> Suggestion) -> Advice {
         .text(" frees what was deleted; then run the same command again")
 }
 
-/// What a user can do about an error of this kind in a registry, where there is something to do.
+/// The hint for an error of a registry, if there is one.
 pub fn hint(code: ErrorCode) -> Option<Advice> {
     Some(match code {
         ErrorCode::RepositoryUnknown => Suggestion::new("ls").then(" lists the repositories there are"),
@@ -287,9 +277,9 @@ mod tests {
     #[test]
     fn context_keeps_code_and_hint() {
         let failure = Failure::of_code(ErrorCode::TagMoved, "tag x is elsewhere").context("push");
-        let Failure::Error { exit, message, hint, .. } = failure else { panic!("an error stays one") };
-        assert_eq!((exit, message.as_str()), (3, "push: tag x is elsewhere"));
-        assert!(hint.is_some());
+        let document = failure.document();
+        assert_eq!((failure.exit(), document.message.as_str()), (3, "push: tag x is elsewhere"));
+        assert!(document.hint.is_some());
     }
 
     #[test]

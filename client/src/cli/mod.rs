@@ -1,11 +1,12 @@
 //! `pf`: from arguments to an exit code.
 //!
-//! [`args`] says what can be typed, [`context`] what was configured, [`pfr_client::Site`] hides whether a command looks at a
-//! registry or at the local store, `commands` has one module per command, [`output`] is the only place that writes to stdout.
-//! Every failure ends as a [`Failure`], which knows its exit code and what the user can do.
+//! [`args`] says what can be typed, [`context`] what was configured, [`pfr_client::Site`] hides
+//! whether a command looks at a registry or at the local store, `commands` has one module per
+//! command, [`output`] is the only place that writes to stdout. Every failure ends as a
+//! [`Failure`], which knows its exit code and what the user can do.
 //!
-//! `pf-demo` and the programs of `tools/` are commands of `pf` too: each is a [`Program`] of its own, which `pf` finds
-//! beside itself. They use the public part of this module.
+//! `pf-demo` and the programs of `tools/` are commands of `pf` too: each is a [`Program`] of its
+//! own, which `pf` finds beside itself. They use the public part of this module.
 
 mod args;
 pub mod beside;
@@ -25,7 +26,7 @@ pub use commands::log::print as print_lineage;
 pub use commands::stats::print as print_stats;
 pub use context::Context;
 pub use failure::Failure;
-pub use program::{BUG, Program, main as run};
+pub use program::{Program, main as run};
 
 use args::Args;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ pub fn main() -> ExitCode {
 }
 
 impl Program for Args {
-    const FAREWELL: &str = "run the same command again to resume";
+    const RESUME_HINT: &str = "run the same command again to resume";
 
     fn global(&self) -> &Global {
         &self.global

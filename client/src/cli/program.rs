@@ -4,18 +4,14 @@ use super::args::Global;
 use super::context::Context;
 use super::failure::Failure;
 use super::usage;
-use pfr_schema::ErrorCode;
 use pfr_service::LogFormat;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Exit code of a bug.
-pub const BUG: u8 = 70;
-
 /// A command line, and the work that it asks for.
 pub trait Program: clap::Parser {
-    /// The last words of an interrupted run: how to go on.
-    const FAREWELL: &str;
+    /// Tells the user of an interrupted run how to go on.
+    const RESUME_HINT: &str;
 
     /// The options that all programs share.
     fn global(&self) -> &Global;
@@ -31,9 +27,10 @@ pub fn main<P: Program>() -> ExitCode {
     std::panic::set_hook(Box::new(move |panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
         let what = panic.payload_as_str().unwrap_or("a panic without a message");
-        let bug = Failure::bare(ErrorCode::Internal, format!("bug in pf: {what}{place}"));
-        bug.hint("please report this with the command you ran; nothing acknowledged is lost").report(json);
-        std::process::exit(i32::from(BUG));
+        let bug = Failure::bug(format!("bug in pf: {what}{place}"))
+            .hint("please report this with the command you ran; nothing acknowledged is lost");
+        bug.report(json);
+        std::process::exit(i32::from(bug.exit()));
     }));
     let program = match usage::parse::<P>(json) {
         Ok(program) => program,
@@ -42,12 +39,12 @@ pub fn main<P: Program>() -> ExitCode {
     start_log();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return Failure::bare(ErrorCode::Internal, format!("cannot start worker threads: {error}")).report(json),
+        Err(error) => return Failure::bug(format!("cannot start worker threads: {error}")).report(json),
     };
     let result = runtime.block_on(async {
         tokio::select! {
             result = run(program) => result,
-            interrupted = interrupted(P::FAREWELL) => Err(interrupted),
+            interrupted = interrupted(P::RESUME_HINT) => Err(interrupted),
         }
     });
     // Hashing threads may still be busy with pages that are no longer needed.
@@ -74,11 +71,11 @@ fn start_log() {
     }
 }
 
-/// Completes when Ctrl-C, a polite kill or a closed terminal ends the command. The work is then dropped,
-/// and child processes with it.
-async fn interrupted(farewell: &str) -> Failure {
+/// Completes when Ctrl-C, a polite kill or a closed terminal ends the command. The work is then
+/// dropped, and child processes with it.
+async fn interrupted(resume_hint: &str) -> Failure {
     match pfr_service::signals::of_command() {
-        Ok(signal) => Failure::interrupted(signal.await.exit_code(), format!("interrupted; {farewell}")),
+        Ok(signal) => Failure::interrupted(signal.await.exit_code(), format!("interrupted; {resume_hint}")),
         // The signals keep their default: they end the process.
         Err(_) => std::future::pending().await,
     }

@@ -2,82 +2,81 @@
 
 use super::output::{human, stderr_width};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pfr_client::{OnRetry, Progress, Retrying};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use pfr_client::{OnRetry, Progress};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
-/// What takes less is not worth a bar.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// An operation that takes less time gets no bar.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
 const REDRAW: Duration = Duration::from_millis(100);
 /// Over about how long the rate is averaged.
-const MEMORY: Duration = Duration::from_secs(3);
-/// Terminals narrower than this are told less.
+const AVERAGED: Duration = Duration::from_secs(3);
+/// Narrower terminals show less.
 const ROOMY: usize = 90;
 /// Columns of a bar at most.
 const WIDEST: usize = 60;
 /// Spaces between the parts, and one behind them: a line that wraps could not be cleared.
 const MARGIN: usize = 3;
 
-/// What is said on stderr of a registry that cannot be reached. The terminal is one for the whole process, and so is this.
-static TROUBLE: Mutex<Trouble> = Mutex::new(Trouble { words: None, bar: false, said: false });
+/// What stderr shows of a registry that cannot be reached. A process has one terminal, and so one
+/// notice.
+static NOTICE: Mutex<Notice> = Mutex::new(Notice { text: None, bar: false, written: false });
 
-struct Trouble {
-    /// What a bar shows instead of the phase.
-    words: Option<String>,
+struct Notice {
+    /// A bar shows this instead of the phase.
+    text: Option<String>,
     /// Whether a bar is drawn: then nothing else may be written.
     bar: bool,
-    /// Whether a line was written that says so.
-    said: bool,
+    /// Whether a line with the notice was written.
+    written: bool,
 }
 
-fn trouble() -> MutexGuard<'static, Trouble> {
-    TROUBLE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Says that requests are tried again: in the bar where there is one, else in one line, and in another when it is over.
+/// Reports that requests are retried: in the bar if one is drawn, otherwise in one line, and in
+/// another when the registry answers again.
 pub fn on_retry(quiet: bool) -> OnRetry {
     OnRetry::new(move |retrying| {
-        let mut trouble = trouble();
+        let mut notice = NOTICE.lock();
         match retrying {
             Some(retrying) => {
-                let words = retry_words(retrying);
-                // One failure is over before anybody has read of it.
-                if !quiet && !trouble.bar && !trouble.said && retrying.attempt > 1 {
-                    eprintln!("{words} ({})", human::printable(&retrying.error));
-                    trouble.said = true;
+                let state = if retrying.answered { "busy or unavailable" } else { "not reachable" };
+                let text = format!("registry {state}, retrying ({}) …", retrying.attempt);
+                // A single failure is over before a user has read the line.
+                if !quiet && !notice.bar && !notice.written && retrying.attempt > 1 {
+                    eprintln!("{text} ({})", human::printable(&retrying.error));
+                    notice.written = true;
                 }
-                trouble.words = Some(words);
+                notice.text = Some(text);
             }
             None => {
-                if std::mem::take(&mut trouble.said) && !trouble.bar {
+                if std::mem::take(&mut notice.written) && !notice.bar {
                     eprintln!("the registry answers again");
                 }
-                trouble.words = None;
+                notice.text = None;
             }
         }
     })
 }
 
-fn retry_words(retrying: &Retrying) -> String {
-    let what = if retrying.answered { "registry busy or unavailable" } else { "registry not reachable" };
-    format!("{what}, retrying ({}) …", retrying.attempt)
-}
-
-/// Where an operation stands. Bytes are raw bytes.
+/// How far an operation is. Bytes are raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// What it is doing.
+    /// The current step.
     pub phase: String,
-    /// In all, 0 if not known yet.
+    /// All bytes; 0 if not known yet.
     pub total: u64,
-    /// Moved or read.
+    /// Bytes moved or read.
     pub done: u64,
-    /// What need not move.
+    /// Bytes that need not move.
     pub deduplicated: u64,
 }
 
 impl Standing {
+    /// An operation that counts no bytes.
+    pub fn of_phase(phase: &str) -> Self {
+        Self { phase: phase.into(), ..Self::default() }
+    }
+
     /// Of a push or pull.
     pub fn of(progress: &Progress) -> Self {
         Self {
@@ -108,7 +107,8 @@ impl Standing {
     }
 }
 
-/// Runs `work` and draws a bar of `standing` beside it, if anybody sees it and it takes long enough.
+/// Runs `work`, and draws a bar of `standing` if stderr is a terminal and the work takes long
+/// enough.
 pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     if quiet || stderr_width().is_none() {
@@ -124,9 +124,9 @@ pub async fn watch<T>(quiet: bool, standing: impl Fn() -> Standing, work: impl F
             now = ticks.tick() => {
                 let mut standing = standing();
                 let rate = rate.after(standing.done, now);
-                if start.elapsed() >= PATIENCE {
-                    if let Some(words) = trouble().words.clone() {
-                        standing.phase = words;
+                if start.elapsed() >= SHOWN_AFTER {
+                    if let Some(text) = NOTICE.lock().text.clone() {
+                        standing.phase = text;
                     }
                     // The terminal may have been resized.
                     bar.get_or_insert_with(Bar::new).show(&standing, rate, stderr_width().unwrap_or(ROOMY));
@@ -153,7 +153,7 @@ impl Rate {
         let passed = now.duration_since(self.at).as_secs_f64();
         if passed > 0.0 {
             let current = done.saturating_sub(self.seen) as f64 / passed;
-            let weight = if self.average == 0.0 { 1.0 } else { (passed / MEMORY.as_secs_f64()).min(1.0) };
+            let weight = if self.average == 0.0 { 1.0 } else { (passed / AVERAGED.as_secs_f64()).min(1.0) };
             self.average += (current - self.average) * weight;
             (self.seen, self.at) = (done, now);
         }
@@ -166,7 +166,7 @@ struct Bar(ProgressBar);
 
 impl Bar {
     fn new() -> Self {
-        trouble().bar = true;
+        NOTICE.lock().bar = true;
         Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)))
     }
 
@@ -192,7 +192,7 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
-        trouble().bar = false;
+        NOTICE.lock().bar = false;
     }
 }
 

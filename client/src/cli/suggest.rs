@@ -1,14 +1,15 @@
 //! Commands that a message tells the user to run.
 //!
-//! A command that was written by hand into a message loses the flags of the command that failed, and then means another
-//! store: a hint after `pf rm --local` once deleted a snapshot in the registry. So a message holds a [`Suggestion`], which is
-//! rendered with the [`Flags`] of the running command. No other text may spell a command of `pf`; a test reads the sources for it.
+//! A command that was written by hand into a message loses the flags of the command that failed,
+//! and then means another store: a hint after `pf rm --local` once deleted a snapshot in the
+//! registry. So a message holds a [`Suggestion`], which is rendered with the [`Flags`] of the
+//! running command. No other text may spell a command of `pf`; a test reads the sources for it.
 
-use pfr_schema::{Reference, RepositoryName};
+use pfr_schema::RepositoryName;
 use std::fmt::{self, Display, Write as _};
 use std::path::PathBuf;
 
-/// Which stores the running command works with, as far as its own command line or environment says so.
+/// The stores of the running command, as its command line or environment gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Registry that was given, or that the last reference names.
@@ -23,7 +24,7 @@ pub struct Flags {
     pub repository: Option<RepositoryName>,
 }
 
-/// What a suggested command works with, and so which flags it needs.
+/// The stores of a suggested command, which decide the flags that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
     /// The same store as the running command.
@@ -50,25 +51,25 @@ impl Suggestion {
         Self { words: vec![command.to_owned()], scope: Scope::Registry, names_registry: false, in_repository: false }
     }
 
-    /// It means the same store as the running command.
+    /// Makes it work with the same store as the running command.
     #[must_use]
     pub fn here(self) -> Self {
         Self { scope: Scope::Here, ..self }
     }
 
-    /// It means the local store.
+    /// Makes it work with the local store.
     #[must_use]
     pub fn local(self) -> Self {
         Self { scope: Scope::Local, ..self }
     }
 
-    /// It reads the registry and writes the local store.
+    /// Makes it read the registry and write the local store.
     #[must_use]
     pub fn both(self) -> Self {
         Self { scope: Scope::Both, ..self }
     }
 
-    /// It asks the capture agent.
+    /// Makes it ask the capture agent.
     #[must_use]
     pub fn agent(self) -> Self {
         Self { scope: Scope::Agent, ..self }
@@ -128,7 +129,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// What a user can do: text, and commands in it.
+/// Advice for the user: text with commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advice(Vec<Part>);
 
@@ -182,11 +183,6 @@ impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.render(&Flags::default()))
     }
-}
-
-/// The repository of a reference, with its registry.
-pub fn repository(reference: &Reference) -> Reference {
-    Reference { selector: None, ..reference.clone() }
 }
 
 #[cfg(test)]

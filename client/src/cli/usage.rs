@@ -1,4 +1,4 @@
-//! What the command line means before any command runs: help, errors, and words that other tools use.
+//! Help, errors of the command line, and tips for the commands of other tools.
 
 use super::failure::Failure;
 use super::suggest::{Advice, Suggestion};
@@ -11,10 +11,11 @@ pub fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
 }
 
-/// The arguments of this process. Help, the version and errors are printed, and end it with the exit code.
+/// The arguments of this process. Help, the version and errors are printed, and end it with the
+/// exit code.
 pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
     if P::command().is_subcommand_required_set() && std::env::args_os().len() < 2 {
-        // Only a closed pipe makes this fail, and then nobody reads.
+        // Fails only if stdout is closed.
         let _ = P::command().print_help();
         return Err(ExitCode::SUCCESS);
     }
@@ -56,7 +57,7 @@ fn unknown_command(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// What a user of docker, oras, restic or kubectl means by a command that `pf` does not have.
+/// A tip for a command of docker, oras, restic or kubectl that `pf` does not have.
 fn tip(word: &str) -> Option<Advice> {
     let says = |text: &str| Some(Advice::from(text));
     match word {

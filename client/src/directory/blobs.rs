@@ -1,8 +1,8 @@
-//! A snapshot over a directory of blobs, described by the caller instead of by files: for stores of others that lay blobs out
-//! as we do.
+//! A snapshot over a directory of blobs, described by the caller instead of by files: for other
+//! programs' stores with the same layout of blobs.
 
 use super::build::{self, Opaque, Parts};
-use super::files::Root;
+use super::files::{Root, STEP};
 use super::{Directory, layout, zstd_frame};
 use crate::error::{Error, Result};
 use pfr_schema::flat::FlatManifest;
@@ -11,29 +11,28 @@ use pfr_schema::tree::{Document, Group};
 use pfr_schema::{Digest, ErrorCode, FormatError, Hasher, Kind, Limits};
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Bytes read at a time.
-const STEP: usize = 1 << 20;
-
-/// What a snapshot consists of whose blobs lie in `blobs/`.
+/// The parts of a snapshot whose blobs lie in `blobs/`.
 #[derive(Debug, Default)]
 pub struct Described {
     /// The snapshot's configuration.
     pub config: SnapshotConfig,
-    /// The page manifest, and the file to name when one of its pages is not there.
+    /// The page manifest, and the file that errors about its pages name.
     pub pages: Option<(FlatManifest, PathBuf)>,
-    /// Files that nobody parses, in `blobs/`.
+    /// Files that `pf` does not parse, in `blobs/`.
     pub attachments: Vec<Opaque>,
     /// Attachments that are in memory rather than in `blobs/`.
     pub inline: Vec<Document>,
 }
 
 impl Directory {
-    /// The snapshot that `described` is, its blobs below `root`. It is the one that the same as files would be.
+    /// The snapshot of `described`, with its blobs below `root`. The same parts as files give the
+    /// same digest.
     ///
     /// # Errors
-    /// [`Error::Document`] for a configuration that does not parse, [`Error::MissingBlob`] and [`Error::WrongLength`] for pages.
+    /// [`Error::Document`] for a configuration that does not parse, [`Error::MissingBlob`] and
+    /// [`Error::WrongLength`] for pages.
     pub fn described(root: Root, limits: &Limits, mut described: Described) -> Result<Self> {
         let config = Document::new(Kind::Blob, described.config.to_bytes());
         SnapshotConfig::parse(&config.bytes, limits).map_err(Error::document(root.path()))?;
@@ -41,7 +40,7 @@ impl Directory {
         let mut directory =
             Self { root, limits: limits.clone(), manifest: config.clone(), documents: HashMap::new(), named: HashMap::new() };
         if let Some((flat, from)) = &described.pages {
-            directory.check_every_page(from, flat)?;
+            directory.check_pages(from, flat, &mut HashSet::new())?;
             let (tree, runs) = build::tree(flat, (Group::default(), 0, 1)).map_err(Error::document(from))?;
             runs.into_iter().for_each(|run| directory.add(run));
             directory.add(tree.clone());
@@ -54,21 +53,9 @@ impl Directory {
         directory.add(config);
         directory.manifest().map(|_| directory)
     }
-
-    fn check_every_page(&self, from: &Path, flat: &FlatManifest) -> Result<()> {
-        let mut seen = HashSet::new();
-        for (i, page) in flat.pages().iter().enumerate() {
-            for (component, digest) in [("k", &page.k), ("v", &page.v)] {
-                if seen.insert(*digest) {
-                    self.check_blob(from, || format!("$.pages[{i}].{component}"), digest, flat.page_bytes())?;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
-/// A whole blob of at most `limit` bytes, proven; `None` if it is not there.
+/// Reads and verifies a blob of at most `limit` bytes; `None` if it is not there.
 ///
 /// # Errors
 /// [`Error::WrongBytes`] for other bytes, [`Error::Document`] for more than `limit`; [`Error::Io`].
@@ -78,7 +65,7 @@ pub fn read(root: &Root, digest: &Digest, limit: u64) -> Result<Option<Vec<u8>>>
     Ok(found.map(|_| bytes))
 }
 
-/// How long a blob of at most `limit` bytes is, proven by reading it; `None` if it is not there.
+/// Verifies a blob of at most `limit` bytes, and returns its length; `None` if it is not there.
 ///
 /// # Errors
 /// Those of [`read`].

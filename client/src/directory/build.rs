@@ -1,4 +1,5 @@
-//! The snapshot that a directory without `snapshot.json` is: a pure function of its files, for readers and writers alike.
+//! Builds the snapshot of a directory without `snapshot.json`: a pure function of its files, for
+//! readers and writers.
 
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::snapshot::{Descriptor, Manifest, TITLE};
@@ -6,7 +7,7 @@ use pfr_schema::tree::{Document, Group, GroupKind, PageTree};
 use pfr_schema::{Digest, FormatError, media_type};
 use std::collections::BTreeMap;
 
-/// What a file that nobody parses contributes.
+/// A file that `pf` does not parse.
 #[derive(Clone, Debug)]
 pub struct Opaque {
     /// The file's name.
@@ -28,7 +29,8 @@ pub(crate) struct Parts {
     pub attachments: Vec<Opaque>,
 }
 
-/// The group, rank and world of a page manifest: of the only one, or of those named by group and rank.
+/// The group, rank and world of a page manifest: of the only one, or of those named by group and
+/// rank.
 pub(crate) fn shard(name: Option<&(String, u32)>, all: &[(String, u32)]) -> (Group, u32, u32) {
     match name {
         None => (Group::default(), 0, 1),

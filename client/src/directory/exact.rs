@@ -1,4 +1,4 @@
-//! Reading a directory that holds exactly what its `snapshot.json` says.
+//! Reads a directory with a `snapshot.json`: it must hold exactly the files that this lists.
 
 use super::{Directory, layout, zstd_frame};
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ impl Directory {
             let encoded = layout::encoded(&relative);
             let mut bytes = Vec::new();
             let decoder = zstd_frame::decoder(self.root.file(&encoded)?.0);
-            // What is over the limit is cut here, and then does not hash to its name.
+            // A document above the limit is cut here, and then does not have its digest.
             decoder.and_then(|d| d.take(limit).read_to_end(&mut bytes)).map_err(Error::io("decode", &layout::encoded(&path)))?;
             bytes
         } else {
@@ -115,7 +115,8 @@ impl Directory {
         }
     }
 
-    /// The page manifests are for readers that know nothing of trees; they must not tell another story.
+    /// Checks the page manifest of a tree. It is for readers that do not know trees, and must have
+    /// the same content.
     fn check_page_manifest(&self, tree_path: &Path, tree: &PageTree) -> Result<()> {
         let Some(expected) = tree.flat_digest else { return Ok(()) };
         let named = layout::page_manifest(&tree.group.name, tree.rank);
@@ -138,7 +139,7 @@ impl Directory {
     }
 }
 
-/// Where in a container its `i`-th child is named.
+/// The place in a container that lists its `i`-th child.
 fn place(container: &Container, i: usize) -> String {
     match container {
         Container::Manifest(_) => i.checked_sub(1).map_or("$.config".into(), |layer| format!("$.layers[{layer}]")),

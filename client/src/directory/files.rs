@@ -1,12 +1,16 @@
-//! Opening files below a root, and nothing else: links must not lead out of it, and only regular files count.
+//! Opening files below a root. Links must not lead out of it, and only regular files count.
 
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use pfr_schema::{Algorithm, Digest, Hasher};
 use rustix::fs::OFlags;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+
+/// Bytes read at a time.
+pub(crate) const STEP: usize = 1 << 20;
 
 /// A directory that files are read from.
 #[derive(Debug)]
@@ -103,7 +107,8 @@ impl Root {
     /// Names in a directory, sorted; none if it is not there.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a name that is not text, or a directory that lies outside; [`Error::Io`].
+    /// [`Error::Refused`] for a name that is not text, or a directory that lies outside;
+    /// [`Error::Io`].
     pub fn names(&self, relative: &Path) -> Result<Vec<String>> {
         let path = self.path.join(relative);
         let entries = match std::fs::read_dir(&path) {
@@ -126,7 +131,7 @@ impl Root {
     }
 
     fn check_inside(&self, directory: &Path) -> Result<()> {
-        let mut inside = self.inside.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut inside = self.inside.lock();
         if inside.contains(directory) {
             return Ok(());
         }
@@ -148,6 +153,13 @@ impl Root {
         }
         Err(Error::Refused { path: path.to_owned(), reason: "is a link that leaves the directory; copy what it points at".into() })
     }
+}
+
+/// Hashes all bytes of `reader`, and counts them.
+pub(crate) fn hash(algorithm: Algorithm, reader: impl io::Read) -> io::Result<(Digest, u64)> {
+    let mut hasher = Hasher::new(algorithm);
+    let length = io::copy(&mut io::BufReader::with_capacity(STEP, reader), &mut hasher)?;
+    Ok((hasher.finish(), length))
 }
 
 fn is_absent(error: &io::Error) -> bool {

@@ -1,4 +1,4 @@
-//! Files as frames: read on blocking threads, a few pieces ahead of whoever takes them, in constant memory.
+//! Files as frames: read on blocking threads, a few pieces ahead of the reader, in constant memory.
 
 use super::zstd_frame::{self, Shape};
 use super::{Directory, layout};
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 /// Bytes of a piece: many small frames go in one, a large one in many.
 const PIECE: usize = 1 << 20;
-/// What must fit behind a piece without moving it: a checksum and the next header.
+/// Room behind a piece for a checksum and the next header, so that the piece need not move.
 const ROOM: usize = 512;
 /// Pieces read ahead.
 const AHEAD: usize = 3;
@@ -38,7 +38,7 @@ pub(crate) fn frames(directory: Arc<Directory>, items: Arc<[Item]>) -> BoxStream
             }
         }
         match written.and_then(|()| output.flush()) {
-            // Nobody reads on: the request was cut, and says so itself.
+            // The receiver is gone: the request was cut, and reports that itself.
             Ok(()) | Err(Stop::Unread) => {}
             Err(Stop::Failed(error)) => drop(output.sender.blocking_send(Err(*error))),
         }
@@ -129,14 +129,14 @@ fn unreadable(error: std::io::Error, path: &Path, header: &Header) -> Error {
 trait Input {
     fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize>;
 
-    /// What it means that there are not as many bytes as the header says.
+    /// The error for another number of bytes than the header gives.
     fn other_length(path: &Path, header: &Header, found: &str) -> Error;
 }
 
 impl Input for File {
     fn read_into(&mut self, piece: &mut Vec<u8>) -> std::io::Result<usize> {
         loop {
-            // Straight into memory nobody has zeroed.
+            // Reads into memory that is not zeroed first.
             match rustix::io::read(&*self, spare_capacity(piece)) {
                 Err(rustix::io::Errno::INTR) => {}
                 result => return Ok(result?),

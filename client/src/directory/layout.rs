@@ -11,7 +11,8 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const CHECKPOINT: &str = "checkpoint.json";
 pub(crate) const TOKENS: &str = "tokens.bin";
 pub(crate) const ATTACHMENTS: &str = "attachments";
-/// Where attachments lie until they are whole: beside one, a name may be another one's title.
+/// The folder of unfinished attachments. A temporary name beside an attachment could be the title
+/// of another one.
 pub(crate) const UNFINISHED: &str = ".attachments.tmp";
 /// The verbatim manifest, where the other files do not say everything.
 pub(crate) const SNAPSHOT: &str = "snapshot.json";
@@ -19,7 +20,7 @@ const BLOBS: &str = "blobs";
 const PREFIX: &str = "page_manifest.";
 const SUFFIX: &str = ".json";
 
-/// Where a blob lies, raw.
+/// The file of a raw blob.
 #[must_use]
 pub fn blob(digest: &Digest) -> PathBuf {
     let hex = digest.hex();
@@ -36,8 +37,8 @@ pub fn encoded(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// The page manifest of a group and rank. What is not a letter, digit, `_` or `-` in a group's name is escaped as `%` and hex:
-/// the name may come from anyone.
+/// The page manifest of a group and rank. What is not a letter, digit, `_` or `-` in a group's name
+/// is escaped as `%` and hex: the name may come from anyone.
 pub(crate) fn page_manifest(group: &str, rank: u32) -> String {
     let mut name = String::from(PREFIX);
     for byte in group.bytes() {
@@ -67,14 +68,15 @@ pub(crate) fn group_and_rank(name: &str) -> Option<(String, u32)> {
     (page_manifest(&group, rank) == name).then_some((group, rank))
 }
 
-/// Whether `name` may be the name of a file in a directory: one plain component.
+/// Whether `name` is one plain component of a path.
 #[must_use]
 pub fn is_component(name: &str) -> bool {
     let plain = !name.contains(['/', '\\']) && !name.chars().any(char::is_control);
     plain && !matches!(name, "" | "." | "..") && name.len() <= 255
 }
 
-/// Files outside of `blobs/` that hold what a manifest lists, each path once; the rest lies in `blobs/`.
+/// Files outside of `blobs/` that hold what a manifest lists, each path once; the rest lies in
+/// `blobs/`.
 ///
 /// # Errors
 /// The title that no file may have.

@@ -1,19 +1,17 @@
-//! Reading a directory that says everything by its files.
+//! Reading a directory without `snapshot.json`: its files are the snapshot.
 
 use super::build::{self, Opaque, Parts};
+use super::files::hash;
 use super::{Directory, layout};
 use crate::error::{Error, Result};
 use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, FormatError, Hasher, Kind};
+use pfr_schema::{Algorithm, Digest, FormatError, Kind};
 use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-
-/// Bytes hashed at a time.
-const STEP: usize = 1 << 20;
 
 impl Directory {
     pub(super) fn read_plain(&mut self) -> Result<()> {
@@ -98,7 +96,7 @@ impl Directory {
         Ok(Some(document))
     }
 
-    fn check_pages(&self, path: &Path, flat: &FlatManifest, seen: &mut HashSet<Digest>) -> Result<()> {
+    pub(super) fn check_pages(&self, path: &Path, flat: &FlatManifest, seen: &mut HashSet<Digest>) -> Result<()> {
         for (i, page) in flat.pages().iter().enumerate() {
             for (component, digest) in [("k", &page.k), ("v", &page.v)] {
                 if seen.insert(*digest) {
@@ -109,7 +107,8 @@ impl Directory {
         Ok(())
     }
 
-    /// That a blob is there, with the right length if it is raw. How long an encoded one is shows when it is read.
+    /// Checks that a blob is there, and the length of a raw one. The length of an encoded blob is
+    /// checked when it is read.
     pub(super) fn check_blob(&self, document: &Path, at: impl Fn() -> String, digest: &Digest, expected: u64) -> Result<()> {
         let relative = layout::blob(digest);
         let path = self.root.path().join(&relative);
@@ -121,35 +120,22 @@ impl Directory {
         }
     }
 
-    /// Digest and length of a file that nobody has named yet.
+    /// Digest and length of a file whose digest is not known yet.
     pub(super) fn hash_file(&mut self, relative: &Path) -> Result<Option<(Digest, u64)>> {
         if !self.root.exists(relative)? {
             return Ok(None);
         }
         let path = self.root.path().join(relative);
-        let (mut file, length) = self.root.file(relative)?;
+        let (file, length) = self.root.file(relative)?;
         // Before it is read: a file with holes costs nothing to make and hours to hash.
         if length > self.limits.blob_bytes {
             let source = FormatError::TooLarge { what: "a blob in bytes", found: length, limit: self.limits.blob_bytes };
             return Err(Error::Document { path, source });
         }
-        let (mut hasher, mut buffer, mut hashed) = (Hasher::new(pfr_schema::Algorithm::Sha256), vec![0; STEP], 0);
-        loop {
-            match file.read(&mut buffer).map_err(Error::io("read", &path))? {
-                0 => break,
-                n => {
-                    hasher.update(&buffer[..n]);
-                    hashed += n as u64;
-                    if hashed > length {
-                        break;
-                    }
-                }
-            }
-        }
+        let (digest, hashed) = hash(Algorithm::Sha256, file.take(length + 1)).map_err(Error::io("read", &path))?;
         if hashed != length {
             return Err(Error::Changed { path, reason: format!("it had {length} bytes, then {hashed} or more") });
         }
-        let digest = hasher.finish();
         self.named.insert(digest, PathBuf::from(relative));
         Ok(Some((digest, length)))
     }

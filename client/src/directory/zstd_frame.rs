@@ -1,6 +1,8 @@
-//! Whether a `.zst` file can be sent as it lies: exactly one zstd frame (RFC 8878) with a small window and no dictionary.
+//! Decides whether a `.zst` file can be sent unchanged: exactly one zstd frame (RFC 8878) with a
+//! small window and no dictionary.
 //!
-//! Only headers are read. What does not qualify (several frames, `--long` windows) is decoded here and sent raw.
+//! Only headers are read. Other files (several frames, `--long` windows) are decoded here and sent
+//! raw.
 
 use pfr_schema::codec::ZSTD_WINDOW_LOG;
 use std::fs::File;
@@ -8,15 +10,16 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Largest window decoded here, as a power of two: 32 MiB, of which every upload in flight may hold one.
+/// Largest window decoded here, as a power of two: 32 MiB, of which every upload in flight may hold
+/// one.
 const LARGEST_WINDOW_LOG: u32 = 25;
 
-/// What the headers of a file say.
+/// The headers of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Whether it is one ordinary frame.
+    /// Whether the file is one ordinary frame.
     pub plain: bool,
-    /// Raw bytes of the first frame, if it says so.
+    /// Raw bytes of the first frame, if its header gives them.
     pub raw_len: Option<u64>,
 }
 
@@ -55,7 +58,7 @@ pub(super) fn shape(file: &File, len: u64) -> io::Result<Shape> {
     Ok(Shape { plain: end == Some(len), raw_len })
 }
 
-/// Where the blocks that start at `at` end; `None` if they do not.
+/// The end of the blocks that start at `at`; `None` if they have none.
 fn end_of_blocks(file: &File, mut at: u64) -> io::Result<Option<u64>> {
     loop {
         let mut header = [0; 3];
@@ -88,7 +91,7 @@ fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     Ok(got)
 }
 
-/// Decodes whatever zstd can. The caller bounds how much it reads.
+/// Decodes any zstd stream. The caller bounds the number of bytes.
 pub(super) fn decoder(file: File) -> io::Result<impl Read> {
     let mut decoder = zstd::stream::read::Decoder::new(file)?;
     decoder.window_log_max(LARGEST_WINDOW_LOG)?;

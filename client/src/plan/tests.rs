@@ -39,7 +39,8 @@ fn page(n: u32) -> Digest {
     Digest::sha256(&n.to_le_bytes())
 }
 
-/// A manifest over one tree of `pages` pages, K and V alike where `n` says so, and its other documents.
+/// A manifest over one tree of `pages` pages, K and V alike where `n` says so, and its other
+/// documents.
 fn snapshot(pages: std::ops::Range<u32>, extra: Vec<Descriptor>) -> (Document, Vec<Document>) {
     let geometry = geometry::Geometry { page_size_tokens: 1, n_layers: 1, n_heads: 1, head_dim: 5, dtype: geometry::Dtype::Bf16 };
     let entries = pages.clone().map(|n| flat::Page { ix: n - pages.start, k: page(n), v: page(n + 1_000_000) }).collect();

@@ -1,4 +1,5 @@
-//! How much a snapshot is: from its manifest, page trees and checkpoints, without reading runs or pages.
+//! The size of a snapshot, from its manifest, page trees and checkpoints, without reading page
+//! chunks or pages.
 
 use crate::error::Result;
 use crate::plan::parse;
@@ -10,7 +11,8 @@ use pfr_schema::tree::Document;
 const RUN_HEADER: u64 = 20;
 const RUN_DIGEST: u64 = 32;
 
-/// Sums over a snapshot. A blob that is listed twice counts twice: sharing within a snapshot is deduplication too.
+/// Sums over a snapshot. A blob that is listed twice counts twice: sharing within a snapshot is
+/// deduplication too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Pages over all trees.

@@ -8,6 +8,7 @@ use crate::remote::backoff::Tries;
 use crate::remote::{BoxFrames, Remote};
 use crate::slot::Slot;
 use futures::{StreamExt as _, TryStreamExt as _};
+use parking_lot::Mutex;
 use pfr_schema::codec;
 use pfr_schema::frame::Header;
 use pfr_schema::tree::Document;
@@ -74,16 +75,17 @@ impl<'a> Fetcher<'a> {
         self.frame_bytes.fetch_add(tally.frame_bytes(), Ordering::Relaxed);
     }
 
-    /// The frames of `items`, refused as soon as they are not these. The true error of the stream is kept in the slot.
+    /// The frames of `items`. Any other frame ends the stream with an error, which the slot keeps.
     pub async fn frames(&self, items: &Arc<[Item]>, tally: &Arc<Tally>) -> Result<Watched> {
         let digests = items.iter().map(|item| item.digest).collect();
         let frames = self.remote.frames(self.repository, digests).await?;
         Ok(watch(frames, Meter::expecting(&self.limits, Arc::clone(tally), Arc::clone(items))))
     }
 
-    /// Tries until nothing is left, waiting between tries, and gives up when tries bring nothing more. `attempt` returns what is
-    /// left; that the registry cannot be reached at all was tried often enough below.
-    pub async fn until_all_there<F, T>(&self, items: Vec<Item>, attempt: F) -> Result<()>
+    /// Repeats `attempt`, which returns the items still missing, until none is left. Waits between
+    /// two attempts, and fails when several in a row bring nothing. Only cut streams are retried
+    /// here: requests have their own retries.
+    pub async fn fetch_all<F, T>(&self, items: Vec<Item>, attempt: F) -> Result<()>
     where
         F: Fn(Arc<[Item]>) -> T,
         T: Future<Output = (Vec<Item>, Result<()>)>,
@@ -122,7 +124,7 @@ impl<'a> Fetcher<'a> {
         let mut frames = Box::pin(verified_frames(frames, self.limits.clone(), Arc::clone(&self.large_documents)));
         let mut large: Option<(Header, Vec<u8>)> = None;
         while let Some(incoming) = frames.next().await {
-            let (header, bytes) = match incoming.map_err(|error| slot.take().unwrap_or_else(|| self.received(error)))? {
+            let (header, bytes) = match incoming.map_err(|error| self.remote.received(&slot, error))? {
                 Incoming::Whole(whole) => {
                     let digest = whole.header.digest;
                     (whole.header, whole.raw().map_err(|source| Error::Received { digest, source })?.into_owned())
@@ -158,15 +160,6 @@ impl<'a> Fetcher<'a> {
         Ok(())
     }
 
-    /// A verdict on received bytes that was reached by code of the store.
-    pub fn received(&self, error: pfr_store::Error) -> Error {
-        match error {
-            pfr_store::Error::Frame { digest, source, .. } => Error::Received { digest, source },
-            pfr_store::Error::Format(source @ FormatError::Truncated { .. }) => self.remote.cut(source.to_string()),
-            other => Error::Store(other),
-        }
-    }
-
     fn check_document(&self, header: &Header) -> Result<()> {
         let (found, limit) = (header.raw_len, self.limits.document_bytes);
         if found <= limit {
@@ -182,24 +175,24 @@ impl PlanSource for Fetcher<'_> {
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
         let mut all = Vec::with_capacity(items.len());
         for batch in batches(items.to_vec()) {
-            let got = std::sync::Mutex::new(Vec::with_capacity(batch.len()));
+            let got = Mutex::new(Vec::with_capacity(batch.len()));
             let attempt = |left: Arc<[Item]>| {
                 let got = &got;
                 async move {
                     let (documents, result) = self.documents_of(Arc::clone(&left)).await;
                     let rest = left[documents.len()..].to_vec();
-                    got.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(documents);
+                    got.lock().extend(documents);
                     (rest, result)
                 }
             };
-            self.until_all_there(batch, attempt).await?;
-            all.extend(got.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
+            self.fetch_all(batch, attempt).await?;
+            all.extend(got.into_inner());
         }
         Ok(all)
     }
 }
 
-/// A stream for a reader that keeps no errors but their words.
+/// A stream for a reader that keeps only the text of an error.
 pub(crate) struct Watched {
     pub frames: futures::stream::BoxStream<'static, std::result::Result<bytes::Bytes, pfr_store::Error>>,
     pub slot: Slot,
@@ -222,7 +215,7 @@ pub(super) fn batches(items: Vec<Item>) -> Vec<Vec<Item>> {
     by_bytes.flat_map(|batch| batch.chunks(BATCH_DIGESTS).map(<[Item]>::to_vec).collect::<Vec<_>>()).collect()
 }
 
-/// The manifest of a snapshot, as something to ask for.
+/// The manifest of a snapshot, as an item to fetch.
 pub(super) fn manifest_item(digest: Digest) -> Item {
     Item { digest, kind: pfr_schema::Kind::Manifest, size: None }
 }

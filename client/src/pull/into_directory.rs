@@ -4,10 +4,12 @@ use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item, watch};
 use super::publish::Publication;
 use super::writer::{Large, Writer};
 use crate::directory::layout;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::meter::{Meter, Tally};
 use crate::plan::{Item, Plan, PlanDestination, PlanSource, Totals, parse, plan};
 use crate::progress::{Phase, Progress};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::container::Container;
 use pfr_schema::tree::Document;
@@ -17,7 +19,6 @@ use std::collections::{HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tokio::task::{JoinHandle, spawn_blocking};
 
 /// Raw bytes written by one task.
 const WRITE: u64 = 1 << 20;
@@ -43,24 +44,23 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     // All but the configuration, which comes first and is written with the documents.
     let named = files.iter().skip(1).rev().map(|(descriptor, path)| (descriptor.digest, path.clone())).collect();
     let root = path.to_owned();
-    let writer = Arc::new(spawn_blocking(move || Writer::open(&root, named)).await.map_err(Error::joined)??);
+    let writer = Arc::new(blocking(move || Writer::open(&root, named)).await?);
 
     let config = Item { digest: manifest.config.digest, kind: Kind::Blob, size: Some(manifest.config.size) };
     let destination = Present { writer: Arc::clone(&writer), config: config.digest };
     let Plan { blobs, containers } = plan(manifest_item(digest), &near, &destination, &fetcher.limits).await?;
     let config = only(near.documents(&[config]).await?)?;
     let totals = Totals::of(containers.iter().filter(|d| d.kind != Kind::Run), &fetcher.limits)?;
-    progress.add_bytes_total(totals.bytes);
-    progress.add_blobs_total(totals.blobs);
+    progress.begin(&totals);
 
     let (limits, to_check) = (fetcher.limits.clone(), Arc::clone(&writer));
-    let make = move || {
+    // Before the first blob: a directory that is another snapshot's stays as it is.
+    let publication = blocking(move || {
         let publication = Publication::new(&manifest, containers, config, &limits)?;
         publication.check_free(to_check.root())?;
-        Ok::<_, Error>(publication)
-    };
-    // Before the first blob: a directory that is another snapshot's stays as it is.
-    let publication = spawn_blocking(make).await.map_err(Error::joined)??;
+        Ok(publication)
+    });
+    let publication = publication.await?;
 
     progress.enter(Phase::Receiving);
     let receiver = Receiver { fetcher, store, writer: Arc::clone(&writer) };
@@ -69,7 +69,7 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     progress.add_bytes_deduplicated(totals.bytes.saturating_sub(moving));
     receiver.receive_all(near, far).await?;
     progress.enter(Phase::Writing);
-    spawn_blocking(move || publication.write(&writer)).await.map_err(Error::joined)??;
+    blocking(move || publication.write(&writer)).await?;
     Ok(totals)
 }
 
@@ -77,7 +77,7 @@ fn only(documents: Vec<Document>) -> Result<Document> {
     documents.into_iter().next().ok_or_else(|| Error::Internal("one item asked for, none given".into()))
 }
 
-/// Containers from the local store where it has them, else from the registry.
+/// Containers from the local store if it has them, otherwise from the registry.
 struct Near<'a> {
     fetcher: &'a Fetcher<'a>,
     store: Option<&'a Store>,
@@ -95,7 +95,7 @@ impl PlanSource for Near<'_> {
                 (Some(document), _) => Some(document),
                 (None, Some(store)) => match store.read(&item.digest).await {
                     Ok(bytes) => Some(Document { digest: item.digest, kind: item.kind, bytes: bytes.to_vec() }),
-                    // What the store lacks, or holds damaged, is fetched.
+                    // A blob that the store lacks, or has damaged, is fetched.
                     Err(_) => None,
                 },
                 (None, None) => None,
@@ -108,7 +108,7 @@ impl PlanSource for Near<'_> {
     }
 }
 
-/// What the directory holds: files, hashed. Containers are always wanted, to learn what to write.
+/// The files of the directory, hashed. Containers always count as missing, to learn what to write.
 struct Present {
     writer: Arc<Writer>,
     config: Digest,
@@ -130,9 +130,9 @@ impl PlanDestination for Present {
                             lacking.push(i);
                         }
                     }
-                    Ok::<_, Error>(lacking)
+                    Ok(lacking)
                 };
-                async move { spawn_blocking(look).await.map_err(Error::joined)? }
+                blocking(look)
             })
             .buffered(4)
             .try_collect()
@@ -157,13 +157,13 @@ impl Receiver<'_> {
         }
         let requests = batches(far).into_iter();
         stream::iter(requests)
-            .map(|batch| self.fetcher.until_all_there(batch, |left| self.receive(left)))
+            .map(|batch| self.fetcher.fetch_all(batch, |left| self.receive(left)))
             .buffer_unordered(IN_FLIGHT)
             .try_collect()
             .await
     }
 
-    /// What the local store has, and what it has not.
+    /// Splits blobs into those that the local store has and those that it lacks.
     async fn divide(&self, blobs: Vec<Item>) -> Result<(Vec<Item>, Vec<Item>)> {
         let Some(store) = self.store else { return Ok((Vec::new(), blobs)) };
         let found = store.metadata().locate(blobs.iter().map(|item| item.digest).collect()).await?;
@@ -173,13 +173,13 @@ impl Receiver<'_> {
 
     async fn copy(&self, store: &Store, items: Arc<[Item]>) -> Result<()> {
         let frames = store.frames(items.iter().map(|item| item.digest).collect()).await?;
-        // What lies here already is no progress of the transfer.
-        let meter = Meter::expecting(&self.fetcher.limits, Tally::new(&Progress::new()), items);
+        // A copy on this host is no progress of the transfer.
+        let meter = Meter::expecting(&self.fetcher.limits, Tally::new(&Progress::default()), items);
         let done = AtomicUsize::new(0);
         self.write(watch(frames.map_err(Error::from).boxed(), meter), &done).await
     }
 
-    /// Fetches blobs into files; what is left to fetch.
+    /// Fetches blobs into files, and returns those still to fetch.
     async fn receive(&self, items: Arc<[Item]>) -> (Vec<Item>, Result<()>) {
         let tally = Tally::new(self.fetcher.progress);
         let done = AtomicUsize::new(0);
@@ -191,7 +191,8 @@ impl Receiver<'_> {
         (items[done.into_inner().min(items.len())..].to_vec(), result)
     }
 
-    /// Writes verified frames as they come; `done` counts those that lie under their names, in order.
+    /// Writes verified frames as they come; `done` counts those that lie under their names, in
+    /// order.
     async fn write(&self, frames: Watched, done: &AtomicUsize) -> Result<()> {
         let Watched { frames, slot } = frames;
         let mut frames = Box::pin(verified_frames(frames, self.fetcher.limits.clone(), Arc::clone(&self.fetcher.large_documents)));
@@ -201,9 +202,9 @@ impl Receiver<'_> {
             let incoming = match incoming {
                 Ok(incoming) => incoming,
                 Err(error) => {
-                    // What came whole is kept.
+                    // Complete frames are kept.
                     writes.finish().await?;
-                    return Err(slot.take().unwrap_or_else(|| self.fetcher.received(error)));
+                    return Err(self.fetcher.remote.received(&slot, error));
                 }
             };
             match incoming {
@@ -211,16 +212,15 @@ impl Receiver<'_> {
                 Incoming::Begin(header) => {
                     writes.finish().await?;
                     let writer = Arc::clone(&self.writer);
-                    large = Some(spawn_blocking(move || Large::begin(&writer, &header)).await.map_err(Error::joined)??);
+                    large = Some(blocking(move || Large::begin(&writer, &header)).await?);
                 }
                 Incoming::Piece(piece) => {
                     let mut open = large.take().ok_or_else(|| Error::Internal("a piece without a beginning".into()))?;
-                    let append = move || open.append(&piece).map(|()| open);
-                    large = Some(spawn_blocking(append).await.map_err(Error::joined)??);
+                    large = Some(blocking(move || open.append(&piece).map(|()| open)).await?);
                 }
                 Incoming::Finish { .. } => {
                     let open = large.take().ok_or_else(|| Error::Internal("an end without a beginning".into()))?;
-                    spawn_blocking(move || open.finish()).await.map_err(Error::joined)??;
+                    blocking(move || open.finish()).await?;
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -234,7 +234,7 @@ struct Writes<'a> {
     writer: Arc<Writer>,
     batch: Vec<Whole>,
     bytes: u64,
-    running: VecDeque<JoinHandle<Result<usize>>>,
+    running: VecDeque<BoxFuture<'static, Result<usize>>>,
     done: &'a AtomicUsize,
 }
 
@@ -254,17 +254,13 @@ impl Writes<'_> {
     fn dispatch(&mut self) {
         let (writer, batch) = (Arc::clone(&self.writer), std::mem::take(&mut self.batch));
         self.bytes = 0;
-        self.running.push_back(spawn_blocking(move || {
-            for whole in &batch {
-                writer.write(whole)?;
-            }
-            Ok(batch.len())
-        }));
+        let write = move || batch.iter().try_for_each(|whole| writer.write(whole)).map(|()| batch.len());
+        self.running.push_back(blocking(write).boxed());
     }
 
     async fn wait(&mut self) -> Result<()> {
         if let Some(task) = self.running.pop_front() {
-            self.done.fetch_add(task.await.map_err(Error::joined)??, Ordering::Relaxed);
+            self.done.fetch_add(task.await?, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The documents of a snapshot directory: which there are, that none is there of another snapshot, and in which order they appear.
+//! The documents of a snapshot directory: which there are, whether another snapshot's are present,
+//! and the order in which they appear.
 
 use super::writer::Writer;
 use crate::directory::{build, layout};
@@ -57,7 +58,8 @@ impl Publication {
         }
         publication.copies = copies(&files, &named, &containers, limits)?;
         publication.attachments = files.iter().map(|(_, path)| path.clone()).collect();
-        // Every layer but the trees has a file of its own, or the files cannot say what there is.
+        // Unless every layer but the trees has its own file, the files cannot describe the
+        // snapshot.
         let all_named = files.len() - 1 == manifest.layers.len() - flats.len();
         if !all_named || rebuilt(manifest, &flats, &containers, &config)? != Some(snapshot) {
             publication.documents.insert(layout::SNAPSHOT.into(), own.bytes.clone());
@@ -101,7 +103,8 @@ impl Publication {
         Ok(())
     }
 
-    /// Writes everything, page manifests last, when the rest is durable. Without page manifests `snapshot.json` is last.
+    /// Writes everything, page manifests last, when the rest is durable. Without page manifests
+    /// `snapshot.json` is last.
     pub fn write(mut self, writer: &Writer) -> Result<()> {
         let mut last = self.page_manifests;
         if last.is_empty() {
@@ -121,7 +124,7 @@ impl Publication {
     }
 }
 
-/// Second places of blobs: two attachments may be alike, and one may be like a page.
+/// Second places of blobs: two attachments may be equal, and one may equal a page.
 fn copies(
     files: &[(&Descriptor, PathBuf)],
     first: &HashMap<Digest, &PathBuf>,
@@ -164,7 +167,7 @@ fn flat<'a>(tree: &PageTree, digest: Digest, find: impl Fn(&Digest) -> Result<&'
     Ok((tree.group.name.clone(), tree.rank, flat))
 }
 
-/// The snapshot that the files alone would be taken for; `None` if they cannot say what there is.
+/// The snapshot that the files alone describe; `None` if they cannot describe one.
 fn rebuilt(manifest: &Manifest, flats: &[Option<Flat>], containers: &[Document], config: &Document) -> Result<Option<Digest>> {
     let Some(mut flats) = flats.iter().map(Option::as_ref).collect::<Option<Vec<&Flat>>>() else { return Ok(None) };
     if flats.is_empty() {

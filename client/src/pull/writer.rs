@@ -1,21 +1,23 @@
-//! Writing files of a snapshot directory: the one place with temporary names, renames and syncs.
+//! Writes the files of a snapshot directory: the one place with temporary names, renames and syncs.
 //!
-//! A file appears under its name only whole. Blobs are not synced one by one: [`Writer::sync`] makes all of them durable at once,
-//! before the page manifest, whose presence says that everything is there, is published by [`Writer::publish`].
+//! A file appears under its name only when it is complete. Blobs are not synced one by one:
+//! [`Writer::sync`] makes all of them durable at once, before [`Writer::publish`] publishes the
+//! page manifest, whose presence means that everything is there.
 //!
-//! Every name is opened in the open directory above it, and links are not followed: what is written lies below the directory that
-//! the user named, and nowhere else.
+//! Every name is opened in the open directory above it, and links are not followed: what is written
+//! lies below the directory that the user named, and nowhere else.
 
 mod folders;
 
+use crate::directory::files::hash;
 use crate::directory::layout;
 use crate::error::{Error, Result};
 use crate::plan::Item;
 use bytes::Bytes;
 use folders::Folders;
+use pfr_schema::Digest;
 use pfr_schema::codec::{Codec, Decoder};
 use pfr_schema::frame::Header;
-use pfr_schema::{Digest, Hasher};
 use pfr_service::durable::{self, Unfinished};
 use pfr_store::Whole;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -23,13 +25,10 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Bytes hashed at a time.
-const STEP: usize = 1 << 20;
 
 /// Writes into one directory, which it keeps locked.
 #[derive(Debug)]
@@ -65,7 +64,7 @@ impl Writer {
         &self.root
     }
 
-    /// Where a blob belongs, below the root.
+    /// The path of a blob below the root.
     fn place(&self, digest: &Digest) -> PathBuf {
         self.named.get(digest).cloned().unwrap_or_else(|| layout::blob(digest))
     }
@@ -75,24 +74,17 @@ impl Writer {
         self.named.contains_key(digest)
     }
 
-    /// Whether a blob is there, every byte of it.
+    /// Whether a blob is there and complete. Reads and hashes it.
     pub fn holds(&self, item: &Item) -> Result<bool> {
         let place = self.place(&item.digest);
         let path = self.root.join(&place);
-        let Some(mut file) = self.read(&place)? else { return Ok(false) };
+        let Some(file) = self.read(&place)? else { return Ok(false) };
         let metadata = file.metadata().map_err(Error::io("look at", &path))?;
         if !metadata.is_file() || item.size.is_some_and(|size| size != metadata.len()) {
             return Ok(false);
         }
-        let (mut hasher, mut buffer) = (Hasher::new(item.digest.algorithm()), vec![0; STEP]);
-        loop {
-            match file.read(&mut buffer) {
-                Ok(0) => return Ok(hasher.finish() == item.digest),
-                Ok(n) => hasher.update(&buffer[..n]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io("read", &path)(error)),
-            }
-        }
+        let (digest, _) = hash(item.digest.algorithm(), file).map_err(Error::io("read", &path))?;
+        Ok(digest == item.digest)
     }
 
     /// Opens what lies at `place`; `None` if there is nothing, or a link.
@@ -151,8 +143,8 @@ impl Writer {
         temporary.publish()
     }
 
-    /// Begins a file at `target`, below the root. The lock makes its temporary name ours; what a killed pull has left there is
-    /// overwritten.
+    /// Begins a file at `target`, below the root. The lock makes its temporary name ours; what a
+    /// killed pull has left there is overwritten.
     fn begin(&self, target: &Path) -> Result<Temporary> {
         let (to, name) = split(target)?;
         let to = (self.folders.make(to)?, name.clone());

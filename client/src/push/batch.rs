@@ -17,7 +17,8 @@ impl Batch {
     }
 }
 
-/// Requests in two groups: those of the first may be in flight together, those of the second follow one after the other.
+/// Requests in two groups: those of the first may be in flight together, those of the second follow
+/// one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
     pub together: Vec<Batch>,
@@ -26,7 +27,8 @@ pub(super) struct Batches {
 
 /// Cuts a plan into requests of at most `limit` bytes; a larger blob gets one of its own.
 ///
-/// What fits goes in one request. Otherwise blobs go first, and containers only when all blobs are acknowledged.
+/// A plan that fits goes in one request. Otherwise blobs go first, and containers only when all
+/// blobs are acknowledged.
 pub(super) fn batches(plan: Plan, limit: u64) -> Batches {
     let raw = plan.bytes() + FRAME_OVERHEAD * (plan.blobs.len() + plan.containers.len()) as u64;
     if raw <= limit {

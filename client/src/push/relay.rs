@@ -1,6 +1,6 @@
 //! A snapshot that is in another registry: its frames pass through, verified, and nothing is kept.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::meter::{Meter, Tally};
 use crate::plan::{Item, PlanSource as _};
 use crate::progress::Progress;
@@ -45,7 +45,7 @@ impl Relay {
     }
 
     pub async fn documents(&self, items: &[Item]) -> Result<Vec<Document>> {
-        let unseen = Progress::new();
+        let unseen = Progress::default();
         Fetcher::new(&self.remote, &self.repository, &unseen).documents(items).await
     }
 
@@ -62,21 +62,16 @@ impl Relay {
 
     async fn part(&self, items: Arc<[Item]>) -> Result<BoxStream<'static, Result<Bytes>>> {
         let frames = self.remote.frames(&self.repository, items.iter().map(|item| item.digest).collect()).await?;
-        let Watched { frames, slot } = watch(frames, Meter::expecting(&self.limits, Tally::new(&Progress::new()), items));
+        let Watched { frames, slot } = watch(frames, Meter::expecting(&self.limits, Tally::new(&Progress::default()), items));
         let remote = self.remote.clone();
         let verified = verified_frames(frames, self.limits.clone(), Arc::clone(&self.large));
         let pieces = verified.map_ok(|incoming| stream::iter(pieces(incoming).into_iter().map(Ok)));
-        let explained = pieces.map_err(move |error| match (slot.take(), error) {
-            (Some(error), _) => error,
-            (None, pfr_store::Error::Frame { digest, source, .. }) => Error::Received { digest, source },
-            (None, pfr_store::Error::Format(source)) => remote.cut(source.to_string()),
-            (None, error) => Error::Store(error),
-        });
-        Ok(explained.try_flatten().boxed())
+        Ok(pieces.map_err(move |error| remote.received(&slot, error)).try_flatten().boxed())
     }
 }
 
-/// What came, as a plain blob. Of a large frame pieces pass before the verdict: if that is bad, the stream ends and the frame is never whole.
+/// A frame that came, as a plain blob. Pieces of a large frame pass before it is verified. If it is
+/// damaged, the stream ends and the receiver never gets the complete frame.
 fn pieces(incoming: Incoming) -> Vec<Bytes> {
     match incoming {
         Incoming::Whole(mut whole) => {
@@ -91,7 +86,7 @@ fn pieces(incoming: Incoming) -> Vec<Bytes> {
     }
 }
 
-/// What is a container there may be an attachment here.
+/// A container of the source may be an attachment of this snapshot.
 fn plain(header: Header) -> Bytes {
     Header { kind: Kind::Blob, ..header }.to_bytes().into()
 }

@@ -20,10 +20,10 @@ use std::time::Duration;
 /// Requests with frames in flight.
 const IN_FLIGHT: usize = 4;
 
-/// How often what the registry lacks is found out before the push fails.
+/// How often a push asks which blobs the registry lacks before it fails.
 const ROUNDS: u32 = 3;
 
-/// What has been sent and acknowledged.
+/// Frames that were sent and acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub blobs: u64,
@@ -49,7 +49,7 @@ impl<'a> Session<'a> {
         let manifest = self.source.manifest();
         let mut rounds = 1;
         while let Err(error) = self.bring(total_bytes, sent).await {
-            // What was collected since it was asked about: ask again.
+            // Blobs were collected since the registry reported them as present: ask again.
             if error.code() != ErrorCode::MissingBlobs || rounds >= ROUNDS {
                 return Err(error);
             }
@@ -98,7 +98,8 @@ impl<'a> Session<'a> {
         plan(self.source.manifest(), self.source, self, self.source.limits()).await
     }
 
-    /// A push may take longer than a lease: what the registry has of it is asked about, and thereby leased, again and again. Ends with an error only.
+    /// Renews the leases of a push that takes longer than one lease: asking about blobs leases
+    /// them. Ends only with an error.
     async fn keep_leases(&self) -> Error {
         let every = Duration::from_millis((self.push.lease_seconds.saturating_mul(1000) / 3).max(100));
         loop {

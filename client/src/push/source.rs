@@ -1,9 +1,9 @@
-//! Where a pushed snapshot comes from, behind one face: containers as bytes, blobs as frames.
+//! The source of a pushed snapshot: containers as bytes, blobs as frames.
 
 use super::relay::Relay;
 use super::{PushTarget, Source};
 use crate::directory::{self, Directory};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, blocking};
 use crate::plain::as_blobs;
 use crate::plan::{Item, PlanSource, Totals};
 use bytes::{Bytes, BytesMut};
@@ -29,12 +29,11 @@ impl OpenedSource {
         match source {
             Source::Directory(path) => {
                 let (path, parents) = (path.clone(), target.parents.clone());
-                let open = move || {
+                let directory = blocking(move || {
                     let directory = Directory::open(&path, &Limits::default())?;
                     if parents.is_empty() { Ok(directory) } else { directory.with_parents(parents) }
-                };
-                let directory = tokio::task::spawn_blocking(open).await.map_err(Error::joined)??;
-                Ok(Self::Directory(Arc::new(directory)))
+                });
+                Ok(Self::Directory(Arc::new(directory.await?)))
             }
             Source::Opened(directory) if target.parents.is_empty() => Ok(Self::Directory(Arc::clone(directory))),
             Source::Opened(directory) => Err(made_already(directory.digest())),
@@ -94,7 +93,7 @@ impl OpenedSource {
         }
     }
 
-    /// Names the file behind a registry's complaint about bytes.
+    /// Names the file whose bytes the registry refused.
     pub fn explain(&self, error: Error) -> Error {
         let (Self::Directory(directory), Error::Registry { problem }) = (self, &error) else { return error };
         let about_bytes = [ErrorCode::DigestMismatch, ErrorCode::CorruptFrame, ErrorCode::LengthMismatch];
@@ -135,11 +134,12 @@ fn made_already(digest: Digest) -> Error {
     Error::Unsuitable { digest, reason }
 }
 
-/// A stream of `count` frames without its end mark, so that more can follow: the last bytes seen are held back.
+/// A stream of `count` frames without its end mark, so that more can follow. The last bytes seen
+/// are held back.
 fn without_end(frames: BoxStream<'static, Result<Bytes>>, count: u64) -> BoxStream<'static, Result<Bytes>> {
     let pieces = stream::try_unfold((frames, BytesMut::new()), move |(mut frames, mut held)| async move {
         let Some(mut piece) = frames.try_next().await? else {
-            // A stream that was cut must not pass for a whole one.
+            // A cut stream must not look complete.
             let cut = FormatError::Truncated { position: 0, reason: "inside the frames of the local store" };
             return if held == end_mark(count) { Ok(None) } else { Err(Error::from(pfr_store::Error::from(cut))) };
         };

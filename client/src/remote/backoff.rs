@@ -1,4 +1,4 @@
-//! Whether and when to try again, and telling that it is so.
+//! Decides whether and when a request is retried, and reports it.
 
 use super::{Remote, RemoteOptions, Retrying};
 use crate::error::Error;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The waits between two attempts of a request.
 pub(super) const WAITS: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
-/// The tries of one request, or of one piece of work.
+/// The tries of one request, or of one step that makes requests.
 pub(crate) struct Tries<'a> {
     remote: &'a Remote,
     failures: u32,
@@ -22,7 +22,7 @@ impl<'a> Tries<'a> {
         Self { remote, failures: 0, since: None }
     }
 
-    /// How many have failed.
+    /// Number of failed tries.
     pub fn failures(&self) -> u32 {
         self.failures
     }
@@ -45,10 +45,12 @@ impl<'a> Tries<'a> {
     }
 }
 
-/// The wait before the next try, after the `failures`-th failure in a row, the first of which was `elapsed` ago; `None` to give up.
+/// The wait before the next try, after the `failures`-th failure in a row, the first of which was
+/// `elapsed` ago; `None` to give up.
 ///
-/// A registry that has answered before and does not now may be starting again: it is given time. One that never has may be a
-/// mistake in an address, and one that refuses or cuts its answers will not do better for being asked for longer: a few tries have to do.
+/// A registry that has answered before may be restarting: it is given time. One that never has may
+/// be a mistake in an address, and one that refuses or cuts its answers does not improve with time:
+/// both get a few tries.
 fn after(
     error: &Error,
     retry_after: Option<Duration>,
@@ -68,7 +70,7 @@ fn after(
 }
 
 impl Remote {
-    /// Notes that the registry has answered, whatever it said.
+    /// Notes that the registry has answered.
     pub(super) fn answered(&self) {
         self.connection.answered.store(true, Ordering::Relaxed);
         if self.connection.failures.swap(0, Ordering::Relaxed) > 0
@@ -82,7 +84,7 @@ impl Remote {
         self.connection.failures.fetch_max(failures, Ordering::Relaxed);
         if let Some(tell) = &self.options.on_retry {
             let answered = matches!(error, Error::Registry { .. });
-            tell.tell(Some(&Retrying { url: self.url().to_owned(), attempt: failures, answered, error: error.to_string() }));
+            tell.tell(Some(&Retrying { attempt: failures, answered, error: error.to_string() }));
         }
     }
 }

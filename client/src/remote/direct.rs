@@ -1,12 +1,13 @@
-//! Frames straight from the storage behind a registry, where the registry says that they can be had there.
+//! Frames directly from the storage behind a registry, if the registry locates them there.
 //!
-//! The storage is believed as little as the registry: the bytes go the same way, past the same checks. It is never shown the
-//! registry's token. What cannot be had there — an expired URL, a pack that was moved, a network in between — is a cut stream: the
-//! caller asks the registry for the rest. After a few of those in a row the registry is asked to send frames itself.
+//! The storage is trusted as little as the registry: its bytes pass the same checks. It never gets
+//! the registry's token. A failure of the storage — an expired URL, a moved pack, the network — is
+//! a cut stream: the caller asks the registry for the rest. After a few of those in a row the
+//! registry is asked to send frames itself.
 
 use super::backoff::WAITS;
 use super::pace::Pace;
-use super::send::words;
+use super::send::reason;
 use super::{BoxFrames, Remote};
 use crate::error::{Error, Result};
 use bytes::{Bytes, BytesMut};
@@ -26,7 +27,7 @@ const PART: u64 = 4 << 20;
 const AHEAD: usize = 2;
 /// Tries of one request that is cut or not answered.
 const TRIES: u32 = 3;
-/// How long a URL is believed to work, at most.
+/// The longest time for which a URL is taken as valid.
 const EXPIRES: Duration = Duration::from_secs(24 * 60 * 60);
 /// Failures in a row after which the storage is left alone.
 const FAILURES: u32 = 3;
@@ -43,7 +44,7 @@ impl Direct {
         Self { client, failures: AtomicU32::new(0) }
     }
 
-    /// Whether it is worth trying.
+    /// Whether the storage may be tried.
     pub(super) fn open(&self) -> bool {
         self.failures.load(Ordering::Relaxed) < FAILURES
     }
@@ -77,7 +78,7 @@ impl Remote {
         for extent in locations.extents {
             let end = extent.offset.checked_add(extent.length).ok_or_else(|| self.protocol("a range without an end".into()))?;
             let url: Url = extent.url.parse().map_err(|_| self.protocol("a location that is no URL".into()))?;
-            // What was asked for in private is not fetched in the open.
+            // A request over https is not continued over http.
             if url.scheme() != "https" && (url.scheme() != "http" || self.base.scheme() == "https") {
                 self.direct.failures.store(FAILURES, Ordering::Relaxed);
                 return Err(self.cut(format!("it sends to a storage over {}", url.scheme())));
@@ -108,7 +109,7 @@ impl Remote {
                 Ok(()) => "it ended early".to_owned(),
                 Err(Trouble::Broken(why)) => why,
                 Err(Trouble::Refused(status)) => {
-                    // An expired URL is nobody's fault: the registry gives another.
+                    // An expired URL is no failure of the storage: the registry gives another URL.
                     if Instant::now() < part.expires {
                         self.direct.failures.fetch_add(1, Ordering::Relaxed);
                     }
@@ -129,7 +130,7 @@ impl Remote {
         let idle = self.options.idle_timeout;
         let mut pace = Pace::new(&self.options);
         let silent = |_| Trouble::Broken(format!("no byte for {} seconds", idle.as_secs()));
-        let broken = |error: reqwest::Error| Trouble::Broken(words(&error));
+        let broken = |error: reqwest::Error| Trouble::Broken(reason(&error));
         let (start, end) = (part.range.start + got.len() as u64, part.range.end);
         let request = self.direct.client.get(part.url.clone()).header(RANGE, format!("bytes={start}-{}", end - 1));
         let mut response = tokio::time::timeout(idle, request.send()).await.map_err(silent)?.map_err(broken)?;

@@ -2,7 +2,7 @@
 
 use super::backoff::Tries;
 use super::pace::{self, Pace};
-use super::send::words;
+use super::send::reason;
 use super::{FrameSource, Remote};
 use crate::error::{Error, Result};
 use crate::slot::Slot;
@@ -19,7 +19,7 @@ use std::task::Poll;
 /// A stream of frames with an end mark. An error ends it without one.
 pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 
-/// What a client takes that can reach the storage.
+/// The types that a client accepts if it can reach the storage.
 const EITHER: &str = "application/vnd.pf.frame-locations.v1+json, application/vnd.pf.frames.v1";
 /// Bytes of an answer with locations at most.
 const LOCATIONS: usize = 64 << 20;
@@ -29,8 +29,8 @@ const CRUMB: usize = 64 << 10;
 const PIECE: usize = 256 << 10;
 
 impl Remote {
-    /// Frames of `digests`, in that order, with an end mark: from the registry, or from where it says that they lie. Nothing about
-    /// the bytes is verified.
+    /// Frames of `digests`, in that order, with an end mark: from the registry, or from where it
+    /// says that they lie. Nothing about the bytes is verified.
     ///
     /// # Errors
     /// `blob_unknown` before the first byte; a stream that is cut ends with [`crate::Error::Cut`].
@@ -91,7 +91,7 @@ impl Remote {
                 let (before, was_sent) = (moved.load(Ordering::Relaxed), sent.load(Ordering::Relaxed));
                 tokio::time::sleep(idle).await;
                 let now = moved.load(Ordering::Relaxed) - before;
-                // What is sent whole waits for its answer, for as long again.
+                // A complete request waits for its answer, for as long again.
                 if was_sent || (!sent.load(Ordering::Relaxed) && now < least) {
                     return now;
                 }
@@ -115,7 +115,8 @@ impl Remote {
     }
 }
 
-/// An answer's body, in pieces worth a task: a registry may send a large blob in crumbs of a few KiB.
+/// An answer's body, in pieces worth a task: a registry may send a large blob in crumbs of a few
+/// KiB.
 struct Incoming {
     remote: Remote,
     response: Response,
@@ -136,7 +137,7 @@ impl Incoming {
             match self.receive().await {
                 Ok(Some(piece)) if self.held.is_empty() && piece.len() >= CRUMB => return Ok(Some(piece)),
                 Ok(Some(piece)) => self.held.extend_from_slice(&piece),
-                // What came before the end, of either kind, is handed on before it.
+                // The bytes before an end or an error are handed on first.
                 Ok(None) => self.ended = Some(Ok(())),
                 Err(error) => self.ended = Some(Err(error)),
             }
@@ -146,7 +147,7 @@ impl Incoming {
     async fn receive(&mut self) -> Result<Option<Bytes>> {
         match self.pace.next(self.response.chunk()).await {
             Err(slow) => Err(self.remote.slow(slow)),
-            Ok(Err(error)) => Err(self.remote.cut(words(&error))),
+            Ok(Err(error)) => Err(self.remote.cut(reason(&error))),
             Ok(Ok(piece)) => Ok(piece),
         }
     }

@@ -80,9 +80,9 @@ impl Remote {
     }
 }
 
-/// What tells the registry that a request is the repetition of one whose answer was lost: it is the
-/// same in all tries. The registry changes names once for each key, and answers every try as it
-/// answered the first.
+/// An idempotency key. It tells the registry that a request repeats one whose answer was lost: it
+/// is the same in all tries. The registry changes names once for each key, and answers every try as
+/// it answered the first.
 struct Key(String);
 
 impl Key {

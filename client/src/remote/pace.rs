@@ -1,16 +1,16 @@
-//! A watch over how fast an answer comes: silence is not the only way to hold a reader for ever.
+//! Limits how slowly an answer may come: silence is not the only way to hold a reader for ever.
 
 use super::{Remote, RemoteOptions};
 use crate::error::Error;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 
-/// Why an answer is given up.
+/// The reason why an answer is given up.
 #[derive(Debug)]
 pub(super) enum Slow {
-    /// Nothing came: the connection may be dead, and another one may help.
+    /// No byte came: the connection may be dead, and another one may help.
     Silent(String),
-    /// Too little came: asked again it would be no faster.
+    /// Too few bytes came: a retry would be no faster.
     Trickle(String),
 }
 
@@ -31,7 +31,8 @@ impl Remote {
     }
 }
 
-/// How fast one answer comes. Only the time in which its next bytes are waited for counts: a reader may take its own.
+/// The speed of one answer. Only the time spent waiting for its next bytes counts: a reader may
+/// take its time.
 #[derive(Debug)]
 pub(super) struct Pace {
     window: Duration,
@@ -56,7 +57,7 @@ impl Pace {
     /// Waits for the next piece.
     ///
     /// # Errors
-    /// What to say of an answer that comes too slowly.
+    /// The reason, if the answer comes too slowly.
     pub async fn next<E>(&mut self, piece: impl Future<Output = Result<Option<Bytes>, E>>) -> Result<Result<Option<Bytes>, E>, Slow> {
         tokio::pin!(piece);
         loop {

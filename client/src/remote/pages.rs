@@ -1,8 +1,9 @@
-//! Lists in pages, walked to their end. The list is foreign: it may have none.
+//! Reads lists page by page to their end. A list comes from another program, and may have no end.
 
 use crate::error::{Error, Result};
 
-/// Names that a list may have, parents and tags of a snapshot counted too: a gigabyte or so, and more than a registry is made for.
+/// Names that a list may have, parents and tags of a snapshot counted too: a gigabyte or so, and
+/// more than a registry is made for.
 const NAMES: usize = 5_000_000;
 
 /// One page: its entries, and the cursor of the next page if there is one.
@@ -10,7 +11,7 @@ pub type PageOf<T> = (Vec<T>, Option<String>);
 
 /// An entry of a list.
 pub trait Entry {
-    /// How many names it holds.
+    /// The number of names in it.
     fn names(&self) -> usize {
         1
     }
@@ -27,7 +28,7 @@ impl Entry for pfr_schema::api::SnapshotSummary {
 /// Reads page after page from `place` until there is no other, or there are `most` entries.
 ///
 /// # Errors
-/// What `page` fails with; [`Error::Protocol`] for a list that does not end.
+/// Those of `page`; [`Error::Protocol`] for a list that does not end.
 pub async fn all_pages<T, E, F>(place: &str, most: usize, page: impl Fn(Option<String>) -> F) -> std::result::Result<Vec<T>, E>
 where
     T: Entry,
@@ -51,12 +52,13 @@ where
     Ok(all)
 }
 
-/// How far a list has been walked.
+/// The progress of reading a list.
 #[derive(Debug, Default)]
 struct Walk {
     names: usize,
     pages: u64,
-    /// A cursor that was seen, renewed at page 1, 2, 4, 8 and so on: a cycle of any length comes back to it, and one is enough.
+    /// A cursor that was seen, renewed at page 1, 2, 4, 8 and so on: a cycle of any length comes
+    /// back to it, and one is enough.
     seen: Option<String>,
 }
 

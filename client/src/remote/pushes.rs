@@ -24,7 +24,8 @@ impl Remote {
         self.json(|| self.client.post(url.clone())).await
     }
 
-    /// Positions, in the concatenated groups, of what the registry lacks; ascending. What it has is leased to the session.
+    /// Positions, in the concatenated groups, of what the registry lacks; ascending. What it has is
+    /// leased to the session.
     ///
     /// # Errors
     /// `push_unknown`.
@@ -44,11 +45,12 @@ impl Remote {
         Ok(positions)
     }
 
-    /// Uploads frames; returns when they are durable. `frames` is called again for every try: frames are content-addressed, so
-    /// what a cut try has left behind is what the next one brings.
+    /// Uploads frames; returns when they are durable. `frames` is called again for every try:
+    /// frames are content-addressed, so what a cut try has left behind is what the next one brings.
     ///
     /// # Errors
-    /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`…; an error of the stream itself comes back as it is.
+    /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`…; an error of the stream
+    /// itself comes back as it is.
     pub async fn put_frames(&self, repository: &RepositoryName, push: &str, frames: impl FrameSource) -> Result<api::FramesStored> {
         let url = self.repository_path(repository, &["pushes", push, "frames"]);
         let mut tries = Tries::of(self);

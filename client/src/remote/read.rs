@@ -1,7 +1,7 @@
 //! Endpoints that read.
 
 use super::Remote;
-use super::send::PROOF_TIMEOUT;
+
 use crate::error::Result;
 use bytes::Bytes;
 use pfr_schema::{Digest, RepositoryName, Selector, api};
@@ -37,7 +37,8 @@ impl Remote {
         self.get(page(self.repository_path(repository, &["snapshots"]), after, limit)).await
     }
 
-    /// One snapshot with its manifest, configuration and page trees. The answer is the registry's word: nothing in it is verified.
+    /// One snapshot with its manifest, configuration and page trees. The answer is the registry's
+    /// word: nothing in it is verified.
     ///
     /// # Errors
     /// `repository_unknown`, `tag_unknown`, `snapshot_unknown`.
@@ -54,10 +55,12 @@ impl Remote {
         self.get(page(url, None, limit)).await
     }
 
-    /// The flat page manifest of one group and rank, as its canonical bytes; without them, of the only one.
+    /// The flat page manifest of one group and rank, as its canonical bytes; without them, of the
+    /// only one.
     ///
     /// # Errors
-    /// `snapshot_unknown`; `invalid_request` if the snapshot has several page trees and none is named.
+    /// `snapshot_unknown`; `invalid_request` if the snapshot has several page trees and none is
+    /// named.
     pub async fn page_manifest(
         &self,
         repository: &RepositoryName,
@@ -75,7 +78,7 @@ impl Remote {
         self.body(|| self.client.get(url.clone())).await
     }
 
-    /// What differs between two snapshots of a repository.
+    /// The difference of two snapshots of a repository.
     ///
     /// # Errors
     /// `snapshot_unknown`.
@@ -83,18 +86,17 @@ impl Remote {
         self.get(self.repository_path(repository, &["snapshots", &a.to_string(), "diff", &b.to_string()])).await
     }
 
-    /// Has the registry read and hash everything a snapshot reaches. Takes as long as that takes.
+    /// Has the registry read and hash everything that a snapshot reaches. This may take hours.
     ///
     /// # Errors
-    /// `corrupt_store` naming the first blob that is not what its name says.
+    /// `corrupt_store`, with the first blob whose bytes do not have its digest.
     pub async fn verify(&self, repository: &RepositoryName, snapshot: &Digest) -> Result<api::Verified> {
         let url = self.repository_path(repository, &["snapshots", &snapshot.to_string(), "verify"]);
-        let response = self.send(PROOF_TIMEOUT, || self.client.post(url.clone())).await?;
-        let bytes = self.read(response, 1 << 20).await?;
-        self.parse(&bytes)
+        self.proof(|| self.client.post(url.clone())).await
     }
 
-    /// The deepest boundary at which a snapshot of a repository can be resumed by these tokens, and why nearer ones cannot.
+    /// The snapshot of a repository with the longest prefix of these tokens, and why others cannot
+    /// be resumed.
     ///
     /// # Errors
     /// `repository_unknown`, `too_large`.

@@ -4,7 +4,9 @@ use super::Remote;
 use super::backoff::Tries;
 use super::pace::Pace;
 use crate::error::{Error, Result};
+use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
+use pfr_schema::FormatError;
 use pfr_schema::api::Problem;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response};
@@ -12,21 +14,26 @@ use serde::de::DeserializeOwned;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes of a JSON answer at most. The largest honest one is a snapshot's detail with its page trees.
-const ANSWER: usize = 192 << 20;
+/// Bytes of a JSON answer at most. The largest honest ones are the detail of a snapshot with its
+/// page trees, and the report of a scrub that found very many damaged blobs.
+const ANSWER: usize = 256 << 20;
 /// Bytes of a problem document at most.
 const PROBLEM: usize = 1 << 20;
-/// How long a registry may take to read and hash a whole snapshot.
-pub(super) const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+/// How long a registry may take to read and hash a snapshot.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
 impl Remote {
-    /// Sends what `build` makes until it succeeds or there is no use.
+    /// Sends what `build` makes until a try succeeds or fails for good.
     pub(super) async fn send(&self, idle: Duration, build: impl Fn() -> RequestBuilder) -> Result<Response> {
         let mut tries = Tries::of(self);
         loop {
             self.round_trips.fetch_add(1, Ordering::Relaxed);
             let attempt = tries.failures() + 1;
-            let (error, retry_after) = match tokio::time::timeout(idle, self.dressed(build()).send()).await {
+            let request = match &self.via {
+                Some(via) => build().header(super::VIA, &**via),
+                None => build(),
+            };
+            let (error, retry_after) = match tokio::time::timeout(idle, request.send()).await {
                 Err(_) => (self.silent(idle, attempt), None),
                 Ok(Err(error)) => (self.unreachable(&error, attempt), None),
                 Ok(Ok(response)) if response.status().is_success() && !is_web_page(&response) => {
@@ -39,35 +46,28 @@ impl Remote {
         }
     }
 
-    fn dressed(&self, request: RequestBuilder) -> RequestBuilder {
-        match &self.via {
-            Some(via) => request.header(super::VIA, &**via),
-            None => request,
-        }
-    }
-
-    /// [`Self::send`], without a time limit of its own.
+    /// [`Self::send`] with the usual time limit.
     pub(super) async fn request(&self, build: impl Fn() -> RequestBuilder) -> Result<Response> {
         self.send(self.options.idle_timeout, build).await
     }
 
-    /// [`Self::request`], the answer as JSON. A cut answer is asked for again.
+    /// [`Self::body`], parsed.
     pub(super) async fn json<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
-        let bytes = self.body(build).await?;
-        self.parse(&bytes)
+        self.parse(&self.body(build).await?)
     }
 
-    /// [`Self::request`], the answer whole.
+    /// [`Self::send`] for an answer that takes the registry hours, parsed.
+    pub(super) async fn proof<T: DeserializeOwned>(&self, build: impl Fn() -> RequestBuilder) -> Result<T> {
+        let response = self.send(PROOF_TIMEOUT, build).await?;
+        self.parse(&self.read(response, ANSWER).await?)
+    }
+
+    /// [`Self::request`] and its complete answer. If the answer is cut, the request is sent again.
     pub(super) async fn body(&self, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
-        self.send_whole(ANSWER, build).await
-    }
-
-    /// [`Self::send`], the answer whole. One that is cut counts as lost: the request is sent again.
-    pub(super) async fn send_whole(&self, limit: usize, build: impl Fn() -> RequestBuilder) -> Result<Bytes> {
         let mut tries = Tries::of(self);
         loop {
-            let response = self.send(self.options.idle_timeout, &build).await?;
-            match self.read(response, limit).await {
+            let response = self.request(&build).await?;
+            match self.read(response, ANSWER).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => tries.again(error, None).await?,
             }
@@ -78,14 +78,14 @@ impl Remote {
         serde_json::from_slice(bytes).map_err(|e| self.protocol(format!("its answer does not parse: {e}")))
     }
 
-    /// Reads an answer whole, if it comes soon enough and stays below `limit`.
+    /// Reads a complete answer, if it comes soon enough and stays below `limit` bytes.
     pub(super) async fn read(&self, mut response: Response, limit: usize) -> Result<Bytes> {
         let mut pace = Pace::of_document(&self.options);
         let mut whole = BytesMut::new();
         loop {
             let piece = match pace.next(response.chunk()).await {
                 Err(slow) => return Err(self.slow(slow)),
-                Ok(Err(error)) => return Err(self.cut(words(&error))),
+                Ok(Err(error)) => return Err(self.cut(reason(&error))),
                 Ok(Ok(None)) => return Ok(whole.freeze()),
                 Ok(Ok(Some(piece))) => piece,
             };
@@ -96,7 +96,7 @@ impl Remote {
         }
     }
 
-    /// What a refusal says, and when to try again if it says so.
+    /// The error of a refusal, and when to try again if the refusal says so.
     pub(super) async fn refusal(&self, response: Response) -> (Error, Option<Duration>) {
         let status = response.status().as_u16();
         let url = response.url().to_string();
@@ -109,7 +109,7 @@ impl Remote {
                 self.answered();
                 Error::Registry { problem: Box::new(problem) }
             }
-            _ => Error::Foreign { url, status, said: gist(&content_type, &body) },
+            _ => Error::Foreign { url, status, found: describe(&content_type, &body) },
         };
         (error, retry_after)
     }
@@ -119,7 +119,7 @@ impl Remote {
             let plain = self.url().replacen("https://", "http://", 1);
             return Error::Url { url: self.url().to_owned(), reason: format!("it speaks http, not https; write {plain}") };
         }
-        Error::Unreachable { url: self.url().to_owned(), reason: words(error), attempts }
+        Error::Unreachable { url: self.url().to_owned(), reason: reason(error), attempts }
     }
 
     pub(super) fn silent(&self, idle: Duration, attempts: u32) -> Error {
@@ -130,18 +130,28 @@ impl Remote {
         Error::Cut { url: self.url().to_owned(), reason }
     }
 
+    /// The error of a stream from this registry that the store refused.
+    pub(crate) fn received(&self, slot: &Slot, error: pfr_store::Error) -> Error {
+        match (slot.take(), error) {
+            (Some(error), _) => error,
+            (None, pfr_store::Error::Frame { digest, source, .. }) => Error::Received { digest, source },
+            (None, pfr_store::Error::Format(source @ FormatError::Truncated { .. })) => self.cut(source.to_string()),
+            (None, other) => Error::Store(other),
+        }
+    }
+
     pub(crate) fn protocol(&self, reason: String) -> Error {
         Error::Protocol { url: self.url().to_owned(), reason }
     }
 }
 
-/// Whether an answer is made for people to look at. No registry gives one.
+/// Whether an answer is a web page. No registry gives one.
 fn is_web_page(response: &Response) -> bool {
     response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().to_ascii_lowercase().starts_with(b"text/html"))
 }
 
-/// What an answer that is none of the protocol's says, in a few words of one line.
-fn gist(content_type: &str, body: &[u8]) -> String {
+/// Describes an answer that does not belong to the protocol, in one short line.
+fn describe(content_type: &str, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(1000)]);
     let text = text.trim();
     if text.is_empty() {
@@ -157,7 +167,7 @@ fn gist(content_type: &str, body: &[u8]) -> String {
     format!("{line:?}")
 }
 
-/// Whether the other side of a TLS handshake answered with something else than TLS.
+/// Whether the server of a TLS handshake does not speak TLS.
 fn speaks_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     use rustls::{Error, InvalidMessage};
     let not_tls = |error: &(dyn std::error::Error + 'static)| {
@@ -171,8 +181,8 @@ fn speaks_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source()).any(|error| not_tls(error) || held(error))
 }
 
-/// An HTTP error in its innermost words: the outer ones repeat the URL.
-pub(super) fn words(error: &reqwest::Error) -> String {
+/// The innermost reason of an HTTP error: the outer ones repeat the URL.
+pub(crate) fn reason(error: &reqwest::Error) -> String {
     let mut inner: &dyn std::error::Error = error;
     while let Some(source) = inner.source() {
         inner = source;

@@ -1,4 +1,5 @@
-//! The capture agent's client: who is not there, who goes away, who is none, and what a refusal says.
+//! The capture agent's client: who is not there, who goes away, who is none, and what a refusal
+//! says.
 
 use pfr_client::{AgentClient, Error};
 use pfr_schema::ErrorCode;

@@ -1,4 +1,5 @@
-//! Every command that a message prints, pasted into a shell that knows nothing of the command before: it must mean the same store.
+//! Every command that a message prints, pasted into a shell that knows nothing of the command
+//! before: it must mean the same store.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, repository, selector, tag, target};
@@ -11,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Four stores that hold the same snapshots: two registries and two local stores. The configuration file names one of each, so a
-/// command that loses its flags finds something to read, and to delete, in the wrong place.
+/// Four stores that hold the same snapshots: two registries and two local stores. The configuration
+/// file names one of each, so a command that loses its flags finds something to read, and to
+/// delete, in the wrong place.
 struct World {
     given: Registry,
     configured: Registry,
@@ -71,7 +73,7 @@ impl World {
     /// Stores the snapshots, in a local store by pulling them.
     async fn put(&self, place: Place) -> Digest {
         let marker = || place.marker().parse::<RepositoryName>().unwrap();
-        let progress = Progress::new();
+        let progress = Progress::default();
         let registry = match place {
             Place::GivenRegistry => &self.given,
             Place::ConfiguredRegistry => &self.configured,
@@ -245,7 +247,8 @@ async fn the_commands_in_hints_work_as_printed() {
             assert_eq!(code, 0, "{args:?}: {command}: {seen}");
         }
     }
-    // The pin above was set and removed in the store that was given, and what was pulled is in the fresh one.
+    // The pin above was set and removed in the store that was given, and what was pulled is in the
+    // fresh one.
     let store = Store::open(&world.home.path().join("fresh"), Options::default()).await.unwrap();
     let pulled: RepositoryName = repository();
     assert!(store.snapshot(&pulled, &world.digest).await.is_ok());

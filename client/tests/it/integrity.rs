@@ -1,4 +1,5 @@
-//! `pf verify` and `pf scrub` over a local store of which something is damaged, or cannot be read; attachments that are somebody's containers.
+//! `pf verify` and `pf scrub` over a local store of which something is damaged, or cannot be read;
+//! attachments that are somebody's containers.
 
 use crate::common::sample::{directory, write_checkpoint};
 use crate::common::{Registry, memory, pull_store, push_dir, repository, tag, target};
@@ -95,7 +96,8 @@ async fn an_attachment_may_have_the_bytes_of_another_snapshots_container() {
         for name in order {
             push_dir(&registry.remote(), if name == "with" { with.path() } else { copying.path() }, name).await.unwrap();
         }
-        // Into a store that has nothing else, from which it goes on into a registry that has nothing else.
+        // Into a store that has nothing else, from which it goes on into a registry that has
+        // nothing else.
         for name in order {
             let (store, other) = (memory().await, Registry::start().await);
             let digest = pull_store(&registry.remote(), name, &store).await.unwrap().digest;
@@ -116,6 +118,6 @@ async fn an_attachment_may_have_the_bytes_of_another_snapshots_container() {
 
 async fn push_from(store: &Store, snapshot: Digest, registry: &Registry, name: &str) {
     let source = Source::Store { store: store.clone(), snapshot };
-    push(&source, &registry.remote(), target(name), &Progress::new()).await.unwrap();
+    push(&source, &registry.remote(), target(name), &Progress::default()).await.unwrap();
     assert_eq!(pull_store(&registry.remote(), name, &memory().await).await.unwrap().digest, snapshot);
 }

@@ -1,4 +1,5 @@
-//! `--json`: one set of field names, moments as RFC 3339, and errors as JSON; exit codes for permissions and full disks.
+//! `--json`: one set of field names, moments as RFC 3339, and errors as JSON; exit codes for
+//! permissions and full disks.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, push_dir};
@@ -143,7 +144,8 @@ async fn what_is_not_permitted_has_exit_code_6() {
     let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
     push_dir(&registry.remote(), directory(SMALL, &[1]).path(), "a").await.unwrap();
     let open = |mode| std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
-    // The program must be within reach of the other user; the directory that it is built in may not be.
+    // The program must be within reach of the other user; the directory that it is built in may not
+    // be.
     let program = dir.path().join("pf");
     std::fs::copy(env!("CARGO_BIN_EXE_pf"), &program).unwrap();
     let closed = dir.path().join("closed");

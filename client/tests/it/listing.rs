@@ -13,7 +13,7 @@ async fn statistics_of_everything_name_the_repository_of_each_snapshot() {
     let digest = push_dir(&registry.remote(), source.path(), "a").await.unwrap().digest;
     let target = PushTarget { repository: "other/agent".parse().unwrap(), tag: None, if_tag_is: None, parents: Vec::new() };
     // The same snapshot in two repositories: only the repository tells the two lines apart.
-    let again = push(&Source::Directory(source.path().into()), &registry.remote(), target, &Progress::new()).await.unwrap().digest;
+    let again = push(&Source::Directory(source.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap().digest;
     assert_eq!(again, digest);
     let (code, stdout, stderr) = pf(dir.path(), &["stats", "--registry", &registry.url]);
     assert_eq!(code, 0, "{stderr}");

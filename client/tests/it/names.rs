@@ -99,7 +99,7 @@ async fn prune_deletes_what_meets_every_criterion_in_the_registry_or_locally() {
     let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
     five(&registry, &store).await;
     let elsewhere = PushTarget { repository: "other/place".parse().unwrap(), ..target("t") };
-    push(&Source::Directory(directory(SMALL, &[9]).path().into()), &registry.remote(), elsewhere, &Progress::new()).await.unwrap();
+    push(&Source::Directory(directory(SMALL, &[9]).path().into()), &registry.remote(), elsewhere, &Progress::default()).await.unwrap();
     for side in [vec!["--registry", registry.url.as_str()], vec!["--local"]] {
         let (here, there) = if side[0] == "--local" { (&store, None) } else { (&registry.store, Some(&store)) };
         let prune = |args: &[&str]| json(dir.path(), &[&["prune"], args, &side[..]].concat());

@@ -19,7 +19,7 @@ async fn a_snapshot_is_pulled_into_a_store_once() {
     let (registry, local) = (Registry::start().await, memory().await);
     let (remote, source) = (registry.remote(), everything());
     let pushed = push_dir(&remote, source.path(), "t").await.unwrap();
-    let progress = Progress::new();
+    let progress = Progress::default();
     let destination = Destination::Store { store: local.clone(), repository: repository(), tag: Some(tag("here")) };
     let first = pull(&remote, &repository(), &selector("t"), &destination, &progress).await.unwrap();
     assert_eq!((first.digest, first.pages, first.bytes_raw, first.blobs_total), (pushed.digest, 200, pushed.bytes_raw, pushed.blobs_total));
@@ -72,7 +72,7 @@ async fn a_directory_takes_what_the_local_store_has() {
     pull_store(&remote, "t", &local).await.unwrap();
     let copy = tempfile::tempdir().unwrap();
     let destination = Destination::Directory { path: copy.path().join("new/dir"), store: Some(local) };
-    let progress = Progress::new();
+    let progress = Progress::default();
     let pulled = pull(&remote, &repository(), &selector("t"), &destination, &progress).await.unwrap();
     assert_eq!((pulled.round_trips, pulled.blobs_received), (1, 0));
     assert_eq!(progress.bytes_deduplicated(), progress.bytes_total());
@@ -145,7 +145,8 @@ async fn several_page_manifests_come_back_as_they_were() {
     assert_eq!(push_dir(&remote, copy.path(), "t").await.unwrap().digest, pushed.digest);
 }
 
-/// Stores a snapshot whose layers are `layers`, with what they reach in `documents` and `blobs`, and tags it `t`.
+/// Stores a snapshot whose layers are `layers`, with what they reach in `documents` and `blobs`,
+/// and tags it `t`.
 async fn store_snapshot(store: &Store, layers: Vec<Descriptor>, documents: Vec<Document>, blobs: &[Vec<u8>]) -> Digest {
     let config = Document::new(Kind::Blob, SnapshotConfig { agent: Some("x".into()), ..SnapshotConfig::default() }.to_bytes());
     let labels = BTreeMap::from([("team".to_owned(), "red".to_owned())]);
@@ -345,6 +346,6 @@ async fn a_checkpoint_without_pages_has_a_directory_too() {
     pull_dir(&registry.remote(), "t", copy.path()).await.unwrap();
     assert!(Path::exists(&copy.path().join("snapshot.json")));
     let target = pfr_client::PushTarget { repository: "other".parse().unwrap(), ..target("t") };
-    let pushed = push(&Source::Directory(copy.path().into()), &registry.remote(), target, &Progress::new()).await.unwrap();
+    let pushed = push(&Source::Directory(copy.path().into()), &registry.remote(), target, &Progress::default()).await.unwrap();
     assert_eq!((pushed.digest, pushed.blobs_sent, pushed.created), (digest, 0, true));
 }

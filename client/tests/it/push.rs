@@ -13,7 +13,7 @@ use std::io::Write as _;
 async fn a_directory_with_everything_goes_and_comes_back_byte_for_byte() {
     let registry = Registry::start().await;
     let (remote, source) = (registry.remote(), everything());
-    let progress = Progress::new();
+    let progress = Progress::default();
     let pushed = push(&Source::Directory(source.path().into()), &remote, target("t"), &progress).await.unwrap();
     assert!(pushed.created);
     assert_eq!(pushed.pages, 200);
@@ -62,7 +62,7 @@ async fn what_does_not_fit_in_one_request_goes_in_many_and_containers_last() {
     let (remote, source) = (registry.remote(), directory(LARGE, &(0..500).collect::<Vec<_>>()));
     std::fs::create_dir(source.path().join("attachments")).unwrap();
     std::fs::write(source.path().join("attachments/large"), page(1, 20 << 20)).unwrap();
-    let progress = Progress::new();
+    let progress = Progress::default();
     let pushed = push(&Source::Directory(source.path().into()), &remote, target("t"), &progress).await.unwrap();
     assert!(pushed.round_trips > 100, "{}", pushed.round_trips);
     assert_eq!((progress.bytes_done(), progress.blobs_done()), (pushed.bytes_raw, pushed.blobs_total));
@@ -166,16 +166,16 @@ async fn a_snapshot_goes_from_store_to_store_through_registries() {
     let pushed = push_dir(&one.remote(), source.path(), "t").await.unwrap();
     pull_store(&one.remote(), "t", &local).await.unwrap();
     let origin = Source::Store { store: local.clone(), snapshot: pushed.digest };
-    let sent = push(&origin, &two.remote(), target("t"), &Progress::new()).await.unwrap();
+    let sent = push(&origin, &two.remote(), target("t"), &Progress::default()).await.unwrap();
     assert_eq!((sent.digest, sent.pages, sent.bytes_raw, sent.blobs_total), (pushed.digest, 200, pushed.bytes_raw, pushed.blobs_total));
     two.store.verify(&sent.digest, &mut |_| {}).await.unwrap();
-    let again = push(&origin, &two.remote(), target("u"), &Progress::new()).await.unwrap();
+    let again = push(&origin, &two.remote(), target("u"), &Progress::default()).await.unwrap();
     assert_eq!((again.round_trips, again.blobs_sent), (3, 0));
     let copy = tempfile::tempdir().unwrap();
     pull_dir(&two.remote(), "t", copy.path()).await.unwrap();
     assert_eq!(files(source.path()), files(copy.path()));
     let parents = pfr_client::PushTarget { parents: vec![pushed.digest], ..target("t") };
-    assert_eq!(push(&origin, &two.remote(), parents, &Progress::new()).await.unwrap_err().code(), ErrorCode::InvalidDocument);
+    assert_eq!(push(&origin, &two.remote(), parents, &Progress::default()).await.unwrap_err().code(), ErrorCode::InvalidDocument);
 }
 
 #[tokio::test]
@@ -185,14 +185,14 @@ async fn parents_are_recorded_and_change_the_snapshot_only_if_they_are_new() {
     let first = push_dir(&remote, source.path(), "a").await.unwrap();
     let with = |parents| pfr_client::PushTarget { parents, ..target("b") };
     let origin = Source::Directory(source.path().into());
-    let second = push(&origin, &remote, with(vec![first.digest]), &Progress::new()).await.unwrap();
+    let second = push(&origin, &remote, with(vec![first.digest]), &Progress::default()).await.unwrap();
     assert_ne!(first.digest, second.digest);
     let detail = remote.snapshot(&repository(), &selector("b")).await.unwrap();
     assert_eq!((detail.config.parents, detail.config.agent.as_deref()), (vec![first.digest], Some("a-1")));
     assert_eq!(remote.snapshot(&repository(), &selector("b~1")).await.unwrap().summary.digest, first.digest);
     let copy = tempfile::tempdir().unwrap();
     pull_dir(&remote, "b", copy.path()).await.unwrap();
-    let same = push(&Source::Directory(copy.path().into()), &remote, with(vec![first.digest]), &Progress::new()).await.unwrap();
+    let same = push(&Source::Directory(copy.path().into()), &remote, with(vec![first.digest]), &Progress::default()).await.unwrap();
     assert_eq!(same.digest, second.digest);
 }
 
@@ -204,11 +204,11 @@ async fn a_tag_moves_only_from_where_it_was_said_to_be() {
     let origin = Source::Directory(b.path().into());
     let from = |state| pfr_client::PushTarget { if_tag_is: Some(state), ..target("t") };
     for stale in [TagState::Absent, TagState::At(Digest::sha256(b"x"))] {
-        let error = push(&origin, &remote, from(stale), &Progress::new()).await.unwrap_err();
+        let error = push(&origin, &remote, from(stale), &Progress::default()).await.unwrap_err();
         assert_eq!((error.code(), error.code().exit_code()), (ErrorCode::TagMoved, 3), "{error}");
     }
     assert_eq!(remote.tag(&repository(), &tag("t")).await.unwrap().digest, first.digest);
-    let moved = push(&origin, &remote, from(TagState::At(first.digest)), &Progress::new()).await.unwrap();
+    let moved = push(&origin, &remote, from(TagState::At(first.digest)), &Progress::default()).await.unwrap();
     assert_eq!(remote.tag(&repository(), &tag("t")).await.unwrap().digest, moved.digest);
 }
 

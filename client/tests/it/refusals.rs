@@ -1,4 +1,5 @@
-//! What a snapshot directory must not be: each refusal comes before anything is sent, and says where and what.
+//! What a snapshot directory must not be: each refusal comes before anything is sent, and says
+//! where and what.
 
 use crate::common::sample::{SMALL, blob_path, directory, page, put_blob, write, write_checkpoint};
 use crate::common::{push_dir, remote};
@@ -6,7 +7,8 @@ use pfr_schema::{Digest, ErrorCode};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// A name, what to do to a good directory, and what the error must have: its code, and words in its message.
+/// A name, what to do to a good directory, and what the error must have: its code, and words in its
+/// message.
 type Case = (&'static str, fn(&Path), ErrorCode, &'static [&'static str]);
 
 fn blob(root: &Path, number: u64) -> std::path::PathBuf {
@@ -218,7 +220,7 @@ async fn a_blob_of_another_algorithm_is_found_in_its_own_folder() {
 fn pushes_and_pulls_can_be_spawned() {
     fn is_send<T: Send>(_: &T) {}
     let remote = remote("http://127.0.0.1:1");
-    let (source, progress) = (pfr_client::Source::Directory(".".into()), pfr_client::Progress::new());
+    let (source, progress) = (pfr_client::Source::Directory(".".into()), pfr_client::Progress::default());
     is_send(&pfr_client::push(&source, &remote, crate::common::target("t"), &progress));
     let (repository, selector) = (crate::common::repository(), crate::common::selector("t"));
     let destination = pfr_client::Destination::Directory { path: ".".into(), store: None };

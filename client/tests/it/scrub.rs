@@ -1,4 +1,5 @@
-//! `pf scrub` of a registry and of the local store: what is damaged is named and quarantined, and comes back from the other side.
+//! `pf scrub` of a registry and of the local store: what is damaged is named and quarantined, and
+//! comes back from the other side.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, packs, pf, pull_store, push_dir, repository};
@@ -19,7 +20,8 @@ fn report(dir: &Path, args: &[&str]) -> (i32, ScrubReport) {
     (code, serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}{stderr}")))
 }
 
-/// Scrubs: clean, damaged, named, and after `heal` well again. The pack with the bad byte may be named once more: it is left then.
+/// Scrubs: clean, damaged, named, and after `heal` well again. The pack with the bad byte may be
+/// named once more: it is left then.
 async fn story(dir: &Path, args: &[&str], pack: Vec<std::path::PathBuf>, heal: impl AsyncFn()) {
     let (code, stdout, stderr) = pf(dir, args);
     assert!(code == 0 && stdout.contains("read and compared with checksums"), "{stdout}{stderr}");

@@ -1,5 +1,5 @@
-//! A push that takes many times as long as its lease, and a registry that collects without a horizon all the while. The registry's clock stands
-//! still unless the test moves it.
+//! A push that takes many times as long as its lease, and a registry that collects without a
+//! horizon all the while. The registry's clock stands still unless the test moves it.
 
 use crate::common::sample::{LARGE, directory};
 use crate::common::{Registry, is_empty, push_dir, remote, until};

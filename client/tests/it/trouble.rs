@@ -60,7 +60,7 @@ async fn a_commit_whose_answer_is_lost_has_happened_even_under_compare_and_swap(
     let front = Front::start(&registry.url, first(1, commit, || Fate::LoseAnswer));
     let source = directory(SMALL, &[1, 2]);
     let target = pfr_client::PushTarget { if_tag_is: Some(TagState::Absent), ..target("t") };
-    let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target, &Progress::new()).await.unwrap();
+    let pushed = push(&Source::Directory(source.path().into()), &remote(&front.url), target, &Progress::default()).await.unwrap();
     assert_eq!(registry.remote().tag(&repository(), &tag("t")).await.unwrap().digest, pushed.digest);
     assert!(pushed.created, "the first commit made it");
     // The answer is that of the commit, and not what the client makes of what it finds.

@@ -12,9 +12,9 @@ use pfr_client::cli::output::human::{bytes, count, duration, short_digests};
 use pfr_client::cli::output::paint::Style;
 use pfr_client::cli::{print_engines, print_lineage, print_stats};
 use pfr_client::{Remote, RemoteOptions};
-use pfr_schema::RepositoryName;
 use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
 use pfr_schema::api::Lineage;
+use pfr_schema::{ErrorCode, RepositoryName};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -109,7 +109,7 @@ impl Play<'_> {
         }
         self.narrator.end()?;
         let work = work.ok_or_else(|| host.failed("the model fell silent before it was captured"))?;
-        let report = work.await.map_err(|e| Failure::new(70, e.to_string()))??;
+        let report = work.await.map_err(|e| Failure::bug(e.to_string()))??;
         self.narrator.command(&host.prompt, &format!("pf snapshot {} {REPOSITORY}:{SENTENCE}", host.engine_name))?;
         self.narrator.also(&format!("taken at ◆, token {}, while the model went on", report.boundary))?;
         self.narrator.result_after(&of_snapshot(&report), report.total_seconds)?;
@@ -228,10 +228,12 @@ impl Play<'_> {
         self.narrator.command(&host.prompt, &format!("pf restore {reference} {} --local", host.engine_name))?;
         let request = RestoreRequest { reference, local: true };
         let (code, refused) = match host.client.restore(&host.engine_name, &request).await {
-            Ok(report) => return Err(Failure::new(4, format!("a damaged page was restored as {:?}", report.sequence))),
+            Ok(report) => {
+                return Err(Failure::new(ErrorCode::CorruptStore, format!("a damaged page was restored as {:?}", report.sequence)));
+            }
             Err(error) => (error.code(), Failure::from(error)),
         };
-        let Failure::Error { exit: 4, message, .. } = &refused else { return Err(refused) };
+        let (4, Failure::Error { message, .. }) = (refused.exit(), &refused) else { return Err(refused) };
         self.narrator.refusal(&short_digests(message))?;
         expect(host.engine.sequences().await? == before, "a refused restore should have left no sequence")?;
         self.narrator.result(&format!("refused as {code}, exit code 4, as it should be: nothing of it runs"))?;
@@ -344,5 +346,5 @@ fn named<'a>(host: &Host, restored: &'a RestoreReport) -> Result<&'a str, Failur
 
 /// A promise that the demo shows.
 fn expect(kept: bool, otherwise: &str) -> Result<(), Failure> {
-    if kept { Ok(()) } else { Err(Failure::new(70, otherwise)) }
+    if kept { Ok(()) } else { Err(Failure::bug(otherwise)) }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Turns one bit in the middle of the largest pack under `store`: pages are nearly all of it. Gives
 /// the file.
 pub fn turn_a_bit(store: &Path) -> Result<PathBuf, Failure> {
-    let failed = |path: &Path, e: std::io::Error| Failure::new(1, format!("cannot damage {}: {e}", path.display()));
+    let failed = |path: &Path, e: std::io::Error| Failure::usage(format!("cannot damage {}: {e}", path.display()));
     let mut packs = Vec::new();
     let root = store.join("packs");
     for shard in fs::read_dir(&root).map_err(|e| failed(&root, e))?.flatten().filter(|entry| entry.path().is_dir()) {
@@ -15,7 +15,7 @@ pub fn turn_a_bit(store: &Path) -> Result<PathBuf, Failure> {
             packs.push((entry.metadata().map_err(|e| failed(&entry.path(), e))?.len(), entry.path()));
         }
     }
-    let (_, pack) = packs.into_iter().max().ok_or_else(|| Failure::new(70, format!("{} holds no packs", root.display())))?;
+    let (_, pack) = packs.into_iter().max().ok_or_else(|| Failure::bug(format!("{} holds no packs", root.display())))?;
     let mut bytes = fs::read(&pack).map_err(|e| failed(&pack, e))?;
     let middle = bytes.len() / 2;
     if let Some(byte) = bytes.get_mut(middle) {

@@ -2,6 +2,7 @@
 
 use crate::processes::Running;
 use pfr_client::cli::Failure;
+use pfr_schema::ErrorCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -62,7 +63,7 @@ impl Engine {
         let mut running = Running::start(program, root, name, args, Stdio::piped())?;
         let child = running.child();
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::new(70, format!("{name} has no pipes")));
+            return Err(Failure::bug(format!("{name} has no pipes")));
         };
         Ok(Self { running, name: name.to_owned(), input, output: BufReader::new(output).lines() })
     }
@@ -76,7 +77,7 @@ impl Engine {
                 Event::Other(name, _) if name == "ready" => fetching.store(false, Ordering::Relaxed),
                 Event::Other(name, _) if name == "attached" => return Ok(()),
                 Event::Other(name, why) if name == "refused" => {
-                    return Err(Failure::new(70, format!("the agent refused {}: {why}", self.name)));
+                    return Err(Failure::bug(format!("the agent refused {}: {why}", self.name)));
                 }
                 _ => {}
             }
@@ -133,7 +134,7 @@ impl Engine {
 
     /// The next thing that it says.
     pub async fn event(&mut self) -> Result<Event, Failure> {
-        let silent = |_| self.running.says(70, &format!("said nothing for {PATIENCE:?}"));
+        let silent = |_| self.running.failure(ErrorCode::Internal, &format!("said nothing for {PATIENCE:?}"));
         timeout(PATIENCE, read(&mut self.output, &self.name)).await.map_err(silent)??.map_or_else(|| Err(self.gone()), Ok)
     }
 
@@ -167,30 +168,30 @@ impl Engine {
     }
 
     fn gone(&self) -> Failure {
-        self.running.says(70, "has ended")
+        self.running.failure(ErrorCode::Internal, "has ended")
     }
 }
 
 async fn read(lines: &mut Lines<BufReader<ChildStdout>>, name: &str) -> Result<Option<Event>, Failure> {
-    let line = lines.next_line().await.map_err(|e| Failure::new(70, format!("cannot read from {name}: {e}")))?;
+    let line = lines.next_line().await.map_err(|e| Failure::bug(format!("cannot read from {name}: {e}")))?;
     line.map(|line| event(name, &line)).transpose()
 }
 
 fn event(engine: &str, line: &str) -> Result<Event, Failure> {
     let parsed: Result<Map<String, Value>, _> = serde_json::from_str(line);
     let said = parsed.ok().and_then(|map| map.into_iter().next());
-    let (name, value) = said.ok_or_else(|| Failure::new(70, format!("{engine} says {line:?}")))?;
+    let (name, value) = said.ok_or_else(|| Failure::bug(format!("{engine} says {line:?}")))?;
     Ok(match name.as_str() {
         "token" => Event::Token(parse(engine, value)?),
         "generated" => Event::Generated,
         "paused" => Event::Paused,
-        "error" => return Err(Failure::new(70, format!("{engine}: {value}"))),
+        "error" => return Err(Failure::bug(format!("{engine}: {value}"))),
         _ => Event::Other(name, value),
     })
 }
 
 fn parse<T: DeserializeOwned>(engine: &str, value: Value) -> Result<T, Failure> {
-    serde_json::from_value(value).map_err(|e| Failure::new(70, format!("{engine} says something else than was expected: {e}")))
+    serde_json::from_value(value).map_err(|e| Failure::bug(format!("{engine} says something else than was expected: {e}")))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use pfr_client::cli::Failure;
 use pfr_client::cli::beside::find;
 use pfr_client::cli::output::human::one_line;
 use pfr_client::cli::progress::{Standing, watch};
+use pfr_schema::ErrorCode;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -73,9 +74,9 @@ impl Host {
         let fetching = AtomicBool::new(false);
         let loading = if script.is_text() { "loading the model" } else { "starting the engine" };
         let phase = || if fetching.load(Ordering::Relaxed) { "fetching the model, once: 93 MB" } else { loading };
-        let standing = || Standing { phase: phase().into(), ..Standing::default() };
+        let standing = || Standing::of_phase(phase());
         watch(quiet, standing, engine.attached(&fetching)).await.map_err(|failure| match failure {
-            Failure::Error { exit: 7, .. } => failure.hint(NO_MODEL),
+            Failure::Error { code: ErrorCode::Unavailable, .. } => failure.hint(NO_MODEL),
             other => other,
         })?;
         narrator.result(&format!("{}, attached to the agent", script.name))?;
@@ -91,6 +92,6 @@ impl Host {
 
     /// A failure of this host.
     pub fn failed(&self, what: &str) -> Failure {
-        Failure::new(70, format!("{}: {}", self.folder, one_line(what)))
+        Failure::bug(format!("{}: {}", self.folder, one_line(what)))
     }
 }

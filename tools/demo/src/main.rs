@@ -54,7 +54,7 @@ enum Model {
 }
 
 impl Program for Demo {
-    const FAREWELL: &str = "everything the demo started has been stopped";
+    const RESUME_HINT: &str = "everything the demo started has been stopped";
 
     fn global(&self) -> &Global {
         &self.global

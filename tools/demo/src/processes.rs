@@ -2,6 +2,7 @@
 
 use pfr_client::cli::Failure;
 use pfr_client::cli::output::human::printable;
+use pfr_schema::ErrorCode;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -30,14 +31,14 @@ impl Running {
     pub fn start(program: &Path, root: &Path, name: &str, args: &[&str], stdin: Stdio) -> Result<Self, Failure> {
         let log = root.join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log);
-        let file = file.map_err(|e| Failure::new(1, format!("cannot write {}: {e}", log.display())))?;
+        let file = file.map_err(|e| Failure::usage(format!("cannot write {}: {e}", log.display())))?;
         let mut command = Command::new(program);
         for (variable, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PF_") && name != "PF_CACHE") {
             command.env_remove(variable);
         }
         command.args(args).current_dir(root).stdin(stdin).stdout(Stdio::piped()).stderr(file);
         let child = command.kill_on_drop(true).process_group(0).spawn();
-        let child = child.map_err(|e| Failure::new(1, format!("cannot start {}: {e}", program.display())))?;
+        let child = child.map_err(|e| Failure::usage(format!("cannot start {}: {e}", program.display())))?;
         Ok(Self { child, name: name.to_owned(), log })
     }
 
@@ -51,8 +52,8 @@ impl Running {
         match timeout(STOP_LIMIT, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => Err(self.failed(status)),
-            Ok(Err(e)) => Err(Failure::new(70, format!("cannot wait for {}: {e}", self.name))),
-            Err(_) => Err(Failure::new(70, format!("{} did not end within {STOP_LIMIT:?}{}", self.name, tail(&self.log)))),
+            Ok(Err(e)) => Err(Failure::bug(format!("cannot wait for {}: {e}", self.name))),
+            Err(_) => Err(Failure::bug(format!("{} did not end within {STOP_LIMIT:?}{}", self.name, tail(&self.log)))),
         }
     }
 
@@ -66,20 +67,21 @@ impl Running {
     }
 
     /// An error about it, with the end of its log.
-    pub fn says(&self, exit: u8, what: &str) -> Failure {
-        Failure::new(exit, format!("{} {what}{}", self.name, tail(&self.log)))
+    pub fn failure(&self, code: ErrorCode, what: &str) -> Failure {
+        Failure::new(code, format!("{} {what}{}", self.name, tail(&self.log)))
     }
 
     fn failed(&self, status: ExitStatus) -> Failure {
-        let exit = status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c != 0).unwrap_or(70);
-        self.says(exit, &format!("ended badly ({status})"))
+        let unavailable = status.code() == Some(i32::from(ErrorCode::Unavailable.exit_code()));
+        let code = if unavailable { ErrorCode::Unavailable } else { ErrorCode::Internal };
+        self.failure(code, &format!("ended badly ({status})"))
     }
 }
 
 /// Starts a program that says where it listens, and waits until it does. Gives what it says.
 pub async fn service(program: &Path, root: &Path, name: &str, args: &[&str]) -> Result<(Running, String), Failure> {
     let mut running = Running::start(program, root, name, args, Stdio::null())?;
-    let stdout = running.child.stdout.take().ok_or_else(|| Failure::new(70, format!("{name} has no stdout")))?;
+    let stdout = running.child.stdout.take().ok_or_else(|| Failure::bug(format!("{name} has no stdout")))?;
     let mut lines = BufReader::new(stdout).lines();
     let ready = async {
         while let Ok(Some(line)) = lines.next_line().await {
@@ -89,7 +91,7 @@ pub async fn service(program: &Path, root: &Path, name: &str, args: &[&str]) -> 
         }
         None
     };
-    let Ok(Some(place)) = timeout(START_LIMIT, ready).await else { return Err(running.says(7, "did not start")) };
+    let Ok(Some(place)) = timeout(START_LIMIT, ready).await else { return Err(running.failure(ErrorCode::Unavailable, "did not start")) };
     // Whatever else it says must not fill the pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     Ok((running, place))
@@ -115,10 +117,9 @@ mod tests {
     async fn a_program_that_does_not_start_shows_its_last_words() {
         let dir = tempfile::tempdir().unwrap();
         let args = ["-c", "echo out; echo last words >&2; exit 7"];
-        let Failure::Error { exit, message, .. } = service(Path::new("/bin/sh"), dir.path(), "shell", &args).await.unwrap_err() else {
-            panic!("an error")
-        };
-        assert_eq!(exit, 7);
+        let failure = service(Path::new("/bin/sh"), dir.path(), "shell", &args).await.unwrap_err();
+        assert_eq!(failure.exit(), 7);
+        let message = failure.to_string();
         assert!(message.contains("shell did not start") && message.contains("last words"), "{message}");
     }
 

@@ -25,7 +25,7 @@ impl Stage {
     pub fn new(keep: Option<PathBuf>) -> Result<Self, Failure> {
         let kept = keep.is_some();
         let root = keep.unwrap_or_else(|| std::env::temp_dir().join(format!("pf-demo-{}", uuid::Uuid::now_v7().simple())));
-        let fail = |e: std::io::Error| Failure::new(1, format!("cannot use {}: {e}", root.display()));
+        let fail = |e: std::io::Error| Failure::usage(format!("cannot use {}: {e}", root.display()));
         fs::DirBuilder::new().recursive(kept).mode(0o700).create(&root).map_err(fail)?;
         if fs::read_dir(&root).map_err(fail)?.next().is_some() {
             return Err(Failure::usage(format!("{} is not empty", root.display())).hint("--keep wants a new or an empty directory"));

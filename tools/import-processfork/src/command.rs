@@ -41,7 +41,7 @@ pub struct ImportProcessfork {
 }
 
 impl Program for ImportProcessfork {
-    const FAREWELL: &str = "run the same command again to resume";
+    const RESUME_HINT: &str = "run the same command again to resume";
 
     fn global(&self) -> &Global {
         &self.global
@@ -93,7 +93,7 @@ async fn processfork(context: &mut Context, args: ImportProcessfork) -> Result<(
     ended?;
     if failed > 0 {
         let of = count(report.images.len() as u64, "image");
-        return Err(Failure::bare(ErrorCode::InvalidRequest, format!("{failed} of {of} could not be imported")));
+        return Err(Failure::new(ErrorCode::InvalidRequest, format!("{failed} of {of} could not be imported")));
     }
     Ok(())
 }

@@ -115,8 +115,8 @@ impl Image {
     }
 }
 
-/// Finds the digests in all sections. Unknown sections are searched in the same way, so their layers
-/// are imported too.
+/// Finds the digests in all sections. Unknown sections are searched in the same way, so their
+/// layers are imported too.
 fn layers(sections: &Map<String, Value>) -> Result<Vec<Layer>, FormatError> {
     let mut layers = Vec::new();
     let mut taken = HashSet::from([OWN_NAME.to_owned()]);

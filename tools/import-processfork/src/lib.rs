@@ -22,6 +22,7 @@ pub use report::{ImageReport, Outcome, Refusal};
 use convert::{Converted, Sizes, convert};
 use image::Image;
 use library::{Found, Library, Place};
+use pfr_client::error::blocking;
 use pfr_client::{Directory, Error, Progress, PushTarget, Remote, Result, Source, push, push_into_store};
 use pfr_schema::{Digest, Limits, RepositoryName, Tag};
 use pfr_store::Store;
@@ -81,9 +82,9 @@ impl Import {
             for path in &paths {
                 waiting.extend(steps(path)?);
             }
-            Ok::<_, Error>(waiting)
+            Ok(waiting)
         };
-        let waiting = tokio::task::spawn_blocking(find).await.map_err(Error::joined)??;
+        let waiting = blocking(find).await?;
         Ok(Self { waiting, prefix, sizes: Sizes::new(), done: HashMap::new() })
     }
 
@@ -132,9 +133,9 @@ impl Import {
         let (snapshots, mut sizes) = (report.parents.clone(), std::mem::take(&mut self.sizes));
         let work = move || {
             let converted = convert(&library, &place, &image, snapshots, &mut sizes, &Limits::default());
-            (converted, sizes)
+            Ok((converted, sizes))
         };
-        let (converted, sizes) = tokio::task::spawn_blocking(work).await.map_err(Error::joined)?;
+        let (converted, sizes) = blocking(work).await?;
         self.sizes = sizes;
         let Converted { directory, attachments, notes } = match converted {
             Ok(converted) => converted,

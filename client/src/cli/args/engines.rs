@@ -15,24 +15,24 @@ The engine pauses for some milliseconds; the push runs in the background (`pf pu
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
 pub struct Snapshot {
-    /// Which engine, as `pf engines` lists it
+    /// The engine, as `pf engines` lists it
     pub engine: String,
-    /// Where to: repository and tag; by default engines/ENGINE and the sequence's name
+    /// Repository and tag of the snapshot [default: engines/ENGINE and the sequence's name]
     #[arg(value_name = "REF")]
     pub target: Option<Reference>,
-    /// Which sequence; may be left out if there is just one
+    /// The sequence; may be left out if there is only one
     #[arg(long, short)]
     pub sequence: Option<String>,
-    /// Whose state it is, for people
+    /// Name of the agent that the state belongs to, for users
     #[arg(long = "as", value_name = "AGENT")]
     pub agent_id: Option<String>,
     /// A label for the snapshot; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     pub label: Vec<Label>,
-    /// Refuse if something that decides the next token is not recorded
+    /// Refuse if the next token depends on state that is not recorded
     #[arg(long)]
     pub exact: bool,
-    /// When the registry gets it
+    /// When to push the snapshot
     #[arg(long, value_enum, default_value_t = WhenToPush::Background)]
     pub push: WhenToPush,
     /// Highest logits of the next step to record, compared after a restore; 0 for none
@@ -45,11 +45,11 @@ pub struct Snapshot {
 /// When a snapshot is pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WhenToPush {
-    /// Soon, without waiting for it
+    /// In the background
     Background,
-    /// Now; the command ends when the registry has it
+    /// Now; the command ends when the registry has the snapshot
     Wait,
-    /// It stays in the agent's store
+    /// Not at all; the snapshot stays in the agent's store
     Never,
 }
 
@@ -65,12 +65,12 @@ What cannot be proven equal is refused, and the engine is as it was.";
 /// Arguments of `restore`.
 #[derive(Debug, clap::Args)]
 pub struct Restore {
-    /// What
+    /// The snapshot
     #[arg(value_name = "REF")]
     pub reference: Reference,
-    /// Into which engine, as `pf engines` lists it
+    /// The engine, as `pf engines` lists it
     pub engine: String,
-    /// Take it from the agent's store, do not ask a registry
+    /// Take the snapshot from the agent's store, without asking a registry
     #[arg(long)]
     pub local: bool,
     #[command(flatten)]
@@ -87,7 +87,7 @@ pub struct Match {
     /// Token ids: a JSON array, or u32 little-endian; `-` reads stdin
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub tokens: PathBuf,
-    /// Deployment fingerprint that must match
+    /// Fingerprint of the engine configuration
     #[arg(long, value_name = "DIGEST", group = "deployment")]
     pub fingerprint: Option<pfr_schema::Digest>,
     /// The fingerprint of this engine, as the agent knows it
@@ -110,10 +110,10 @@ pub struct Match {
 pub struct DrainArgs {
     /// Repository under which every engine gets one of its own
     pub repository: RepositoryName,
-    /// Only say what there is to do
+    /// Only show the plan
     #[arg(long)]
     pub plan: bool,
-    /// Seconds to wait for the registry to have it; what is late goes on in the background
+    /// Seconds to wait for the pushes; later ones go on in the background
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub wait: Option<u64>,
     #[command(flatten)]

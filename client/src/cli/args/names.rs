@@ -1,7 +1,7 @@
 //! Commands about snapshots and tags.
 
 use super::Where;
-use super::reference::{Age, Expected, Pattern, Relative, Target};
+use super::reference::{Expected, Pattern, Relative, Target};
 use pfr_schema::{Reference, Tag};
 
 /// Arguments of `ls`.
@@ -33,7 +33,7 @@ pub struct Log {
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub struct Inspect {
-    /// Which snapshot
+    /// The snapshot
     #[arg(value_name = "REF")]
     pub reference: Reference,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub struct Diff {
 /// Arguments of `tag`.
 #[derive(Debug, clap::Args)]
 pub struct TagArgs {
-    /// Which snapshot
+    /// The snapshot
     #[arg(value_name = "REF")]
     pub reference: Reference,
     /// The new name, in the same repository
@@ -81,8 +81,8 @@ deleted. Descendants stay complete.";
 /// Arguments of `rm`.
 #[derive(Debug, clap::Args)]
 pub struct Rm {
-    /// repository:tag deletes the tag and keeps its snapshot; repository@digest deletes the snapshot and its tags; `*` in a tag
-    /// stands for anything
+    /// repository:tag deletes the tag and keeps its snapshot; repository@digest deletes the
+    /// snapshot and its tags; `*` in a tag stands for anything
     #[arg(value_name = "REF", required = true)]
     pub targets: Vec<Target>,
     #[command(flatten)]
@@ -112,14 +112,14 @@ pub struct Prune {
     pub keep_last: Option<usize>,
     /// Only snapshots pushed longer ago, such as 30d or 12h
     #[arg(long, value_name = "AGE")]
-    pub older_than: Option<Age>,
+    pub older_than: Option<humantime::Duration>,
     /// Only snapshots without a tag
     #[arg(long)]
     pub untagged: bool,
     /// Only snapshots whose tags all match; `*` stands for anything; may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub tag: Vec<Pattern>,
-    /// Change nothing, show what would go
+    /// Change nothing, only show what would be deleted
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -137,10 +137,10 @@ made. No bytes move.";
 /// Arguments of `fork`.
 #[derive(Debug, clap::Args)]
 pub struct Fork {
-    /// What to fork
+    /// The snapshot to fork
     #[arg(value_name = "REF")]
     pub reference: Reference,
-    /// How many forks
+    /// Number of forks
     #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: u32,
     /// Tags are PREFIX-1 … PREFIX-N; by default TAG-fork

@@ -1,4 +1,4 @@
-//! How arguments name snapshots.
+//! Arguments that name snapshots.
 
 use crate::cli::failure::Failure;
 use crate::cli::suggest::Suggestion;
@@ -23,7 +23,8 @@ impl FromStr for Label {
     }
 }
 
-/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, `sha256:…`, or a whole [`Reference`].
+/// A reference that may leave out the repository: `:TAG`, `@DIGEST`, `sha256:…`, or a whole
+/// [`Reference`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Relative {
     /// In the repository at hand.
@@ -56,7 +57,7 @@ impl FromStr for Relative {
     }
 }
 
-/// Where a tag should be for a command to move it: `absent`, or a digest, which may be cut short.
+/// The state in which a tag must be to be moved: `absent`, or a digest, which may be cut short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Known in full.
@@ -66,7 +67,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// The state in which the tag should be, its digest in full.
+    /// The same, with the full digest.
     pub async fn state(expected: Option<Self>, site: &Site, repository: &RepositoryName) -> Result<Option<TagState>, Failure> {
         Ok(match expected {
             None => None,
@@ -88,7 +89,7 @@ impl FromStr for Expected {
     }
 }
 
-/// What `pf rm` deletes: one tag or snapshot, or every tag that a pattern matches.
+/// A target of `pf rm`: one tag or snapshot, or every tag that a pattern matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A tag or a snapshot.
@@ -97,7 +98,7 @@ pub enum Target {
     Tags {
         /// The repository, without tag or digest.
         repository: Reference,
-        /// What the tags match.
+        /// The pattern.
         pattern: Pattern,
     },
 }
@@ -159,29 +160,6 @@ impl FromStr for Pattern {
     }
 }
 
-/// An age such as `30d`, `12h`, `90m` or `2w`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Age(pub std::time::Duration);
-
-impl FromStr for Age {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected a number with s, m, h, d or w, such as 30d, found {text:?}");
-        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?);
-        let seconds: u64 = match unit {
-            "s" => 1,
-            "m" | "min" => 60,
-            "h" => 3600,
-            "d" => 86_400,
-            "w" => 604_800,
-            _ => return Err(wrong()),
-        };
-        let number: u64 = digits.parse().map_err(|_| wrong())?;
-        number.checked_mul(seconds).map(|s| Self(std::time::Duration::from_secs(s))).ok_or_else(wrong)
-    }
-}
-
 /// The repository that a reference without tag or digest names.
 pub fn repository_of(reference: &Reference) -> Result<RepositoryName, Failure> {
     match &reference.selector {
@@ -225,14 +203,5 @@ mod tests {
             assert!(matches!(expected(&short), Ok(Expected::Prefix(prefix)) if prefix.matches(&digest)), "{short}");
         }
         assert!(expected("latest").is_err() && expected("2a1").is_err());
-    }
-
-    #[test]
-    fn ages_have_a_unit() {
-        let seconds = |text: &str| text.parse::<Age>().map(|age| age.0.as_secs());
-        assert_eq!([seconds("30d"), seconds("2w"), seconds("0s")], [Ok(2_592_000), Ok(1_209_600), Ok(0)]);
-        for wrong in ["30", "d", "1y", "-1d", "99999999999999999999d", "999999999999999w"] {
-            assert!(seconds(wrong).is_err(), "{wrong}");
-        }
     }
 }

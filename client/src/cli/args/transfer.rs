@@ -6,7 +6,7 @@ use clap::Subcommand;
 use pfr_schema::Reference;
 use std::path::PathBuf;
 
-/// What can be imported.
+/// Formats that can be imported.
 #[derive(Debug, Subcommand)]
 pub enum Import {
     /// The images of ProcessFork stores, with their lineage
@@ -30,7 +30,7 @@ pub struct Push {
     /// A snapshot directory, or a REF in the local store
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub source: String,
-    /// Where to: repository and tag
+    /// Repository and tag of the snapshot
     #[arg(value_name = "REF")]
     pub target: Reference,
     /// Move the tag only if it is at this digest, or is `absent`
@@ -53,7 +53,7 @@ Interrupted, run the same command again: what arrived is not fetched twice.";
 /// Arguments of `pull`.
 #[derive(Debug, clap::Args)]
 pub struct Pull {
-    /// What to fetch
+    /// The snapshot to fetch
     #[arg(value_name = "REF")]
     pub reference: Reference,
     /// Write a snapshot directory here, past the local store

@@ -1,7 +1,7 @@
 //! Commands about a whole store, and about `pf` itself.
 
 use super::Where;
-use super::reference::Age;
+
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
 
@@ -59,11 +59,11 @@ pub struct Gc {
     /// With --local: delete the least recently used snapshots until the store is no larger
     #[arg(long, value_name = "SIZE")]
     pub max_size: Option<ByteSize>,
-    /// With --local: free what interrupted pulls left, too. Ends every unfinished pull, import and capture into the local store; one
-    /// that still runs starts again
+    /// With --local: free what interrupted pulls left, too. Ends every unfinished pull, import and
+    /// capture into the local store; one that still runs starts again
     #[arg(long)]
     pub unfinished: bool,
-    /// Change nothing, show what would go
+    /// Change nothing, only show what would be deleted
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -80,7 +80,7 @@ Only the local store has pins, so --local is needed.";
 /// Arguments of `pin`.
 #[derive(Debug, clap::Args)]
 pub struct Pin {
-    /// Which snapshot of the local store
+    /// A snapshot of the local store
     #[arg(value_name = "REF")]
     pub reference: Reference,
     /// Remove the pin
@@ -93,7 +93,7 @@ pub struct Pin {
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub struct Verify {
-    /// Which snapshot; with --local, without a REF: every snapshot that has a tag
+    /// The snapshot; with --local, without a REF: every snapshot that has a tag
     #[arg(value_name = "REF", required_unless_present = "local")]
     pub reference: Option<Reference>,
     #[command(flatten)]
@@ -134,7 +134,7 @@ pub struct Tasks {
     pub command: Option<TaskCommand>,
 }
 
-/// What to do with a background task.
+/// Commands for a background task.
 #[derive(Debug, clap::Subcommand)]
 pub enum TaskCommand {
     /// Stop a task for some time
@@ -144,7 +144,7 @@ pub enum TaskCommand {
         task: String,
         /// How long, such as 30min or 2h, at most 30d
         #[arg(long = "for", value_name = "TIME", default_value = "1h")]
-        time: Age,
+        time: humantime::Duration,
     },
     /// End the pause of a task
     Resume {

@@ -26,25 +26,16 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
         },
         oracle: args.oracle,
     };
-    let standing = || Standing { phase: "capturing".into(), ..Standing::default() };
+    let standing = || Standing::of_phase("capturing");
     let report = watch(context.quiet, standing, agent.snapshot(&args.engine, &request)).await?;
     let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
     let failure = failed.map(|push| {
-        let why = push.error.as_deref().unwrap_or("no reason was given");
-        let words = format!("{} is in the agent's store, but was not pushed: {}", report.reference, one_line(why));
-        Failure::bare(push.code.unwrap_or(ErrorCode::Unavailable), words)
+        let reason = push.error.as_deref().unwrap_or("no reason was given");
+        let message = format!("{} is in the agent's store, but was not pushed: {}", report.reference, one_line(reason));
+        Failure::new(push.code.unwrap_or(ErrorCode::Unavailable), message)
             .hint(Suggestion::new("pushes").agent().then(" shows whether a later attempt succeeds"))
     });
-    if context.json {
-        context.out.json(&report)?;
-    } else {
-        if !context.quiet {
-            for line in told_of_snapshot(&report) {
-                context.out.line(context.out.paint.dim(&line))?;
-            }
-        }
-        context.out.line(report.digest.to_string())?;
-    }
+    context.report(&report, describe_snapshot(&report), &report.digest.to_string())?;
     failure.map_or(Ok(()), Err)
 }
 
@@ -52,26 +43,19 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
 pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
     let request = RestoreRequest { reference: args.reference.to_string(), local: args.local };
-    let standing = || Standing { phase: "restoring".into(), ..Standing::default() };
+    let standing = || Standing::of_phase("restoring");
     let report = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await?;
-    if context.json {
-        return context.out.json(&report);
-    }
-    if !context.quiet {
-        for line in told_of_restore(&report) {
-            context.out.line(context.out.paint.dim(&line))?;
-        }
-    }
-    context.out.line(report.sequence.unwrap_or_else(|| report.digest.to_string()))
+    let last = report.sequence.clone().unwrap_or_else(|| report.digest.to_string());
+    context.report(&report, describe_restore(&report), &last)
 }
 
-/// Milliseconds below a second: engines stand still for so long.
+/// Below a second in milliseconds: an engine pauses for that long.
 fn seconds(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.1} ms", seconds.max(0.0) * 1e3) } else { duration(Duration::from_secs_f64(seconds)) }
 }
 
-/// What a capture did, in lines for people.
-pub fn told_of_snapshot(report: &SnapshotReport) -> Vec<String> {
+/// Lines for users about a capture.
+pub fn describe_snapshot(report: &SnapshotReport) -> Vec<String> {
     let exact = match (report.exactness, report.oracle) {
         (pfr_schema::snapshot::Exactness::BitExact, true) => "bit-exact, with the logits of the next step".to_owned(),
         (pfr_schema::snapshot::Exactness::BitExact, false) => "bit-exact".to_owned(),
@@ -98,9 +82,9 @@ pub fn told_of_snapshot(report: &SnapshotReport) -> Vec<String> {
     lines
 }
 
-/// What a restore did, in lines for people.
-pub fn told_of_restore(report: &RestoreReport) -> Vec<String> {
-    let place = report.sequence.as_ref().map_or_else(
+/// Lines for users about a restore.
+pub fn describe_restore(report: &RestoreReport) -> Vec<String> {
+    let outcome = report.sequence.as_ref().map_or_else(
         || "proven and ready: the next request with these tokens resumes".to_owned(),
         |sequence| format!("runs as {}", one_line(sequence)),
     );
@@ -112,7 +96,7 @@ pub fn told_of_restore(report: &RestoreReport) -> Vec<String> {
         }
     };
     vec![
-        format!("{} at token {}: {place}", report.digest, number(report.boundary)),
+        format!("{} at token {}: {outcome}", report.digest, number(report.boundary)),
         format!(
             "{}, {} pulled, {} written; {proofs}",
             count(report.pages, "page"),

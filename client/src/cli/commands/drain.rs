@@ -13,7 +13,7 @@ use std::time::Duration;
 pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
     let request = DrainRequest { repository: args.repository.to_string(), plan_only: args.plan, wait_seconds: args.wait };
-    let standing = || Standing { phase: "draining".into(), ..Standing::default() };
+    let standing = || Standing::of_phase("draining");
     let drain = watch(context.quiet, standing, agent.drain(&request)).await?;
     if context.json {
         context.out.json(&drain)?;
@@ -27,14 +27,14 @@ pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> 
             let sequences = (sequences > 0).then(|| format!("{sequences} of {all} sequences are still here only"));
             let engines = (engines > 0).then(|| format!("it is not known what {} may hold", count(engines as u64, "engine")));
             let said: Vec<String> = sequences.into_iter().chain(engines).collect();
-            let failure = Failure::bare(first.problem.code, said.join(", and "));
+            let failure = Failure::new(first.problem.code, said.join(", and "));
             Err(failure.hint("run the same command again; what was pushed is not sent twice"))
         }
         None => Ok(()),
     }
 }
 
-/// Whether it is a sequence that failed, and not an engine that could not be asked.
+/// Whether a sequence failed, and not an engine that could not be asked.
 fn is_planned(drain: &Drain, failure: &DrainFailure) -> bool {
     drain.plan.iter().any(|item| item.engine == failure.engine && item.sequence == failure.sequence)
 }
@@ -81,6 +81,6 @@ fn print(context: &mut Context, drain: &Drain, plan_only: bool) -> Result<(), Fa
         bytes(drain.bytes),
         count(drain.recompute_tokens, "token")
     );
-    context.out.line(context.out.paint.dim(&cost))?;
-    if plan_only { context.out.line(context.out.paint.dim("without --plan this is done")) } else { Ok(()) }
+    context.out.note(&cost)?;
+    if plan_only { context.out.note("without --plan this is done") } else { Ok(()) }
 }

@@ -1,4 +1,5 @@
-//! `pf gc` and `pf pin`: the registry collects garbage, or the local store does; pins are the local store's.
+//! `pf gc` and `pf pin`: the registry collects garbage, or the local store does; pins are the local
+//! store's.
 
 use super::usage::whose;
 use crate::cli::args;
@@ -7,34 +8,35 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, now_ms, number, until};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::{Advice, Suggestion};
+use parking_lot::Mutex;
 use pfr_client::{Remote, Site};
 use pfr_schema::api::{GcReport, GcRequest};
 use pfr_schema::{Digest, ErrorCode, Reference};
 use pfr_store::{GcOptions, Pin, Store};
 use serde::Serialize;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a registry is asked how far it is.
-const ASK: Duration = Duration::from_millis(250);
-/// A collection that says the same for this long has died with its process: one that runs renews its report every few seconds.
-const SILENCE: Duration = Duration::from_secs(600);
+/// How often the report of a running collection is fetched.
+const POLL: Duration = Duration::from_millis(250);
+/// A running collection renews its report every few seconds. If the report stays the same for this
+/// long, the process that ran the collection has died.
+const STALE: Duration = Duration::from_secs(600);
 
-/// What a pin did, as JSON.
+/// The result of `pf pin`, as JSON.
 #[derive(Serialize)]
 struct Pinned {
     digest: Digest,
-    /// Whether anything keeps it now: by hand, or until it is pushed.
+    /// Whether any pin is left: one by hand, or one until the snapshot is pushed.
     pinned: bool,
 }
 
 pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
-    let seen = Arc::new(Mutex::new(GcReport::default()));
+    let seen = Mutex::new(GcReport::default());
     let standing = || {
-        let report = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        Standing { phase: "collecting".into(), done: report.freed_bytes + report.moved_bytes + report.deleted_bytes, ..Standing::default() }
+        let report = seen.lock();
+        Standing { done: report.freed_bytes + report.moved_bytes + report.deleted_bytes, ..Standing::of_phase("collecting") }
     };
-    let update = |report: &GcReport| seen.lock().unwrap_or_else(PoisonError::into_inner).clone_from(report);
+    let update = |report: &GcReport| seen.lock().clone_from(report);
     if let (Some(size), false) = (args.max_size, args.at.local) {
         let gc = Suggestion::new("gc").local().arg(format!("--max-size={size}"));
         return Err(Failure::usage("--max-size limits the local store, so it needs --local; a registry evicts nothing")
@@ -49,7 +51,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     }
     let site = context.site(args.at, None).await?;
     let report = match &site {
-        Site::Registry(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, SILENCE, update)).await?,
+        Site::Registry(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, STALE, update)).await?,
         Site::Store(store) => {
             // Readers of this store look again when a pack is gone, so nothing needs to linger.
             let options =
@@ -68,32 +70,34 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
     } else {
         print(context, &report, args.at.local)?;
     }
-    // The local store's own failure has ended the command above; what is left is said of a size that cannot be reached.
+    // A failure of the local store has ended the command above. Its report has an error only if the
+    // size cannot be reached.
     match &report.error {
         Some(error) if matches!(site, Site::Registry(_)) => {
-            // What was done is told before what was not.
+            // The report comes before the error.
             context.out.flush()?;
-            Err(Failure::bare(ErrorCode::Unavailable, format!("the collection failed in the registry: {error}"))
+            Err(Failure::new(ErrorCode::Unavailable, format!("the collection failed in the registry: {error}"))
                 .hint("the registry's log has more; run the same command again, it goes on where it stopped"))
         }
         _ => Ok(()),
     }
 }
 
-/// Starts a collection in a registry and waits for its end, as long as it says something new.
-async fn remotely(remote: &Remote, dry_run: bool, silence: Duration, update: impl Fn(&GcReport)) -> Result<GcReport, Failure> {
+/// Starts a collection in a registry and waits for its end, unless its report does not change for
+/// `stale`.
+async fn remotely(remote: &Remote, dry_run: bool, stale: Duration, update: impl Fn(&GcReport)) -> Result<GcReport, Failure> {
     let mut report = remote.start_gc(&GcRequest { dry_run }).await?;
-    let mut news = Instant::now();
+    let mut changed = Instant::now();
     while report.finished_at.is_none() {
         update(&report);
-        tokio::time::sleep(ASK).await;
+        tokio::time::sleep(POLL).await;
         let now = remote.gc_run(&report.id).await?;
         if now != report {
-            news = Instant::now();
-        } else if news.elapsed() >= silence {
-            let words = format!("collection {} has said nothing new for {} seconds", report.id, silence.as_secs());
+            changed = Instant::now();
+        } else if changed.elapsed() >= stale {
+            let message = format!("the report of collection {} has not changed for {} seconds", report.id, stale.as_secs());
             let hint = Advice::from("the process that ran it may have died; ").run(Suggestion::new("gc"));
-            return Err(Failure::bare(ErrorCode::Unavailable, words).hint(hint.text(" starts another, which goes on where it stopped")));
+            return Err(Failure::new(ErrorCode::Unavailable, message).hint(hint.text(" starts another, which goes on where it stopped")));
         }
         report = now;
     }
@@ -104,7 +108,7 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
     let unfinished = context.suggest(&Suggestion::new("gc").local().arg("--unfinished"));
     let out = &mut context.out;
     if r.dry_run {
-        out.line(out.paint.dim("nothing was changed; this is what would go"))?;
+        out.note("nothing was changed; this is what would go")?;
     }
     let lines = words(r, local, now_ms(), &unfinished);
     let (pairs, sentences): (Vec<_>, Vec<_>) = lines.into_iter().partition(|(label, _)| !label.is_empty());
@@ -121,7 +125,7 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
     r.error.as_ref().map_or(Ok(()), |error| out.line(out.paint.yellow(error)))
 }
 
-/// What a run did and left, line by line: a label, if the line has one, and the text.
+/// Describes the result of a run line by line: a label, or an empty one, and the text.
 fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static str, String)> {
     let objects = r.released + r.unclaimed;
     let mut lines = Vec::new();
@@ -180,16 +184,17 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
     context.out.line(format!("{word} {repository} {}", context.out.paint.yellow(&digest.short())))
 }
 
-/// Makes room in the local store after something came into it, if its size is limited. That it cannot is no failure of what came.
+/// Evicts snapshots from the local store after a pull, if its size is limited. A failure is only a
+/// note: the pull is done.
 pub async fn make_room(context: &Context, store: &Store) {
     let Some(most) = context.max_store_size() else { return };
     let options = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
-    let words = match store.evict(most.0, &options, &mut |_| ()).await {
+    let reason = match store.evict(most.0, &options, &mut |_| ()).await {
         Ok(report) => report.error,
         Err(error) => Some(error.to_string()),
     };
-    if let Some(words) = words.filter(|_| !context.quiet) {
-        eprintln!("note: the local store stays larger than max-store-size: {words}");
+    if let Some(reason) = reason.filter(|_| !context.quiet) {
+        eprintln!("note: the local store stays larger than max-store-size: {reason}");
     }
 }
 
@@ -233,16 +238,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_collection_that_died_is_not_waited_for_for_ever() {
+    async fn waiting_for_a_collection_that_died_ends() {
         let remote = registry(GcReport { id: "run".into(), ..GcReport::default() }).await;
         let failure = tokio::time::timeout(Duration::from_secs(60), remotely(&remote, false, Duration::from_millis(300), |_| ())).await;
         assert_eq!(failure.expect("it gives up").unwrap_err().exit(), 7);
     }
 
     #[tokio::test]
-    async fn one_that_ended_is_told_whole() {
+    async fn the_report_of_a_collection_that_ended_is_complete() {
         let ended = GcReport { id: "run".into(), finished_at: Some(1), error: Some("no room".into()), ..GcReport::default() };
         let remote = registry(ended.clone()).await;
-        assert_eq!(remotely(&remote, false, SILENCE, |_| ()).await.unwrap(), ended);
+        assert_eq!(remotely(&remote, false, STALE, |_| ()).await.unwrap(), ended);
     }
 }

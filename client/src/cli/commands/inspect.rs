@@ -123,7 +123,7 @@ fn sequences(out: &mut Out, trees: &[PageTree]) -> Result<(), Failure> {
     out.line("")?;
     out.table(&table)?;
     if hidden > 0 {
-        out.line(out.paint.dim(&format!("and {} more; --json has all", count(hidden as u64, "sequence"))))?;
+        out.note(&format!("and {} more; --json has all", count(hidden as u64, "sequence")))?;
     }
     Ok(())
 }

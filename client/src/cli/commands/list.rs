@@ -13,7 +13,7 @@ use pfr_schema::RepositoryName;
 use pfr_schema::api::{RepositoryList, SnapshotSummary, TagInfo};
 use serde::Serialize;
 
-/// What a repository holds.
+/// The contents of a repository.
 #[derive(Serialize)]
 struct Contents {
     repository: RepositoryName,
@@ -57,7 +57,7 @@ async fn repositories(context: &mut Context, site: &Site) -> Result<(), Failure>
     }
     context.out.table(&table)?;
     match unfinished {
-        Some(words) => context.out.line(context.out.paint.dim(&words)),
+        Some(words) => context.out.note(&words),
         None => Ok(()),
     }
 }
@@ -89,5 +89,5 @@ async fn contents(context: &mut Context, site: &Site, repository: RepositoryName
     context.out.table(&table)?;
     let (snapshots, tags) = (contents.snapshots.len() as u64, contents.tags.len() as u64);
     let summary = format!("{}, {}", count(snapshots, "snapshot"), count(tags, "tag"));
-    context.out.line(context.out.paint.dim(&summary))
+    context.out.note(&summary)
 }

@@ -50,7 +50,7 @@ pub fn print(out: &mut Out, lineage: &Lineage) -> Result<(), Failure> {
         }
     }
     if lineage.truncated {
-        out.line(out.paint.dim("… and more: -n N shows them"))?;
+        out.note("… and more: -n N shows them")?;
     }
     Ok(())
 }

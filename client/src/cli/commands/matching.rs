@@ -19,34 +19,25 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
         (None, Some(engine)) => context.agent(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
         (None, None) => return Err(Failure::usage("--fingerprint or --engine is needed")),
     };
-    let tokens = tokens(&read(&args.tokens)?).map_err(|why| Failure::usage(format!("{}: {why}", args.tokens.display())))?;
-    let asked = tokens.len() as u64;
+    let tokens = tokens(&read(&args.tokens)?).map_err(|reason| Failure::usage(format!("{}: {reason}", args.tokens.display())))?;
+    let given = tokens.len() as u64;
     let request = MatchRequest { tokens, fingerprint, salt: args.salt, adapter: args.adapter };
     let repository = &args.repository.repository;
     let found = context.site(args.site, Some(&args.repository)).await?.match_prefix(repository, &request).await?;
-    if context.json {
-        context.out.json(&found)?;
-    }
     let Some(digest) = found.digest else {
-        if !context.json && !context.quiet {
-            for rejected in &found.rejected {
-                let common = count(rejected.common, "token");
-                let line = format!("{}  {common} in common: {}", rejected.digest.short(), one_line(&rejected.reason));
-                context.out.line(context.out.paint.dim(&line))?;
-            }
+        if context.json {
+            context.out.json(&found)?;
         }
-        let words = format!("no snapshot in {repository} that these tokens can be resumed from");
+        for rejected in found.rejected.iter().filter(|_| !context.json && !context.quiet) {
+            let common = count(rejected.common, "token");
+            context.out.note(&format!("{}  {common} in common: {}", rejected.digest.short(), one_line(&rejected.reason)))?;
+        }
+        let message = format!("no snapshot in {repository} that these tokens can be resumed from");
         let hint = Suggestion::new("ls").here().repository().then(" lists its tags and snapshots");
-        return Err(Failure::bare(ErrorCode::SnapshotUnknown, words).hint(hint));
+        return Err(Failure::new(ErrorCode::SnapshotUnknown, message).hint(hint));
     };
-    if !context.json {
-        if !context.quiet {
-            let line = format!("{} of {} tokens need not be computed", number(found.boundary), number(asked));
-            context.out.line(context.out.paint.dim(&line))?;
-        }
-        context.out.line(digest.to_string())?;
-    }
-    Ok(())
+    let saved = format!("{} of {} tokens need not be computed", number(found.boundary), number(given));
+    context.report(&found, [saved], &digest.to_string())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -63,7 +54,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// A JSON array begins with a bracket; as a token id in binary that would be a number no vocabulary has.
+/// Reads a JSON array, which begins with a bracket, or u32 numbers: no vocabulary has a token id
+/// with that first byte and a last `]`.
 fn tokens(bytes: &[u8]) -> Result<Vec<u32>, String> {
     let json = bytes.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'[')
         && bytes.last().is_some_and(|b| *b == b']' || b.is_ascii_whitespace());

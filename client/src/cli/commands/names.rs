@@ -7,7 +7,7 @@ use crate::cli::output::human::count;
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
 use serde::Serialize;
 
-/// What `pf tag` did.
+/// The result of `pf tag`, as JSON.
 #[derive(Serialize)]
 struct Tagged {
     repository: RepositoryName,
@@ -52,5 +52,5 @@ pub async fn fork(context: &mut Context, args: Fork) -> Result<(), Failure> {
         context.out.line(format!("{repository}:{}", paint.cyan(tag.as_str())))?;
     }
     let summary = format!("{} of {}, no bytes moved", count(forked.tags.len() as u64, "fork"), forked.digest.short());
-    context.out.line(paint.dim(&summary))
+    context.out.note(&summary)
 }

@@ -68,5 +68,5 @@ pub async fn list(context: &mut Context, args: Ls) -> Result<(), Failure> {
         ]);
     }
     context.out.table(&table)?;
-    context.out.line(context.out.paint.dim(&format!("{} pinned", count(pinned.len() as u64, "snapshot"))))
+    context.out.note(&format!("{} pinned", count(pinned.len() as u64, "snapshot")))
 }

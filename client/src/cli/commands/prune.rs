@@ -13,11 +13,11 @@ use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
 use serde::Serialize;
 
-/// What was deleted.
+/// The result of `pf prune`, as JSON.
 #[derive(Serialize)]
 struct Report {
     dry_run: bool,
-    /// Deleted, or what would be.
+    /// Snapshots that were deleted, or would be.
     deleted: Vec<Deleted>,
     /// Snapshots of these repositories that stay.
     kept: u64,
@@ -71,13 +71,14 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
     result
 }
 
-/// The repositories that the patterns match. A pattern that matches none is an error: it is probably misspelt.
+/// The repositories that the patterns match. A pattern without a match is an error: it is probably
+/// misspelt.
 async fn repositories(context: &Context, site: &Site, args: &Prune) -> Result<Vec<RepositoryName>, Failure> {
     let all = site.repositories().await?;
     for pattern in &args.repositories {
         if !all.iter().any(|repository| pattern.matches(repository.name.as_str())) {
             let words = format!("no repository in {} matches {pattern}", site.name());
-            return Err(Failure::bare(ErrorCode::RepositoryUnknown, words)
+            return Err(Failure::new(ErrorCode::RepositoryUnknown, words)
                 .hint(Suggestion::new("ls").here().then(" lists the repositories there are"))
                 .at(&context.flags()));
         }
@@ -86,7 +87,7 @@ async fn repositories(context: &Context, site: &Site, args: &Prune) -> Result<Ve
     Ok(all.into_iter().map(|repository| repository.name).filter(wanted).collect())
 }
 
-/// The snapshots, given newest first, that are to go.
+/// The snapshots to delete, of `snapshots` given newest first.
 fn choose(snapshots: Vec<SnapshotSummary>, args: &Prune, now: u64) -> Vec<SnapshotSummary> {
     let by_tag = |snapshot: &SnapshotSummary| match snapshot.tags.as_slice() {
         _ if !args.untagged && args.tag.is_empty() => true,
@@ -95,12 +96,12 @@ fn choose(snapshots: Vec<SnapshotSummary>, args: &Prune, now: u64) -> Vec<Snapsh
     };
     let old = |snapshot: &SnapshotSummary| {
         let age = u128::from(now.saturating_sub(snapshot.pushed_at));
-        args.older_than.is_none_or(|least| age > least.0.as_millis())
+        args.older_than.is_none_or(|least| age > least.as_millis())
     };
     snapshots.into_iter().filter(by_tag).skip(args.keep_last.unwrap_or(0)).filter(old).collect()
 }
 
-/// Deletes a snapshot, unless its tags are not what they were when it was chosen. Returns whether it did.
+/// Deletes a snapshot, unless its tags have changed since it was chosen. Returns whether it did.
 async fn delete(site: &Site, repository: &RepositoryName, seen: &SnapshotSummary) -> Result<bool, Failure> {
     let deleted = async {
         if site.snapshot(repository, &Selector::Digest(seen.digest)).await?.tags != seen.tags {
@@ -137,7 +138,7 @@ fn print(context: &mut Context, report: &Report, now: u64) -> Result<(), Failure
         (false, true) => format!("no snapshot meets the criteria, {kept} kept"),
         (false, false) => format!("{deleted} deleted, {kept} kept; garbage collection ({gc}) frees what is no longer referred to"),
     };
-    context.out.line(context.out.paint.dim(&words))
+    context.out.note(&words)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use pfr_client::{Destination, Progress, PullReport};
-use pfr_schema::Selector;
+
 use std::time::Duration;
 
 pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
@@ -15,15 +15,10 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let selector = args.reference.selector_or_latest();
     let repository = args.reference.repository.clone();
     let destination = match &args.dir {
-        // A local store only saves requests here; one that is not there, or cannot be opened, does not matter.
+        // A local store only saves requests here; one that is not there, or cannot be opened, does
+        // not matter.
         Some(path) => Destination::Directory { path: path.clone(), store: context.existing_store().await.ok() },
-        None => {
-            let tag = match &selector {
-                Selector::Tag { tag, back: 0 } => Some(tag.clone()),
-                Selector::Tag { .. } | Selector::Digest(_) | Selector::Prefix(_) => None,
-            };
-            Destination::Store { store: context.store().await?, repository: repository.clone(), tag }
-        }
+        None => Destination::Store { store: context.store().await?, repository: repository.clone(), tag: selector.tag().cloned() },
     };
     let progress = Progress::default();
     let work = pfr_client::pull(&remote, &repository, &selector, &destination, &progress);
@@ -31,14 +26,8 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     if let Destination::Store { store, .. } = &destination {
         super::gc::make_room(context, store).await;
     }
-    if context.json {
-        return context.out.json(&report);
-    }
-    if !context.quiet {
-        let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
-        context.out.line(context.out.paint.dim(&summary))?;
-    }
-    context.out.line(report.digest.to_string())
+    let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
+    context.report(&report, [summary], &report.digest.to_string())
 }
 
 /// One line about a pull, without its time.

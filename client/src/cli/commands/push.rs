@@ -22,17 +22,12 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let progress = Progress::default();
     let work = pfr_client::push(&source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
-    if context.json {
-        return context.out.json(&report);
-    }
-    if !context.quiet {
-        let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
-        context.out.line(context.out.paint.dim(&summary))?;
-    }
-    context.out.line(report.digest.to_string())
+    let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
+    context.report(&report, [summary], &report.digest.to_string())
 }
 
-/// Where the source is: a directory if there is one or it looks like a path, otherwise a reference into the local store.
+/// The source: a directory if there is one or the text looks like a path, otherwise a reference
+/// into the local store.
 async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
     match classify(text, Path::new(text).is_dir())? {
         Place::Directory(path) => Ok(Source::Directory(path)),
@@ -62,7 +57,8 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
         return Ok(Place::Directory(text.into()));
     }
     match text.parse::<Reference>() {
-        // Nothing in the local store has a host: what looks like one is a part of the repository's name.
+        // Nothing in the local store has a host: what looks like one is a part of the repository's
+        // name.
         Ok(Reference { registry: Some(_), .. }) if !text.contains("://") && format!("/{text}").parse::<Reference>().is_ok() => {
             Ok(Place::Store(format!("/{text}").parse()?))
         }
@@ -77,12 +73,9 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
 
 /// The tag that a push moves.
 fn target_tag(target: &Reference) -> Result<Tag, Failure> {
-    match target.selector_or_latest() {
-        Selector::Tag { tag, back: 0 } => Ok(tag),
-        Selector::Tag { .. } | Selector::Digest(_) | Selector::Prefix(_) => {
-            Err(Failure::usage(format!("a push goes to a tag, found {target}")).hint(format!("such as {}:step-1", target.repository)))
-        }
-    }
+    target.selector_or_latest().tag().cloned().ok_or_else(|| {
+        Failure::usage(format!("a push goes to a tag, found {target}")).hint(format!("such as {}:step-1", target.repository))
+    })
 }
 
 /// Parents as digests; those named by tag are looked up in the registry pushed to.
@@ -104,7 +97,7 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
     Ok(digests)
 }
 
-/// What need not move, unless it is next to nothing: an empty configuration is in every registry.
+/// The deduplicated bytes, if they are worth a word: every registry has an empty configuration.
 pub fn deduplicated(saved: u64, of: u64, what: &str) -> String {
     if saved.saturating_mul(1000) < of { String::new() } else { format!(", {} {what}", bytes(saved)) }
 }

@@ -1,18 +1,19 @@
-//! `pf rm`: deletes tags, or snapshots with their tags. Everything named is looked up before anything is deleted.
+//! `pf rm`: deletes tags, or snapshots with their tags. Everything named is looked up before
+//! anything is deleted.
 
 use super::tags;
 use crate::cli::args::{Rm, Target};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{count, natural};
-use crate::cli::suggest::{Advice, Suggestion, repository as whole_repository};
+use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Digest, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
 
-/// What was deleted, and what is left of it.
+/// The result of `pf rm`, as JSON.
 #[derive(Debug, Default, Serialize)]
 struct Removed {
     tags: Vec<RemovedTag>,
@@ -43,7 +44,7 @@ struct Remaining {
     tags: Vec<Tag>,
 }
 
-/// What is to be deleted in one registry, or in the local store.
+/// The deletions in one registry, or in the local store.
 struct Plan {
     site: Site,
     /// A reference into it, for commands in messages.
@@ -95,7 +96,7 @@ impl Plan {
                 let all = self.site.tags(repository).await?;
                 let matching: Vec<_> = all.iter().filter(|tag| pattern.matches(tag.name.as_str())).collect();
                 if matching.is_empty() {
-                    return Err(Failure::bare(ErrorCode::TagUnknown, format!("{repository} has no tag that matches {pattern}"))
+                    return Err(Failure::new(ErrorCode::TagUnknown, format!("{repository} has no tag that matches {pattern}"))
                         .hint(Suggestion::new("ls").here().repository().then(" lists its tags and snapshots")));
                 }
                 let touched: HashSet<Digest> = matching.iter().map(|tag| tag.digest).collect();
@@ -116,13 +117,13 @@ impl Plan {
         let repository = &reference.repository;
         let selector = match &reference.selector {
             None => {
-                let hint = Suggestion::new("ls").here().arg(whole_repository(reference)).then(" lists its tags and snapshots");
+                let hint = Suggestion::new("ls").here().arg(reference).then(" lists its tags and snapshots");
                 return Err(Failure::usage(format!("{reference} is a whole repository; name a tag or a digest in it")).hint(hint));
             }
             Some(Selector::Tag { back, .. }) if *back > 0 => {
                 let hint = Suggestion::new("inspect").here().arg(reference).then(" shows its digest");
-                let words = format!("{reference} names a snapshot by its position; what to delete is named by tag or digest");
-                return Err(Failure::usage(words).hint(hint));
+                let message = format!("{reference} names a snapshot by its position; name a tag or a digest to delete");
+                return Err(Failure::usage(message).hint(hint));
             }
             Some(selector) => selector,
         };
@@ -137,7 +138,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What was named twice is deleted once, and a tag goes with its snapshot.
+    /// Removes duplicates, and tags of snapshots that are deleted too.
     fn drop_repeated(&mut self) {
         let mut seen = HashSet::new();
         self.snapshots.retain(|snapshot| seen.insert((snapshot.repository.clone(), snapshot.digest)));
@@ -155,7 +156,7 @@ impl Plan {
     }
 }
 
-/// Deletes, and says what it deletes while it does.
+/// Deletes, and reports each deletion at once.
 async fn carry_out(context: &mut Context, plan: &Plan, removed: &mut Removed) -> Result<(), Failure> {
     for tag in &plan.tags {
         plan.site.delete_tag(&tag.repository, &tag.tag, tag.digest).await?;
@@ -190,7 +191,7 @@ fn say(context: &mut Context, line: impl FnOnce() -> String) -> Result<(), Failu
     if context.json { Ok(()) } else { context.out.line(line()) }
 }
 
-/// What is left of a snapshot that lost tags.
+/// Describes a snapshot that lost tags.
 fn remains(at: &Reference, repository: &RepositoryName, digest: &Digest, left: &[Tag]) -> Advice {
     let short = digest.short();
     if !left.is_empty() {

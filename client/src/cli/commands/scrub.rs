@@ -1,21 +1,21 @@
-//! `pf scrub`: every byte that is stored against its checksums.
+//! `pf scrub`: checks every stored byte.
 
 use crate::cli::args::Scrub;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count};
 use crate::cli::progress::{Standing, watch};
+use parking_lot::Mutex;
 use pfr_client::Site;
 use pfr_schema::ErrorCode;
 use pfr_schema::api::ScrubReport;
 use pfr_store::{ScrubOptions, Store};
-use std::sync::{Arc, Mutex, PoisonError};
 
 pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
     let report = match context.site(args.at, None).await? {
         Site::Registry(remote) => {
-            let standing = || Standing { phase: "the registry reads and checks".into(), ..Standing::default() };
+            let standing = || Standing::of_phase("the registry reads and checks");
             let work = async { Ok::<_, Failure>(remote.scrub(options.full, options.bytes_per_second).await?) };
             watch(context.quiet, standing, work).await?
         }
@@ -31,15 +31,15 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
         if unread == 0 {
             return Ok(());
         }
-        let words = format!("{} could not be read: nothing is known of what lies there", count(unread, "pack"));
-        return Err(Failure::bare(ErrorCode::Unavailable, words).hint("look at the storage and run the same command again"));
+        let message = format!("{} could not be read, so their blobs are unchecked", count(unread, "pack"));
+        return Err(Failure::new(ErrorCode::Unavailable, message).hint("look at the storage and run the same command again"));
     }
     let found = format!("{} and {} damaged", count(report.damaged.len() as u64, "blob"), count(report.bad_packs.len() as u64, "pack"));
     let hint = match report.damaged.iter().any(|blob| !blob.snapshots.is_empty()) {
         true => "push or pull the snapshots named above again: that heals them",
         false => "no snapshot is affected; what was good in a bad pack lies in a new one",
     };
-    Err(Failure::bare(ErrorCode::CorruptStore, found).hint(hint))
+    Err(Failure::new(ErrorCode::CorruptStore, found).hint(hint))
 }
 
 fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
@@ -51,7 +51,7 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
         context.out.line(format!("{} {pack}", paint.yellow("pack")))?;
     }
     for pack in &report.dead_frames {
-        context.out.line(paint.dim(&format!("no blob lost: {pack}")))?;
+        context.out.note(&format!("no blob lost: {pack}"))?;
     }
     for pack in &report.unread {
         context.out.line(format!("{} {pack}", paint.yellow("unread")))?;
@@ -67,13 +67,8 @@ fn show(context: &mut Context, report: &ScrubReport) -> Result<(), Failure> {
 
 async fn local(quiet: bool, store: &Store, options: &ScrubOptions) -> Result<ScrubReport, Failure> {
     let total = store.metadata().disk_bytes().await?;
-    let seen = Arc::new(Mutex::new(0));
-    let standing = || {
-        let done = *seen.lock().unwrap_or_else(PoisonError::into_inner);
-        Standing { phase: "reading and checking".into(), total, done, deduplicated: 0 }
-    };
-    let update = seen.clone();
-    let mut on_progress = move |report: &ScrubReport| *update.lock().unwrap_or_else(PoisonError::into_inner) = report.bytes;
-    let work = async { store.scrub(options, &mut on_progress).await };
-    Ok(watch(quiet, standing, work).await?)
+    let seen = Mutex::new(0);
+    let standing = || Standing { phase: "reading and checking".into(), total, done: *seen.lock(), deduplicated: 0 };
+    let mut update = |report: &ScrubReport| *seen.lock() = report.bytes;
+    Ok(watch(quiet, standing, store.scrub(options, &mut update)).await?)
 }

@@ -3,12 +3,12 @@
 use crate::cli::args::{TaskCommand, Tasks};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
-use crate::cli::output::human::{age, now_ms, one_line, until};
+use crate::cli::output::human::{age, duration, now_ms, one_line, until};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use crate::cli::suggest::{Advice, Suggestion};
+use crate::cli::suggest::Suggestion;
 use pfr_client::Error;
-use pfr_client::human::duration;
+
 use pfr_schema::ErrorCode;
 use pfr_schema::api::{PauseRequest, TaskInfo, TaskList, TaskState};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub async fn run(context: &mut Context, args: Tasks) -> Result<(), Failure> {
             return print(context, &list);
         }
         Some(TaskCommand::Pause { task, time }) => {
-            let request = PauseRequest { seconds: time.0.as_secs() };
+            let request = PauseRequest { seconds: time.as_secs() };
             remote.pause_task(&task, &request).await
         }
         Some(TaskCommand::Resume { task }) => remote.resume_task(&task).await,
@@ -44,7 +44,7 @@ fn unknown(error: Error) -> Failure {
     let is_unknown = error.code() == ErrorCode::NotFound;
     let failure = Failure::from(error);
     match is_unknown {
-        true => failure.hint(Advice::from("").run(Suggestion::new("tasks")).text(" lists the tasks")),
+        true => failure.hint(Suggestion::new("tasks").then(" lists the tasks")),
         false => failure,
     }
 }

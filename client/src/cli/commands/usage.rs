@@ -71,7 +71,8 @@ pub fn whose(protected: &Protected, local: bool) -> String {
     format!("{what} {}{more}", named.join(", "))
 }
 
-/// What an interrupted pull left in the local store, and how to go on; none if there is nothing of it.
+/// Describes the remains of an interrupted pull in the local store, and how to go on; `None`
+/// without remains.
 pub fn unfinished(usage: &Usage, now: u64, flags: &Flags) -> Option<String> {
     let gc = Suggestion::new("gc").local();
     let end = gc.clone().arg("--unfinished").render(flags);

@@ -1,8 +1,9 @@
 //! Small proportional bars made of characters.
 
-/// A bar of `width` columns for a whole of `scale`: `solid` filled, then `light` shaded, the rest blank.
+/// A bar of `width` columns for a whole of `scale`: `solid` filled, then `light` shaded, the rest
+/// blank.
 ///
-/// What is more than nothing gets at least one column, so that a small fork can be told from an empty one.
+/// A number above zero gets at least one column, so that a small fork differs from an empty one.
 pub fn stacked(solid: u64, light: u64, scale: u64, width: usize) -> String {
     if scale == 0 {
         return " ".repeat(width);

@@ -1,4 +1,5 @@
-//! A history drawn in lanes, as `git log --graph` does: children above their parents, forks side by side.
+//! A history drawn in lanes, as `git log --graph` does: children above their parents, forks side by
+//! side.
 
 use pfr_schema::Digest;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -91,7 +92,7 @@ fn row(lanes: &[Option<Digest>], mark: impl Fn(usize) -> char) -> String {
     marks.join(" ").trim_end().to_owned()
 }
 
-/// What happens to the other lane of a connection.
+/// The fate of the other lane of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bend {
     Opens,

@@ -8,7 +8,7 @@ pub fn ratio(value: f64) -> String {
     if value.is_finite() && value > 0.0 { format!("{value:.2}×") } else { "–".into() }
 }
 
-/// How long before `now_ms` something happened, both in milliseconds since 1970; after a month, the day.
+/// The time from `then_ms` to `now_ms`, both in milliseconds since 1970; after a month, the day.
 pub fn age(then_ms: u64, now_ms: u64) -> String {
     let seconds = now_ms.saturating_sub(then_ms) / 1000;
     match seconds {

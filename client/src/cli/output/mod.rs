@@ -64,7 +64,12 @@ impl Out {
             Some(_) => serde_json::to_string_pretty(&document),
             None => serde_json::to_string(&document),
         });
-        self.line(text.map_err(|e| Failure::new(super::BUG, format!("cannot write JSON: {e}")))?)
+        self.line(text.map_err(|e| Failure::bug(format!("cannot write JSON: {e}")))?)
+    }
+
+    /// A line of less importance, dimmed.
+    pub fn note(&mut self, text: &str) -> Result<(), Failure> {
+        self.line(self.paint.dim(text))
     }
 
     /// A table, fitted to the terminal.

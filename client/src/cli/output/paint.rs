@@ -1,20 +1,20 @@
 //! Colours, sparingly; none in a pipe, with `NO_COLOR`, or on a dumb terminal.
 
-/// How to mark up text.
+/// Marks up text.
 #[derive(Clone, Copy, Debug)]
 pub struct Paint {
     enabled: bool,
 }
 
-/// One way to stand out.
+/// A style of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// Not at all.
+    /// No markup.
     #[default]
     Plain,
     /// Headings and names.
     Bold,
-    /// What may be overlooked.
+    /// Details.
     Dim,
     /// Good news.
     Green,
@@ -61,7 +61,7 @@ impl Paint {
         self.style(Style::Bold, text)
     }
 
-    /// What may be overlooked.
+    /// Details.
     pub fn dim(self, text: &str) -> String {
         self.style(Style::Dim, text)
     }

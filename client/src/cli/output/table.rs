@@ -5,7 +5,7 @@ use super::paint::{Paint, Style};
 
 /// Spaces between columns.
 const GAP: usize = 2;
-/// What a clipped column keeps at least.
+/// The least width of a clipped column.
 const NARROWEST: usize = 10;
 
 /// A column.
@@ -39,7 +39,7 @@ impl Column {
         Self { fixed: true, ..self }
     }
 
-    /// How its cells look.
+    /// The style of its cells.
     pub const fn style(self, style: Style) -> Self {
         Self { style, ..self }
     }

@@ -1,15 +1,17 @@
-//! Directories below the one that is written into, opened one in the other so that no link leads elsewhere.
+//! Directories below the one that is written into, opened one in the other so that no link leads
+//! elsewhere.
 
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// Components of a path whose directory is kept open: `blobs/sha256` and its like, of which there are few. Those below number
-/// hundreds, and a process may have no more than that many files open.
+/// Components of a path whose directory is kept open: `blobs/sha256` and its like, of which there
+/// are few. Those below number hundreds, and a process may have no more than that many files open.
 const KEPT: usize = 2;
 
 /// The root, and what was opened below it.
@@ -23,7 +25,8 @@ pub(super) struct Folders {
 #[derive(Debug, Default)]
 struct Open {
     kept: HashMap<PathBuf, Arc<OwnedFd>>,
-    /// A directory of each file system that was written to: another one may be mounted anywhere below the root.
+    /// A directory of each file system that was written to: another one may be mounted anywhere
+    /// below the root.
     filesystems: HashMap<u64, Arc<OwnedFd>>,
 }
 
@@ -47,7 +50,7 @@ impl Folders {
 
     /// Makes everything below durable.
     pub fn sync(&self) -> Result<()> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         open.filesystems.values().try_for_each(|folder| {
             rustix::fs::syncfs(&**folder).map_err(|errno| Error::io("sync the file system of", &self.path)(errno.into()))
         })
@@ -60,7 +63,7 @@ impl Folders {
                 return Err(Error::Internal(format!("{} is no path below a directory", relative.display())));
             };
             at.push(name);
-            let kept = self.open.lock().unwrap_or_else(PoisonError::into_inner).kept.get(&at).cloned();
+            let kept = self.open.lock().kept.get(&at).cloned();
             folder = match kept {
                 Some(kept) => kept,
                 None => {
@@ -68,7 +71,7 @@ impl Folders {
                     let opened = Arc::new(opened);
                     self.note(&at, &opened)?;
                     if depth < KEPT {
-                        self.open.lock().unwrap_or_else(PoisonError::into_inner).kept.insert(at.clone(), Arc::clone(&opened));
+                        self.open.lock().kept.insert(at.clone(), Arc::clone(&opened));
                     }
                     opened
                 }
@@ -104,7 +107,7 @@ impl Folders {
 
     fn note(&self, at: &Path, folder: &Arc<OwnedFd>) -> Result<()> {
         let stat = rustix::fs::fstat(&**folder).map_err(|errno| Error::io("look at", &self.path.join(at))(errno.into()))?;
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         open.filesystems.entry(stat.st_dev).or_insert_with(|| Arc::clone(folder));
         Ok(())
     }
@@ -134,11 +137,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folders = folders(dir.path());
         folders.make(Path::new("blobs/sha256")).unwrap();
-        let count = || folders.open.lock().unwrap().filesystems.len();
+        let count = || folders.open.lock().filesystems.len();
         assert_eq!(count(), 1);
         // Stands for a mount: what is kept open here lies on the file system of /proc.
         let other = Arc::new(OwnedFd::from(std::fs::File::open("/proc").unwrap()));
-        folders.open.lock().unwrap().kept.insert("blobs".into(), Arc::clone(&other));
+        folders.open.lock().kept.insert("blobs".into(), Arc::clone(&other));
         assert!(folders.find(Path::new("blobs/sys")).unwrap().is_some());
         assert_eq!(count(), 2);
         folders.sync().unwrap();

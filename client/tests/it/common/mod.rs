@@ -81,17 +81,17 @@ pub fn target(name: &str) -> PushTarget {
 }
 
 pub async fn push_dir(remote: &Remote, path: &Path, name: &str) -> Result<PushReport, Error> {
-    push(&Source::Directory(path.into()), remote, target(name), &Progress::new()).await
+    push(&Source::Directory(path.into()), remote, target(name), &Progress::default()).await
 }
 
 pub async fn pull_dir(remote: &Remote, what: &str, path: &Path) -> Result<PullReport, Error> {
     let destination = Destination::Directory { path: path.into(), store: None };
-    pull(remote, &repository(), &selector(what), &destination, &Progress::new()).await
+    pull(remote, &repository(), &selector(what), &destination, &Progress::default()).await
 }
 
 pub async fn pull_store(remote: &Remote, what: &str, store: &Store) -> Result<PullReport, Error> {
     let destination = Destination::Store { store: store.clone(), repository: repository(), tag: Some(tag("here")) };
-    pull(remote, &repository(), &selector(what), &destination, &Progress::new()).await
+    pull(remote, &repository(), &selector(what), &destination, &Progress::default()).await
 }
 
 pub async fn memory() -> Store {
@@ -130,7 +130,8 @@ pub async fn is_empty(store: &Store) -> bool {
     }
 }
 
-/// Every file below a directory. They are not opened: a process that closes a file loses its locks on it, and with them a database that is in use.
+/// Every file below a directory. They are not opened: a process that closes a file loses its locks
+/// on it, and with them a database that is in use.
 fn paths(root: &Path) -> Vec<PathBuf> {
     let (mut found, mut stack) = (Vec::new(), vec![root.to_owned()]);
     while let Some(path) = stack.pop() {
