@@ -83,125 +83,92 @@ fn every_refusal_of_a_tree_names_the_path() {
     let at = |path: &str, expected: &str, found: &str| format!("page tree: at {path}: expected {expected}, found {found}");
     let geometry = r#""geometry":{"page_size_tokens":16,"n_layers":2,"n_heads":2,"head_dim":4,"dtype":"bf16"},"#;
     let flat_digest = format!(r#","flat_digest":"{flat}""#);
-    let table: Vec<(&str, String, String, String)> = vec![
-        ("schema", "pf.page-tree.v1".into(), "pf.page-tree.v2".into(), at("$.schema", r#""pf.page-tree.v1""#, r#""pf.page-tree.v2""#)),
+    let (flat, flat_blake3) = (flat.to_string(), flat.to_string().replace("sha256", "blake3"));
+    let (listed, taken) = (r#"],"ix":[[3,3],[9,1]]"#, r#""ix":[[9,1],[4,1]]"#);
+    let table = [
+        ("schema", "pf.page-tree.v1", "pf.page-tree.v2", at("$.schema", r#""pf.page-tree.v1""#, r#""pf.page-tree.v2""#)),
         (
             "layout",
-            "paged-batchinvariant-v1".into(),
-            "paged".into(),
+            "paged-batchinvariant-v1",
+            "paged",
             at("$.layout", r#""paged-batchinvariant-v1" or a layout that starts with "opaque/""#, r#""paged""#),
         ),
         (
             "components",
-            r#"["k","v"]"#.into(),
-            r#"["v","k"]"#.into(),
+            r#"["k","v"]"#,
+            r#"["v","k"]"#,
             at("$.components", r#"["k","v"], ["kv"], ["latent"] or ["state"]"#, r#"["v", "k"]"#),
         ),
-        ("one component", r#"["k","v"]"#.into(), r#"["kv"]"#.into(), at("$.components", r#"["k","v"] for this layout"#, r#"["kv"]"#)),
+        ("one component", r#"["k","v"]"#, r#"["kv"]"#, at("$.components", r#"["k","v"] for this layout"#, r#"["kv"]"#)),
         (
             "no tokens",
-            r#""page_size_tokens":16,"page_bytes""#.into(),
-            r#""page_size_tokens":0,"page_bytes""#.into(),
+            r#""page_size_tokens":16,"page_bytes""#,
+            r#""page_size_tokens":0,"page_bytes""#,
             at("$.page_size_tokens", "a positive number", "0"),
         ),
         (
             "other page size",
-            r#""page_size_tokens":16,"page_bytes""#.into(),
-            r#""page_size_tokens":17,"page_bytes""#.into(),
+            r#""page_size_tokens":16,"page_bytes""#,
+            r#""page_size_tokens":17,"page_bytes""#,
             at("$.page_size_tokens", "16 as the geometry says", "17"),
         ),
-        (
-            "other page bytes",
-            r#""page_bytes":512"#.into(),
-            r#""page_bytes":511"#.into(),
-            at("$.page_bytes", "512 as the geometry says", "511"),
-        ),
-        ("no page bytes", r#""page_bytes":512"#.into(), r#""page_bytes":0"#.into(), at("$.page_bytes", "a positive number", "0")),
+        ("other page bytes", r#""page_bytes":512"#, r#""page_bytes":511"#, at("$.page_bytes", "512 as the geometry says", "511")),
+        ("no page bytes", r#""page_bytes":512"#, r#""page_bytes":0"#, at("$.page_bytes", "a positive number", "0")),
         (
             "no geometry",
-            geometry.into(),
-            String::new(),
+            geometry,
+            "",
             at("$.geometry", r#"a geometry exactly when the layout is "paged-batchinvariant-v1""#, r#"layout "paged-batchinvariant-v1""#),
         ),
         (
             "geometry of an opaque layout",
-            "paged-batchinvariant-v1".into(),
-            "opaque/x".into(),
+            "paged-batchinvariant-v1",
+            "opaque/x",
             at("$.geometry", r#"a geometry exactly when the layout is "paged-batchinvariant-v1""#, r#"layout "opaque/x""#),
         ),
         (
             "no flat digest",
-            flat_digest.clone(),
-            String::new(),
+            &flat_digest,
+            "",
             at("$.flat_digest", r#"a digest exactly when the layout is "paged-batchinvariant-v1""#, r#"layout "paged-batchinvariant-v1""#),
         ),
         (
             "flat digest of another algorithm",
-            flat.to_string(),
-            flat.to_string().replace("sha256", "blake3"),
-            at("$.flat_digest", "a sha256 digest, as of every document", &flat.to_string().replace("sha256", "blake3")),
+            &flat,
+            &flat_blake3,
+            at("$.flat_digest", "a sha256 digest, as of every document", &flat_blake3),
         ),
-        ("rank", r#""rank":0"#.into(), r#""rank":1"#.into(), at("$.rank", "a rank below world", "rank 1 of 1")),
-        ("world", r#""world":1"#.into(), r#""world":0"#.into(), at("$.rank", "a rank below world", "rank 0 of 0")),
-        ("group", r#""name":"main""#.into(), r#""name":"""#.into(), at("$.group.name", "1 to 200 bytes", "0 bytes")),
-        ("empty run", r#""pages":4"#.into(), r#""pages":0"#.into(), at("$.runs[0].pages", "1 to 1024", "0")),
-        ("long run", r#""pages":4"#.into(), r#""pages":1025"#.into(), at("$.runs[0].pages", "1 to 1024", "1025")),
-        ("pages without ix", r#""pages":4"#.into(), r#""pages":5"#.into(), at("$.ix", "5 indices, as many as the runs have pages", "4")),
-        (
-            "empty range",
-            r#"],"ix":[[3,3],[9,1]]"#.into(),
-            r#"],"ix":[[3,4],[9,0]]"#.into(),
-            at("$.ix[1]", "a non-empty range of 32-bit indices", "[9,0]"),
-        ),
+        ("rank", r#""rank":0"#, r#""rank":1"#, at("$.rank", "a rank below world", "rank 1 of 1")),
+        ("world", r#""world":1"#, r#""world":0"#, at("$.rank", "a rank below world", "rank 0 of 0")),
+        ("group", r#""name":"main""#, r#""name":"""#, at("$.group.name", "1 to 200 bytes", "0 bytes")),
+        ("empty run", r#""pages":4"#, r#""pages":0"#, at("$.runs[0].pages", "1 to 1024", "0")),
+        ("long run", r#""pages":4"#, r#""pages":1025"#, at("$.runs[0].pages", "1 to 1024", "1025")),
+        ("pages without ix", r#""pages":4"#, r#""pages":5"#, at("$.ix", "5 indices, as many as the runs have pages", "4")),
+        ("empty range", listed, r#"],"ix":[[3,4],[9,0]]"#, at("$.ix[1]", "a non-empty range of 32-bit indices", "[9,0]")),
         (
             "range past 32 bits",
-            r#"],"ix":[[3,3],[9,1]]"#.into(),
-            r#"],"ix":[[3,3],[4294967295,2]]"#.into(),
+            listed,
+            r#"],"ix":[[3,3],[4294967295,2]]"#,
             at("$.ix[1]", "a non-empty range of 32-bit indices", "[4294967295,2]"),
         ),
-        (
-            "ranges to be merged",
-            r#"],"ix":[[3,3],[9,1]]"#.into(),
-            r#"],"ix":[[3,3],[6,1]]"#.into(),
-            at("$.ix[1]", "adjoining ranges to be merged", "[6,1]"),
-        ),
-        ("ix twice", r#"],"ix":[[3,3],[9,1]]"#.into(), r#"],"ix":[[3,3],[5,1]]"#.into(), at("$.ix", "ascending indices, each once", "5")),
-        (
-            "ix descending",
-            r#"],"ix":[[3,3],[9,1]]"#.into(),
-            r#"],"ix":[[9,1],[3,3]]"#.into(),
-            at("$.ix", "ascending indices, each once", "3"),
-        ),
-        (
-            "a sequence into a gap",
-            r#""ix":[[9,1],[4,1]]"#.into(),
-            r#""ix":[[9,1],[4,3]]"#.into(),
-            at("$.sequences[1].ix", "the ix of a page in $.ix", "6"),
-        ),
-        (
-            "a sequence before the first page",
-            r#""ix":[[9,1],[4,1]]"#.into(),
-            r#""ix":[[9,1],[2,3]]"#.into(),
-            at("$.sequences[1].ix", "the ix of a page in $.ix", "2"),
-        ),
-        (
-            "a sequence after the last page",
-            r#""ix":[[9,1],[4,1]]"#.into(),
-            r#""ix":[[11,1],[4,1]]"#.into(),
-            at("$.sequences[1].ix", "the ix of a page in $.ix", "11"),
-        ),
-        ("ids", r#""id":"b""#.into(), r#""id":"a""#.into(), at("$.sequences[1].id", "ids ascending, each once", r#""a""#)),
-        ("fill", r#""fill":7"#.into(), r#""fill":16"#.into(), at("$.sequences[0].fill", "less than the page size 16 (0 = full)", "16")),
+        ("ranges to be merged", listed, r#"],"ix":[[3,3],[6,1]]"#, at("$.ix[1]", "adjoining ranges to be merged", "[6,1]")),
+        ("ix twice", listed, r#"],"ix":[[3,3],[5,1]]"#, at("$.ix", "ascending indices, each once", "5")),
+        ("ix descending", listed, r#"],"ix":[[9,1],[3,3]]"#, at("$.ix", "ascending indices, each once", "3")),
+        ("a sequence into a gap", taken, r#""ix":[[9,1],[4,3]]"#, at("$.sequences[1].ix", "the ix of a page in $.ix", "6")),
+        ("a sequence before the first page", taken, r#""ix":[[9,1],[2,3]]"#, at("$.sequences[1].ix", "the ix of a page in $.ix", "2")),
+        ("a sequence after the last page", taken, r#""ix":[[11,1],[4,1]]"#, at("$.sequences[1].ix", "the ix of a page in $.ix", "11")),
+        ("ids", r#""id":"b""#, r#""id":"a""#, at("$.sequences[1].id", "ids ascending, each once", r#""a""#)),
+        ("fill", r#""fill":7"#, r#""fill":16"#, at("$.sequences[0].fill", "less than the page size 16 (0 = full)", "16")),
         (
             "fill without pages",
-            r#"[[3,3],[9,1]],"fill":7"#.into(),
-            r#"[],"fill":7"#.into(),
+            r#"[[3,3],[9,1]],"fill":7"#,
+            r#"[],"fill":7"#,
             at("$.sequences[0].fill", "0 for a sequence without pages", "7"),
         ),
     ];
     for (what, from, to, message) in table {
-        assert!(text.contains(&from), "{what}: {from} is not in {text}");
-        assert_refused(what, parse(&text.replacen(&from, &to, 1)), &message, InvalidDocument);
+        assert!(text.contains(from), "{what}: {from} is not in {text}");
+        assert_refused(what, parse(&text.replacen(from, to, 1)), &message, InvalidDocument);
     }
     for (what, from, to, message) in [
         ("unknown field", r#""rank":0"#, r#""tank":0,"rank":0"#, "page tree: at $.tank: unknown field `tank`"),
@@ -241,7 +208,7 @@ fn limits_of_a_tree_are_enforced() {
 fn a_short_tree_that_stands_for_billions_of_indices_is_refused_or_checked_without_walking_them() {
     let (_, tree, _) = small();
     let text = String::from_utf8(tree.to_bytes()).unwrap();
-    let billions = text.replace(r#"],"ix":[[3,3],[9,1]]"#, r#"],"ix":[[0,4294967295]]"#);
+    let billions = text.replace(listed, r#"],"ix":[[0,4294967295]]"#);
     assert_refused("ix", parse(&billions), "list of page indices is too large: 4294967295, the limit is 16777216", TooLarge);
     // 64 Mi indices in sequences are allowed; a kilobyte can say so, and must not cost seconds.
     let runs = vec![format!(r#"{{"digest":"{}","pages":1024}}"#, tree.runs[0].digest); 1024].join(",");
