@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import unittest
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fake_agent import FakeAgent
@@ -28,16 +26,12 @@ class Transfer:
 
 class Linker(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = str(Path(folder.name) / "s")
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.abandoned = threading.Event()
         self.answers: dict[str, dict[str, Any]] = {"match": {"match": "ready", "boundary": 16, "restore": "r1"}}
-        agent = FakeAgent(path, self.answer)
-        self.addCleanup(agent.close)
+        agent = FakeAgent.beside(self, self.answer)
         registration = {"engine": "sglang", "member": "rank-0", "verbs": ["request"], "world": 1, "deployment": {}}
-        member = Member(path, registration).start()
+        member = Member(agent.path, registration).start()
         self.assertTrue(member.wait_registered(10))
         pools = {"kv": Pool("main", PAGE), "mamba": Pool("state", 1, recurrent=True)}
         self.linker = PfLinker(member, pools, PAGE, {"a": Request(TOKENS, "tenant")}.get)

@@ -7,17 +7,23 @@ import json
 import os
 import socket
 import struct
+import tempfile
 import threading
+import unittest
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pf_connector.wire import receive, send
+
+Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class FakeAgent:
     """Listens on a socket. Each connection is a `Link`, in the order in which they came."""
 
-    def __init__(self, path: str, answer: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None) -> None:
+    def __init__(self, path: str, answer: Answer | None = None) -> None:
+        self.path = path
         self.links: list[Link] = []
         self.came = threading.Condition()
         self._answer = answer or (lambda call, args: {})
@@ -25,6 +31,15 @@ class FakeAgent:
         self._server.bind(path)
         self._server.listen()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @classmethod
+    def beside(cls, test: unittest.TestCase, answer: Answer | None = None) -> FakeAgent:
+        """An agent in a folder of its own. Both go when the test ends."""
+        folder = tempfile.TemporaryDirectory()
+        test.addCleanup(folder.cleanup)
+        agent = cls(str(Path(folder.name) / "s"), answer)
+        test.addCleanup(agent.close)
+        return agent
 
     def _accept(self) -> None:
         while True:
@@ -61,7 +76,7 @@ class FakeAgent:
 class Link:
     """One connection."""
 
-    def __init__(self, sock: socket.socket, answer: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(self, sock: socket.socket, answer: Answer) -> None:
         self.register: dict[str, Any] = {}
         self.descriptors: list[int] = []
         self.registered = threading.Event()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import mmap
-import tempfile
 import threading
 import unittest
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,12 +43,8 @@ MODEL = model()
 
 class Attached(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = str(Path(folder.name) / "s")
-        self.agent = FakeAgent(path)
-        self.addCleanup(self.agent.close)
-        self.engine = Attachment(MODEL, engine="e", socket=path, weights="w", blocks=8, sequences=2)
+        self.agent = FakeAgent.beside(self)
+        self.engine = Attachment(MODEL, engine="e", socket=self.agent.path, weights="w", blocks=8, sequences=2)
         self.addCleanup(self.engine.close)
         self.link = self.agent.link(0)
         self.memory = mmap.mmap(self.link.descriptors[0], self.link.register["memories"][0]["bytes"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import types
 import unittest
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,14 +126,10 @@ class Tables(unittest.TestCase):
 
 class Asking(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = str(Path(folder.name) / "s")
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.answers: dict[str, Any] = {"match": {"match": "ready", "boundary": 40, "restore": "r1"}}
-        self.agent = FakeAgent(self.path, self.answer)
-        self.addCleanup(self.agent.close)
-        self.scheduler = Scheduler(Identity("e", self.path, 1, DEPLOYMENT), HYBRID)
+        self.agent = FakeAgent.beside(self, self.answer)
+        self.scheduler = Scheduler(Identity("e", self.agent.path, 1, DEPLOYMENT), HYBRID)
         self.addCleanup(self.scheduler.close)
         manager = SimpleNamespace(get_block_ids=lambda name: ([0, 0, 9], [1, 2, 3], [4, 5, 6, 7, 8]))
         self.scheduler.bind(manager)
@@ -225,14 +219,10 @@ class Asking(unittest.TestCase):
 
 class Pausing(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = str(Path(folder.name) / "s")
-        self.agent = FakeAgent(path)
-        self.addCleanup(self.agent.close)
+        self.agent = FakeAgent.beside(self)
         self.did: list[str] = []
         registration = {"engine": "e", "world": 1, "deployment": DEPLOYMENT}
-        self.switch = Switch(path, registration, self.pause, lambda: self.did.append("resume"))
+        self.switch = Switch(self.agent.path, registration, self.pause, lambda: self.did.append("resume"))
         self.addCleanup(self.switch.close)
 
     def pause(self) -> None:
