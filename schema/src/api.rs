@@ -3,7 +3,7 @@
 use crate::digest::Digest;
 use crate::error::ErrorCode;
 use crate::kind::Kind;
-use crate::name::{RepositoryName, Tag};
+use crate::name::{DomainName, RepositoryName, Tag};
 use crate::snapshot::{Manifest, SnapshotConfig};
 use crate::tree::PageTree;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ macro_rules! api {
 #[cfg(feature = "openapi")]
 mod openapi {
     //! Validated names are strings on the wire.
-    use super::{Digest, RepositoryName, Tag, TagState};
+    use super::{Digest, DomainName, RepositoryName, Tag, TagState};
     use crate::name::Selector;
     use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, SchemaType, Type};
     use utoipa::openapi::{RefOr, Schema};
@@ -66,6 +66,7 @@ mod openapi {
         min_length = 1,
         max_length = 255
     );
+    string_schema!(DomainName, "^[a-z0-9]+((_|__|-+)[a-z0-9]+)*$", "acme", min_length = 1, max_length = 40);
 
     /// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older tools understand it too.
     pub(super) struct Pair;
@@ -340,6 +341,29 @@ api! {
         pub digest: Digest,
         /// The new tags.
         pub tags: Vec<Tag>,
+    }
+
+    /// A domain: repositories that share storage with each other, and with no others.
+    pub struct DomainInfo {
+        /// Its name.
+        pub name: DomainName,
+        /// Whether it is being deleted.
+        pub state: DomainState,
+        /// Milliseconds since 1970, UTC; absent for the default domain.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub created_at: Option<u64>,
+        /// When its deletion began, if it did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub deleting_since: Option<u64>,
+    }
+
+    /// Domains by name, the default domain first.
+    pub struct DomainList {
+        /// One page of them.
+        pub domains: Vec<DomainInfo>,
+        /// Pass as `after` to get the next page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub next: Option<String>,
     }
 
     /// A repository.
@@ -690,7 +714,21 @@ api! {
         pub tags: u64,
         /// Snapshots of which something is not there, in words.
         pub lost: Vec<String>,
+        /// Other domains that were found on the storage: each is a store to rebuild.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub domains: Vec<DomainName>,
     }
+}
+
+/// Whether a domain can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DomainState {
+    /// It can.
+    Live,
+    /// It cannot: its tables and bytes are being deleted.
+    Deleting,
 }
 
 /// What a background task does now.

@@ -233,6 +233,8 @@ error_codes! {
     CorruptStore = "corrupt_store", 500, 4, false, "A stored blob is damaged";
     /// A container lists blobs that are not stored; `missing` names some of them.
     MissingBlobs = "missing_blobs", 422, 5, false, "A container lists blobs that are not stored";
+    /// No such domain: it was never made, or is deleted.
+    DomainUnknown = "domain_unknown", 404, 5, false, "No such domain";
     /// No such repository.
     RepositoryUnknown = "repository_unknown", 404, 5, false, "No such repository";
     /// No such snapshot in this repository.

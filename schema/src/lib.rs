@@ -46,4 +46,4 @@ pub use document::Document;
 pub use error::{ErrorCode, FormatError};
 pub use kind::Kind;
 pub use limits::Limits;
-pub use name::{Reference, RepositoryName, Selector, Tag};
+pub use name::{DomainName, Reference, RepositoryName, Selector, Tag};

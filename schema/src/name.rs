@@ -1,4 +1,4 @@
-//! Names: repositories, tags and references to snapshots.
+//! Names: domains, repositories, tags and references to snapshots.
 
 use crate::digest::{Algorithm, Digest, DigestPrefix};
 use crate::error::FormatError;
@@ -50,37 +50,77 @@ impl FromStr for RepositoryName {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        let fail = |reason| Err(name_error("repository name", text, reason));
-        if text.is_empty() || text.len() > 255 {
-            return fail("expected 1 to 255 bytes");
+        let fail = |reason| name_error("repository name", text, reason);
+        if !(1..=255).contains(&text.len()) {
+            return Err(fail("expected 1 to 255 bytes"));
         }
-        for component in text.split('/') {
-            if component.is_empty() {
-                return fail("a component is empty");
-            }
-            let mut previous_separator = "";
-            let mut rest = component;
-            while !rest.is_empty() {
-                let word = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()).len();
-                if word == 0 {
-                    return fail("expected lower-case letters, digits and single separators (. _ __ -), not at the ends of a component");
-                }
-                rest = &rest[word..];
-                let separator = rest.len() - rest.trim_start_matches(['.', '_', '-']).len();
-                previous_separator = &rest[..separator];
-                let legal = matches!(previous_separator, "" | "." | "_" | "__") || previous_separator.bytes().all(|b| b == b'-');
-                if !legal {
-                    return fail("separators are one of . _ __ or dashes");
-                }
-                rest = &rest[separator..];
-                if separator == 0 && !rest.is_empty() {
-                    return fail("expected lower-case letters, digits and single separators (. _ __ -)");
-                }
-            }
-            if !previous_separator.is_empty() {
-                return fail("a component ends with a separator");
-            }
+        text.split('/').try_for_each(component).map_err(fail)?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// A component of a repository name, or the name of a domain: words and single separators.
+fn component(text: &str) -> Result<(), &'static str> {
+    if text.is_empty() {
+        return Err("a component is empty");
+    }
+    let mut previous_separator = "";
+    let mut rest = text;
+    while !rest.is_empty() {
+        let word = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()).len();
+        if word == 0 {
+            return Err("expected lower-case letters, digits and single separators (. _ __ -), not at the ends of a component");
         }
+        rest = &rest[word..];
+        let separator = rest.len() - rest.trim_start_matches(['.', '_', '-']).len();
+        previous_separator = &rest[..separator];
+        let legal = matches!(previous_separator, "" | "." | "_" | "__") || previous_separator.bytes().all(|b| b == b'-');
+        if !legal {
+            return Err("separators are one of . _ __ or dashes");
+        }
+        rest = &rest[separator..];
+        if separator == 0 && !rest.is_empty() {
+            return Err("expected lower-case letters, digits and single separators (. _ __ -)");
+        }
+    }
+    if previous_separator.is_empty() { Ok(()) } else { Err("a component ends with a separator") }
+}
+
+/// A domain: repositories that share storage. Grammar of one component of a [`RepositoryName`],
+/// without dots, at most 40 bytes: it is a part of paths, of URLs and of a database schema's name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DomainName(String);
+text_newtype!(DomainName, "domain name");
+
+impl DomainName {
+    /// The domain that exists from the first start, and that a request means if it names none.
+    pub const DEFAULT: &str = "default";
+    /// The first segment of the base path of a domain, and the folder of all but the default one.
+    pub const FOLDER: &str = "domains";
+
+    /// Whether it is the default domain.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.0 == Self::DEFAULT
+    }
+}
+
+impl Default for DomainName {
+    fn default() -> Self {
+        Self(Self::DEFAULT.to_owned())
+    }
+}
+
+impl FromStr for DomainName {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        let fail = |reason| name_error("domain name", text, reason);
+        if !(1..=40).contains(&text.len()) || text.contains('.') {
+            return Err(fail("expected 1 to 40 bytes without dots"));
+        }
+        component(text).map_err(fail)?;
         Ok(Self(text.to_owned()))
     }
 }
@@ -185,14 +225,17 @@ impl FromStr for Selector {
     }
 }
 
-/// `[[http(s)://]host[:port]/]repository[:tag[~N]|@digest]`.
+/// `[[http(s)://]host[:port]/[domains/name/]]repository[:tag[~N]|@digest]`.
 ///
 /// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is
 /// `localhost` or contains a `.` or a `:`. A loopback host is asked over http, any other over
-/// https. `/` before a repository says that there is no host in it.
+/// https. `/` before a repository says that there is no host in it. After a host, `domains/NAME/`
+/// names a domain: a repository of the default domain that is named so itself is written with
+/// `domains/default/` before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
-    /// The registry's base URL without a trailing slash, if the reference names one.
+    /// The registry's base URL without a trailing slash, if the reference names one; with the base
+    /// path of the domain, if that is named too.
     pub registry: Option<String>,
     /// The repository.
     pub repository: RepositoryName,
@@ -211,7 +254,12 @@ impl Reference {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.registry {
-            Some(registry) => write!(f, "{registry}/")?,
+            Some(registry) => {
+                write!(f, "{registry}/")?;
+                if !registry.contains("/domains/") && domain_and_path(self.repository.as_str()).is_some() {
+                    write!(f, "{}/{}/", DomainName::FOLDER, DomainName::DEFAULT)?;
+                }
+            }
             None if host_and_path(self.repository.as_str()).is_some() => f.write_str("/")?,
             None => {}
         }
@@ -266,7 +314,7 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
         let (host, path) =
             rest.split_once('/').ok_or_else(|| name_error("reference", text, "expected a repository after the registry's address"))?;
         check_host(text, host)?;
-        return Ok((Some(format!("{scheme}://{host}")), path));
+        return Ok(with_domain(format!("{scheme}://{host}"), path));
     }
     if let Some((host, path)) = host_and_path(text) {
         // Without a scheme this may be a path of a file system, which is no host.
@@ -275,13 +323,28 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
         }
         check_host(text, host)?;
         let scheme = if is_loopback(host) { "http" } else { "https" };
-        return Ok((Some(format!("{scheme}://{host}")), path));
+        return Ok(with_domain(format!("{scheme}://{host}"), path));
     }
     // Only where it is needed: a path of a file system that was given by mistake is no repository.
     match text.strip_prefix('/') {
         Some(path) if host_and_path(path).is_some() => Ok((None, path)),
         _ => Ok((None, text)),
     }
+}
+
+/// The base URL of a registry, with that of the domain that the path names, and the repository's path.
+fn with_domain(registry: String, path: &str) -> (Option<String>, &str) {
+    match domain_and_path(path) {
+        Some((domain, path)) if domain.is_default() => (Some(registry), path),
+        Some((domain, path)) => (Some(format!("{registry}/{}/{domain}", DomainName::FOLDER)), path),
+        None => (Some(registry), path),
+    }
+}
+
+/// The domain that a path begins with, and what follows.
+fn domain_and_path(path: &str) -> Option<(DomainName, &str)> {
+    let (name, rest) = path.strip_prefix(DomainName::FOLDER)?.strip_prefix('/')?.split_once('/')?;
+    Some((name.parse().ok()?, rest))
 }
 
 /// The first component, if it is a host by docker's rule, and what follows.

@@ -1,5 +1,5 @@
 use crate::common::cases;
-use pfr_schema::{Algorithm, Digest, DigestPrefix, ErrorCode, Reference, RepositoryName, Selector, Tag};
+use pfr_schema::{Algorithm, Digest, DigestPrefix, DomainName, ErrorCode, Reference, RepositoryName, Selector, Tag};
 use proptest::prelude::*;
 
 const HEX: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -125,6 +125,23 @@ fn tags_follow_the_oci_grammar() {
 }
 
 #[test]
+fn domain_names_are_one_component_without_dots() {
+    for name in ["a", "0", "acme", "a_b", "a__b", "a-b", "a---b", "default", &"a".repeat(40)] {
+        assert_eq!(name.parse::<DomainName>().unwrap().as_str(), name);
+    }
+    let long = "a".repeat(41);
+    for name in
+        ["", ".", "..", "a.b", "a/b", "../a", "a/", "-a", "a-", "_a", "a_", "a___b", "A", "a b", "a%61", "a\0", "a\n", "é", "\"", &long]
+    {
+        let error = name.parse::<DomainName>().unwrap_err();
+        assert_eq!(error.code(), ErrorCode::InvalidName, "{name:?}");
+        assert!(error.to_string().starts_with("invalid domain name "), "{name:?}: {error}");
+        assert!(serde_json::from_value::<DomainName>(name.into()).is_err(), "{name:?} in JSON");
+    }
+    assert!(DomainName::default().is_default() && !"acme".parse::<DomainName>().unwrap().is_default());
+}
+
+#[test]
 fn references_are_read_as_documented() {
     let digest: Digest = format!("sha256:{HEX}").parse().unwrap();
     let tag = |tag: &str, back| Some(Selector::Tag { tag: tag.parse().unwrap(), back });
@@ -153,6 +170,13 @@ fn references_are_read_as_documented() {
         ("10.0.0.7/agent:v1.2".into(), Some("https://10.0.0.7"), "agent", tag("v1.2", 0)),
         ("http://pf.example.com/agent".into(), Some("http://pf.example.com"), "agent", None),
         ("https://localhost:5077/agent".into(), Some("https://localhost:5077"), "agent", None),
+        // Domains.
+        ("localhost:5077/domains/acme/team/agent:1".into(), Some("http://localhost:5077/domains/acme"), "team/agent", tag("1", 0)),
+        ("https://h/domains/a-b/agent".into(), Some("https://h/domains/a-b"), "agent", None),
+        ("https://h/domains/default/agent".into(), Some("https://h"), "agent", None),
+        ("https://h/domains/default/domains/a/b".into(), Some("https://h"), "domains/a/b", None),
+        ("https://h/domains/acme".into(), Some("https://h"), "domains/acme", None),
+        ("domains/acme/agent".into(), None, "domains/acme/agent", None),
         // What is no host, and what only looks like one.
         ("agent.v2:1".into(), None, "agent.v2", tag("1", 0)),
         ("localhost:5077".into(), None, "localhost", tag("5077", 0)),
@@ -294,7 +318,8 @@ fn refusals_of_references_say_what_to_write() {
 
 fn repository() -> impl Strategy<Value = String> {
     let component = "[a-z0-9]{1,5}((\\.|_|__|-{1,3})[a-z0-9]{1,4}){0,2}";
-    prop::collection::vec(component, 1..5).prop_map(|c| c.join("/"))
+    let path = prop::collection::vec(component, 1..5).prop_map(|c| c.join("/"));
+    (any::<bool>(), path).prop_map(|(like_a_domain, path)| if like_a_domain { format!("domains/{path}") } else { path })
 }
 
 fn reference() -> impl Strategy<Value = Reference> {
@@ -305,7 +330,7 @@ fn reference() -> impl Strategy<Value = Reference> {
         any::<u64>().prop_map(|n| Some(Selector::Digest(Digest::sha256(&n.to_le_bytes())))),
         "((sha256|blake3):)?[0-9a-f]{6,63}".prop_map(|prefix| Some(Selector::Prefix(prefix.parse().unwrap()))),
     ];
-    (prop::option::of("https?://[a-z0-9.-]{1,20}(:[0-9]{1,5})?"), repository(), selector)
+    (prop::option::of("https?://[a-z0-9.-]{1,20}(:[0-9]{1,5})?(/domains/[a-z0-9]{1,5}(-[a-z]{1,3})?)?"), repository(), selector)
         .prop_map(|(registry, repository, selector)| Reference { registry, repository: repository.parse().unwrap(), selector })
 }
 
@@ -336,6 +361,7 @@ proptest! {
             }
         };
         prop_assert_eq!(name.parse::<RepositoryName>().is_ok(), name.split('/').all(component));
+        prop_assert_eq!(name.parse::<DomainName>().is_ok(), !name.contains(['/', '.']) && component(&name));
     }
 
     #[test]
@@ -354,6 +380,10 @@ proptest! {
         if let Ok(name) = text.parse::<RepositoryName>() {
             prop_assert!(name.as_str().bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._-/".contains(&b)));
             prop_assert!(name.as_str().split('/').all(|c| !c.is_empty() && !c.starts_with('.')));
+        }
+        if let Ok(name) = text.parse::<DomainName>() {
+            prop_assert!(name.as_str().bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_-".contains(&b)));
+            prop_assert_eq!(serde_json::from_value::<DomainName>(name.as_str().into()).unwrap(), name);
         }
     }
 }
