@@ -1,7 +1,7 @@
 //! Errors of the store: values that say what to do.
 
 use pfr_schema::api::TagState;
-use pfr_schema::{Digest, DigestPrefix, ErrorCode, FormatError, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, DomainName, ErrorCode, FormatError, Kind, RepositoryName, Tag};
 
 /// What a store operation returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -43,6 +43,12 @@ pub enum Error {
         /// What is stored.
         found: String,
     },
+    /// No such domain.
+    #[error("domain {0} does not exist")]
+    DomainUnknown(DomainName),
+    /// A domain of this name is being deleted.
+    #[error("a domain {0} is being deleted; try again when it is gone, or use another name")]
+    DomainBusy(DomainName),
     /// No such repository.
     #[error("repository {0} does not exist")]
     RepositoryUnknown(RepositoryName),
@@ -174,6 +180,8 @@ impl Error {
             Self::Format(source) | Self::Frame { source, .. } | Self::WrongValue { source, .. } => source.code(),
             Self::Missing { .. } => ErrorCode::MissingBlobs,
             Self::WrongShape { .. } => ErrorCode::LengthMismatch,
+            Self::DomainUnknown(_) => ErrorCode::DomainUnknown,
+            Self::DomainBusy(_) => ErrorCode::Unavailable,
             Self::RepositoryUnknown(_) => ErrorCode::RepositoryUnknown,
             Self::SnapshotUnknown { .. } => ErrorCode::SnapshotUnknown,
             Self::SnapshotAmbiguous { .. } => ErrorCode::AmbiguousDigest,

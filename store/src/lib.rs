@@ -15,6 +15,7 @@
 
 mod backends;
 mod clock;
+mod domains;
 mod error;
 mod frames;
 mod gc;
@@ -42,6 +43,7 @@ pub use backends::SqliteMetadata;
 #[cfg(feature = "postgres")]
 pub use backends::{PostgresMetadata, PostgresOptions};
 pub use clock::Clock;
+pub use domains::{DomainHome, DomainPacks, DomainTables, Domains};
 pub use error::{Error, Result};
 pub use frames::{BoxFrames, PackRange};
 pub use gc::{GcOptions, GcPart};

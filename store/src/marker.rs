@@ -36,6 +36,23 @@ impl Store {
         self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
     }
 
+    /// What is to be done once before requests are served: makes sure of the database, and journals changes of names whose process
+    /// ended before it had done so. A full disk does not prevent the start: none of these changes was acknowledged, and a client that
+    /// repeats one waits for the journal.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be reached.
+    pub async fn begin_serving(&self) -> Result<()> {
+        self.names_are_known().await?;
+        match self.flush_journal().await {
+            Err(error @ Error::Full(_)) => {
+                tracing::warn!(%error, "journal: changes of an earlier process cannot be written yet, the disk is full");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
     /// That the database is not an empty one over a storage with names: numbers of changes would begin anew, and what is acknowledged from then on
     /// could not be told from what was before. A database that was half rebuilt has no number yet either.
     ///

@@ -149,6 +149,11 @@ impl Store {
         }
     }
 
+    /// The store of another domain, in the same process: they share settings and limits on memory, and nothing that is stored.
+    pub(crate) fn beside(&self, packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>) -> Self {
+        Self { packs, packs_dir: None, packs_disk: None, metadata, journaling: Arc::default(), marked: Arc::default(), ..self.clone() }
+    }
+
     /// Says that the packs are files below `dir`: then collection makes deletions durable and removes what interrupted uploads left there, and
     /// nothing new is stored while their disk is nearly full.
     #[must_use]
@@ -156,6 +161,12 @@ impl Store {
         self.packs_dir = Some(Arc::from(dir));
         self.packs_disk = Some(Arc::new(Disk::new(dir, self.options.min_free)));
         self
+    }
+
+    /// Whether both are clones of one store.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.marked, &other.marked)
     }
 
     /// Its settings.
@@ -408,4 +419,20 @@ pub fn document_frame(document: &pfr_schema::tree::Document) -> Bytes {
         stored_len: payload.len() as u64,
     };
     pfr_schema::frame::encode(&header, &payload).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn stores_of_one_process_share_its_limits_and_nothing_else() {
+        let store = Store::open_in_memory(Options::default()).await.expect("a store");
+        let other = Store::open_in_memory(Options::default()).await.expect("another");
+        let beside = store.beside(Arc::clone(&other.packs), Arc::clone(&other.metadata));
+        assert!(Arc::ptr_eq(&store.ingests, &beside.ingests) && Arc::ptr_eq(&store.outputs, &beside.outputs));
+        assert!(Arc::ptr_eq(&store.reads, &beside.reads) && Arc::ptr_eq(&store.slow, &beside.slow));
+        assert!(Arc::ptr_eq(&store.large, &beside.large) && Arc::ptr_eq(&store.large_documents, &beside.large_documents));
+        assert!(!Arc::ptr_eq(&store.journaling, &beside.journaling) && !store.is_same(&beside));
+    }
 }

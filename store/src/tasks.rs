@@ -52,10 +52,12 @@ pub enum Lane {
     Upkeep,
     /// Reading the whole store, which may take hours.
     Scrub,
+    /// Deleting what lies of deleted domains.
+    Domains,
 }
 
 impl Lane {
-    const ALL: [Self; 2] = [Self::Upkeep, Self::Scrub];
+    const ALL: [Self; 3] = [Self::Upkeep, Self::Scrub, Self::Domains];
 }
 
 /// How a run ended that did not fail.

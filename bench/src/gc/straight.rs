@@ -8,8 +8,8 @@ use pfr_schema::{Digest, Kind};
 use rusqlite::{CachedStatement, Connection, params};
 use std::path::Path;
 
-const OBJECT: &str = "INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, offset, frame_len, codec)
-                      VALUES (?1, 1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, 0)";
+const OBJECT: &str = "INSERT INTO objects (id, digest, size, kind, refs, keep_until, pack, offset, frame_len, codec)
+                      VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, 0)";
 const CONTAINER: &str = "INSERT INTO containers (object, children, pages, components, page_bytes, logical_bytes, new_bytes)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)";
 
@@ -35,7 +35,7 @@ pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_
         connection.execute_batch(&format!("DROP INDEX {name}"))?;
     }
     connection.execute_batch("BEGIN")?;
-    connection.execute("INSERT INTO repositories (domain, name) VALUES (1, ?1)", [repository])?;
+    connection.execute("INSERT INTO repositories (name) VALUES (?1)", [repository])?;
     let repository = connection.last_insert_rowid();
     let mut filler = Filler {
         object: connection.prepare_cached(OBJECT)?,

@@ -8,6 +8,3 @@ mod sqlite;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use sqlite::SqliteMetadata;
-
-/// Everything lives in one domain until tokens and domains exist.
-const DOMAIN: i64 = 1;

@@ -13,11 +13,12 @@ use crate::packs::{Expected, FrameChecks, Index, IndexFound, PROBES, READ, key_o
 use crate::tasks;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
+use object_store::path::Path;
 use pfr_schema::api::RebuildReport;
 use pfr_schema::digest::Algorithm;
 use pfr_schema::frame::Header;
 use pfr_schema::pack::{Entry, MAGIC};
-use pfr_schema::{Container, Digest, Kind, journal};
+use pfr_schema::{Container, Digest, DomainName, Kind, journal};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
@@ -69,16 +70,16 @@ impl Rebuild<'_> {
     /// Keys of the packs on storage, in order; they begin with the time.
     async fn packs(&mut self) -> Result<Vec<String>> {
         let mut keys = Vec::new();
-        let mut objects = self.store.packs.list(None);
-        while let Some(object) = objects.try_next().await.map_err(Error::packs)? {
-            let location = object.location;
-            if location.prefix_matches(&journal::PREFIX.into())
-                || location.prefix_matches(&PROBES.into())
-                || location.prefix_matches(&tasks::PREFIX.into())
-                || location.as_ref() == marker::KEY
-            {
-                continue;
-            }
+        let top = self.store.packs.list_with_delimiter(None).await.map_err(Error::packs)?;
+        let mut locations: Vec<Path> = top.objects.into_iter().map(|object| object.location).collect();
+        locations.retain(|location| location.as_ref() != marker::KEY);
+        // The stores of other domains are not even listed.
+        let others = [journal::PREFIX, PROBES, tasks::PREFIX, DomainName::FOLDER];
+        for folder in top.common_prefixes.iter().filter(|folder| !others.contains(&folder.as_ref())) {
+            let objects = self.store.packs.list(Some(folder)).map_ok(|object| object.location);
+            locations.extend(objects.try_collect::<Vec<_>>().await.map_err(Error::packs)?);
+        }
+        for location in locations {
             match key_of(&location) {
                 Some(key) => keys.push(key.to_owned()),
                 None => self.report.refused.push(format!("{location}: it is no pack")),

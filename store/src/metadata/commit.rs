@@ -37,8 +37,8 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     check_artifact_type(commit.artifact_type.as_deref())?;
     let digest = commit.manifest;
     let unknown = || Error::BlobUnknown { digest, kind: Kind::Manifest };
-    let find = "SELECT id FROM objects WHERE domain = $1 AND digest = $2";
-    let object: ObjectId = tx.first(find, values![tx.domain(), &digest]).await?.ok_or_else(unknown)?;
+    let find = "SELECT id FROM objects WHERE digest = $1";
+    let object: ObjectId = tx.first(find, values![&digest]).await?.ok_or_else(unknown)?;
     let before = lock_with_targets(tx, repository, object, commit.tag.as_slice()).await?;
     // Only now: a transaction that collected, quarantined or committed it meanwhile is done.
     let find = "SELECT o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id

@@ -111,8 +111,8 @@ type RawSizes = (ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64);
 /// What is stored of `digests`, locked: nobody counts or collects it until this transaction ends.
 async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>> {
     let find = "SELECT digest, id, size, kind, refs, health, pack, frame_len FROM objects
-                WHERE domain = $1 AND digest = ANY($2) ORDER BY id FOR NO KEY UPDATE";
-    let rows: Vec<RawKnown> = tx.query(find, values![tx.domain(), digests]).await?;
+                WHERE digest = ANY($1) ORDER BY id FOR NO KEY UPDATE";
+    let rows: Vec<RawKnown> = tx.query(find, values![digests]).await?;
     let mut known = HashMap::with_capacity(rows.len());
     let mut containers: HashMap<ObjectId, Digest> = HashMap::new();
     for (digest, id, size, kind, refs, health, pack, frame_len) in rows {
@@ -176,10 +176,10 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
         // In order of digests, so that two who bring the same do not wait for each other in a circle.
         rows.sort_by_cached_key(|(row, _)| row.header.digest.to_key());
     }
-    let insert = r#"INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec, lessee)
-        SELECT u.id, $9, u.digest, u.size, u.kind, u.refs, $10, $11, u.at, u.len, u.codec, $12
+    let insert = r#"INSERT INTO objects (id, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec, lessee)
+        SELECT u.id, u.digest, u.size, u.kind, u.refs, $9, $10, u.at, u.len, u.codec, $11
         FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[])
-        AS u(id, digest, size, kind, refs, at, len, codec) ON CONFLICT (domain, digest) DO NOTHING"#;
+        AS u(id, digest, size, kind, refs, at, len, codec) ON CONFLICT (digest) DO NOTHING"#;
     let of = |field: fn(&accept::Insert) -> u64| rows.iter().map(|(row, _)| field(row)).collect();
     let columns = vec![
         rows.iter().map(|(_, id)| *id).collect(),
@@ -191,7 +191,7 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
         of(|row| row.header.frame_len()),
         of(|row| row.header.codec as u64),
     ];
-    let inserted = tx.execute_each(insert, columns, values![tx.domain(), until, pack, session]).await?;
+    let inserted = tx.execute_each(insert, columns, values![until, pack, session]).await?;
     // If not, somebody else stored one of them meanwhile: the plan no longer holds.
     if inserted == ids.len() as u64 { Ok(ids) } else { Err(Fail::Again) }
 }

@@ -77,7 +77,7 @@ async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()
 /// One transaction at a time decides about health: marks that another has not committed yet would be
 /// overlooked.
 async fn alone<T: Tx>(tx: &mut T) -> Outcome<()> {
-    const ALONE: Sql = Sql::only_postgres("SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('health', 0))");
+    const ALONE: Sql = Sql::only_postgres("SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('health ' || current_schema()::text, 0))");
     tx.query::<i64>(ALONE, &[]).await?;
     Ok(())
 }
@@ -86,8 +86,8 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
     alone(tx).await?;
     let now = tx.now().await?;
     let digests: Vec<Digest> = damage.iter().map(|d| d.digest).collect();
-    let find = "SELECT id FROM objects WHERE domain = $1 AND digest = ANY($2) ORDER BY id FOR NO KEY UPDATE";
-    let ids: Vec<ObjectId> = tx.query(find, values![tx.domain(), digests.as_slice()]).await?;
+    let find = "SELECT id FROM objects WHERE digest = ANY($1) ORDER BY id FOR NO KEY UPDATE";
+    let ids: Vec<ObjectId> = tx.query(find, values![digests.as_slice()]).await?;
     let (mut quarantined, mut marks) = (Vec::new(), Marks::new());
     for Damage { digest, pack, reason } in damage {
         // A copy that collection or a push has put elsewhere is not what was found bad.
@@ -159,10 +159,10 @@ pub(super) async fn lift_quarantine<T: Tx>(tx: &mut T, good: &[(Digest, String)]
     for (digest, pack) in good {
         // A container's children may be damaged: whether they are is for the reassessment.
         let update = "UPDATE objects SET health = CASE kind WHEN 0 THEN 0 ELSE $1::bigint END WHERE id =
-                        (SELECT id FROM objects WHERE domain = $2 AND digest = $3 AND health = $4
-                         AND pack = (SELECT id FROM packs WHERE key = $5) FOR NO KEY UPDATE)
-                      AND health = $4 RETURNING id";
-        let values = values![Health::Incomplete, tx.domain(), digest, Health::Damaged, pack];
+                        (SELECT id FROM objects WHERE digest = $2 AND health = $3
+                         AND pack = (SELECT id FROM packs WHERE key = $4) FOR NO KEY UPDATE)
+                      AND health = $3 RETURNING id";
+        let values = values![Health::Incomplete, digest, Health::Damaged, pack];
         lifted.extend(tx.returning::<ObjectId>(update, values).await?);
     }
     if lifted.is_empty() {

@@ -15,6 +15,7 @@ mod audit;
 pub(crate) mod children;
 mod collect;
 mod commit;
+mod domains;
 mod index;
 mod integrity;
 mod journal;
@@ -43,7 +44,7 @@ use crate::room::{Freeing, MadeRoom};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use std::time::Duration;
 use tx::{Backend, Mode};
 
@@ -264,6 +265,31 @@ macro_rules! metadata_transactions {
             /// (as a manifest) are returned and skipped, and a tag that should point at one is not
             /// there. No new changes are noted.
             restore_names(records: Vec<Record>, last: u64) -> Vec<Record> = WRITE |tx| restore::restore_names(tx, records, *last);
+
+            /// A domain other than the default one. The catalogue is in the default domain's tables;
+            /// those of other domains have it too, and it stays empty there.
+            domain(name: DomainName) -> Option<DomainRow> = READ |tx| domains::domain(tx, name);
+            /// Domains by name, without the default one.
+            domains(after: Option<String>, limit: usize) -> Page<DomainRow>
+                = READ |tx| domains::domains(tx, after.as_deref(), *limit);
+            /// The row of a domain, made if there is none, and whether it was.
+            ///
+            /// # Errors
+            /// [`crate::Error::DomainBusy`] while a domain of this name is being deleted.
+            create_domain(name: DomainName) -> (DomainRow, bool) = GROW |tx| domains::create_domain(tx, name);
+            /// Begins the deletion of a domain; once more changes nothing.
+            ///
+            /// # Errors
+            /// [`crate::Error::DomainUnknown`].
+            delete_domain(name: DomainName) -> DomainRow = WRITE |tx| domains::delete_domain(tx, name);
+            /// Domains that are being deleted, and whether they were empty for the first time longer
+            /// than `grace` ago.
+            deleted_domains(grace: Duration) -> Vec<(DomainName, bool)> = READ |tx| domains::deleted_domains(tx, *grace);
+            /// Notes that tables and bytes of a domain that is being deleted are gone. Later times are
+            /// not noted.
+            domain_emptied(name: DomainName) -> () = WRITE |tx| domains::domain_emptied(tx, name);
+            /// Deletes the row of a domain that is being deleted.
+            forget_domain(name: DomainName) -> () = WRITE |tx| domains::forget_domain(tx, name);
         }
     };
 }

@@ -188,8 +188,8 @@ pub(super) async fn put_tags<T: Tx>(tx: &mut T, repository: &RepositoryName, sna
 pub(super) async fn mark_followed<T: Tx>(tx: &mut T, repository: &RepositoryName, tag: &Tag, at: &Digest) -> Outcome<()> {
     let id = visible(tx, repository).await?;
     let mark = "UPDATE tags SET followed = true WHERE repository = $1 AND name = $2 AND manifest =
-                  (SELECT m.id FROM manifests m JOIN objects o ON o.id = m.object WHERE m.repository = $1 AND o.domain = $3 AND o.digest = $4)";
-    tx.execute(mark, values![id, tag, tx.domain(), at]).await?;
+                  (SELECT m.id FROM manifests m JOIN objects o ON o.id = m.object WHERE m.repository = $1 AND o.digest = $3)";
+    tx.execute(mark, values![id, tag, at]).await?;
     Ok(())
 }
 

@@ -42,15 +42,15 @@ async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Ou
     // Only what needs a second look is answered: usually little.
     const LOOK: Sql = Sql::of_each(
         "SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::bigint[]) WITH ORDINALITY AS u(digest, kind, n)
-         LEFT JOIN objects o ON o.domain = $3 AND o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))
-         WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR NOT (o.lessee = $4 OR o.lessee <= -$4)",
-        "SELECT $5 - 1, o.id, o.kind FROM (SELECT 1)
-         LEFT JOIN objects o ON o.domain = $3 AND o.digest = $1 AND (o.health = 0 OR ($2 = 0 AND o.health = 1))
-         WHERE o.id IS NULL OR ($2 <> 0 AND o.kind <> $2) OR NOT (o.lessee = $4 OR o.lessee <= -$4)",
+         LEFT JOIN objects o ON o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))
+         WHERE o.id IS NULL OR (u.kind <> 0 AND o.kind <> u.kind) OR NOT (o.lessee = $3 OR o.lessee <= -$3)",
+        "SELECT $4 - 1, o.id, o.kind FROM (SELECT 1)
+         LEFT JOIN objects o ON o.digest = $1 AND (o.health = 0 OR ($2 = 0 AND o.health = 1))
+         WHERE o.id IS NULL OR ($2 <> 0 AND o.kind <> $2) OR NOT (o.lessee = $3 OR o.lessee <= -$3)",
     );
     let session = live_push(tx, push).await?;
     let columns = vec![wanted.iter().map(|(digest, _)| *digest).collect(), wanted.iter().map(|(_, kind)| *kind).collect()];
-    let rows: Vec<(i64, Option<ObjectId>, Option<Kind>)> = tx.rows(LOOK, columns, values![tx.domain(), session.number], false).await?;
+    let rows: Vec<(i64, Option<ObjectId>, Option<Kind>)> = tx.rows(LOOK, columns, values![session.number], false).await?;
     let (mut missing, mut to_lease) = (Vec::new(), Vec::new());
     for (position, id, kind) in rows {
         let position = position as usize;
@@ -64,8 +64,8 @@ async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Ou
 
 pub(super) async fn locate<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<Location>>> {
     let find = r#"SELECT o.digest, p.key, o."offset", o.frame_len, o.size, o.health FROM objects o JOIN packs p ON p.id = o.pack
-                  WHERE o.domain = $1 AND o.digest = ANY($2)"#;
-    let rows: Vec<(Digest, String, u64, u64, u64, Health)> = tx.query(find, values![tx.domain(), digests]).await?;
+                  WHERE o.digest = ANY($1)"#;
+    let rows: Vec<(Digest, String, u64, u64, u64, Health)> = tx.query(find, values![digests]).await?;
     let location = |(digest, pack, offset, frame_len, raw_len, health)| (digest, Location { pack, offset, frame_len, raw_len, health });
     let found: HashMap<Digest, Location> = rows.into_iter().map(location).collect();
     Ok(digests.iter().map(|digest| found.get(digest).cloned()).collect())
@@ -93,7 +93,7 @@ fn object_row((id, digest, kind, size, frame_len, refs, pack, packed): RawObject
 }
 
 pub(super) async fn find<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<Vec<Option<ObjectRow>>> {
-    let rows = tx.query(rows!("o.domain = $1 AND o.digest = ANY($2)"), values![tx.domain(), digests]).await?;
+    let rows = tx.query(rows!("o.digest = ANY($1)"), values![digests]).await?;
     let rows = rows.into_iter().map(|row| object_row(row).map(|row| (row.digest, row)));
     let found: HashMap<Digest, ObjectRow> = rows.collect::<Outcome<_>>()?;
     Ok(digests.iter().map(|digest| found.get(digest).cloned()).collect())

@@ -64,8 +64,8 @@ impl<T: Tx> Restore<'_, T> {
             return Ok(true);
         }
         let find = "SELECT o.id, o.size, c.logical_bytes FROM objects o JOIN containers c ON c.object = o.id
-                    WHERE o.domain = $1 AND o.digest = $2 AND o.kind = $3";
-        let values = values![self.tx.domain(), manifest, Kind::Manifest];
+                    WHERE o.digest = $1 AND o.kind = $2";
+        let values = values![manifest, Kind::Manifest];
         let stored: Option<(ObjectId, u64, u64)> = self.tx.first(find, values).await?;
         let Some((object, size, reach)) = stored else { return Ok(false) };
         insert_snapshot(self.tx, id, object, record, size.saturating_add(reach)).await?;

@@ -1,11 +1,13 @@
 //! What metadata transactions take and give.
 
 mod collection;
+mod domains;
 mod integrity;
 mod journal;
 mod packs;
 
 pub use collection::*;
+pub use domains::*;
 pub use integrity::*;
 pub use journal::*;
 pub use packs::*;

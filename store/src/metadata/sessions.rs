@@ -19,15 +19,16 @@ pub(super) async fn make_repository<T: Tx>(tx: &mut T, repository: &RepositoryNa
     if let Some(id) = tx.first(find, values![repository]).await? {
         return Ok(id);
     }
-    let insert = "INSERT INTO repositories (domain, name) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
-    tx.execute(insert, values![tx.domain(), repository]).await?;
+    let insert = "INSERT INTO repositories (name) VALUES ($1) ON CONFLICT (name) DO NOTHING";
+    tx.execute(insert, values![repository]).await?;
     tx.first(find, values![repository]).await?.ok_or(Fail::Again)
 }
 
 pub(super) async fn open_push<T: Tx>(tx: &mut T, push: &PushId, repository: &RepositoryName, lease: Duration) -> Outcome<()> {
     // Sessions become visible in the order of their numbers: a session that asks about leases sees
-    // every older one. The number only names this lock.
-    const ONE_AFTER_THE_OTHER: Sql = Sql::only_postgres("SELECT 1 FROM pg_advisory_xact_lock(123585258612078)");
+    // every older one.
+    const ONE_AFTER_THE_OTHER: Sql =
+        Sql::only_postgres("SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('sessions ' || current_schema()::text, 0))");
     let expires = tx.now().await?.saturating_add(millis(lease));
     let id = make_repository(tx, repository).await?;
     tx.query::<i64>(ONE_AFTER_THE_OTHER, &[]).await?;

@@ -17,8 +17,8 @@ pub(super) async fn manifest_row<T: Tx>(tx: &mut T, id: i64, repository: &Reposi
 
 /// The same, if it is there.
 pub(super) async fn find_manifest<T: Tx>(tx: &mut T, repository: i64, digest: &Digest) -> Outcome<Option<(i64, ObjectId)>> {
-    let find = "SELECT m.id, m.object FROM manifests m JOIN objects o ON o.id = m.object WHERE o.domain = $1 AND o.digest = $2 AND m.repository = $3";
-    tx.first(find, values![tx.domain(), digest, repository]).await
+    let find = "SELECT m.id, m.object FROM manifests m JOIN objects o ON o.id = m.object WHERE o.digest = $1 AND m.repository = $2";
+    tx.first(find, values![digest, repository]).await
 }
 
 pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {

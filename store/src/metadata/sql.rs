@@ -2,7 +2,7 @@
 
 use super::Health;
 use super::tx::{Fail, Outcome};
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DomainName, Kind, RepositoryName, Tag};
 use std::borrow::Cow;
 
 /// A statement.
@@ -108,6 +108,7 @@ parameters! {
     &'a String, value => Value::Text(Some(value.as_str().into()));
     String, value => Value::Text(Some(value.into()));
     Option<&'a str>, value => Value::Text(value.map(Into::into));
+    &'a DomainName, value => Value::Text(Some(value.as_str().into()));
     &'a RepositoryName, value => Value::Text(Some(value.as_str().into()));
     &'a Tag, value => Value::Text(Some(value.as_str().into()));
     &Digest, value => Value::Bytes(Some(value.to_key().into()));
@@ -210,6 +211,7 @@ cells! {
     u64: row, at => Ok(u64::try_from(row.int(at)?).unwrap_or(0));
     bool: row, at => Ok(row.int(at)? != 0);
     String: row, at => row.text(at, |text| Ok(text.to_owned()));
+    DomainName: row, at => row.text(at, |text| Ok(text.parse()?));
     RepositoryName: row, at => row.text(at, |text| Ok(text.parse()?));
     Tag: row, at => row.text(at, |text| Ok(text.parse()?));
     Vec<u8>: row, at => row.bytes(at, |bytes| Ok(bytes.to_vec()));

@@ -128,9 +128,6 @@ pub(crate) trait Tx: Send {
     /// set of locks breaks the order of locks, nor while others wait for the only writer.
     fn may_go_on(&self) -> bool;
 
-    /// The domain whose objects and repositories these are.
-    fn domain(&self) -> i64;
-
     /// Milliseconds since 1970: one moment for the whole transaction.
     fn now(&mut self) -> impl Future<Output = Outcome<u64>> + Send;
 

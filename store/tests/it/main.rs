@@ -7,6 +7,7 @@ mod common;
 mod checkpoints;
 mod clock;
 mod contention;
+mod domains;
 mod faults;
 mod freeing;
 mod gc;

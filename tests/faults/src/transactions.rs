@@ -5,11 +5,11 @@ use crate::weather::{Fault, Weather};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, DigestPrefix, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location, Metadata,
-    Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored, Packed,
-    Page, Pin, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
+    Audit, Collected, Commit, Committed, Damage, DamagedRow, DomainRow, Error, Evictable, GcRun, JournalRow, JournalState, Lease, Location,
+    Metadata, Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored,
+    Packed, Page, Pin, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
     metadata_transactions,
 };
 use std::sync::Arc;

@@ -5,6 +5,7 @@
 
 use super::PostgresOptions;
 use super::error::{code, is_worth_another_try, lost_connection};
+use super::schema::Tables;
 use super::tx::PgTx;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -13,8 +14,8 @@ use pfr_service::Backoff;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr as _};
-use std::sync::atomic::{AtomicU64, Ordering};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, SqlSafeStr};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -38,6 +39,7 @@ const LONG: Duration = Duration::from_secs(24 * 3600);
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "init", include_str!("../../../../migrations/postgres/0001_init.sql")),
     (2, "session leases", include_str!("../../../../migrations/postgres/0002_session_leases.sql")),
+    (4, "domains", include_str!("../../../../migrations/postgres/0004_domains.sql")),
 ];
 
 /// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.
@@ -53,19 +55,9 @@ const SETTINGS: [(&str, &str); 6] = [
 
 #[derive(Debug)]
 pub(super) struct Database {
-    pool: PgPool,
-    limit: Duration,
+    pub(super) pool: PgPool,
+    pub(super) limit: Duration,
     clock: Option<Clock>,
-    rows_written: AtomicU64,
-}
-
-/// The statement that begins a transaction, if there is one around the job.
-fn begin(isolation: Isolation) -> Option<&'static str> {
-    match isolation {
-        Isolation::Statements => None,
-        Isolation::Snapshot => Some("BEGIN ISOLATION LEVEL REPEATABLE READ"),
-        Isolation::Locks => Some("BEGIN ISOLATION LEVEL READ COMMITTED"),
-    }
 }
 
 impl Database {
@@ -74,7 +66,10 @@ impl Database {
         let unusable = |e: sqlx::Error| Error::Unavailable { what: "metadata", reason: format!("PostgreSQL: {e}") };
         let options: PgConnectOptions = url.parse().map_err(unusable)?;
         let options = options.application_name("pf-registry").options(SETTINGS);
-        migrate(&options).await?;
+        let mut connection = PgConnection::connect_with(&options).await.map_err(unusable)?;
+        let migrated = migrate(&mut connection, true).await;
+        drop(connection.close().await);
+        migrated?;
         let pool = PgPoolOptions::new()
             .max_connections(max_connections.max(1))
             .acquire_timeout(ACQUIRE)
@@ -97,34 +92,39 @@ impl Database {
                 })
             })
             .connect_lazy_with(options);
-        Ok(Self { pool, limit, clock, rows_written: AtomicU64::new(0) })
+        Ok(Self { pool, limit, clock })
     }
 
-    pub(super) fn rows_written(&self) -> u64 {
-        self.rows_written.load(Ordering::Relaxed)
-    }
-
-    pub(super) async fn run<A: Sync, R: Send>(&self, mode: Mode, arguments: &A, job: Job<PgTx, A, R>) -> Result<R> {
+    /// Runs a transaction on the tables of a domain.
+    pub(super) async fn run<A: Sync, R: Send>(&self, tables: &Tables, mode: Mode, arguments: &A, job: Job<PgTx, A, R>) -> Result<R> {
         let limit = if mode.long { LONG } else { self.limit };
         let started = Instant::now();
         let mut tries = 0;
         loop {
-            let fail = match self.once(mode.isolation, limit, arguments, job).await {
+            let fail = match self.once(tables, mode.isolation, limit, arguments, job).await {
                 Ok(value) => return Ok(value),
                 Err(fail) => fail,
             };
             tries += 1;
             let pause = PAUSE.wait(tries);
             if !is_worth_another_try(&fail) || tries >= TRIES || started.elapsed() + pause > PATIENCE {
-                return Err(fail.into_error());
+                return Err(tables.explain(fail));
             }
             tracing::debug!(error = %fail, tries, "a metadata transaction is tried again");
             tokio::time::sleep(pause).await;
         }
     }
 
-    async fn once<A: Sync, R: Send>(&self, isolation: Isolation, limit: Duration, arguments: &A, job: Job<PgTx, A, R>) -> Outcome<R> {
-        let begin = begin(isolation);
+    async fn once<A: Sync, R: Send>(
+        &self,
+        tables: &Tables,
+        isolation: Isolation,
+        limit: Duration,
+        arguments: &A,
+        job: Job<PgTx, A, R>,
+    ) -> Outcome<R> {
+        let begin = tables.begin(isolation);
+        let in_transaction = begin.is_some();
         let connection = Leased::new(self.pool.acquire().await?);
         let mut tx = PgTx::on(connection, self.clock.as_ref().map(Clock::now));
         if let Some(begin) = begin {
@@ -133,18 +133,18 @@ impl Database {
         match answered(limit, job(&mut tx, arguments)).await {
             Ok(value) => {
                 let rows = tx.rows;
-                if begin.is_some() {
+                if in_transaction {
                     self.commit(tx).await?;
                 } else {
                     tx.connection.done();
                 }
-                self.rows_written.fetch_add(rows, Ordering::Relaxed);
+                tables.rows_written.fetch_add(rows, Ordering::Relaxed);
                 Ok(value)
             }
             Err(fail) => {
                 // Rolled back now and not when the connection is used next: its locks keep others
                 // waiting. If the connection is lost, so is the transaction.
-                if !lost_connection(&fail) && (begin.is_none() || tx.say("ROLLBACK", self.limit.min(WORD)).await.is_ok()) {
+                if !lost_connection(&fail) && (!in_transaction || tx.say("ROLLBACK", self.limit.min(WORD)).await.is_ok()) {
                     tx.connection.done();
                 }
                 Err(fail)
@@ -232,28 +232,25 @@ fn given_out_again(id: &str, next: &str) -> bool {
     }
 }
 
-/// Brings the tables up to date; instances that start together wait for each other.
-async fn migrate(options: &PgConnectOptions) -> Result<()> {
+/// Brings the tables up to date. With `locking`, instances that start together wait for each other.
+pub(super) async fn migrate(connection: &mut PgConnection, locking: bool) -> Result<()> {
     let unusable = |reason: String| Error::Unavailable { what: "metadata", reason };
-    let mut connection = PgConnection::connect_with(options).await.map_err(|e| unusable(format!("PostgreSQL: {e}")))?;
     let migrations = MIGRATIONS
         .iter()
         .map(|(version, name, sql)| Migration::new(*version, (*name).into(), MigrationType::Simple, (*sql).into_sql_str(), false))
         .collect();
-    let result = Migrator::with_migrations(migrations).run_direct(None, &mut connection, false).await;
+    let result = Migrator::with_migrations(migrations).set_locking(locking).run_direct(None, connection, false).await;
     let known = MIGRATIONS.len();
-    let result = result.map_err(|error| match error {
+    result.map_err(|error| match error {
         MigrateError::VersionMissing(version) => {
             unusable(format!("its tables have version {version}, this program knows {known}: use a newer one"))
         }
         other => unusable(format!("its tables cannot be brought up to date: {other}")),
-    });
-    drop(connection.close().await);
-    result
+    })
 }
 
 /// What comes within `limit`; else the connection is taken for lost.
-async fn answered<T>(limit: Duration, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+pub(super) async fn answered<T>(limit: Duration, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let words = format!("no answer within {} seconds", limit.as_secs());
         Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, words)).into())
@@ -269,11 +266,11 @@ pub(super) struct Leased {
 }
 
 impl Leased {
-    fn new(connection: PoolConnection<Postgres>) -> Self {
+    pub(super) fn new(connection: PoolConnection<Postgres>) -> Self {
         Self { connection, done: false }
     }
 
-    fn done(&mut self) {
+    pub(super) fn done(&mut self) {
         self.done = true;
     }
 }
@@ -293,7 +290,7 @@ impl Drop for Leased {
 
 impl PgTx {
     /// Begins or ends the transaction.
-    async fn say(&mut self, word: &'static str, limit: Duration) -> Outcome<()> {
+    async fn say(&mut self, word: impl SqlSafeStr, limit: Duration) -> Outcome<()> {
         let said = sqlx::raw_sql(word).execute(self.connection());
         answered(limit, async { Ok(said.await.map(drop)?) }).await
     }

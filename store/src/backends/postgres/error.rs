@@ -3,6 +3,9 @@
 use crate::error::Error;
 use crate::metadata::tx::Fail;
 
+/// What cannot be reached when a table is not there.
+pub(super) const TABLES: &str = "tables";
+
 /// The server's code of an error.
 pub(super) fn code(error: &sqlx::Error) -> String {
     error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned()
@@ -21,6 +24,7 @@ impl From<sqlx::Error> for Fail {
             "53100" => Error::Full(error.to_string()),
             // A constraint: what the tables must never say.
             c if c.starts_with("23") => Error::Internal(format!("the tables refuse it ({error}); run fsck")),
+            "42P01" => Error::Unavailable { what: TABLES, reason: error.to_string() },
             _ => Error::Unavailable { what: "metadata", reason: error.to_string() },
         };
         Self::Database { error, connection_lost, passing }

@@ -2,6 +2,7 @@
 
 mod connection;
 mod error;
+mod schema;
 mod tx;
 
 use crate::clock::Clock;
@@ -10,7 +11,10 @@ use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
 use connection::Database;
+use pfr_schema::DomainName;
+use schema::Tables;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tx::PgTx;
 
@@ -41,7 +45,8 @@ impl Default for PostgresOptions {
 /// Metadata in one PostgreSQL database (15 or newer). Any number of processes may use it at the same time.
 #[derive(Debug)]
 pub struct PostgresMetadata {
-    database: Database,
+    database: Arc<Database>,
+    tables: Tables,
 }
 
 impl PostgresMetadata {
@@ -50,22 +55,53 @@ impl PostgresMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer version.
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Arc<dyn Metadata>> {
-        Ok(erased(Self { database: Database::connect(url, options).await? }))
+        Ok(Self::open(url, options).await?.metadata())
     }
-}
 
-/// Not in an async function: the transactions are compiled where this is, which must be here and not
-/// in each program that opens a store.
-#[inline(never)]
-fn erased(database: PostgresMetadata) -> Arc<dyn Metadata> {
-    Arc::new(database)
+    /// The same, for a registry with further domains in the database.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn open(url: &str, options: PostgresOptions) -> Result<Self> {
+        Ok(Self { database: Arc::new(Database::connect(url, options).await?), tables: Tables::default() })
+    }
+
+    /// The metadata of this domain.
+    ///
+    /// Not an async function: the transactions are compiled where this is, which must be here and
+    /// not in each program that opens a store.
+    #[inline(never)]
+    #[must_use]
+    pub fn metadata(self) -> Arc<dyn Metadata> {
+        Arc::new(self)
+    }
+
+    /// The metadata of another domain: tables of its own in a schema of its own, over the same
+    /// connections. They are made, or brought up to date, if this domain's catalogue has the name.
+    ///
+    /// # Errors
+    /// [`crate::Error::DomainUnknown`] if it has not, or the domain is being deleted.
+    /// [`crate::Error::Unavailable`].
+    pub async fn of_domain(&self, name: &DomainName) -> Result<Arc<dyn Metadata>> {
+        let tables = Tables::of(name);
+        self.database.make_tables(&tables).await?;
+        Ok(Self { database: Arc::clone(&self.database), tables }.metadata())
+    }
+
+    /// Drops the tables of a domain that is being deleted. Twice is no error.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`].
+    pub async fn drop_domain(&self, name: &DomainName) -> Result<()> {
+        self.database.drop_tables(&Tables::of(name)).await
+    }
 }
 
 impl Backend for PostgresMetadata {
     type Tx = PgTx;
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<PgTx, A, R>) -> Result<R> {
-        self.database.run(mode, &arguments, job).await
+        self.database.run(&self.tables, mode, &arguments, job).await
     }
 
     async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {
@@ -73,6 +109,6 @@ impl Backend for PostgresMetadata {
     }
 
     fn rows_written(&self) -> u64 {
-        self.database.rows_written()
+        self.tables.rows_written.load(Ordering::Relaxed)
     }
 }

@@ -1,7 +1,6 @@
 //! A transaction on PostgreSQL: a connection of the pool that runs statements.
 
 use super::connection::Leased;
-use crate::backends::DOMAIN;
 use crate::metadata::ObjectId;
 use crate::metadata::sql::{Cells, Column, FromRow, Sql, Value};
 use crate::metadata::tx::{Fail, Outcome, Tx};
@@ -38,10 +37,6 @@ impl Tx for PgTx {
 
     fn may_go_on(&self) -> bool {
         false
-    }
-
-    fn domain(&self) -> i64 {
-        DOMAIN
     }
 
     /// The database's time when it is first asked for.

@@ -53,13 +53,14 @@ struct Readers {
 }
 
 impl Database {
-    /// Opens the file, or a database in memory. Without a `floor` the free space at which growth stops depends on the disk.
-    pub(super) async fn open(path: Option<PathBuf>, floor: Option<u64>) -> Result<Self> {
+    /// Opens the file, or a database in memory. Without a `floor` the free space at which growth stops depends on the disk. The writer
+    /// caches `cache` KiB of pages.
+    pub(super) async fn open(path: Option<PathBuf>, floor: Option<u64>, cache: u32) -> Result<Self> {
         let rows_written = Arc::new(AtomicU64::new(0));
         let (jobs, queue) = mpsc::channel::<Job>();
         let (ready, opened) = oneshot::channel();
         let readers = path.map(|path| {
-            Arc::new(Readers { files: Files::at(path, floor), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) })
+            Arc::new(Readers { files: Files::at(path, floor, cache), idle: Mutex::default(), permits: Arc::new(Semaphore::new(READERS)) })
         });
         let (counter, of_writer) = (Arc::clone(&rows_written), readers.clone());
         std::thread::Builder::new()

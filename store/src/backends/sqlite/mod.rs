@@ -10,17 +10,24 @@ use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Fail, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
 use connection::Database;
-use std::path::Path;
+use pfr_schema::DomainName;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tx::SqliteTx;
+
+/// KiB of pages that the writer keeps in memory at most; for a domain of many.
+const CACHE: u32 = 64_000;
+const SMALL_CACHE: u32 = 8_000;
 
 /// Metadata in one SQLite file. Several processes may open the same file.
 #[derive(Debug)]
 pub struct SqliteMetadata {
     database: Database,
     clock: Clock,
+    /// The domain, unless it is the default one, and its file: without that the domain was deleted.
+    domain: Option<(DomainName, PathBuf)>,
 }
 
 impl SqliteMetadata {
@@ -38,7 +45,13 @@ impl SqliteMetadata {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_above(path: &Path, clock: Clock, floor: Option<u64>) -> Result<Arc<dyn Metadata>> {
-        Ok(erased(Self { database: Database::open(Some(path.to_owned()), floor).await?, clock }))
+        Ok(erased(Self { database: Database::open(Some(path.to_owned()), floor, CACHE).await?, clock, domain: None }))
+    }
+
+    /// The metadata of another domain than the default one, with a smaller cache: there may be many.
+    pub(crate) async fn of_domain(name: &DomainName, path: &Path, clock: Clock, floor: Option<u64>) -> Result<Arc<dyn Metadata>> {
+        let database = Database::open(Some(path.to_owned()), floor, SMALL_CACHE).await?;
+        Ok(erased(Self { database, clock, domain: Some((name.clone(), path.to_owned())) }))
     }
 
     /// A database in memory, for tests.
@@ -50,7 +63,7 @@ impl SqliteMetadata {
     }
 
     pub(crate) async fn in_memory(clock: Clock) -> Result<Self> {
-        Ok(Self { database: Database::open(None, None).await?, clock })
+        Ok(Self { database: Database::open(None, None, CACHE).await?, clock, domain: None })
     }
 }
 
@@ -65,6 +78,12 @@ impl Backend for SqliteMetadata {
     type Tx = SqliteTx;
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<SqliteTx, A, R>) -> Result<R> {
+        if let Some((name, file)) = &self.domain
+            && !file.exists()
+        {
+            // The connections would go on with a file that has no name any more.
+            return Err(Error::DomainUnknown(name.clone()));
+        }
         let clock = self.clock.clone();
         let work = move |tx: &mut SqliteTx| {
             tx.begin(clock.now());

@@ -2,7 +2,6 @@
 //! returns.
 
 use super::dialect::translate;
-use crate::backends::DOMAIN;
 use crate::error::Error;
 use crate::metadata::ObjectId;
 use crate::metadata::sql::{Cells, Column, FromRow, Sql, Value};
@@ -97,10 +96,6 @@ impl Tx for SqliteTx {
 
     fn may_go_on(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) == 0
-    }
-
-    fn domain(&self) -> i64 {
-        DOMAIN
     }
 
     async fn now(&mut self) -> Outcome<u64> {

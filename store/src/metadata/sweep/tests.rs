@@ -22,10 +22,10 @@ async fn fill<T: Tx>(tx: &mut T) -> Outcome<()> {
         ids().map(|id| if child(id) { Kind::Blob } else { Kind::Run }).collect(),
         ids().map(|id| if child(id) { CONTAINERS } else { 0 }).collect(),
     ];
-    let objects = r#"INSERT INTO objects (id, domain, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec)
-        SELECT u.id, $5, u.digest, 1, u.kind, u.refs, 0, 1, u.id, 1, 0
+    let objects = r#"INSERT INTO objects (id, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec)
+        SELECT u.id, u.digest, 1, u.kind, u.refs, 0, 1, u.id, 1, 0
         FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bigint[]) AS u(id, digest, kind, refs)"#;
-    tx.execute_each(objects, columns, values![tx.domain()]).await?;
+    tx.execute_each(objects, columns, &[]).await?;
     let containers = "INSERT INTO containers (object, children, logical_bytes, new_bytes)
         SELECT u.id, u.children, 0, 0 FROM unnest($1::bigint[], $2::bytea[]) AS u(id, children)";
     let packed = children::pack(vec![CONTAINERS + 1]);

@@ -6,7 +6,9 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use pfr_store::storage::{self, StorageOptions};
-use pfr_store::{Clock, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata, Store};
+use pfr_store::{
+    Clock, DomainHome, DomainPacks, DomainTables, Domains, Metadata, Options, PostgresMetadata, PostgresOptions, SqliteMetadata, Store,
+};
 use pfr_testkit::postgres;
 use pfr_testkit::s3::Server;
 use std::cell::OnceCell;
@@ -213,6 +215,34 @@ impl Rig {
     /// Another process on the same packs and metadata, as far as the store can tell.
     pub async fn another(&self) -> Store {
         self.place.store(&self.metadata_of_another().await, &self.options)
+    }
+
+    /// The domains of another process, with so many connections to a shared database.
+    pub async fn domains(&self, connections: u32) -> Domains {
+        let clock = self.options.clock.clone();
+        let (metadata, tables): (Arc<dyn Metadata>, DomainTables) = match &self.tables {
+            Tables::Memory => unreachable!("tables in memory are those of one domain"),
+            Tables::File(dir) => (self.tables.open(clock).await, DomainTables::Files(dir.path().to_owned())),
+            Tables::Database(url) => {
+                let options = PostgresOptions { max_connections: connections, clock: Some(clock), ..PostgresOptions::default() };
+                let metadata = Arc::new(PostgresMetadata::connect(url, options).await.unwrap());
+                (Arc::clone(&metadata) as _, DomainTables::Postgres(metadata))
+            }
+        };
+        let packs = match &self.place.dir {
+            Some((dir, _)) => DomainPacks::Files { root: dir.clone(), inside: "" },
+            None => DomainPacks::Bucket(Arc::clone(&self.packs)),
+        };
+        Domains::new(self.place.store(&metadata, &self.options), Some(DomainHome { tables, packs }))
+    }
+
+    /// Whether there are tables of a domain.
+    pub fn has_tables(&self, domain: &str) -> bool {
+        match &self.tables {
+            Tables::Memory => false,
+            Tables::File(dir) => dir.path().join("domains").join(domain).exists(),
+            Tables::Database(_) => self.sql(&format!("SELECT count(*)::text FROM pg_namespace WHERE nspname = 'pf_{domain}'")).trim() != "0",
+        }
     }
 
     /// As if the process had ended and begun again.

@@ -32,6 +32,7 @@ const STATEMENTS: usize = 160;
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../../migrations/sqlite/0002_session_leases.sql"),
+    include_str!("../../../../../migrations/sqlite/0004_domains.sql"),
 ];
 
 /// Why a database was not opened.
@@ -62,12 +63,14 @@ pub(super) struct Files {
     pub(super) room: Arc<Room>,
     /// Whether the wal-index is in memory, and every other process locked out.
     alone: AtomicBool,
+    /// KiB of pages that the writer caches.
+    cache: u32,
 }
 
 impl Files {
-    pub(super) fn at(path: PathBuf, floor: Option<u64>) -> Self {
+    pub(super) fn at(path: PathBuf, floor: Option<u64>, cache: u32) -> Self {
         let room = Arc::new(Room::beside(&path, floor));
-        Self { path, room, alone: AtomicBool::new(false) }
+        Self { path, room, alone: AtomicBool::new(false), cache }
     }
 
     pub(super) fn is_alone(&self) -> bool {
@@ -125,7 +128,7 @@ impl Files {
         let start = Instant::now();
         loop {
             let connected = self.connection(OpenFlags::default()).map_err(Failed::from).and_then(|connection| {
-                set_up(connection, patience.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()))
+                set_up(connection, patience.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()), self.cache)
             });
             match connected {
                 Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < patience => std::thread::sleep(Duration::from_millis(5)),
@@ -180,17 +183,17 @@ impl Files {
 }
 
 pub(super) fn in_memory() -> Result<Connection, Failed> {
-    set_up(Connection::open_in_memory()?, PATIENCE, checkpoint::worth(u64::MAX))
+    set_up(Connection::open_in_memory()?, PATIENCE, checkpoint::worth(u64::MAX), super::super::CACHE)
 }
 
-fn set_up(connection: Connection, patience: Duration, worth: i32) -> Result<Connection, Failed> {
+fn set_up(connection: Connection, patience: Duration, worth: i32, cache: u32) -> Result<Connection, Failed> {
     connection.busy_timeout(patience)?;
     // Keys are digests: a transaction touches about as many pages as objects, and writes each twice. Half of the usual page is half of that.
     connection.execute_batch(&format!("PRAGMA page_size = {PAGE}"))?;
     let kept = LOG_KEPT * i64::from(worth) * PAGE as i64;
     connection.execute_batch(&format!(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
-         PRAGMA cache_size = -64000; PRAGMA journal_size_limit = {kept}; PRAGMA temp_store = MEMORY;"
+         PRAGMA cache_size = -{cache}; PRAGMA journal_size_limit = {kept}; PRAGMA temp_store = MEMORY;"
     ))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     checkpoint::watch(&connection, worth);

@@ -5,7 +5,7 @@ use futures::FutureExt as _;
 use std::sync::mpsc::channel;
 
 async fn on_disk(dir: &tempfile::TempDir) -> Database {
-    Database::open(Some(dir.path().join("metadata.sqlite")), None).await.expect("a new file")
+    Database::open(Some(dir.path().join("metadata.sqlite")), None, 8_000).await.expect("a new file")
 }
 
 fn fail(error: rusqlite::Error) -> Error {
@@ -162,7 +162,7 @@ const KILLED: &str = "PF_TEST_SCATTER_IN";
 #[tokio::test]
 async fn child_that_writes_until_it_is_killed() {
     let Some(path) = std::env::var_os(KILLED) else { return };
-    let database = Database::open(Some(path.into()), None).await.expect("it opens");
+    let database = Database::open(Some(path.into()), None, 8_000).await.expect("it opens");
     let first = rows(&database).await.last_key_value().map_or(0, |(number, _)| number + 1);
     scatter(&database, first..i64::MAX, |number| println!("durable {number}")).await;
 }
@@ -201,7 +201,7 @@ fn many_open_and_close_a_new_database_at_once() {
     for _ in 0..30 {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("metadata.sqlite");
-        let open = || (0..10).try_for_each(|_| Files::at(path.clone(), None).open().map(drop).map_err(Error::from));
+        let open = || (0..10).try_for_each(|_| Files::at(path.clone(), None, 8_000).open().map(drop).map_err(Error::from));
         std::thread::scope(|scope| {
             let all: Vec<_> = (0..6).map(|_| scope.spawn(open)).collect();
             for one in all {

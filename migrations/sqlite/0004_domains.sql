@@ -1,0 +1,14 @@
+-- A domain is a store of its own, with tables of its own: no row names its domain.
+DROP INDEX objects_digest;
+ALTER TABLE objects DROP COLUMN domain;
+CREATE UNIQUE INDEX objects_digest ON objects (digest);
+ALTER TABLE repositories DROP COLUMN domain;
+
+-- The domains of a registry but the default one, in whose store this table is. deleting_since: from then on nobody may use it.
+-- emptied_at: its tables and bytes were gone for the first time. They are deleted once more when the longest upload is over, then the row.
+CREATE TABLE domains (
+  name           TEXT    PRIMARY KEY,
+  created_at     INTEGER NOT NULL,
+  deleting_since INTEGER,
+  emptied_at     INTEGER
+) WITHOUT ROWID;

@@ -1,0 +1,271 @@
+//! Domains: stores that share a process, and nothing that is stored.
+//!
+//! A domain is a [`Store`] of its own: own packs, journal, marker and tables. No statement and no path
+//! in a store can name another domain. What the stores of one process share is its memory (the limits
+//! of [`crate::Options`] hold for all of them together) and its connections to the database.
+//!
+//! The default domain's tables hold the catalogue. A domain exists from its row on: what is missing of
+//! its tables is made when it is opened, so a process that dies while it makes one leaves nothing to
+//! clean up. It is deleted in this order, each step of which may be repeated: the row says so, and no
+//! request gets its store any more; marker, tables and bytes go (`home`); they go once more when the
+//! longest upload is over; the row goes.
+
+mod home;
+
+pub use home::{DomainHome, DomainPacks, DomainTables};
+
+use crate::error::{Error, Result};
+use crate::metadata::{DomainRow, Page};
+use crate::{Budget, RunEnd, Store};
+use parking_lot::Mutex;
+use pfr_schema::DomainName;
+use pfr_schema::api::{DomainInfo, DomainState};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an open domain is taken to exist still: another process may delete it.
+const FRESH: Duration = Duration::from_secs(1);
+/// Domains read from the catalogue at a time.
+const PAGE: usize = 1000;
+
+/// The domains of a registry, and the open stores of this process. Cheap to clone; clones are one.
+#[derive(Clone, Debug)]
+pub struct Domains(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    default: Store,
+    home: Option<DomainHome>,
+    open: Mutex<HashMap<DomainName, Opened>>,
+    /// Held while a store is opened.
+    opening: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    store: Store,
+    /// Tells a domain from one that was deleted before under the same name.
+    created_at: u64,
+    /// When the catalogue was last read.
+    checked: Instant,
+}
+
+impl Domains {
+    /// The default domain, and others in `home`. Without a home there are no others.
+    #[must_use]
+    pub fn new(default: Store, home: Option<DomainHome>) -> Self {
+        Self(Arc::new(Inner { default, home, open: Mutex::default(), opening: tokio::sync::Mutex::default() }))
+    }
+
+    /// The store of the default domain.
+    #[must_use]
+    pub fn default_store(&self) -> &Store {
+        &self.0.default
+    }
+
+    /// The store of a domain. It is one that may be served: its names are known, and journaled.
+    ///
+    /// # Errors
+    /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if its database is to be rebuilt.
+    pub async fn open(&self, name: &DomainName) -> Result<Store> {
+        if name.is_default() {
+            return Ok(self.0.default.clone());
+        }
+        if let Some(opened) = self.0.open.lock().get(name).filter(|opened| opened.checked.elapsed() < FRESH) {
+            return Ok(opened.store.clone());
+        }
+        let row = self.live(name).await?;
+        if let Some(store) = self.confirmed(&row) {
+            return Ok(store);
+        }
+        let _one_at_a_time = self.0.opening.lock().await;
+        if let Some(store) = self.confirmed(&row) {
+            return Ok(store);
+        }
+        let store = self.assemble(name).await?;
+        store.begin_serving().await?;
+        // It may have been deleted meanwhile.
+        let row = self.live(name).await?;
+        let opened = Opened { store: store.clone(), created_at: row.created_at, checked: Instant::now() };
+        self.0.open.lock().insert(name.clone(), opened);
+        Ok(store)
+    }
+
+    /// Opens all domains that exist but the default one, and closes those that do not. One that cannot be opened is left out.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the catalogue cannot be read.
+    pub async fn open_all(&self) -> Result<Vec<(DomainName, Store)>> {
+        let (mut stores, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.catalogue().domains(after, PAGE).await?;
+            for row in page.rows.into_iter().filter(|row| row.deleting_since.is_none()) {
+                match self.open(&row.name).await {
+                    Ok(store) => stores.push((row.name, store)),
+                    Err(Error::DomainUnknown(_)) => {}
+                    Err(error) => tracing::warn!(%error, domain = %row.name, "domain cannot be opened"),
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let exist: HashSet<&DomainName> = stores.iter().map(|(name, _)| name).collect();
+        self.0.open.lock().retain(|name, opened| exist.contains(name) || opened.checked.elapsed() < FRESH);
+        Ok(stores)
+    }
+
+    /// Makes a domain, and finishes one that another process began to make; returns whether it is new.
+    ///
+    /// # Errors
+    /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if there can be no other domains here.
+    pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
+        if name.is_default() {
+            return Ok((default_info(), false));
+        }
+        self.home()?;
+        let (row, is_new) = self.catalogue().create_domain(name.clone()).await?;
+        // The marker is how a rebuild of a lost catalogue finds a domain that is empty.
+        self.open(name).await?.mark().await?;
+        Ok((info(row), is_new))
+    }
+
+    /// Makes a domain whose names are to be rebuilt from what lies in its place, and opens it without asking for them. Only a rebuild may use it.
+    ///
+    /// # Errors
+    /// As [`Self::create`], and [`Error::DomainUnknown`] if nothing lies there.
+    pub async fn adopt(&self, name: &DomainName) -> Result<Store> {
+        if name.is_default() {
+            return Ok(self.0.default.clone());
+        }
+        if self.catalogue().domain(name.clone()).await?.is_none() && !self.home()?.has_any(name).await? {
+            return Err(Error::DomainUnknown(name.clone()));
+        }
+        self.catalogue().create_domain(name.clone()).await?;
+        self.assemble(name).await
+    }
+
+    /// Enters all domains into the catalogue whose stores lie in their places; returns their names. For a catalogue that was lost.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn find(&self) -> Result<Vec<DomainName>> {
+        let Some(home) = &self.0.home else { return Ok(Vec::new()) };
+        let names = home.find().await?;
+        for name in &names {
+            match self.catalogue().create_domain(name.clone()).await {
+                Ok(_) | Err(Error::DomainBusy(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(names)
+    }
+
+    /// Begins to delete a domain: from now on it is unknown, here at once and in other processes within a second or two.
+    /// [`Self::remove_deleted`] does the rest. Once more changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::DomainUnknown`], [`Error::Invalid`] for the default domain.
+    pub async fn delete(&self, name: &DomainName) -> Result<DomainInfo> {
+        if name.is_default() {
+            return Err(Error::Invalid("the default domain cannot be deleted".into()));
+        }
+        let row = self.catalogue().delete_domain(name.clone()).await?;
+        self.0.open.lock().remove(name);
+        Ok(info(row))
+    }
+
+    /// Deletes what lies of domains that are being deleted. An upload that is under way cannot renew its lease without tables: when these
+    /// are gone for longer than a lease, nothing more comes, and the row goes too. To be repeated.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: the next call goes on.
+    pub async fn remove_deleted(&self, budget: &Budget) -> Result<RunEnd> {
+        for (name, is_last) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {
+            self.0.open.lock().remove(&name);
+            if budget.is_used_up() || !self.home()?.remove(&name, budget).await? {
+                return Ok(RunEnd::Stopped);
+            }
+            if is_last {
+                self.catalogue().forget_domain(name.clone()).await?;
+                tracing::info!(domain = %name, "domain deleted");
+            } else {
+                self.catalogue().domain_emptied(name).await?;
+            }
+        }
+        Ok(RunEnd::Finished)
+    }
+
+    /// A domain, also one that is being deleted.
+    ///
+    /// # Errors
+    /// [`Error::DomainUnknown`].
+    pub async fn get(&self, name: &DomainName) -> Result<DomainInfo> {
+        if name.is_default() {
+            return Ok(default_info());
+        }
+        let row = self.catalogue().domain(name.clone()).await?;
+        row.map(info).ok_or_else(|| Error::DomainUnknown(name.clone()))
+    }
+
+    /// Domains by name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a cursor that is none.
+    pub async fn list(&self, after: Option<String>, limit: usize) -> Result<Page<DomainInfo>> {
+        let is_ahead = after.as_deref().is_none_or(|after| after < DomainName::DEFAULT);
+        let Page { rows, mut next } = self.catalogue().domains(after, limit).await?;
+        let mut rows: Vec<DomainInfo> = rows.into_iter().map(info).collect();
+        let at = rows.partition_point(|row| row.name.as_str() < DomainName::DEFAULT);
+        if is_ahead && (at < rows.len() || next.is_none()) {
+            rows.insert(at, default_info());
+            if rows.len() > limit {
+                rows.truncate(limit);
+                next = rows.last().map(|row| row.name.to_string());
+            }
+        }
+        Ok(Page { rows, next })
+    }
+
+    fn catalogue(&self) -> &dyn crate::Metadata {
+        &*self.0.default.metadata
+    }
+
+    fn home(&self) -> Result<&DomainHome> {
+        self.0.home.as_ref().ok_or_else(|| Error::Invalid("this store has no place for other domains".into()))
+    }
+
+    /// The row of a domain that may be used. The store of one that may not is closed.
+    async fn live(&self, name: &DomainName) -> Result<DomainRow> {
+        match self.catalogue().domain(name.clone()).await? {
+            Some(row) if row.deleting_since.is_none() => Ok(row),
+            _ => {
+                self.0.open.lock().remove(name);
+                Err(Error::DomainUnknown(name.clone()))
+            }
+        }
+    }
+
+    /// The open store of the domain with this row.
+    fn confirmed(&self, row: &DomainRow) -> Option<Store> {
+        let mut open = self.0.open.lock();
+        let opened = open.get_mut(&row.name).filter(|opened| opened.created_at == row.created_at)?;
+        opened.checked = Instant::now();
+        Some(opened.store.clone())
+    }
+
+    async fn assemble(&self, name: &DomainName) -> Result<Store> {
+        self.home()?.open(name, &self.0.default).await
+    }
+}
+
+fn info(row: DomainRow) -> DomainInfo {
+    let state = if row.deleting_since.is_some() { DomainState::Deleting } else { DomainState::Live };
+    DomainInfo { name: row.name, state, created_at: Some(row.created_at), deleting_since: row.deleting_since }
+}
+
+fn default_info() -> DomainInfo {
+    DomainInfo { name: DomainName::default(), state: DomainState::Live, created_at: None, deleting_since: None }
+}

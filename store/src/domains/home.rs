@@ -1,0 +1,186 @@
+//! Where domains lie: how their parts are opened, found and removed.
+
+use crate::backends::SqliteMetadata;
+use crate::error::{Error, Result};
+use crate::marker;
+use crate::metadata::Metadata;
+use crate::{Budget, Store};
+use futures::TryStreamExt as _;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use pfr_schema::DomainName;
+use pfr_service::durable;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Deletions in flight.
+const AT_ONCE: usize = 16;
+/// The database of a domain, in its folder.
+const DATABASE: &str = "metadata.sqlite";
+
+/// Where the domains of a registry lie that are not the default one.
+#[derive(Clone, Debug)]
+pub struct DomainHome {
+    /// Their tables.
+    pub tables: DomainTables,
+    /// Their packs, journals and markers.
+    pub packs: DomainPacks,
+}
+
+/// Where tables lie.
+#[derive(Clone, Debug)]
+pub enum DomainTables {
+    /// A SQLite file for each domain, in `domains/NAME` of this directory.
+    Files(PathBuf),
+    /// A schema for each domain, in the database of the default domain.
+    #[cfg(feature = "postgres")]
+    Postgres(Arc<crate::PostgresMetadata>),
+}
+
+/// Where packs lie.
+#[derive(Clone, Debug)]
+pub enum DomainPacks {
+    /// In `domains/NAME/INSIDE` of a directory, with fsync.
+    Files {
+        /// The directory.
+        root: PathBuf,
+        /// The folder in that of a domain; empty for none.
+        inside: &'static str,
+    },
+    /// In `domains/NAME` of a bucket.
+    Bucket(Arc<dyn ObjectStore>),
+}
+
+impl DomainHome {
+    /// The store of a domain, made where it is not there.
+    pub(super) async fn open(&self, name: &DomainName, beside: &Store) -> Result<Store> {
+        let metadata: Arc<dyn Metadata> = match &self.tables {
+            DomainTables::Files(root) => {
+                let dir = folder(root, name);
+                durable::create_dir_all(&dir).map_err(|e| Error::io("directory", &dir, &e))?;
+                let options = beside.options();
+                SqliteMetadata::of_domain(name, &dir.join(DATABASE), options.clock.clone(), options.min_free).await?
+            }
+            #[cfg(feature = "postgres")]
+            DomainTables::Postgres(database) => database.of_domain(name).await?,
+        };
+        Ok(match &self.packs {
+            DomainPacks::Files { root, inside } => {
+                let dir = folder(root, name).join(inside);
+                durable::create_dir_all(&dir).map_err(|e| Error::io("directory", &dir, &e))?;
+                let fail = |e| Error::Unavailable { what: "directory", reason: format!("{}: {e}", dir.display()) };
+                let packs = LocalFileSystem::new_with_prefix(&dir).map_err(fail)?.with_fsync(true);
+                beside.beside(Arc::new(packs), metadata).with_packs_dir(&dir)
+            }
+            DomainPacks::Bucket(bucket) => beside.beside(Arc::new(PrefixStore::new(Arc::clone(bucket), prefix(name))), metadata),
+        })
+    }
+
+    /// Removes everything of a domain; returns whether that was done within the budget. The marker goes first: a rebuild of the catalogue
+    /// does not take half a domain for one. A bucket's objects go last, for they may be many.
+    pub(super) async fn remove(&self, name: &DomainName, budget: &Budget) -> Result<bool> {
+        match &self.packs {
+            DomainPacks::Files { root, inside } => remove_file(folder(root, name).join(inside).join(marker::KEY)).await?,
+            DomainPacks::Bucket(bucket) => remove_object(bucket, &prefix(name).join(marker::KEY)).await?,
+        }
+        match &self.tables {
+            DomainTables::Files(root) => remove_dir(folder(root, name)).await?,
+            #[cfg(feature = "postgres")]
+            DomainTables::Postgres(database) => database.drop_domain(name).await?,
+        }
+        match &self.packs {
+            DomainPacks::Files { root, .. } => remove_dir(folder(root, name)).await?,
+            DomainPacks::Bucket(bucket) => {
+                let objects = bucket.list(Some(&prefix(name))).map_err(Error::packs);
+                let removal =
+                    objects.try_for_each_concurrent(AT_ONCE, |object| async move { remove_object(bucket, &object.location).await });
+                tokio::select! {
+                    removed = removal => removed?,
+                    () = budget.used_up() => return Ok(false),
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether anything lies in the place of a domain.
+    pub(super) async fn has_any(&self, name: &DomainName) -> Result<bool> {
+        match &self.packs {
+            DomainPacks::Files { root, inside } => Ok(folder(root, name).join(inside).exists()),
+            DomainPacks::Bucket(bucket) => Ok(bucket.list(Some(&prefix(name))).try_next().await.map_err(Error::packs)?.is_some()),
+        }
+    }
+
+    /// The domains that have a marker.
+    pub(super) async fn find(&self) -> Result<Vec<DomainName>> {
+        let mut names = Vec::new();
+        match &self.packs {
+            DomainPacks::Files { root, inside } => {
+                let entries = match std::fs::read_dir(root.join(DomainName::FOLDER)) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
+                    entries => entries.map_err(|e| Error::io("directory", root, &e))?,
+                };
+                for entry in entries {
+                    let name = entry.map_err(|e| Error::io("directory", root, &e))?.file_name();
+                    if let Some(Ok(name)) = name.to_str().map(str::parse::<DomainName>)
+                        && folder(root, &name).join(inside).join(marker::KEY).exists()
+                    {
+                        names.push(name);
+                    }
+                }
+            }
+            DomainPacks::Bucket(bucket) => {
+                let folders = bucket.list_with_delimiter(Some(&Path::from(DomainName::FOLDER))).await.map_err(Error::packs)?;
+                for found in folders.common_prefixes {
+                    let Some(Ok(name)) = found.filename().map(str::parse::<DomainName>) else { continue };
+                    match bucket.head(&prefix(&name).join(marker::KEY)).await {
+                        Ok(_) => names.push(name),
+                        Err(object_store::Error::NotFound { .. }) => {}
+                        Err(error) => return Err(Error::packs(error)),
+                    }
+                }
+            }
+        }
+        names.retain(|name| !name.is_default());
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+fn folder(root: &std::path::Path, name: &DomainName) -> PathBuf {
+    root.join(DomainName::FOLDER).join(name.as_str())
+}
+
+fn prefix(name: &DomainName) -> Path {
+    Path::from(DomainName::FOLDER).join(name.as_str())
+}
+
+async fn remove_object(bucket: &Arc<dyn ObjectStore>, at: &Path) -> Result<()> {
+    match bucket.delete(at).await {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(Error::packs(error)),
+    }
+}
+
+async fn remove_file(file: PathBuf) -> Result<()> {
+    removed(file, |file| std::fs::remove_file(file)).await
+}
+
+async fn remove_dir(dir: PathBuf) -> Result<()> {
+    removed(dir, |dir| std::fs::remove_dir_all(dir)).await
+}
+
+/// Removes something durably, if it is there.
+async fn removed(what: PathBuf, remove: fn(&std::path::Path) -> io::Result<()>) -> Result<()> {
+    let path = what.clone();
+    let work = move || match remove(&what) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => what.parent().map_or(Ok(()), durable::sync_dir),
+    };
+    let done = tokio::task::spawn_blocking(work).await.map_err(|e| Error::Internal(e.to_string()))?;
+    done.map_err(|e| Error::io("directory", &path, &e))
+}

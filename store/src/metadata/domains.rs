@@ -1,0 +1,62 @@
+//! The catalogue of domains, in the tables of the default domain.
+
+use super::arguments::{cursor, one_more, paged};
+use super::sessions::millis;
+use super::sql::values;
+use super::tx::{Fail, Outcome, Tx};
+use super::{DomainRow, Page};
+use crate::error::Error;
+use pfr_schema::DomainName;
+use std::time::Duration;
+
+type Row = (DomainName, u64, Option<u64>);
+
+fn row((name, created_at, deleting_since): Row) -> DomainRow {
+    DomainRow { name, created_at, deleting_since }
+}
+
+pub(super) async fn domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<Option<DomainRow>> {
+    let find = "SELECT name, created_at, deleting_since FROM domains WHERE name = $1";
+    Ok(tx.first(find, values![name]).await?.map(row))
+}
+
+pub(super) async fn domains<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<DomainRow>> {
+    let find = "SELECT name, created_at, deleting_since FROM domains WHERE name > $1 ORDER BY name LIMIT $2";
+    let rows: Vec<Row> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
+    Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.name.to_string()))
+}
+
+pub(super) async fn create_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<(DomainRow, bool)> {
+    let now = tx.now().await?;
+    let insert = "INSERT INTO domains (name, created_at) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
+    let is_new = tx.execute(insert, values![name, now]).await? > 0;
+    match domain(tx, name).await? {
+        Some(row) if row.deleting_since.is_none() => Ok((row, is_new)),
+        Some(_) => Err(Error::DomainBusy(name.clone()).into()),
+        None => Err(Fail::Again),
+    }
+}
+
+pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<DomainRow> {
+    let now = tx.now().await?;
+    // Waits for a process that makes the tables right now: it has locked the row.
+    tx.execute("UPDATE domains SET deleting_since = $2 WHERE name = $1 AND deleting_since IS NULL", values![name, now]).await?;
+    domain(tx, name).await?.ok_or_else(|| Error::DomainUnknown(name.clone()).into())
+}
+
+pub(super) async fn deleted_domains<T: Tx>(tx: &mut T, grace: Duration) -> Outcome<Vec<(DomainName, bool)>> {
+    let overdue = tx.now().await?.saturating_sub(millis(grace));
+    let find = "SELECT name, emptied_at FROM domains WHERE deleting_since IS NOT NULL ORDER BY name";
+    let rows: Vec<(DomainName, Option<u64>)> = tx.query(find, &[]).await?;
+    Ok(rows.into_iter().map(|(name, emptied)| (name, emptied.is_some_and(|at| at <= overdue))).collect())
+}
+
+pub(super) async fn domain_emptied<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<()> {
+    let now = tx.now().await?;
+    let note = "UPDATE domains SET emptied_at = $2 WHERE name = $1 AND deleting_since IS NOT NULL AND emptied_at IS NULL";
+    tx.execute(note, values![name, now]).await.map(drop)
+}
+
+pub(super) async fn forget_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<()> {
+    tx.execute("DELETE FROM domains WHERE name = $1 AND deleting_since IS NOT NULL", values![name]).await.map(drop)
+}
