@@ -1,14 +1,15 @@
-//! State that handlers share: the store, and the limits that keep the process within its memory.
+//! State that handlers share: the domains, and the limits that keep the process within its memory.
 
-use crate::background::{self, Collector};
+use crate::background::Limits;
 use crate::config::Config;
+use crate::domains::Domains;
 use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
 use crate::problem::Failure;
 use crate::redirect::Redirects;
+use crate::storage::Opened;
 use metrics_exporter_prometheus::PrometheusHandle;
 use pfr_schema::ErrorCode;
-use pfr_store::{Schedule, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -24,10 +25,8 @@ const VERIFICATIONS: usize = 2;
 /// Shared state. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct App {
-    pub(crate) store: Store,
+    pub(crate) domains: Domains,
     pub(crate) redirects: Option<Arc<Redirects>>,
-    pub(crate) collector: Collector,
-    pub(crate) schedule: Schedule,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
     /// Permits for requests that are worked on at once.
@@ -49,17 +48,15 @@ pub(crate) struct App {
     documents: Arc<Semaphore>,
     verifications: Arc<Semaphore>,
     scrubs: Arc<Semaphore>,
-    collections: Arc<Semaphore>,
 }
 
 impl App {
-    pub(crate) fn new(store: Store, redirects: Option<Redirects>, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
-        let collector = Collector::new(store.clone(), Duration::from_secs(config.gc_horizon_seconds));
-        let scrubs = Arc::new(Semaphore::new(1));
+    pub(crate) fn new(opened: Opened, metrics: PrometheusHandle, openapi: String, config: &Config) -> Self {
+        let Opened { domains, redirects } = opened;
+        let limits = Limits::default();
+        let scrubs = Arc::clone(&limits.scrubs);
         Self {
-            schedule: background::schedule(&store, &collector, &scrubs, config),
-            collector,
-            store,
+            domains: Domains::new(domains, limits, config),
             redirects: redirects.map(Arc::new),
             metrics,
             openapi: openapi.into(),
@@ -77,7 +74,6 @@ impl App {
             documents: Arc::new(Semaphore::new(LARGE)),
             verifications: Arc::new(Semaphore::new(VERIFICATIONS)),
             scrubs,
-            collections: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -104,13 +100,5 @@ impl App {
         Arc::clone(&self.scrubs)
             .try_acquire_owned()
             .map_err(|_| Failure::new(ErrorCode::Overloaded, "a scrub is running; try again when it is done"))
-    }
-
-    /// A permit to collect on request, at once or not at all: a second collection would find
-    /// nothing to do.
-    pub(crate) fn collection(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        Arc::clone(&self.collections)
-            .try_acquire_owned()
-            .map_err(|_| Failure::new(ErrorCode::Overloaded, "a collection that was asked for is running; GET /v1/gc tells how far it is"))
     }
 }

@@ -7,11 +7,9 @@ use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
 /// What any request may meet.
-const ANY: &[ErrorCode] = &[InvalidRequest, Overloaded, Unavailable, Internal];
+const ANY: &[ErrorCode] = &[InvalidRequest, InvalidName, DomainUnknown, Overloaded, Unavailable, Internal];
 /// What any request with a body may meet.
 const BODY: &[ErrorCode] = &[TooLarge, Timeout];
-/// What any request to a repository may meet.
-const NAMED: &[ErrorCode] = &[InvalidName];
 
 macro_rules! groups {
     ($($(#[$doc:meta])* $name:ident = [$($base:expr),*];)*) => {$(
@@ -31,28 +29,28 @@ groups! {
     /// Reads that name no repository.
     Listing = [ANY, &[CorruptStore]];
     /// Reads in a repository.
-    Reading = [ANY, NAMED, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
+    Reading = [ANY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore]];
     /// Proofs.
-    Verifying = [ANY, NAMED, &[
+    Verifying = [ANY, &[
         AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, NotFound, CorruptStore, ValueHashMismatch, InexactStorage,
         TooLarge
     ]];
     /// Matches.
-    Matching = [ANY, NAMED, BODY, &[RepositoryUnknown, CorruptStore]];
+    Matching = [ANY, BODY, &[RepositoryUnknown, CorruptStore]];
     /// Opening a session.
-    Opening = [ANY, NAMED, &[StorageFull]];
+    Opening = [ANY, &[StorageFull]];
     /// Ending a session.
-    Aborting = [ANY, NAMED, &[PushUnknown, StorageFull]];
+    Aborting = [ANY, &[PushUnknown, StorageFull]];
     /// Asking in a session.
-    Pushing = [ANY, NAMED, BODY, &[PushUnknown, StorageFull]];
+    Pushing = [ANY, BODY, &[PushUnknown, StorageFull]];
     /// Uploads.
-    Uploading = [ANY, NAMED, BODY, &[
+    Uploading = [ANY, BODY, &[
         PushUnknown, CorruptFrame, Truncated, DigestMismatch, LengthMismatch, InvalidDocument, MissingBlobs, StorageFull
     ]];
     /// Commits.
-    Committing = [ANY, NAMED, BODY, &[PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull]];
+    Committing = [ANY, BODY, &[PushUnknown, BlobUnknown, InvalidDocument, TagMoved, CorruptStore, StorageFull]];
     /// Downloads.
-    Fetching = [ANY, NAMED, BODY, &[RepositoryUnknown, BlobUnknown]];
+    Fetching = [ANY, BODY, &[RepositoryUnknown, BlobUnknown]];
     /// Collections.
     Collecting = [ANY, BODY, &[StorageFull]];
     /// Checks of the whole store.
@@ -62,7 +60,7 @@ groups! {
     /// Reads about collections.
     Collected = [ANY, &[NotFound]];
     /// Changes of names.
-    Tagging = [ANY, NAMED, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
+    Tagging = [ANY, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
 }
 
 fn problems(groups: &[&[ErrorCode]]) -> BTreeMap<String, RefOr<Response>> {

@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::auth::{Access, AllRepositories, Open};
 use crate::failures;
-use crate::metrics::{DISK, ROWS_WRITTEN, set_tasks};
+use crate::metrics::{DISK, ROWS_WRITTEN, of_domain, set_tasks};
 use crate::problem::Failure;
 use crate::v1::Answer;
 use axum::extract::State;
@@ -28,7 +28,7 @@ pub(crate) async fn livez(_: Access<Open, AllRepositories>) -> &'static str {
     responses((status = 200, description = "Ready", body = String, content_type = "text/plain"), failures::Ready),
 )]
 pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<App>) -> Answer<&'static str> {
-    match tokio::time::timeout(READY, app.store.ready()).await {
+    match tokio::time::timeout(READY, app.domains.default_domain().store.ready()).await {
         Ok(ready) => ready?,
         Err(_) => {
             let detail = "the registry's store does not answer; this says nothing about what it holds, try again";
@@ -41,18 +41,23 @@ pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<A
 /// Metrics for Prometheus
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "operations", responses((status = 200, description = "Prometheus text", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<App>) -> impl IntoResponse {
-    set_tasks(&app.schedule.tasks());
-    metrics::counter!(ROWS_WRITTEN).absolute(app.store.metadata().rows_written());
-    // A scrape must work when the store does not: then the gauge keeps its last value.
-    match tokio::time::timeout(READY, app.collector.backlog()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "metrics: the backlog of garbage collection cannot be read"),
-        Err(_) => tracing::warn!("metrics: the backlog of garbage collection cannot be read: no answer within {READY:?}"),
+    let domains = app.domains.all();
+    for domain in &domains {
+        set_tasks(&domain.name, &domain.schedule.tasks());
+        metrics::counter!(ROWS_WRITTEN, of_domain(&domain.name)).absolute(domain.store.metadata().rows_written());
     }
-    match tokio::time::timeout(READY, app.store.metadata().disk_bytes()).await {
-        Ok(Ok(bytes)) => metrics::gauge!(DISK).set(bytes as f64),
-        Ok(Err(error)) => tracing::warn!(%error, "metrics: the bytes on storage cannot be read"),
-        Err(_) => tracing::warn!("metrics: the bytes on storage cannot be read: no answer within {READY:?}"),
+    // A scrape must work when the store does not: then the gauges keep their last values.
+    let read = async {
+        for domain in &domains {
+            domain.collector.backlog().await?;
+            metrics::gauge!(DISK, of_domain(&domain.name)).set(domain.store.metadata().disk_bytes().await? as f64);
+        }
+        Ok::<_, pfr_store::Error>(())
+    };
+    match tokio::time::timeout(READY, read).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "metrics: bytes on storage and backlog of collection cannot be read"),
+        Err(_) => tracing::warn!("metrics: bytes on storage and backlog of collection cannot be read: no answer within {READY:?}"),
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render())
 }

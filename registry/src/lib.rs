@@ -1,9 +1,10 @@
-//! The registry: one [`pfr_store::Store`] behind HTTP.
+//! The registry: a [`pfr_store::Store`] for each domain behind HTTP.
 //!
 //! ```text
 //! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
 //!                                                 │
-//! connection ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes ─▶ v1 ─▶ store
+//! connection ─▶ http::base (domain) ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes
+//!   ─▶ v1 ─▶ auth::Access (the store of the domain)
 //!                                                 │
 //!                                              problem (every error, one shape)
 //! ```
@@ -18,6 +19,7 @@ mod auth;
 mod background;
 pub mod commands;
 pub mod config;
+mod domains;
 mod error;
 mod failures;
 mod health;

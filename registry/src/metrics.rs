@@ -1,7 +1,8 @@
 //! The names of all metrics, with description and unit, and the recorder behind `/metrics`.
 
-use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::PrometheusHandle;
+use pfr_schema::DomainName;
 use pfr_schema::api::{TaskInfo, TaskState};
 
 pub(crate) const REQUESTS: &str = "pf_http_requests_total";
@@ -33,16 +34,28 @@ pub(crate) const TASK_SUCCEEDED: &str = "pf_task_last_success_timestamp_seconds"
 pub(crate) const TASK_RUNNING: &str = "pf_running_tasks";
 pub(crate) const TASK_PAUSED: &str = "pf_paused_tasks";
 
-/// Sets the metrics of background tasks.
-pub(crate) fn set_tasks(tasks: &[TaskInfo]) {
+/// The label of a metric that each domain has; none for the default one.
+pub(crate) fn of_domain(domain: &DomainName) -> Vec<Label> {
+    if domain.is_default() { Vec::new() } else { vec![Label::new("domain", domain.to_string())] }
+}
+
+/// Sets what a domain that is gone occupies.
+pub(crate) fn forget(domain: &DomainName) {
+    for name in [DISK, GC_DUE, GC_DRAINING] {
+        metrics::gauge!(name, of_domain(domain)).set(0.0);
+    }
+}
+
+/// Sets the metrics of the background tasks of a domain.
+pub(crate) fn set_tasks(domain: &DomainName, tasks: &[TaskInfo]) {
     for task in tasks {
-        let name = || task.name.clone();
-        metrics::counter!(TASK_RUNS, "task" => name()).absolute(task.runs);
-        metrics::counter!(TASK_ERRORS, "task" => name()).absolute(task.errors);
-        metrics::gauge!(TASK_BUSY, "task" => name()).set(task.busy_seconds);
-        metrics::gauge!(TASK_SUCCEEDED, "task" => name()).set(task.succeeded_at.unwrap_or(0) as f64 / 1e3);
-        metrics::gauge!(TASK_RUNNING, "task" => name()).set(if task.state == TaskState::Running { 1.0 } else { 0.0 });
-        metrics::gauge!(TASK_PAUSED, "task" => name()).set(if task.pause_ends_at.is_some() { 1.0 } else { 0.0 });
+        let labels = || [vec![Label::new("task", task.name.clone())], of_domain(domain)].concat();
+        metrics::counter!(TASK_RUNS, labels()).absolute(task.runs);
+        metrics::counter!(TASK_ERRORS, labels()).absolute(task.errors);
+        metrics::gauge!(TASK_BUSY, labels()).set(task.busy_seconds);
+        metrics::gauge!(TASK_SUCCEEDED, labels()).set(task.succeeded_at.unwrap_or(0) as f64 / 1e3);
+        metrics::gauge!(TASK_RUNNING, labels()).set(if task.state == TaskState::Running { 1.0 } else { 0.0 });
+        metrics::gauge!(TASK_PAUSED, labels()).set(if task.pause_ends_at.is_some() { 1.0 } else { 0.0 });
     }
 }
 

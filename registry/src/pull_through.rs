@@ -17,6 +17,7 @@ mod upstream;
 use crate::app::App;
 use crate::auth::{Access, Pull};
 use crate::config::Config;
+use crate::http::base;
 use crate::http::path::Segment as _;
 use crate::http::permit::wait_for;
 use crate::http::query::{Depth, Paging, Query};
@@ -201,7 +202,8 @@ impl PullThrough {
 pub(crate) async fn middleware(State((app, this)): State<(App, Arc<PullThrough>)>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let via = Via::of(&parts.headers);
-    let Some(remote) = this.upstream.for_request(&via) else {
+    // The upstream's default domain is asked, for this one's.
+    let Some(remote) = this.upstream.for_request(&via).filter(|_| base::is_default(&parts)) else {
         return next.run(Request::from_parts(parts, body)).await;
     };
     match this.before(&app, &remote, &mut parts, &via).await {

@@ -1,12 +1,13 @@
 //! Large downloads from the storage itself: the registry returns the location of frames, and signs
 //! URLs for them.
 
+use crate::domains::Domain;
 use crate::metrics::BYTES_REDIRECTED;
 use axum::http::{HeaderMap, header};
 use pfr_schema::media_type::FRAME_LOCATIONS;
 use pfr_schema::{Digest, api};
+use pfr_store::Result;
 use pfr_store::storage::Storage;
-use pfr_store::{Result, Store};
 use std::time::Duration;
 
 /// Average length below which a range is not worth its own request. The registry, which is near the
@@ -27,8 +28,8 @@ impl Redirects {
     }
 
     /// The locations of the frames of `digests`; `None` if this registry should rather send them.
-    pub(crate) async fn locations(&self, store: &Store, digests: &[Digest]) -> Result<Option<api::FrameLocations>> {
-        let ranges = store.ranges(digests).await?;
+    pub(crate) async fn locations(&self, domain: &Domain, digests: &[Digest]) -> Result<Option<api::FrameLocations>> {
+        let ranges = domain.store.ranges(digests).await?;
         let bytes: u64 = ranges.iter().map(|range| range.length).sum();
         if ranges.is_empty() || ranges.len() > MAX_RANGES || bytes / (ranges.len() as u64) < MIN_AVERAGE {
             return Ok(None);
@@ -38,7 +39,7 @@ impl Redirects {
         for range in ranges {
             let url = match &last {
                 Some((path, url)) if *path == range.path => url.clone(),
-                _ => self.storage.signed_url(&range.path, self.expires).await?,
+                _ => self.storage.signed_url(&domain.path_of(&range.path), self.expires).await?,
             };
             last = Some((range.path, url.clone()));
             extents.push(api::FrameExtent { url, offset: range.offset, length: range.length, digests: range.digests });

@@ -1,13 +1,14 @@
 //! The map of the service: every route, and the OpenAPI document that is made from the same list.
 //!
-//! `/` and `/v2` are free: the user interface and the OCI distribution API go there.
+//! Paths are those of the default domain; `http::base` takes the base path of another one off before
+//! the router sees it. `/` and `/v2` are free: the user interface and the OCI distribution API go there.
 
 use crate::app::App;
 use crate::auth::{Action, action_of};
 use crate::health;
 use crate::http::request;
 use crate::pull_through::{self, PullThrough};
-use crate::v1::{forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags, tasks};
+use crate::v1::{domains, forks, frames, gc, inspect, integrity, pushes, repositories, snapshots, stats, tags, tasks};
 use axum::Router;
 use axum::middleware;
 use std::sync::Arc;
@@ -22,6 +23,11 @@ use utoipa_axum::routes;
         title = "pf registry",
         description = "A durable, content-addressed registry for live model state. How requests follow each other is in docs/protocol.md.",
     ),
+    servers((
+        url = "/domains/{domain}",
+        description = "A domain, for paths that begin with `/v1`. Without this base path, `default` is meant. Paths that begin with `/v1/domains` have none",
+        variables(("domain" = (default = "default", description = "Name of the domain"))),
+    )),
     components(schemas(pfr_schema::api::Problem, pfr_schema::ErrorCode)),
     tags(
         (name = "push", description = "Storing a snapshot: have/want, frames, commit"),
@@ -72,6 +78,10 @@ fn table() -> OpenApiRouter<App> {
         tasks::list,
         tasks::pause,
         tasks::resume,
+        domains::list,
+        domains::get,
+        domains::put,
+        domains::delete,
         integrity::scrub,
         integrity::damaged,
         health::livez,

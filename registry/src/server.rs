@@ -6,9 +6,10 @@
 //! not finish.
 
 use crate::app::App;
-use crate::background::Collector;
 use crate::config::Config;
+use crate::domains::Domains;
 use crate::error::Error;
+use crate::http::base;
 use crate::http::connections::{Connections, OpenConnection};
 use crate::http::stream::Timed;
 use crate::lock::DataLock;
@@ -21,7 +22,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use pfr_store::{Schedule, Store};
+use pfr_store::Store;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,9 +48,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     service: Router,
-    store: Store,
-    collector: Collector,
-    schedule: Schedule,
+    domains: Domains,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
     config: Config,
     _lock: Option<DataLock>,
@@ -64,8 +63,7 @@ impl Server {
     pub async fn bind(config: Config) -> Result<Self, Error> {
         let lock = DataLock::take(&config)?;
         let opened = crate::storage::open_parts(&config).await?;
-        opened.store.names_are_known().await?;
-        write_what_a_killed_process_left(&opened.store).await?;
+        opened.domains.default_store().begin_serving().await?;
         Self::bind_opened(opened, config, lock).await
     }
 
@@ -74,24 +72,21 @@ impl Server {
     /// # Errors
     /// [`Error`] names the resource that is not available.
     pub async fn bind_over(store: Store, config: Config) -> Result<Self, Error> {
-        Self::bind_opened(Opened { store, redirects: None }, config, None).await
+        Self::bind_opened(Opened { domains: pfr_store::Domains::new(store, None), redirects: None }, config, None).await
     }
 
-    async fn bind_opened(Opened { store, redirects }: Opened, config: Config, lock: Option<DataLock>) -> Result<Self, Error> {
+    async fn bind_opened(opened: Opened, config: Config, lock: Option<DataLock>) -> Result<Self, Error> {
         let metrics = names::recorder().map_err(Error::Metrics)?;
         let fail = |source| Error::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        let pull_through = PullThrough::of(&config, &store).map_err(crate::mirror::Error::from)?;
-        let app = App::new(store.clone(), redirects, metrics.clone(), routes::openapi(), &config);
-        let (collector, schedule) = (app.collector.clone(), app.schedule.clone());
+        let pull_through = PullThrough::of(&config, opened.domains.default_store()).map_err(crate::mirror::Error::from)?;
+        let app = App::new(opened, metrics.clone(), routes::openapi(), &config);
         Ok(Self {
-            collector,
-            schedule,
+            domains: app.domains.clone(),
             listener,
             address,
             service: routes::service(app, pull_through),
-            store,
             metrics,
             config,
             _lock: lock,
@@ -104,10 +99,10 @@ impl Server {
         self.address
     }
 
-    /// Its store.
+    /// The store of its default domain.
     #[must_use]
     pub fn store(&self) -> &Store {
-        &self.store
+        &self.domains.default_domain().store
     }
 
     /// Serves until `shutdown` completes. Then it accepts no more connections, gives requests in
@@ -126,8 +121,8 @@ impl Server {
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
-        let schedule = self.schedule.clone();
-        let tasks = tokio::spawn(async move { schedule.run().await });
+        let domains = self.domains.clone();
+        let tasks = tokio::spawn(async move { domains.run().await });
         let (data, database, storage) = (self.config.data.display(), &self.config.database, &self.config.storage);
         tracing::info!(address = %self.address, %data, %database, %storage, "serving");
         loop {
@@ -167,9 +162,7 @@ impl Server {
         tracing::info!(connections = connections.len(), grace_seconds = self.config.shutdown_grace, "stopping");
         // An error means that there is no connection.
         let _ = stop.send(true);
-        // A collection may stop anywhere: the next one continues.
-        self.collector.stop();
-        self.schedule.stop();
+        self.domains.stop();
         let finished = tokio::time::timeout(grace, async {
             while let Some(ended) = connections.join_next().await {
                 report(ended);
@@ -184,7 +177,7 @@ impl Server {
             if let Err(error) = tasks.await {
                 tracing::error!(%error, "background tasks failed");
             }
-            self.collector.ended().await;
+            self.domains.ended().await;
         })
         .await;
         tracing::info!("stopped");
@@ -224,19 +217,6 @@ impl ConnectionSlots {
     }
 }
 
-/// Journals changes of names whose process ended before it had done so. A full disk does not
-/// prevent the start: none of these changes was acknowledged, and a client that repeats one waits
-/// for the journal.
-async fn write_what_a_killed_process_left(store: &Store) -> pfr_store::Result<()> {
-    match store.flush_journal().await {
-        Err(error @ pfr_store::Error::Full(_)) => {
-            tracing::warn!(%error, "journal: changes of an earlier process cannot be written yet, the disk is full");
-            Ok(())
-        }
-        other => other,
-    }
-}
-
 async fn accept(listener: &TcpListener, waiting: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
     let permit = Arc::clone(waiting).acquire_owned().await.map_err(std::io::Error::other)?;
     let (stream, _) = listener.accept().await?;
@@ -254,6 +234,7 @@ async fn connection(stream: TcpStream, service: Router, config: Config, open: Op
     let requests = Arc::clone(&state);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         requests.request();
+        base::take_off(&mut request);
         request.extensions_mut().insert(Arc::clone(&requests));
         service.call(request)
     });

@@ -1,28 +1,31 @@
-//! Opens the store of a registry: metadata in SQLite or PostgreSQL, packs in a directory or a
+//! Opens the stores of a registry: metadata in SQLite or PostgreSQL, packs in a directory or a
 //! bucket, in any combination.
 
 use crate::config::Config;
 use crate::redirect::Redirects;
 use object_store::ObjectStore;
 use pfr_store::storage::Storage;
-use pfr_store::{Error, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata, Store};
+use pfr_store::{
+    DomainHome, DomainPacks, DomainTables, Domains, Error, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata,
+    Store,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An open store, with the parts that only a registry uses.
+/// Open domains, with the parts that only a registry uses.
 pub struct Opened {
-    /// The store.
-    pub store: Store,
+    /// The domains, of which the default one is open.
+    pub domains: Domains,
     /// The storage that clients are redirected to for large downloads, if any.
     pub redirects: Option<Redirects>,
 }
 
-/// Opens the store that the settings name.
+/// Opens the domains that the settings name.
 ///
 /// # Errors
 /// Those of the store.
-pub async fn open(config: &Config) -> Result<Store> {
-    Ok(open_parts(config).await?.store)
+pub async fn open(config: &Config) -> Result<Domains> {
+    Ok(open_parts(config).await?.domains)
 }
 
 /// The same, with the parts that only a registry uses.
@@ -33,7 +36,9 @@ pub async fn open(config: &Config) -> Result<Store> {
 pub async fn open_parts(config: &Config) -> Result<Opened> {
     let options = config.store_options();
     if config.database.is_empty() && config.storage.is_empty() {
-        return Ok(Opened { store: Store::open(&config.data, options).await?, redirects: None });
+        let store = Store::open(&config.data, options).await?;
+        let home = DomainHome { tables: DomainTables::Files(config.data.clone()), packs: beside_data(config) };
+        return Ok(Opened { domains: Domains::new(store, Some(home)), redirects: None });
     }
     let (packs, storage) = packs(config)?;
     probe(&storage).await?;
@@ -43,12 +48,22 @@ pub async fn open_parts(config: &Config) -> Result<Opened> {
         true if storage.can_sign() => Some(Redirects::new(storage, Duration::from_secs(config.redirect_seconds))),
         true => return Err(Error::Invalid(format!("{} has no signed URLs; redirect-downloads needs them", storage.url()))),
     };
-    let metadata = metadata(config, &options).await?;
-    let mut store = Store::new(packs, metadata, options);
-    if let Some(dir) = dir {
-        store = store.with_packs_dir(&dir);
+    let (metadata, tables) = metadata(config, &options).await?;
+    let mut store = Store::new(Arc::clone(&packs), metadata, options);
+    if let Some(dir) = &dir {
+        store = store.with_packs_dir(dir);
     }
-    Ok(Opened { store, redirects })
+    let packs = match dir {
+        None => DomainPacks::Bucket(packs),
+        Some(root) if !config.storage.is_empty() => DomainPacks::Files { root, inside: "" },
+        Some(_) => beside_data(config),
+    };
+    Ok(Opened { domains: Domains::new(store, Some(DomainHome { tables, packs })), redirects })
+}
+
+/// The packs of other domains where those of the default one are in the data directory.
+fn beside_data(config: &Config) -> DomainPacks {
+    DomainPacks::Files { root: config.data.clone(), inside: "packs" }
 }
 
 fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
@@ -60,14 +75,16 @@ fn packs(config: &Config) -> Result<(Arc<dyn ObjectStore>, Storage)> {
     pfr_store::storage::open_dir(&dir)
 }
 
-async fn metadata(config: &Config, options: &Options) -> Result<Arc<dyn Metadata>> {
+async fn metadata(config: &Config, options: &Options) -> Result<(Arc<dyn Metadata>, DomainTables)> {
     if !config.database.is_empty() {
         let postgres = PostgresOptions { max_connections: config.database_connections, ..PostgresOptions::default() };
-        return Ok(PostgresMetadata::connect(config.database.expose(), postgres).await?);
+        let metadata = Arc::new(PostgresMetadata::open(config.database.expose(), postgres).await?);
+        return Ok((Arc::clone(&metadata).metadata(), DomainTables::Postgres(metadata)));
     }
     pfr_store::storage::make_dir(&config.data)?;
     let file = config.data.join("metadata.sqlite");
-    Ok(SqliteMetadata::open_above(&file, options.clock.clone(), options.min_free).await?)
+    let metadata = SqliteMetadata::open_above(&file, options.clock.clone(), options.min_free).await?;
+    Ok((metadata, DomainTables::Files(config.data.clone())))
 }
 
 /// Logs which operations the storage supports. Only writing and reading are required; the rest is

@@ -3,19 +3,25 @@
 use super::action::{Action, Permission};
 use super::{Question, decide};
 use crate::app::App;
+use crate::domains::Domain;
+use crate::http::base;
 use crate::http::path::Path;
 use crate::problem::Failure;
 use axum::extract::FromRequestParts;
 use axum::handler::Handler;
 use axum::http::request::Parts;
-use pfr_schema::RepositoryName;
+use pfr_schema::{ErrorCode, RepositoryName};
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-/// Proof that the caller may do `A` to a scope: a repository, or [`AllRepositories`]. A handler has
-/// the repository's name from here only, so it cannot act on one that was not asked about.
+/// Proof that the caller may do `A` to a scope: a repository, or [`AllRepositories`] of a domain. A
+/// handler has the repository's name and the domain's store from here only, so it cannot act on one
+/// that was not asked about.
 pub(crate) struct Access<A, S = RepositoryName> {
     /// What the caller may act on.
     pub(crate) to: S,
+    /// The domain that it is in.
+    pub(crate) domain: Arc<Domain>,
     action: PhantomData<A>,
 }
 
@@ -23,9 +29,12 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let name = base::domain_of(parts)?;
         let to = S::of(parts).await?;
-        decide(app, parts, &Question { action: A::ACTION, repository: to.repository() })?;
-        Ok(Self { to, action: PhantomData })
+        decide(app, parts, &Question { action: A::ACTION, domain: &name, repository: to.repository() })?;
+        // Only now: a caller that may not use a domain does not learn whether there is one.
+        let domain = app.domains.get(&name).await?;
+        Ok(Self { to, domain, action: PhantomData })
     }
 }
 
@@ -33,7 +42,7 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
 pub(crate) trait Scope: Sized + Send {
     /// Reads it from the request's path.
     fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, Failure>> + Send;
-    /// The repository that the scope names; none for [`AllRepositories`].
+    /// The repository that the scope names, if it names one.
     fn repository(&self) -> Option<&RepositoryName>;
 }
 
@@ -54,6 +63,22 @@ pub(crate) struct AllRepositories;
 impl Scope for AllRepositories {
     async fn of(_parts: &mut Parts) -> Result<Self, Failure> {
         Ok(Self)
+    }
+
+    fn repository(&self) -> Option<&RepositoryName> {
+        None
+    }
+}
+
+/// The scope of an action on the catalogue of domains.
+pub(crate) struct Catalogue;
+
+impl Scope for Catalogue {
+    async fn of(parts: &mut Parts) -> Result<Self, Failure> {
+        if base::is_default(parts) {
+            return Ok(Self);
+        }
+        Err(Failure::new(ErrorCode::NotFound, "domains are not in a domain: ask without /domains/NAME at the front of the path"))
     }
 
     fn repository(&self) -> Option<&RepositoryName> {

@@ -8,21 +8,22 @@
 mod access;
 mod action;
 
-pub(crate) use access::{Access, AllRepositories, action_of};
+pub(crate) use access::{Access, AllRepositories, Catalogue, action_of};
 pub(crate) use action::{Action, Admin, Delete, Open, Pull, Push};
 
 use crate::app::App;
 use crate::problem::Failure;
 use axum::http::request::Parts;
-use pfr_schema::RepositoryName;
+use pfr_schema::{DomainName, RepositoryName};
 
 /// What a caller asks to be allowed.
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
     /// The action.
     pub(crate) action: Action,
-    /// The repository that it is done to; none if it concerns all of them. A domain, once there are
-    /// several, is one more field.
+    /// The domain that it is done in.
+    pub(crate) domain: &'a DomainName,
+    /// The repository that it is done to; none if it concerns all of the domain.
     pub(crate) repository: Option<&'a RepositoryName>,
 }
 
@@ -34,6 +35,7 @@ pub(crate) struct Question<'a> {
 pub(crate) fn decide(_app: &App, caller: &Parts, question: &Question<'_>) -> Result<(), Failure> {
     tracing::trace!(
         action = question.action.name(),
+        domain = %question.domain,
         repository = question.repository.map(RepositoryName::as_str),
         path = caller.uri.path(),
         "access granted"

@@ -1,6 +1,7 @@
 //! Collections of garbage: their options, their budget, their metrics.
 
 use crate::metrics as names;
+use pfr_schema::DomainName;
 use pfr_schema::api::{GcReport, Usage};
 use pfr_store::{Budget, GcOptions, GcPart, GcTrigger, Store};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ const COUNTED: usize = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Collector {
     store: Store,
+    domain: DomainName,
     grace: Duration,
     /// The budget of collections on request: until the process stops.
     pub(crate) requests: Budget,
@@ -39,8 +41,8 @@ impl Drop for Running {
 
 impl Collector {
     /// `grace` is how long a pack that nothing points to stays on storage.
-    pub(crate) fn new(store: Store, grace: Duration) -> Self {
-        Self { store, grace, requests: Budget::default(), running: Arc::new(watch::channel(0).0) }
+    pub(crate) fn new(store: Store, domain: DomainName, grace: Duration) -> Self {
+        Self { store, domain, grace, requests: Budget::default(), running: Arc::new(watch::channel(0).0) }
     }
 
     /// Ends the collections on request that are under way.
@@ -92,9 +94,10 @@ impl Collector {
     /// Sets the gauges of the work that is left.
     pub(crate) async fn backlog(&self) -> pfr_store::Result<()> {
         let metadata = self.store.metadata();
-        metrics::gauge!(names::GC_DUE).set(metadata.suspects(COUNTED).await?.len() as f64);
+        let labels = || names::of_domain(&self.domain);
+        metrics::gauge!(names::GC_DUE, labels()).set(metadata.suspects(COUNTED).await?.len() as f64);
         let draining: u64 = metadata.drained_packs(Duration::ZERO, COUNTED).await?.iter().map(|pack| pack.bytes).sum();
-        metrics::gauge!(names::GC_DRAINING).set(draining as f64);
+        metrics::gauge!(names::GC_DRAINING, labels()).set(draining as f64);
         Ok(())
     }
 }

@@ -9,28 +9,53 @@ mod tasks;
 pub(crate) use collector::Collector;
 
 use crate::config::Config;
-use pfr_store::{GcPart, Schedule, ScrubOptions, Store, Task};
+use pfr_store::{Domains, GcPart, Schedule, ScrubOptions, Store, Task};
 use std::sync::Arc;
 use std::time::Duration;
-use tasks::{CollectionTask, ScrubTask};
+use tasks::{CollectionTask, DomainRemovalTask, ScrubTask};
 use tokio::sync::Semaphore;
 
-/// The background tasks of a registry. Those of one lane run in this order: collection empties the
-/// packs that compaction then need not copy.
-pub(crate) fn schedule(store: &Store, collector: &Collector, scrubs: &Arc<Semaphore>, config: &Config) -> Schedule {
+/// Scheduled collections at once, in all domains together.
+const COLLECTIONS: usize = 2;
+
+/// Time between two looks for deleted domains, at most.
+const REMOVALS: Duration = Duration::from_secs(60);
+
+/// What the tasks of all domains share.
+pub(crate) struct Limits {
+    /// One scrub runs at a time, asked for or not.
+    pub(crate) scrubs: Arc<Semaphore>,
+    /// Places for collections that the schedules run.
+    collections: Arc<Semaphore>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { scrubs: Arc::new(Semaphore::new(1)), collections: Arc::new(Semaphore::new(COLLECTIONS)) }
+    }
+}
+
+/// The background tasks of a domain; the default one also `removes` what lies of deleted domains.
+/// Those of one lane run in this order: collection empties the packs that compaction then need not
+/// copy.
+pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, config: &Config, removes: Option<Domains>) -> Schedule {
     let interval = Duration::from_secs(config.gc_interval_seconds);
-    let collection = |name, part| -> Arc<dyn Task> { Arc::new(CollectionTask { name, part, interval, collector: collector.clone() }) };
+    let collection = |name, part| -> Arc<dyn Task> {
+        Arc::new(CollectionTask { name, part, interval, collector: collector.clone(), places: Arc::clone(&limits.collections) })
+    };
     let scrub: Arc<dyn Task> = Arc::new(ScrubTask {
         store: store.clone(),
         interval: Duration::from_secs(config.scrub_interval_seconds),
         options: ScrubOptions { full: false, bytes_per_second: Some(config.scrub_bytes_per_second).filter(|rate| *rate > 0) },
-        place: Arc::clone(scrubs),
+        place: Arc::clone(&limits.scrubs),
     });
-    let tasks = vec![
+    let mut tasks = vec![
         collection("collection", GcPart::Collection),
         collection("journal-summary", GcPart::JournalSummary),
         collection("compaction", GcPart::Compaction),
         scrub,
     ];
+    let interval = REMOVALS.min(store.options().lease);
+    tasks.extend(removes.map(|domains| -> Arc<dyn Task> { Arc::new(DomainRemovalTask { domains, interval }) }));
     Schedule::new(store.clone(), tasks)
 }

@@ -1,8 +1,9 @@
 //! What each task does in one run.
 
 use super::Collector;
+use crate::domains::REMOVAL;
 use async_trait::async_trait;
-use pfr_store::{Budget, Error, GcPart, GcTrigger, Lane, Result, RunEnd, ScrubOptions, Store, Task};
+use pfr_store::{Budget, Domains, Error, GcPart, GcTrigger, Lane, Result, RunEnd, ScrubOptions, Store, Task};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -13,6 +14,8 @@ pub(super) struct CollectionTask {
     pub(super) part: GcPart,
     pub(super) interval: Duration,
     pub(super) collector: Collector,
+    /// Places for collections of all domains.
+    pub(super) places: Arc<Semaphore>,
 }
 
 #[async_trait]
@@ -26,8 +29,39 @@ impl Task for CollectionTask {
     }
 
     async fn run(&self, budget: &Budget) -> Result<RunEnd> {
+        let place = tokio::select! {
+            place = self.places.acquire() => place,
+            () = budget.used_up() => return Ok(RunEnd::Stopped),
+        };
+        let _place = place.map_err(|error| Error::Internal(error.to_string()))?;
         let done = self.collector.run(GcTrigger::Schedule, self.part, false, budget, |_| ()).await?;
         Ok(done.map_or(RunEnd::Stopped, |_| RunEnd::Finished))
+    }
+}
+
+/// Deletes what lies of deleted domains.
+pub(super) struct DomainRemovalTask {
+    pub(super) domains: Domains,
+    /// Time between two looks for deleted domains. A deletion by this process is begun at once.
+    pub(super) interval: Duration,
+}
+
+#[async_trait]
+impl Task for DomainRemovalTask {
+    fn name(&self) -> &'static str {
+        REMOVAL
+    }
+
+    fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Domains
+    }
+
+    async fn run(&self, budget: &Budget) -> Result<RunEnd> {
+        self.domains.remove_deleted(budget).await
     }
 }
 

@@ -1,7 +1,7 @@
 //! `pf-registry fsck`.
 
 use super::Settings;
-use super::tool::{lines, on_store, print};
+use super::tool::{Which, lines, on_store, print};
 use crate::Error;
 use clap::Args;
 use pfr_client::human::{count, number};
@@ -17,12 +17,14 @@ pub(crate) struct Fsck {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
     settings: Settings,
 }
 
 pub(super) fn run(args: Fsck) -> Result<(), Error> {
     let config = args.settings.load()?;
-    let report = on_store(&config, async |store| store.fsck(args.repair, &mut |_| ()).await.map_err(Error::Work))?;
+    let report = on_store(&config, &args.which, async |store| store.fsck(args.repair, &mut |_| ()).await.map_err(Error::Work))?;
     print(&report, args.json, text);
     if report.wrong == 0 || report.repaired {
         return Ok(());

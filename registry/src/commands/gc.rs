@@ -1,7 +1,7 @@
 //! `pf-registry gc`.
 
 use super::Settings;
-use super::tool::print;
+use super::tool::{Which, print};
 use crate::{Error, storage};
 use clap::Args;
 use pfr_client::human::{bytes, count, number};
@@ -24,6 +24,8 @@ pub(crate) struct Gc {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
     settings: Settings,
 }
 
@@ -33,7 +35,7 @@ pub(super) fn run(args: Gc) -> Result<(), Error> {
     let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, horizon, ..GcOptions::default() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async {
-        let store = storage::open(&config).await?;
+        let store = storage::open(&config).await?.open(&args.which.domain).await?;
         let mut last = GcReport::default();
         let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
         // The report is printed even if a step failed.

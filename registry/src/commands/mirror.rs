@@ -48,7 +48,7 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     let config = settings.load()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(crate::Error::Runtime)?;
     runtime.block_on(async {
-        let store = if from.is_none() || to.is_none() { Some(storage::open(&config).await?) } else { None };
+        let store = if from.is_none() || to.is_none() { Some(storage::open(&config).await?.default_store().clone()) } else { None };
         let source = site(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
         let destination = site(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
         let options = Options { repositories: repository, delete };

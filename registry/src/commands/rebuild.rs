@@ -1,10 +1,11 @@
 //! `pf-registry rebuild`.
 
 use super::Settings;
-use super::tool::{lines, on_store, print};
+use super::tool::{Which, lines, on_domains, print};
 use crate::{DataLock, Error};
 use clap::Args;
 use pfr_client::human::count;
+use pfr_schema::DomainName;
 use pfr_schema::api::RebuildReport;
 
 /// Arguments of `rebuild`.
@@ -14,13 +15,22 @@ pub(crate) struct Rebuild {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
     settings: Settings,
 }
 
 pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     let config = args.settings.load()?;
     let _lock = DataLock::take(&config)?;
-    let report = on_store(&config, async |store| store.rebuild(&mut |_| ()).await.map_err(Error::Work))?;
+    let name = &args.which.domain;
+    let report = on_domains(&config, async |domains| {
+        let mut report = domains.adopt(name).await?.rebuild(&mut |_| ()).await.map_err(Error::Work)?;
+        if name.is_default() {
+            report.domains = domains.find().await.map_err(Error::Work)?;
+        }
+        Ok(report)
+    })?;
     print(&report, args.json, text);
     if report.lost.is_empty() && report.refused.is_empty() {
         return Ok(());
@@ -41,4 +51,9 @@ fn text(r: &RebuildReport) -> String {
         count(r.packs, "pack"),
     ) + &lines("refused", &r.refused)
         + &lines("lost   ", &r.lost)
+        + &lines("domain ", &r.domains.iter().map(found).collect::<Vec<_>>())
+}
+
+fn found(domain: &DomainName) -> String {
+    format!("{domain}: found on the storage; if its tables are lost too, run rebuild again with --domain {domain}")
 }

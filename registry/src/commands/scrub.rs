@@ -1,7 +1,7 @@
 //! `pf-registry scrub`.
 
 use super::Settings;
-use super::tool::{lines, on_store, print};
+use super::tool::{Which, lines, on_store, print};
 use crate::{Error, mirror};
 use clap::Args;
 use pfr_client::human::{bytes, count};
@@ -34,6 +34,8 @@ pub(crate) struct Scrub {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
     settings: Settings,
 }
 
@@ -43,7 +45,7 @@ pub(super) fn run(args: Scrub) -> Result<(), Error> {
         args.heal_from.as_deref().map(|url| Remote::new(url, RemoteOptions { token: args.heal_token, ..RemoteOptions::default() }));
     let mirror = mirror.transpose().map_err(mirror::Error::from)?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };
-    let (report, healing) = on_store(&config, async |store| {
+    let (report, healing) = on_store(&config, &args.which, async |store| {
         let mut report = store.scrub(&options, &mut |_| ()).await.map_err(Error::Work)?;
         let mut healing = Ok(());
         if let Some(mirror) = &mirror

@@ -1,12 +1,27 @@
 //! Parts that the commands for a store share: open it, work, print a report.
 
 use crate::{Config, Error, storage};
-use pfr_store::Store;
+use clap::Args;
+use pfr_schema::DomainName;
+use pfr_store::{Domains, Store};
 use serde::Serialize;
 use std::io::Write as _;
 
-/// Opens the store that the settings name and runs `work` on it.
-pub(super) fn on_store<T>(config: &Config, work: impl AsyncFnOnce(Store) -> Result<T, Error>) -> Result<T, Error> {
+/// Which store of a registry a tool works on.
+#[derive(Args)]
+pub(super) struct Which {
+    /// The domain whose store is meant.
+    #[arg(long, value_name = "NAME", default_value = DomainName::DEFAULT, help_heading = "Store")]
+    pub(super) domain: DomainName,
+}
+
+/// Opens the store of a domain that the settings name and runs `work` on it.
+pub(super) fn on_store<T>(config: &Config, which: &Which, work: impl AsyncFnOnce(Store) -> Result<T, Error>) -> Result<T, Error> {
+    on_domains(config, async |domains| work(domains.open(&which.domain).await?).await)
+}
+
+/// Opens the domains that the settings name and runs `work` on them.
+pub(super) fn on_domains<T>(config: &Config, work: impl AsyncFnOnce(Domains) -> Result<T, Error>) -> Result<T, Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async { work(storage::open(config).await?).await })
 }

@@ -4,7 +4,7 @@ use crate::http::resolved::ResolvedRefs;
 use crate::problem::Failure;
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
-use pfr_schema::{ErrorCode, RepositoryName, Selector, Tag};
+use pfr_schema::{DomainName, ErrorCode, RepositoryName, Selector, Tag};
 use pfr_store::PushId;
 
 /// A `{name}` of a route's path, percent-decoded.
@@ -28,6 +28,13 @@ impl<S: Send + Sync, T: Segment> FromRequestParts<S> for Path<T> {
         let resolved = parts.extensions.get::<ResolvedRefs>().and_then(|resolved| resolved.get(T::NAME));
         let text = resolved.or_else(|| segments.iter().find(|(name, _)| *name == T::NAME).map(|(_, text)| text));
         T::parse(text.ok_or_else(|| Failure::internal(format!("the route has no {{{}}}", T::NAME)))?).map(Path)
+    }
+}
+
+impl Segment for DomainName {
+    const NAME: &'static str = "domain";
+    fn parse(text: &str) -> Result<Self, Failure> {
+        Ok(text.parse()?)
     }
 }
 

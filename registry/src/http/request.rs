@@ -1,10 +1,10 @@
 //! The outermost layer: request id, host, permit, panics, problems, observation.
 
 use crate::app::App;
-use crate::http::body;
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
+use crate::http::{base, body};
 use crate::problem::Failure;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -44,7 +44,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     // A client that waits for "100 Continue" has sent nothing that must be drained.
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
-    let path = request.uri().path().to_owned();
+    let path = base::path_of(request.uri(), request.extensions()).to_owned();
 
     let (parts, body) = request.into_parts();
     let (body, lease) = body::lease(body, app.pace, permit.clone());

@@ -2,13 +2,11 @@
 //! snapshot.
 
 use super::{Answer, changed_before, record_conflict, resolve};
-use crate::app::App;
 use crate::auth::{Access, Push};
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::once::once;
 use axum::Json;
-use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use pfr_schema::{RepositoryName, api};
 use pfr_store::NameChange;
@@ -27,20 +25,19 @@ use pfr_store::NameChange;
     responses((status = 201, description = "The new tags", body = api::Forked), failures::Tagging),
 )]
 pub(crate) async fn fork(
-    Access { to: repository, .. }: Access<Push>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Push>,
     headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::ForkRequest>,
 ) -> Answer<(StatusCode, Json<api::Forked>)> {
     let once = once(&headers, &("fork", &request))?;
-    let before = changed_before(&app, &repository, once.as_ref()).await?;
+    let before = changed_before(&domain.store, &repository, once.as_ref()).await?;
     let digest = match before {
         Some(digest) => digest,
-        None => resolve(&app, &repository, &request.snapshot).await?,
+        None => resolve(&domain.store, &repository, &request.snapshot).await?,
     };
     let (change, tags) = NameChange::fork(digest, &request.prefix, request.count)?;
     if before.is_none() {
-        app.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
+        domain.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
     }
     Ok((StatusCode::CREATED, Json(api::Forked { digest, tags })))
 }

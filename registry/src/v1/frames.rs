@@ -37,13 +37,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
     responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
 )]
 pub(crate) async fn put(
-    Access { to: repository, .. }: Access<Push>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Push>,
     Path(push): Path<PushId>,
     request: Request,
 ) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
-    check_session(&app, &repository, &push).await?;
+    check_session(&domain.store, &repository, &push).await?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store sees that the input ended early, but not why.
     let stalled = AtomicBool::new(false);
@@ -52,7 +51,7 @@ pub(crate) async fn put(
         .into_data_stream()
         .inspect_ok(|bytes| received.increment(bytes.len() as u64))
         .inspect_err(|error| stalled.store(is_stall(error), Ordering::Relaxed));
-    let ingested = app.store.ingest(&push, stream).await.map_err(|error| match error {
+    let ingested = domain.store.ingest(&push, stream).await.map_err(|error| match error {
         Error::Input(_) if stalled.load(Ordering::Relaxed) => Failure::stalled(),
         error => error.into(),
     })?;
@@ -80,25 +79,25 @@ pub(crate) async fn put(
     ),
 )]
 pub(crate) async fn get(
-    Access { to: repository, .. }: Access<Pull>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     State(app): State<App>,
     headers: HeaderMap,
     request: JsonBody<api::FramesRequest>,
 ) -> Answer<Response> {
     let digests = &request.value.digests;
     check_count(&app, digests.len())?;
-    let exists = must_exist(&app, &repository).await;
+    let exists = must_exist(&domain.store, &repository).await;
     if exists.is_ok()
         && let Some(redirects) = &app.redirects
         && redirect::accepted(&headers)
         // A digest that the store lacks is not an error yet: the same is found out below.
-        && let Ok(Some(locations)) = redirects.locations(&app.store, digests).await
+        && let Ok(Some(locations)) = redirects.locations(&domain, digests).await
     {
         let kind = HeaderValue::from_static(FRAME_LOCATIONS);
         return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
     }
     let located = match exists {
-        Ok(()) => app.store.serve(digests.clone()).await.map_err(Failure::from),
+        Ok(()) => domain.store.serve(digests.clone()).await.map_err(Failure::from),
         Err(failure) => Err(failure),
     };
     let mut frames = match located {

@@ -1,7 +1,6 @@
 //! Collections of garbage: starting one, and reading its report.
 
 use super::Answer;
-use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories};
 use crate::failures;
 use crate::http::json::JsonBody;
@@ -9,7 +8,6 @@ use crate::http::path::{CollectionId, Path, unknown_collection};
 use crate::http::query::{Paging, Query};
 use crate::problem::Failure;
 use axum::Json;
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use pfr_schema::api;
@@ -26,17 +24,17 @@ use tokio::sync::oneshot;
         failures::Collecting,
     ),
 )]
-pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<App>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
-    let permit = app.collection()?;
+pub(crate) async fn start(Access { domain, .. }: Access<Admin, AllRepositories>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
+    let permit = domain.collection()?;
     let stopped = || Failure::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
     if body.value.dry_run {
-        let collector = &app.collector;
+        let collector = &domain.collector;
         let report = collector.run(GcTrigger::Request, GcPart::All, true, &collector.requests, |_| ()).await?;
         let report = report.ok_or_else(stopped)?;
         return Ok(Json(report).into_response());
     }
     let (first, first_report) = oneshot::channel();
-    let collector = app.collector.clone();
+    let collector = domain.collector.clone();
     let run = tokio::spawn(async move {
         let mut first = Some(first);
         let progress = |report: &api::GcReport| {
@@ -65,13 +63,9 @@ pub(crate) async fn start(_: Access<Admin, AllRepositories>, State(app): State<A
     params(Paging),
     responses((status = 200, description = "One page. A scheduled run that found nothing is not in it", body = api::GcRuns), failures::Collecting),
 )]
-pub(crate) async fn list(
-    _: Access<Admin, AllRepositories>,
-    State(app): State<App>,
-    Query(paging): Query<Paging>,
-) -> Answer<Json<api::GcRuns>> {
+pub(crate) async fn list(Access { domain, .. }: Access<Admin, AllRepositories>, Query(paging): Query<Paging>) -> Answer<Json<api::GcRuns>> {
     let (after, limit) = paging.checked()?;
-    let page = app.store.metadata().gc_runs(after, limit).await?;
+    let page = domain.store.metadata().gc_runs(after, limit).await?;
     let runs = page.rows.iter().map(report).collect::<Answer<_>>()?;
     Ok(Json(api::GcRuns { runs, next: page.next }))
 }
@@ -83,11 +77,10 @@ pub(crate) async fn list(
     responses((status = 200, description = "What it has done so far", body = api::GcReport), failures::Collected),
 )]
 pub(crate) async fn get(
-    _: Access<Admin, AllRepositories>,
-    State(app): State<App>,
+    Access { domain, .. }: Access<Admin, AllRepositories>,
     Path(CollectionId(id)): Path<CollectionId>,
 ) -> Answer<Json<api::GcReport>> {
-    let run = app.store.gc_run(&id).await?.ok_or_else(|| unknown_collection(&id))?;
+    let run = domain.store.gc_run(&id).await?.ok_or_else(|| unknown_collection(&id))?;
     report(&run).map(Json)
 }
 

@@ -31,14 +31,13 @@ use serde::Deserialize;
     responses((status = 200, description = "The snapshot first, then ancestors, nearest first", body = api::Lineage), failures::Reading),
 )]
 pub(crate) async fn lineage(
-    Access { to: repository, .. }: Access<Pull>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     Path(selector): Path<Selector>,
     Query(depth): Query<Depth>,
 ) -> Answer<Json<api::Lineage>> {
     let limit = depth.checked()?;
-    let digest = app.store.resolve(&repository, &selector).await?;
-    Ok(Json(app.store.lineage(&repository, &digest, limit).await?))
+    let digest = domain.store.resolve(&repository, &selector).await?;
+    Ok(Json(domain.store.lineage(&repository, &digest, limit).await?))
 }
 
 /// Selects a page tree.
@@ -70,14 +69,14 @@ pub(crate) struct ShardQuery {
     ),
 )]
 pub(crate) async fn page_manifest(
-    Access { to: repository, .. }: Access<Pull>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
     Query(shard): Query<ShardQuery>,
 ) -> Answer<Response> {
-    let digest = app.store.resolve(&repository, &selector).await?;
+    let digest = domain.store.resolve(&repository, &selector).await?;
     let _permit = app.documents().await?;
-    let manifest = choose(app.store.flat_manifests(&digest).await?, &shard)?;
+    let manifest = choose(domain.store.flat_manifests(&digest).await?, &shard)?;
     let encode = move || {
         let bytes = manifest.to_bytes();
         (Digest::sha256(&bytes), bytes)
@@ -113,15 +112,15 @@ fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &ShardQuery) -> An
     responses((status = 200, description = "By group and rank", body = api::Diff), failures::Reading),
 )]
 pub(crate) async fn diff(
-    Access { to: repository, .. }: Access<Pull>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
     Path(OtherRef(other)): Path<OtherRef>,
 ) -> Answer<Json<api::Diff>> {
-    let a = app.store.resolve(&repository, &selector).await?;
-    let b = app.store.resolve(&repository, &other).await?;
+    let a = domain.store.resolve(&repository, &selector).await?;
+    let b = domain.store.resolve(&repository, &other).await?;
     let _permit = app.documents().await?;
-    Ok(Json(app.store.diff(&a, &b).await?))
+    Ok(Json(domain.store.diff(&a, &b).await?))
 }
 
 /// Verifies a snapshot
@@ -135,13 +134,13 @@ pub(crate) async fn diff(
     responses((status = 200, description = "Every blob is what its name says", body = api::Verified), failures::Verifying),
 )]
 pub(crate) async fn verify(
-    Access { to: repository, .. }: Access<Pull>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
 ) -> Answer<Json<api::Verified>> {
-    let digest = app.store.resolve(&repository, &selector).await?;
+    let digest = domain.store.resolve(&repository, &selector).await?;
     let permit = app.verification()?;
-    Ok(Json(app.store.verify_in(&digest, Some(permit), &mut |_| {}).await?))
+    Ok(Json(domain.store.verify_in(&digest, Some(permit), &mut |_| {}).await?))
 }
 
 /// Finds a snapshot that tokens can be resumed from
@@ -155,10 +154,10 @@ pub(crate) async fn verify(
     responses((status = 200, description = "The match, or none", body = api::MatchResponse), failures::Matching),
 )]
 pub(crate) async fn match_prefix(
-    Access { to: repository, .. }: Access<Pull>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::MatchRequest>,
 ) -> Answer<Json<api::MatchResponse>> {
     let _permit = app.documents().await?;
-    Ok(Json(app.store.match_prefix(&repository, &request).await?))
+    Ok(Json(domain.store.match_prefix(&repository, &request).await?))
 }

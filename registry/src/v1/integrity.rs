@@ -39,7 +39,7 @@ const HIGHEST_RATE: u64 = 1 << 40;
     responses((status = 200, description = "What was read, and what is bad", body = api::ScrubReport), failures::Checking),
 )]
 pub(crate) async fn scrub(
-    _: Access<Admin, AllRepositories>,
+    Access { domain, .. }: Access<Admin, AllRepositories>,
     State(app): State<App>,
     Query(query): Query<ScrubQuery>,
 ) -> Answer<Json<api::ScrubReport>> {
@@ -50,7 +50,7 @@ pub(crate) async fn scrub(
     }
     let _permit = app.scrub()?;
     let options = ScrubOptions { full: query.full, bytes_per_second: query.rate };
-    Ok(Json(app.store.scrub(&options, &mut |_| ()).await?))
+    Ok(Json(domain.store.scrub(&options, &mut |_| ()).await?))
 }
 
 /// Lists blobs in quarantine, and the snapshots that reach them
@@ -58,7 +58,10 @@ pub(crate) async fn scrub(
     get, path = "/v1/damaged", operation_id = "damaged", tag = "operations",
     responses((status = 200, description = "All of them: pushing them again heals them", body = Vec<api::DamagedBlob>), failures::Checking),
 )]
-pub(crate) async fn damaged(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<Vec<api::DamagedBlob>>> {
+pub(crate) async fn damaged(
+    Access { domain, .. }: Access<Admin, AllRepositories>,
+    State(app): State<App>,
+) -> Answer<Json<Vec<api::DamagedBlob>>> {
     let _permit = app.documents().await?;
-    Ok(Json(app.store.damaged().await?))
+    Ok(Json(domain.store.damaged().await?))
 }

@@ -1,6 +1,7 @@
 //! Handlers of `/v1`, one file for each group of endpoints. The extractors have parsed the request;
 //! a handler asks the store and builds the answer.
 
+pub(crate) mod domains;
 pub(crate) mod forks;
 pub(crate) mod frames;
 pub(crate) mod gc;
@@ -16,6 +17,7 @@ pub(crate) mod tasks;
 use crate::app::App;
 use crate::problem::Failure;
 use pfr_schema::{ErrorCode, RepositoryName, Selector};
+use pfr_store::Store;
 
 /// The result of a handler.
 pub(crate) type Answer<T> = Result<T, Failure>;
@@ -30,21 +32,21 @@ fn check_count(app: &App, digests: usize) -> Answer<()> {
 }
 
 /// Refuses a repository that does not exist.
-async fn must_exist(app: &App, repository: &RepositoryName) -> Answer<()> {
-    app.store.tags(repository, None, 1).await?;
+async fn must_exist(store: &Store, repository: &RepositoryName) -> Answer<()> {
+    store.tags(repository, None, 1).await?;
     Ok(())
 }
 
 /// The digest of the `snapshot` in a request body.
-async fn resolve(app: &App, repository: &RepositoryName, snapshot: &str) -> Answer<pfr_schema::Digest> {
+async fn resolve(store: &Store, repository: &RepositoryName, snapshot: &str) -> Answer<pfr_schema::Digest> {
     let selector: Selector = snapshot.parse()?;
-    Ok(app.store.resolve(repository, &selector).await?)
+    Ok(store.resolve(repository, &selector).await?)
 }
 
 /// The snapshot of an earlier change with the same idempotency key, if there was one.
-async fn changed_before(app: &App, repository: &RepositoryName, once: Option<&pfr_store::Once>) -> Answer<Option<pfr_schema::Digest>> {
+async fn changed_before(store: &Store, repository: &RepositoryName, once: Option<&pfr_store::Once>) -> Answer<Option<pfr_schema::Digest>> {
     match once {
-        Some(once) => Ok(app.store.changed_before(repository, once).await?),
+        Some(once) => Ok(store.changed_before(repository, once).await?),
         None => Ok(None),
     }
 }

@@ -12,7 +12,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use pfr_schema::{RepositoryName, api};
-use pfr_store::PushId;
+use pfr_store::{PushId, Store};
 
 /// Opens a push session
 ///
@@ -28,8 +28,11 @@ use pfr_store::PushId;
         failures::Opening,
     ),
 )]
-pub(crate) async fn open(Access { to: repository, .. }: Access<Push>, State(app): State<App>) -> Answer<(StatusCode, Json<api::Push>)> {
-    let session = app.store.open_push(&repository).await?;
+pub(crate) async fn open(
+    Access { to: repository, domain, .. }: Access<Push>,
+    State(app): State<App>,
+) -> Answer<(StatusCode, Json<api::Push>)> {
+    let session = domain.store.open_push(&repository).await?;
     let push = api::Push {
         id: session.id.0,
         lease_seconds: session.lease.as_secs(),
@@ -53,15 +56,15 @@ pub(crate) async fn open(Access { to: repository, .. }: Access<Push>, State(app)
     responses((status = 200, description = "What is missing", body = api::MissingResponse, example = json!({"missing": [[0, 2]]})), failures::Pushing),
 )]
 pub(crate) async fn missing(
-    Access { to: repository, .. }: Access<Push>,
+    Access { to: repository, domain, .. }: Access<Push>,
     State(app): State<App>,
     Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
-    check_session(&app, &repository, &push).await?;
+    check_session(&domain.store, &repository, &push).await?;
     let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
-    let positions = app.store.missing(&push, wanted).await?;
+    let positions = domain.store.missing(&push, wanted).await?;
     Ok(Json(api::MissingResponse { missing: ranges(positions) }))
 }
 
@@ -83,12 +86,11 @@ pub(crate) async fn missing(
     ),
 )]
 pub(crate) async fn commit(
-    Access { to: repository, .. }: Access<Push>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Push>,
     Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::CommitRequest>,
 ) -> Answer<(StatusCode, Json<api::Committed>)> {
-    let commit = app.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
+    let commit = domain.store.commit_in(&repository, &push, request.manifest, request.tag, request.if_tag_is);
     let committed = commit.await.map_err(record_conflict)?;
     metrics::counter!(COMMITS, "created" => if committed.created { "true" } else { "false" }).increment(1);
     let status = if committed.created { StatusCode::CREATED } else { StatusCode::OK };
@@ -103,20 +105,16 @@ pub(crate) async fn commit(
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
     responses((status = 204, description = "The session is over"), failures::Aborting),
 )]
-pub(crate) async fn abort(
-    Access { to: repository, .. }: Access<Push>,
-    State(app): State<App>,
-    Path(push): Path<PushId>,
-) -> Answer<StatusCode> {
-    check_session(&app, &repository, &push).await?;
-    app.store.abort(&push).await?;
+pub(crate) async fn abort(Access { to: repository, domain, .. }: Access<Push>, Path(push): Path<PushId>) -> Answer<StatusCode> {
+    check_session(&domain.store, &repository, &push).await?;
+    domain.store.abort(&push).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Refuses a session that is over or belongs to another repository. The error does not tell these
 /// apart, so that it does not reveal the other repository.
-pub(super) async fn check_session(app: &App, repository: &RepositoryName, push: &PushId) -> Answer<()> {
-    if app.store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }
+pub(super) async fn check_session(store: &Store, repository: &RepositoryName, push: &PushId) -> Answer<()> {
+    if store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }
 }
 
 /// Ascending positions as `[start, count]`.

@@ -1,12 +1,10 @@
 //! The list of repositories.
 
 use super::Answer;
-use crate::app::App;
 use crate::auth::{Access, AllRepositories, Pull};
 use crate::failures;
 use crate::http::query::{Paging, Query};
 use axum::Json;
-use axum::extract::State;
 use pfr_schema::api;
 
 /// Lists repositories by name
@@ -16,12 +14,11 @@ use pfr_schema::api;
     responses((status = 200, description = "One page", body = api::RepositoryList), failures::Listing),
 )]
 pub(crate) async fn list(
-    _: Access<Pull, AllRepositories>,
-    State(app): State<App>,
+    Access { domain, .. }: Access<Pull, AllRepositories>,
     Query(paging): Query<Paging>,
 ) -> Answer<Json<api::RepositoryList>> {
     let (after, limit) = paging.checked()?;
-    let page = app.store.repositories(after, limit).await?;
+    let page = domain.store.repositories(after, limit).await?;
     let repositories = page
         .rows
         .into_iter()

@@ -21,12 +21,11 @@ use pfr_store::NameChange;
     responses((status = 200, description = "One page", body = api::SnapshotList), failures::Reading),
 )]
 pub(crate) async fn list(
-    Access { to: repository, .. }: Access<Pull>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     Query(paging): Query<Paging>,
 ) -> Answer<Json<api::SnapshotList>> {
     let (after, limit) = paging.checked()?;
-    let page = app.store.snapshots(&repository, after, limit).await?;
+    let page = domain.store.snapshots(&repository, after, limit).await?;
     Ok(Json(api::SnapshotList { snapshots: page.rows.into_iter().map(Into::into).collect(), next: page.next }))
 }
 
@@ -40,13 +39,13 @@ pub(crate) async fn list(
     responses((status = 200, description = "The snapshot", body = api::SnapshotDetail), failures::Reading),
 )]
 pub(crate) async fn get(
-    Access { to: repository, .. }: Access<Pull>,
+    Access { to: repository, domain, .. }: Access<Pull>,
     State(app): State<App>,
     Path(selector): Path<Selector>,
 ) -> Answer<Json<api::SnapshotDetail>> {
-    let digest = app.store.resolve(&repository, &selector).await?;
+    let digest = domain.store.resolve(&repository, &selector).await?;
     let _permit = app.documents().await?;
-    Ok(Json(app.store.detail(&repository, &digest).await?))
+    Ok(Json(domain.store.detail(&repository, &digest).await?))
 }
 
 /// Deletes a snapshot and the tags that point at it
@@ -63,14 +62,13 @@ pub(crate) async fn get(
     responses((status = 204, description = "Deleted"), failures::Reading),
 )]
 pub(crate) async fn delete(
-    Access { to: repository, .. }: Access<Delete>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Delete>,
     Path(selector): Path<Selector>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
     let digest = match selector {
         Selector::Digest(digest) => digest,
-        Selector::Prefix(_) => app.store.resolve(&repository, &selector).await?,
+        Selector::Prefix(_) => domain.store.resolve(&repository, &selector).await?,
         Selector::Tag { .. } => {
             return Err(Failure::invalid(format!(
                 "snapshots are deleted by digest, not as {selector}; to delete a tag use …/tags/{{tag}}"
@@ -78,6 +76,6 @@ pub(crate) async fn delete(
         }
     };
     let once = once(&headers, &("delete_snapshot", digest))?;
-    app.store.change_names(&repository, NameChange::DeleteSnapshot(digest), once).await?;
+    domain.store.change_names(&repository, NameChange::DeleteSnapshot(digest), once).await?;
     Ok(StatusCode::NO_CONTENT)
 }

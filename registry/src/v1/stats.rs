@@ -13,9 +13,9 @@ use pfr_schema::{RepositoryName, api};
     get, path = "/v1/stats", operation_id = "stats", tag = "read",
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
 )]
-pub(crate) async fn all(_: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
+pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Stats>> {
     let _permit = app.documents().await?;
-    Ok(Json(app.store.stats(None).await?))
+    Ok(Json(domain.store.stats(None).await?))
 }
 
 /// Shows what takes up room
@@ -26,9 +26,9 @@ pub(crate) async fn all(_: Access<Pull, AllRepositories>, State(app): State<App>
     get, path = "/v1/usage", operation_id = "usage", tag = "operations",
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),
 )]
-pub(crate) async fn usage(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Usage>> {
+pub(crate) async fn usage(Access { domain, .. }: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::Usage>> {
     let _permit = app.documents().await?;
-    Ok(Json(app.collector.usage().await?))
+    Ok(Json(domain.collector.usage().await?))
 }
 
 /// Statistics of a repository
@@ -37,7 +37,7 @@ pub(crate) async fn usage(_: Access<Admin, AllRepositories>, State(app): State<A
     params(("repo" = RepositoryName, Path, description = "Repository")),
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Reading),
 )]
-pub(crate) async fn of_repository(Access { to: repository, .. }: Access<Pull>, State(app): State<App>) -> Answer<Json<api::Stats>> {
+pub(crate) async fn of_repository(Access { to: repository, domain, .. }: Access<Pull>, State(app): State<App>) -> Answer<Json<api::Stats>> {
     let _permit = app.documents().await?;
-    Ok(Json(app.store.stats(Some(&repository)).await?))
+    Ok(Json(domain.store.stats(Some(&repository)).await?))
 }

@@ -1,7 +1,6 @@
 //! Tags: names that move, by compare-and-swap if the request says so.
 
 use super::{Answer, changed_before, record_conflict, resolve};
-use crate::app::App;
 use crate::auth::{Access, Delete, Pull, Push};
 use crate::failures;
 use crate::http::conditions::{etag, expected, not_modified};
@@ -10,7 +9,6 @@ use crate::http::once::once;
 use crate::http::path::Path;
 use crate::http::query::{Paging, Query};
 use axum::Json;
-use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use pfr_schema::{RepositoryName, Tag, api};
@@ -22,13 +20,9 @@ use pfr_store::{NameChange, TagMove, TagRow};
     params(("repo" = RepositoryName, Path, description = "Repository"), Paging),
     responses((status = 200, description = "One page", body = api::TagList), failures::Reading),
 )]
-pub(crate) async fn list(
-    Access { to: repository, .. }: Access<Pull>,
-    State(app): State<App>,
-    Query(paging): Query<Paging>,
-) -> Answer<Json<api::TagList>> {
+pub(crate) async fn list(Access { to: repository, domain, .. }: Access<Pull>, Query(paging): Query<Paging>) -> Answer<Json<api::TagList>> {
     let (after, limit) = paging.checked()?;
-    let page = app.store.tags(&repository, after, limit).await?;
+    let page = domain.store.tags(&repository, after, limit).await?;
     Ok(Json(api::TagList { tags: page.rows.into_iter().map(info).collect(), next: page.next }))
 }
 
@@ -46,13 +40,8 @@ pub(crate) async fn list(
         failures::Reading,
     ),
 )]
-pub(crate) async fn get(
-    Access { to: repository, .. }: Access<Pull>,
-    State(app): State<App>,
-    Path(tag): Path<Tag>,
-    headers: HeaderMap,
-) -> Answer<Response> {
-    let row = app.store.tag(&repository, &tag).await?;
+pub(crate) async fn get(Access { to: repository, domain, .. }: Access<Pull>, Path(tag): Path<Tag>, headers: HeaderMap) -> Answer<Response> {
+    let row = domain.store.tag(&repository, &tag).await?;
     let tagged = [(header::ETAG, etag(&row.digest))];
     if not_modified(&headers, &row.digest) {
         return Ok((StatusCode::NOT_MODIFIED, tagged).into_response());
@@ -80,27 +69,26 @@ pub(crate) async fn get(
     ),
 )]
 pub(crate) async fn put(
-    Access { to: repository, .. }: Access<Push>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Push>,
     Path(tag): Path<Tag>,
     headers: HeaderMap,
     JsonBody { value: request, .. }: JsonBody<api::TagRequest>,
 ) -> Answer<Response> {
     let expected = expected(&headers, request.if_tag_is)?;
     let once = once(&headers, &("put_tag", &tag, &request.snapshot, expected))?;
-    let digest = match changed_before(&app, &repository, once.as_ref()).await? {
+    let digest = match changed_before(&domain.store, &repository, once.as_ref()).await? {
         Some(digest) => digest,
         None => {
-            let snapshot = resolve(&app, &repository, &request.snapshot).await?;
+            let snapshot = resolve(&domain.store, &repository, &request.snapshot).await?;
             let change = NameChange::PutTags { snapshot, moves: vec![TagMove { tag: tag.clone(), expected }] };
-            app.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
+            domain.store.change_names(&repository, change, once).await.map_err(record_conflict)?;
             snapshot
         }
     };
     // Another request may have moved the tag since. The answer is about this move.
-    let updated_at = match app.store.tag(&repository, &tag).await {
+    let updated_at = match domain.store.tag(&repository, &tag).await {
         Ok(row) if row.digest == digest => row.updated_at,
-        _ => app.store.options().clock.now(),
+        _ => domain.store.options().clock.now(),
     };
     Ok(([(header::ETAG, etag(&digest))], Json(api::TagInfo { name: tag, digest, updated_at })).into_response())
 }
@@ -119,14 +107,13 @@ pub(crate) async fn put(
     responses((status = 204, description = "Deleted"), failures::Tagging),
 )]
 pub(crate) async fn delete(
-    Access { to: repository, .. }: Access<Delete>,
-    State(app): State<App>,
+    Access { to: repository, domain, .. }: Access<Delete>,
     Path(tag): Path<Tag>,
     headers: HeaderMap,
 ) -> Answer<StatusCode> {
     let expected = expected(&headers, None)?;
     let once = once(&headers, &("delete_tag", &tag, expected))?;
-    app.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(record_conflict)?;
+    domain.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(record_conflict)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,14 +1,12 @@
 //! Background tasks: what they do, and their pauses.
 
 use super::Answer;
-use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories};
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::path::{Path, TaskName, unknown_task};
 use crate::problem::Failure;
 use axum::Json;
-use axum::extract::State;
 use pfr_schema::api;
 
 /// The longest pause, in seconds: a pause that nobody remembers must end.
@@ -22,8 +20,8 @@ const LONGEST: u64 = 30 * 86_400;
     get, path = "/v1/tasks", operation_id = "list_tasks", tag = "operations",
     responses((status = 200, description = "All tasks", body = api::TaskList), failures::Listing),
 )]
-pub(crate) async fn list(_: Access<Admin, AllRepositories>, State(app): State<App>) -> Answer<Json<api::TaskList>> {
-    Ok(Json(api::TaskList { tasks: app.schedule.list().await? }))
+pub(crate) async fn list(Access { domain, .. }: Access<Admin, AllRepositories>) -> Answer<Json<api::TaskList>> {
+    Ok(Json(api::TaskList { tasks: domain.schedule.list().await? }))
 }
 
 /// Pauses a background task
@@ -37,16 +35,15 @@ pub(crate) async fn list(_: Access<Admin, AllRepositories>, State(app): State<Ap
     responses((status = 200, description = "The task", body = api::TaskInfo), failures::Pausing),
 )]
 pub(crate) async fn pause(
-    _: Access<Admin, AllRepositories>,
-    State(app): State<App>,
+    Access { domain, .. }: Access<Admin, AllRepositories>,
     Path(TaskName(name)): Path<TaskName>,
     JsonBody { value: request, .. }: JsonBody<api::PauseRequest>,
 ) -> Answer<Json<api::TaskInfo>> {
     if !(1..=LONGEST).contains(&request.seconds) {
         return Err(Failure::invalid(format!("expected a pause of 1 to {LONGEST} seconds, found {}", request.seconds)));
     }
-    let until = app.store.options().clock.now().saturating_add(request.seconds * 1000);
-    app.schedule.pause(&name, until).await?.map(Json).ok_or_else(|| unknown_task(&name))
+    let until = domain.store.options().clock.now().saturating_add(request.seconds * 1000);
+    domain.schedule.pause(&name, until).await?.map(Json).ok_or_else(|| unknown_task(&name))
 }
 
 /// Ends the pause of a background task
@@ -58,9 +55,8 @@ pub(crate) async fn pause(
     responses((status = 200, description = "The task", body = api::TaskInfo), failures::Pausing),
 )]
 pub(crate) async fn resume(
-    _: Access<Admin, AllRepositories>,
-    State(app): State<App>,
+    Access { domain, .. }: Access<Admin, AllRepositories>,
     Path(TaskName(name)): Path<TaskName>,
 ) -> Answer<Json<api::TaskInfo>> {
-    app.schedule.resume(&name).await?.map(Json).ok_or_else(|| unknown_task(&name))
+    domain.schedule.resume(&name).await?.map(Json).ok_or_else(|| unknown_task(&name))
 }

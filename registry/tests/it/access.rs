@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every operation, and the action that a caller must be allowed.
-const TABLE: [(&str, &str); 35] = [
+const TABLE: [(&str, &str); 39] = [
     ("GET /livez", "open"),
     ("GET /metrics", "open"),
     ("GET /openapi.json", "open"),
@@ -14,6 +14,10 @@ const TABLE: [(&str, &str); 35] = [
     ("DELETE /v1/repositories/{repo}/snapshots/{ref}", "delete"),
     ("DELETE /v1/repositories/{repo}/tags/{tag}", "delete"),
     ("GET /v1/damaged", "admin"),
+    ("DELETE /v1/domains/{domain}", "admin"),
+    ("GET /v1/domains", "admin"),
+    ("GET /v1/domains/{domain}", "admin"),
+    ("PUT /v1/domains/{domain}", "admin"),
     ("GET /v1/gc", "admin"),
     ("GET /v1/gc/{run}", "admin"),
     ("GET /v1/repositories", "pull"),

@@ -26,10 +26,10 @@ fn options(help: &str) -> Vec<&str> {
 fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
     let shared = ["config", "data", "database", "storage", "help"];
     for (tool, own) in [
-        ("gc", &["dry-run", "horizon", "json"][..]),
-        ("scrub", &["full", "rate", "heal-from", "heal-token", "json"]),
-        ("fsck", &["repair", "json"]),
-        ("rebuild", &["json"]),
+        ("gc", &["dry-run", "horizon", "domain", "json"][..]),
+        ("scrub", &["full", "rate", "heal-from", "heal-token", "domain", "json"]),
+        ("fsck", &["repair", "domain", "json"]),
+        ("rebuild", &["domain", "json"]),
         ("mirror", &["from", "to", "repository", "interval", "once", "delete", "json"]),
     ] {
         for flag in ["-h", "--help"] {

@@ -7,6 +7,7 @@ mod commands;
 mod common;
 mod conditions;
 mod config;
+mod domains;
 mod gc;
 mod integrity;
 mod limits;

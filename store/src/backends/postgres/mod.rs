@@ -55,7 +55,7 @@ impl PostgresMetadata {
     /// # Errors
     /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer version.
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Arc<dyn Metadata>> {
-        Ok(Self::open(url, options).await?.metadata())
+        Ok(Arc::new(Self::open(url, options).await?).metadata())
     }
 
     /// The same, for a registry with further domains in the database.
@@ -72,8 +72,8 @@ impl PostgresMetadata {
     /// not in each program that opens a store.
     #[inline(never)]
     #[must_use]
-    pub fn metadata(self) -> Arc<dyn Metadata> {
-        Arc::new(self)
+    pub fn metadata(self: Arc<Self>) -> Arc<dyn Metadata> {
+        self
     }
 
     /// The metadata of another domain: tables of its own in a schema of its own, over the same
@@ -85,7 +85,7 @@ impl PostgresMetadata {
     pub async fn of_domain(&self, name: &DomainName) -> Result<Arc<dyn Metadata>> {
         let tables = Tables::of(name);
         self.database.make_tables(&tables).await?;
-        Ok(Self { database: Arc::clone(&self.database), tables }.metadata())
+        Ok(Arc::new(Self { database: Arc::clone(&self.database), tables }).metadata())
     }
 
     /// Drops the tables of a domain that is being deleted. Twice is no error.

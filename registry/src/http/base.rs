@@ -1,0 +1,104 @@
+//! The base path of a domain: `/domains/NAME` before `/v1/…`.
+//!
+//! It is taken off before the router sees the path, so every route of the API is there for every
+//! domain, and routes, metrics and layers know one path each. Nothing outside `/v1` belongs to a domain.
+
+use crate::problem::Failure;
+use axum::http::request::Parts;
+use axum::http::uri::{PathAndQuery, Uri};
+use axum::http::{Extensions, Request};
+use pfr_schema::DomainName;
+
+/// The base path that was taken off a request.
+#[derive(Clone)]
+struct Base {
+    domain: Result<DomainName, Failure>,
+    /// The path as it was sent.
+    path: String,
+}
+
+/// Takes the base path off a request, if it has one.
+pub(crate) fn take_off<B>(request: &mut Request<B>) {
+    let Some((name, rest)) = split(request.uri()) else { return };
+    // The name is not decoded: a proxy that forwards one domain only sees the same bytes.
+    let domain = name.parse::<DomainName>().map_err(Failure::from);
+    let base = Base { domain, path: request.uri().path().to_owned() };
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = Some(rest);
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+        request.extensions_mut().insert(base);
+    }
+}
+
+fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
+    let path = uri.path().strip_prefix('/')?.strip_prefix(DomainName::FOLDER)?.strip_prefix('/')?;
+    let end = path.find('/')?;
+    let rest = &path[end..];
+    if !rest.starts_with("/v1/") {
+        return None;
+    }
+    let rest = uri.query().map_or_else(|| rest.to_owned(), |query| format!("{rest}?{query}"));
+    Some((&path[..end], rest.parse().ok()?))
+}
+
+/// The domain that a request is about.
+///
+/// # Errors
+/// `invalid_name`.
+pub(crate) fn domain_of(parts: &Parts) -> Result<DomainName, Failure> {
+    parts.extensions.get::<Base>().map_or_else(|| Ok(DomainName::default()), |base| base.domain.clone())
+}
+
+/// Whether a request is about the default domain.
+pub(crate) fn is_default(parts: &Parts) -> bool {
+    domain_of(parts).is_ok_and(|domain| domain.is_default())
+}
+
+/// The path of a request as it was sent.
+pub(crate) fn path_of<'a>(uri: &'a Uri, extensions: &'a Extensions) -> &'a str {
+    extensions.get::<Base>().map_or(uri.path(), |base| &base.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pfr_schema::ErrorCode;
+
+    fn taken(uri: &str) -> (String, Result<DomainName, ErrorCode>, String) {
+        let mut request = Request::builder().uri(uri).body(()).unwrap();
+        take_off(&mut request);
+        let (parts, ()) = request.into_parts();
+        let path = path_of(&parts.uri, &parts.extensions).to_owned();
+        (parts.uri.to_string(), domain_of(&parts).map_err(|failure| failure.code), path)
+    }
+
+    #[test]
+    fn the_base_path_is_taken_off_what_belongs_to_a_domain() {
+        let acme: DomainName = "acme".parse().unwrap();
+        let sent = "/domains/acme/v1/repositories?limit=3";
+        assert_eq!(taken(sent), ("/v1/repositories?limit=3".into(), Ok(acme.clone()), "/domains/acme/v1/repositories".into()));
+        let whole = taken("http://h:1/domains/acme/v1/repositories/a%2Fb/tags");
+        assert_eq!((whole.0.as_str(), whole.1), ("http://h:1/v1/repositories/a%2Fb/tags", Ok(acme)));
+        assert_eq!(taken("/domains/default/v1/gc").1, Ok(DomainName::default()));
+        for other in [
+            "/v1/gc",
+            "/domains",
+            "/domains/",
+            "/domains/acme",
+            "/domains/acme/",
+            "/domains/acme/livez",
+            "/domains/acme/v1",
+            "/domains/v1/gc",
+        ] {
+            assert_eq!(taken(other), (other.to_owned(), Ok(DomainName::default()), other.to_owned()), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_none_is_no_domain() {
+        for name in ["", "A", "a.b", "%61cme", "..", "a%2Fb", "-"] {
+            assert_eq!(taken(&format!("/domains/{name}/v1/gc")).1, Err(ErrorCode::InvalidName), "{name}");
+        }
+    }
+}

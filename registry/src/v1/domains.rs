@@ -1,0 +1,91 @@
+//! Domains: making, listing and deleting them. These requests belong to no domain, so they have no
+//! base path.
+
+use super::Answer;
+use crate::app::App;
+use crate::auth::{Access, Admin, Catalogue};
+use crate::domains::REMOVAL;
+use crate::failures;
+use crate::http::path::Path;
+use crate::http::query::{Paging, Query};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use pfr_schema::{DomainName, api};
+
+/// Lists domains by name
+#[utoipa::path(
+    get, path = "/v1/domains", operation_id = "list_domains", tag = "operations",
+    params(Paging),
+    responses((status = 200, description = "One page", body = api::DomainList), failures::Listing),
+)]
+pub(crate) async fn list(
+    _: Access<Admin, Catalogue>,
+    State(app): State<App>,
+    Query(paging): Query<Paging>,
+) -> Answer<Json<api::DomainList>> {
+    let (after, limit) = paging.checked()?;
+    let page = app.domains.catalogue().list(after, limit).await?;
+    Ok(Json(api::DomainList { domains: page.rows, next: page.next }))
+}
+
+/// Shows a domain
+#[utoipa::path(
+    get, path = "/v1/domains/{domain}", operation_id = "get_domain", tag = "operations",
+    params(("domain" = DomainName, Path, description = "Its name")),
+    responses((status = 200, description = "Also one that is being deleted", body = api::DomainInfo), failures::Listing),
+)]
+pub(crate) async fn get(
+    _: Access<Admin, Catalogue>,
+    State(app): State<App>,
+    Path(name): Path<DomainName>,
+) -> Answer<Json<api::DomainInfo>> {
+    Ok(Json(app.domains.catalogue().get(&name).await?))
+}
+
+/// Makes a domain
+///
+/// Once more changes nothing. While a domain of this name is being deleted the answer is
+/// `unavailable`.
+#[utoipa::path(
+    put, path = "/v1/domains/{domain}", operation_id = "create_domain", tag = "operations",
+    params(("domain" = DomainName, Path, description = "Its name: one component of a repository name without dots, at most 40 bytes")),
+    responses(
+        (status = 201, description = "Made; its API is at `/domains/{domain}/v1`", body = api::DomainInfo),
+        (status = 200, description = "It was there", body = api::DomainInfo),
+        failures::Checking,
+    ),
+)]
+pub(crate) async fn put(
+    _: Access<Admin, Catalogue>,
+    State(app): State<App>,
+    Path(name): Path<DomainName>,
+) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
+    let (domain, is_new) = app.domains.catalogue().create(&name).await?;
+    if is_new {
+        tracing::info!(domain = %name, "domain made");
+    }
+    Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(domain)))
+}
+
+/// Deletes a domain, with everything in it
+///
+/// From now on it is unknown. Its tables and bytes are deleted in the background, once more when no
+/// upload to it can be under way any more; until then its name cannot be used again.
+#[utoipa::path(
+    delete, path = "/v1/domains/{domain}", operation_id = "delete_domain", tag = "operations",
+    params(("domain" = DomainName, Path, description = "Its name; `default` cannot be deleted")),
+    responses((status = 202, description = "It is being deleted", body = api::DomainInfo), failures::Checking),
+)]
+pub(crate) async fn delete(
+    _: Access<Admin, Catalogue>,
+    State(app): State<App>,
+    Path(name): Path<DomainName>,
+) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
+    let domain = app.domains.catalogue().delete(&name).await?;
+    tracing::info!(domain = %name, "domain is being deleted");
+    // What runs over it ends now and not when the catalogue is read again.
+    drop(app.domains.get(&name).await);
+    app.domains.default_domain().schedule.wake(REMOVAL);
+    Ok((StatusCode::ACCEPTED, Json(domain)))
+}

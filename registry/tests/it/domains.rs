@@ -1,0 +1,145 @@
+//! Domains over HTTP: the base path, the catalogue, and that no request reaches another domain.
+
+use crate::common::snapshot::snapshot;
+use crate::common::{REPO, Registry, ok, problem, refused};
+use pfr_schema::api::{self, DomainState};
+use pfr_schema::{ErrorCode, Kind};
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use std::time::Duration;
+
+async fn create(registry: &Registry, name: &str) -> StatusCode {
+    let answer = registry.request(Method::PUT, &format!("/v1/domains/{name}")).send().await.expect("an answer");
+    let status = answer.status();
+    let domain: api::DomainInfo = ok(answer).await;
+    assert_eq!((domain.name.as_str(), domain.state), (name, DomainState::Live));
+    status
+}
+
+/// Pushes to a domain as the client does: with its base path before everything.
+async fn push(registry: &Registry, base: &str, pages: &[u64], tag: &str) -> api::Committed {
+    let s = snapshot(pages.iter().copied(), vec![]);
+    let opened: api::Push = ok(registry.post(&format!("{base}/v1/repositories/{REPO}/pushes"), &json!({})).await).await;
+    let session = format!("{base}/v1/repositories/{REPO}/pushes/{}", opened.id);
+    let wanted = json!({"groups": [{"kind": Kind::Manifest, "digests": [s.manifest]}]});
+    let missing: api::MissingResponse = ok(registry.post(&format!("{session}/missing"), &wanted).await).await;
+    assert_eq!(missing.missing, [(0, 1)], "{base} knows it already");
+    let stored: api::FramesStored = ok(registry.put_frames(&session, s.stream()).await).await;
+    assert_eq!(stored.new, stored.frames, "{base} shares bytes with another domain");
+    ok(registry.post(&format!("{session}/commit"), &json!({"manifest": s.manifest, "tag": tag})).await).await
+}
+
+#[tokio::test]
+async fn the_same_requests_in_two_domains_know_nothing_of_each_other() {
+    let registry = Registry::start().await;
+    assert_eq!(create(&registry, "acme").await, StatusCode::CREATED);
+    assert_eq!(create(&registry, "acme").await, StatusCode::OK, "once more changes nothing");
+    let bases = ["", "/domains/acme"];
+    for base in bases {
+        push(&registry, base, &[1, 2, 3], "t").await;
+    }
+    push(&registry, "/domains/acme", &[7, 8], "only-here").await;
+    let tags = |base: &str| {
+        let path = format!("{base}/v1/repositories/{REPO}/tags");
+        let registry = &registry;
+        async move { ok::<api::TagList>(registry.get(&path).await).await.tags.len() }
+    };
+    assert_eq!((tags("").await, tags("/domains/default").await, tags("/domains/acme").await), (1, 1, 2));
+    // A session of one domain is none in another, and a digest of one cannot be read in another.
+    let session: api::Push = ok(registry.post(&format!("/domains/acme/v1/repositories/{REPO}/pushes"), &json!({})).await).await;
+    let path = format!("/v1/repositories/{REPO}/pushes/{}/missing", session.id);
+    refused(registry.post(&path, &json!({"groups": []})).await, ErrorCode::PushUnknown).await;
+    let secret = snapshot([7, 8], vec![]);
+    for path in [format!("snapshots/{}", secret.manifest), "tags/only-here".to_owned()] {
+        let answer = registry.get(&format!("/v1/repositories/{REPO}/{path}")).await;
+        assert_eq!(problem(answer).await.status, 404, "{path}");
+    }
+    let digests = json!({"digests": [secret.manifest]});
+    refused(registry.post(&format!("/v1/repositories/{REPO}/frames"), &digests).await, ErrorCode::BlobUnknown).await;
+    let stats = |base: &'static str| {
+        let registry = &registry;
+        async move { ok::<api::Stats>(registry.get(&format!("{base}/v1/stats")).await).await }
+    };
+    assert_eq!((stats("").await.snapshots.len(), stats("/domains/acme").await.snapshots.len()), (1, 2));
+    // Background work, collections and metrics are each domain's own.
+    let report: api::GcReport = ok(registry.post("/domains/acme/v1/gc", &json!({"dry_run": false})).await).await;
+    assert!(problem(registry.get(&format!("/v1/gc/{}", report.id)).await).await.status == 404);
+    let tasks = |base: &'static str| {
+        let registry = &registry;
+        async move { ok::<api::TaskList>(registry.get(&format!("{base}/v1/tasks")).await).await.tasks.len() }
+    };
+    assert_eq!((tasks("").await, tasks("/domains/acme").await), (5, 4));
+    let metrics = registry.get("/metrics").await.text().await.expect("text");
+    for line in ["pf_store_disk_bytes ", "pf_store_disk_bytes{domain=\"acme\"} ", "pf_task_runs_total{task=\"scrub\",domain=\"acme\"} "] {
+        assert!(metrics.lines().any(|found| found.starts_with(line)), "{line}: {metrics}");
+    }
+}
+
+#[tokio::test]
+async fn a_domain_that_does_not_exist_is_unknown_to_every_request() {
+    let registry = Registry::start().await;
+    let document: serde_json::Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("JSON");
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        if !path.starts_with("/v1/") || path.starts_with("/v1/domains") {
+            continue;
+        }
+        let path = path.replace("{repo}", "a").replace("{id}", "0190aaaa-0000-7000-8000-000000000001").replace("{run}", "x");
+        let path = path.replace("{ref}", "t").replace("{other}", "u").replace("{tag}", "t").replace("{task}", "scrub");
+        for method in item.as_object().expect("operations").keys() {
+            let method: Method = method.to_uppercase().parse().expect("a method");
+            let answer = registry.request(method.clone(), &format!("/domains/nobody{path}")).send().await.expect("an answer");
+            refused(answer, ErrorCode::DomainUnknown).await;
+            let answer = registry.request(method, &format!("/domains/No.Body{path}")).send().await.expect("an answer");
+            refused(answer, ErrorCode::InvalidName).await;
+        }
+    }
+    for path in ["/domains/nobody", "/domains/nobody/livez", "/domains/nobody/metrics", "/domains"] {
+        refused(registry.get(path).await, ErrorCode::NotFound).await;
+    }
+}
+
+#[tokio::test]
+async fn the_catalogue_belongs_to_no_domain() {
+    let registry = Registry::start().await;
+    create(&registry, "acme").await;
+    refused(registry.get("/domains/acme/v1/domains").await, ErrorCode::NotFound).await;
+    refused(registry.put("/domains/acme/v1/domains/b", &json!({})).await, ErrorCode::NotFound).await;
+    refused(registry.delete("/domains/acme/v1/domains/acme").await, ErrorCode::NotFound).await;
+    refused(registry.delete("/v1/domains/default").await, ErrorCode::InvalidRequest).await;
+    refused(registry.delete("/v1/domains/b").await, ErrorCode::DomainUnknown).await;
+    refused(registry.get("/v1/domains/b").await, ErrorCode::DomainUnknown).await;
+    refused(registry.put("/v1/domains/a.b", &json!({})).await, ErrorCode::InvalidName).await;
+    let list: api::DomainList = ok(registry.get("/v1/domains?limit=1").await).await;
+    assert_eq!((list.domains[0].name.as_str(), list.next.as_deref()), ("acme", Some("acme")));
+    let rest: api::DomainList = ok(registry.get("/v1/domains?limit=1&after=acme").await).await;
+    assert_eq!((rest.domains[0].name.as_str(), rest.next), ("default", None));
+}
+
+#[tokio::test]
+async fn a_deleted_domain_is_unknown_at_once_and_gone_after_a_lease() {
+    let registry = Registry::start_with(|config| config.lease_seconds = 1).await;
+    create(&registry, "acme").await;
+    push(&registry, "/domains/acme", &[1], "t").await;
+    let folder = registry.dir.path().join("store/domains/acme");
+    assert!(folder.join("packs/pf-store").exists());
+    let answer = registry.delete("/v1/domains/acme").await;
+    assert_eq!(answer.status(), StatusCode::ACCEPTED);
+    refused(registry.get("/domains/acme/v1/repositories").await, ErrorCode::DomainUnknown).await;
+    refused(registry.put("/v1/domains/acme", &json!({})).await, ErrorCode::Unavailable).await;
+    let deleting: api::DomainInfo = ok(registry.get("/v1/domains/acme").await).await;
+    assert_eq!(deleting.state, DomainState::Deleting);
+    while registry.get("/v1/domains/acme").await.status() == StatusCode::OK {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!folder.exists());
+    create(&registry, "acme").await;
+    let repositories: api::RepositoryList = ok(registry.get("/domains/acme/v1/repositories").await).await;
+    assert_eq!(repositories.repositories, []);
+}
+
+#[tokio::test]
+async fn a_store_without_a_place_for_them_has_no_other_domains() {
+    let store = pfr_store::Store::open_in_memory(pfr_store::Options::default()).await.expect("a store");
+    let registry = Registry::start_over(store).await;
+    refused(registry.put("/v1/domains/acme", &json!({})).await, ErrorCode::InvalidRequest).await;
+}
