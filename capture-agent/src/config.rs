@@ -59,7 +59,7 @@ pub struct Overrides {
     /// Socket for engines [default: engines.sock beside the control socket].
     #[arg(long, env = "PF_AGENT_ENGINE_SOCKET", value_name = "PATH")]
     pub engine_socket: Option<PathBuf>,
-    /// Registry for references without a host: `http(s)://host[:port]`.
+    /// Registry for references without a host: `http(s)://host[:port][/domains/NAME]`.
     #[arg(long, env = "PF_AGENT_REGISTRY", value_name = "URL")]
     pub registry: Option<String>,
     /// Token for that registry; by file or `PF_AGENT_TOKEN`, since everybody sees flags.

@@ -26,7 +26,7 @@ pub const STYLES: Styles = Styles::styled()
     .placeholder(AnsiColor::White.on_default().dimmed());
 
 const AFTER: &str = "\
-A REF is [[http(s)://]host[:port]/]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
+A REF is [[http(s)://]host[:port]/[domains/NAME/]]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
 parents up. Without a tag it means the tag `latest`. A digest may be cut short, as in team/agent@2a19b2c9309a.
 
 Every command means the registry, unless --local says the local store.

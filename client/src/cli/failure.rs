@@ -226,7 +226,10 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
 /// Hints without a command.
 fn text_hint(code: ErrorCode) -> Option<&'static str> {
     Some(match code {
-        ErrorCode::InvalidName => "a reference is [[http(s)://]host[:port]/]repository[:tag[~N]|@digest]",
+        ErrorCode::InvalidName => "a reference is [[http(s)://]host[:port]/[domains/NAME/]]repository[:tag[~N]|@digest]",
+        ErrorCode::DomainUnknown => {
+            "the registry's address ends with /domains/NAME: the registry has no domain of this name, or has deleted it"
+        }
         ErrorCode::AmbiguousDigest => "run the same command with one of these digests, or more of its digits",
         ErrorCode::CorruptFrame | ErrorCode::Truncated | ErrorCode::DigestMismatch => {
             "the bytes do not match their digest; nothing of the snapshot became visible"
