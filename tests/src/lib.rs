@@ -16,7 +16,7 @@ pub use disk::{LoopDisk, SmallDisk};
 pub use network::{Proxy, Tamper};
 pub use pfr_testkit::front::{Fate, Front, Seen};
 pub use pfr_testkit::run::{seed, skip};
-pub use processes::{Output, Pf, Registry, peak_memory};
+pub use processes::{Output, Pf, Registry, ask, peak_memory};
 pub use snapshots::{Shape, SnapshotDir, Wire};
 
 use std::path::{Path, PathBuf};

@@ -149,6 +149,12 @@ impl Registry {
         http_get(&self.address, path)
     }
 
+    /// The answer to a request without a body; empty if the registry ended meanwhile.
+    #[must_use]
+    pub fn ask(&self, method: &str, path: &str) -> String {
+        ask(&self.address, method, path)
+    }
+
     /// All metrics, as scraped.
     #[must_use]
     pub fn metrics(&self) -> String {
@@ -175,12 +181,22 @@ impl Drop for Registry {
 }
 
 fn http_get(address: &str, path: &str) -> String {
+    request(address, "GET", path).unwrap()
+}
+
+/// The answer of a registry to a request without a body; empty if it ended meanwhile.
+#[must_use]
+pub fn ask(address: &str, method: &str, path: &str) -> String {
+    request(address, method, path).unwrap_or_default()
+}
+
+fn request(address: &str, method: &str, path: &str) -> std::io::Result<String> {
     use std::io::Write as _;
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut stream = std::net::TcpStream::connect(address)?;
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Peak resident bytes of a live process.

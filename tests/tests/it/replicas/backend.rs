@@ -2,7 +2,7 @@
 
 use pfr_testkit::{postgres, s3};
 use pfr_tests::{Registry, files};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// Where metadata are.
@@ -24,7 +24,8 @@ pub struct Backend {
     options: Vec<String>,
     environment: Vec<(String, String)>,
     data: bool,
-    _directory: TempDir,
+    packs: Packs,
+    directory: TempDir,
     _s3: s3::Server,
 }
 
@@ -44,7 +45,26 @@ impl Backend {
             Packs::Bucket => format!("s3://{}/a/prefix", s3.bucket()),
         };
         options.extend(["--storage".to_owned(), storage]);
-        Self { options, environment: s3.env(), data, _directory: directory, _s3: s3 }
+        Self { options, environment: s3.env(), data, packs, directory, _s3: s3 }
+    }
+
+    /// Files below a folder of the packs, where these are files.
+    pub fn below(&self, folder: &str) -> Vec<PathBuf> {
+        match self.packs {
+            Packs::Directory => files(&self.directory.path().join("packs").join(folder)).into_iter().map(|(name, _)| name).collect(),
+            Packs::Bucket => Vec::new(),
+        }
+    }
+
+    /// Whether there are tables of a domain, for a registry with this data directory.
+    pub fn has_tables(&self, data: &Path, domain: &str) -> bool {
+        match self.options.iter().position(|option| option == "--database") {
+            None => data.join("domains").join(domain).exists(),
+            Some(at) => {
+                let count = format!("SELECT count(*) FROM pg_namespace WHERE nspname = 'pf_{domain}'");
+                postgres::sql(&self.options[at + 1], &count).trim() != "0"
+            }
+        }
     }
 
     /// A registry over it.
