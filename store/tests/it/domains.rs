@@ -222,7 +222,8 @@ async fn three_domains_take_turns_on_one_connection() {
     let at_once = (0..24_u64).map(|i| {
         let (number, store) = (i as usize % 3, stores[i as usize % 3].clone());
         tokio::spawn(async move {
-            let work = push(&store, &own(number, 100 + i), "u");
+            let snapshot = own(number, 100 + i);
+            let work = push(&store, &snapshot, "u");
             match i % 4 {
                 0 => drop(tokio::time::timeout(Duration::from_millis(i), work).await),
                 _ => drop(work.await.unwrap()),
