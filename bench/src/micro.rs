@@ -1,7 +1,9 @@
-//! The store alone, in this process: how fast metadata answers and grows, how fast bytes come in and go out, what a commit costs.
+//! The store alone, in this process: how fast metadata answers and grows, how fast bytes come in and go out, what a commit costs,
+//! and what many small pushes leave.
 
 mod bytes;
 mod commits;
+mod merging;
 mod metadata;
 
 use crate::Result;
@@ -21,6 +23,9 @@ pub struct Args {
     /// Pages of the smaller snapshot whose fork is committed; the larger one has ten times as many
     #[arg(long, default_value_t = 4096)]
     fork_pages: usize,
+    /// Small pushes whose packs are merged
+    #[arg(long, default_value_t = 3000)]
+    small_pushes: u64,
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -42,7 +47,8 @@ pub fn run(args: &Args) -> Result<()> {
     runtime.block_on(async {
         metadata::run(&disk, args.objects, args.rounds).await?;
         bytes::run(&args.tmpfs, args.pages, args.rounds).await?;
-        commits::run(&disk, args.fork_pages, args.rounds).await
+        commits::run(&disk, args.fork_pages, args.rounds).await?;
+        merging::run(&disk, args.small_pushes).await
     })
 }
 

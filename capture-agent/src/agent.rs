@@ -4,9 +4,9 @@ use crate::config::Config;
 use crate::drain::Rate;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
-use crate::eviction;
 use crate::pushes::Pushes;
 use crate::restore::Staged;
+use crate::upkeep;
 use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -38,7 +38,7 @@ impl Agent {
         let lock = lock(&config)?;
         let store = Store::open(&config.store_dir(), pfr_store::Options::default()).await?;
         let pushes = Pushes::open(&config, store.clone()).await?;
-        let schedule = eviction::schedule(&store, config.max_store_size.map(|size| size.0));
+        let schedule = upkeep::schedule(&store, config.max_store_size.map(|size| size.0));
         let tasks = schedule.clone();
         tokio::spawn(async move { tasks.run().await });
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
@@ -75,9 +75,10 @@ impl Agent {
         &self.0.staged
     }
 
-    /// Evicts snapshots in the background until the store fits its size limit, if it has one.
-    pub(crate) fn make_room(&self) {
-        self.0.schedule.wake(eviction::NAME);
+    /// In the background, evicts snapshots until the store fits its size limit, if it has one, and
+    /// merges small packs.
+    pub(crate) fn tidy(&self) {
+        upkeep::wake(&self.0.schedule);
     }
 
     /// How fast captures were.

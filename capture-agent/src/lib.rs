@@ -23,8 +23,8 @@ pub mod pushes;
 pub mod restore;
 pub mod snapshot;
 
-mod eviction;
 mod socket;
+mod upkeep;
 
 pub use agent::Agent;
 pub use config::Config;

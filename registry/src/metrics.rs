@@ -24,6 +24,7 @@ pub(crate) const GC_DURATION: &str = "pf_gc_duration_seconds";
 pub(crate) const GC_OBJECTS: &str = "pf_gc_freed_objects_total";
 pub(crate) const GC_FREED: &str = "pf_gc_freed_bytes_total";
 pub(crate) const GC_MOVED: &str = "pf_gc_moved_bytes_total";
+pub(crate) const GC_MERGED: &str = "pf_gc_merged_packs_total";
 pub(crate) const GC_DELETED: &str = "pf_gc_deleted_bytes_total";
 pub(crate) const GC_DUE: &str = "pf_gc_due_suspects";
 pub(crate) const GC_DRAINING: &str = "pf_gc_draining_bytes";
@@ -86,7 +87,8 @@ fn describe() {
     describe_histogram!(GC_DURATION, Unit::Seconds, "Time that a collection took.");
     describe_counter!(GC_OBJECTS, Unit::Count, "Objects that collections deleted.");
     describe_counter!(GC_FREED, Unit::Bytes, "Bytes of the frames of deleted objects.");
-    describe_counter!(GC_MOVED, Unit::Bytes, "Bytes of frames that compaction copied.");
+    describe_counter!(GC_MOVED, Unit::Bytes, "Bytes of frames that compaction and merging copied.");
+    describe_counter!(GC_MERGED, Unit::Count, "Small packs that were merged into others.");
     describe_counter!(GC_DELETED, Unit::Bytes, "Bytes of packs deleted from storage.");
     describe_gauge!(GC_DUE, Unit::Count, "Entries of the queue that the next collection looks at, up to 10,000.");
     describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the horizon, of at most 10,000 packs.");
@@ -108,6 +110,7 @@ fn describe() {
         GC_OBJECTS,
         GC_FREED,
         GC_MOVED,
+        GC_MERGED,
         GC_DELETED,
     ] {
         metrics::counter!(name).increment(0);

@@ -499,6 +499,9 @@ api! {
         pub packs_abandoned: u64,
         /// Packs whose live frames were copied together: they drain.
         pub packs_compacted: u64,
+        /// Small packs whose live frames were copied together: they drain.
+        #[serde(default)]
+        pub packs_merged: u64,
         /// Bytes of the frames that were copied.
         pub moved_bytes: u64,
         /// Packs whose bytes were deleted: the horizon since they began to drain had passed.

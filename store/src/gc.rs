@@ -3,13 +3,14 @@
 //! ```text
 //! collect  due suspects ─▶ rows of objects that nothing holds and no lease covers, and what hung on them
 //! retire   packs that nothing points to, uploads past their lease ─▶ draining
+//! merge    packs far below the size of a full one ─▶ their live frames in few packs; the old ones drain
 //! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones drain
 //! drain    what has been draining for the horizon ─▶ bytes deleted, then rows
 //! trim     objects of the journal that a summary made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
 //! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number may
-//! run at once. A run does all steps, or one [`GcPart`] of them: those are three background tasks.
+//! run at once. A run does all steps, or one [`GcPart`] of them: those are four background tasks.
 
 mod collect;
 mod compact;
@@ -19,6 +20,7 @@ mod drain;
 mod dry;
 mod evacuate;
 mod evict;
+mod merge;
 mod plan;
 mod run;
 mod usage;
@@ -42,6 +44,8 @@ pub enum GcPart {
     Collection,
     /// Compact and drain.
     Compaction,
+    /// Merge small packs and drain.
+    Merging,
     /// Write a summary of the journal if that pays, and trim the journal.
     JournalSummary,
 }
@@ -65,8 +69,10 @@ pub struct GcOptions {
     pub horizon: Duration,
     /// Objects deleted in one transaction, at most: an implementation does less while others wait. Default 8,000.
     pub batch: usize,
-    /// Whether packs less than half alive are copied together. Default true.
+    /// Whether live frames are copied: out of packs less than half alive, and out of small ones. Default true.
     pub compact: bool,
+    /// Packs that small ones are merged into, at most. Default no limit.
+    pub merges: usize,
     /// End every push session first, and give up every upload: what they lease is garbage, and a push or pull that still runs begins anew. For a local
     /// store, whose sessions are those of interrupted pulls. Default false.
     pub end_sessions: bool,
@@ -81,6 +87,7 @@ impl Default for GcOptions {
             horizon: Duration::from_secs(3600),
             batch: 8000,
             compact: true,
+            merges: usize::MAX,
             end_sessions: false,
         }
     }

@@ -83,7 +83,7 @@ impl Agent {
     async fn fitting(&self, name: &str, request: &RestoreRequest) -> Result<Fitting> {
         self.engines().get(name)?;
         let found = source::find(self, request).await?;
-        self.make_room();
+        self.tidy();
         // The engine may have reconnected during the pull.
         let engine = self.engines().get(name)?;
         let documents = Arc::new(Documents::read(self.store(), found.digest).await?);

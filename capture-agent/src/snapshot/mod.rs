@@ -121,7 +121,7 @@ impl Agent {
         {
             *job = ended;
         }
-        self.make_room();
+        self.tidy();
         Ok(report)
     }
 

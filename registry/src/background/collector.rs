@@ -11,6 +11,9 @@ use tokio::sync::watch;
 /// Entries and packs counted for the metrics: more than that is a backlog in any case.
 const COUNTED: usize = 10_000;
 
+/// Full packs that small ones are merged into in one run on schedule: 4 GiB. Other tasks wait for it.
+const MERGES: usize = 64;
+
 /// Runs collections, on request and as tasks. Cheap to clone; clones share the count of running
 /// collections.
 #[derive(Clone, Debug)]
@@ -66,7 +69,8 @@ impl Collector {
         mut progress: impl FnMut(&GcReport) + Send,
     ) -> pfr_store::Result<Option<GcReport>> {
         let _running = Running::begin(&self.running);
-        let options = GcOptions { trigger, part, dry_run, horizon: self.grace, ..GcOptions::default() };
+        let merges = if trigger == GcTrigger::Schedule { MERGES } else { usize::MAX };
+        let options = GcOptions { trigger, part, dry_run, merges, horizon: self.grace, ..GcOptions::default() };
         let (start, mut last) = (Instant::now(), GcReport::default());
         let mut on_progress = |report: &GcReport| {
             if !dry_run {
@@ -117,6 +121,7 @@ fn count(before: &GcReport, now: &GcReport) {
     metrics::counter!(names::GC_OBJECTS).increment(objects(now) - objects(before));
     metrics::counter!(names::GC_FREED).increment(now.freed_bytes - before.freed_bytes);
     metrics::counter!(names::GC_MOVED).increment(now.moved_bytes - before.moved_bytes);
+    metrics::counter!(names::GC_MERGED).increment(now.packs_merged - before.packs_merged);
     metrics::counter!(names::GC_DELETED).increment(now.deleted_bytes - before.deleted_bytes);
 }
 
@@ -129,7 +134,10 @@ fn ended(result: Result<&GcReport, &pfr_store::Error>, last: &GcReport, (trigger
     }
     match result {
         Err(error) => tracing::warn!(%error, run = last.id, ?part, "garbage collection failed"),
-        Ok(r) if r.released + r.unclaimed + r.packs_deleted + r.packs_compacted + r.packs_abandoned + r.journal_deleted > 0 => {
+        Ok(r)
+            if r.released + r.unclaimed + r.packs_deleted + r.packs_compacted + r.packs_merged + r.packs_abandoned + r.journal_deleted
+                > 0 =>
+        {
             tracing::info!(
                 run = r.id,
                 trigger = r.trigger,
@@ -138,6 +146,7 @@ fn ended(result: Result<&GcReport, &pfr_store::Error>, last: &GcReport, (trigger
                 unclaimed = r.unclaimed,
                 freed_bytes = r.freed_bytes,
                 packs_compacted = r.packs_compacted,
+                packs_merged = r.packs_merged,
                 moved_bytes = r.moved_bytes,
                 packs_deleted = r.packs_deleted,
                 deleted_bytes = r.deleted_bytes,

@@ -52,6 +52,7 @@ pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, co
     let mut tasks = vec![
         collection("collection", GcPart::Collection),
         collection("journal-summary", GcPart::JournalSummary),
+        collection("merging", GcPart::Merging),
         collection("compaction", GcPart::Compaction),
         scrub,
     ];

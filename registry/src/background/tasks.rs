@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// One part of a collection: collection itself, compaction, or a summary of the journal.
+/// One part of a collection: collection itself, merging, compaction, or a summary of the journal.
 pub(super) struct CollectionTask {
     pub(super) name: &'static str,
     pub(super) part: GcPart,

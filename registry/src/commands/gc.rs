@@ -68,7 +68,7 @@ fn text(r: &GcReport) -> String {
     format!(
         "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {}\n\
          packs {would}deleted   {}, {}\n\
-         packs compacted  {}, {} moved\n\
+         packs compacted  {}, and {} merged: {} copied\n\
          grace period     {}{}\n{protected}{parked}",
         number(r.released + r.unclaimed),
         number(r.released),
@@ -77,6 +77,7 @@ fn text(r: &GcReport) -> String {
         number(r.packs_deleted),
         bytes(r.deleted_bytes),
         number(r.packs_compacted),
+        number(r.packs_merged),
         bytes(r.moved_bytes),
         bytes(r.draining_bytes),
         until(r.draining_ends_at),

@@ -1,10 +1,11 @@
 //! Packs less than half alive: their live frames go together into new packs, as they are.
 
-use super::copy::{Fault, Target};
+use super::copy::{Fault, Source, Target};
 use super::run::Run;
 use crate::Store;
 use crate::error::Result;
 use crate::metadata::{PackId, PackRow};
+use futures::StreamExt as _;
 use std::collections::HashSet;
 
 /// Packs claimed at a time.
@@ -25,37 +26,45 @@ impl Run<'_> {
             if claimed.is_empty() || claimed.iter().any(|pack| !self.store.fits(pack.live_bytes)) {
                 break;
             }
-            for pack in claimed {
-                self.empty(&pack, &mut target).await;
+            let store = self.store;
+            let mut sources = store.sources(claimed);
+            while let Some((pack, source)) = sources.next().await {
+                let Some(source) = self.note(source) else { continue };
+                let emptied = self.empty(&pack, source, &mut target).await;
+                self.note(emptied);
             }
             if self.is_tight()
                 && let Some(target) = target.take()
             {
                 // The space of one pack is for copying the next.
-                self.close(target).await;
+                let closed = self.close(target).await;
+                self.note(closed);
                 self.retire().await;
                 self.drain().await;
             }
         }
         if let Some(target) = target {
-            self.close(target).await;
+            let closed = self.close(target).await;
+            self.note(closed);
         }
     }
 
     /// Copies what lives in a pack, and closes the new one when it is full. Only between two packs, so that a claim holds until all of it is moved.
-    async fn empty(&mut self, pack: &PackRow, target: &mut Option<Target>) {
-        let damage = match self.store.copy_live(pack, target).await {
+    ///
+    /// # Errors
+    /// What the new pack is lost for: it is abandoned.
+    pub(super) async fn empty(&mut self, pack: &PackRow, source: Source, target: &mut Option<Target>) -> Result<()> {
+        let damage = match self.store.copy_live(pack, source, target).await {
             Ok(damage) => damage,
             Err(Fault::Source(error)) => {
                 self.note(Err::<(), _>(error));
                 Vec::new()
             }
             Err(Fault::Target(error)) => {
-                self.note(Err::<(), _>(error));
                 if let Some(target) = target.take() {
                     target.writer.abandon().await;
                 }
-                return;
+                return Err(error);
             }
         };
         if !damage.is_empty() {
@@ -65,21 +74,21 @@ impl Run<'_> {
             let quarantined = self.store.metadata.quarantine(damage).await;
             self.note(quarantined);
         }
-        if target.as_ref().is_some_and(|t| t.writer.is_full())
-            && let Some(target) = target.take()
-        {
-            self.close(target).await;
+        match target.take_if(|target| target.writer.is_full()) {
+            Some(target) => self.close(target).await,
+            None => Ok(()),
         }
     }
 
-    async fn close(&mut self, target: Target) {
-        let (bytes, sources) = (target.bytes, target.sources.len() as u64);
-        let closed: Result<()> = target.writer.finish_compaction(target.moved).await;
-        if self.note(closed).is_some() {
-            self.report.packs_compacted += sources;
-            self.report.moved_bytes += bytes;
-        }
+    /// Completes a new pack and points what was copied to it.
+    pub(super) async fn close(&mut self, target: Target) -> Result<()> {
+        let (bytes, sources, merges) = (target.bytes, target.sources.len() as u64, target.merges);
+        target.writer.finish_compaction(target.moved).await?;
+        self.report.packs_merged += if merges { sources } else { 0 };
+        self.report.packs_compacted += if merges { 0 } else { sources };
+        self.report.moved_bytes += bytes;
         self.progress().await;
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::metadata::{Damage, Health, Moved, PackId, PackRow, Packed};
 use crate::packs::{PackWriter, READ, another, header_of};
 use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
 use pfr_schema::Limits;
 use pfr_schema::frame::{CHECKSUM, Header};
 use std::collections::BTreeSet;
@@ -12,6 +13,9 @@ use std::ops::Range;
 
 /// Dead bytes between two frames that are read along rather than asked around.
 const GAP: u64 = 128 << 10;
+
+/// Packs of which the first read is done ahead.
+const AHEAD: usize = 8;
 
 /// What went wrong while copying.
 pub(crate) enum Fault {
@@ -21,9 +25,17 @@ pub(crate) enum Fault {
     Target(Error),
 }
 
-/// A pack that compaction writes.
+/// What lives in a pack and is not known to be bad, and the bytes that are copied first.
+pub(crate) struct Source {
+    contents: Vec<Packed>,
+    ahead: Option<Bytes>,
+}
+
+/// A pack that frames are copied into.
 pub(crate) struct Target {
     pub writer: PackWriter,
+    /// Whether it merges small packs.
+    pub merges: bool,
     pub moved: Vec<Moved>,
     /// Packs from which something was copied.
     pub sources: BTreeSet<PackId>,
@@ -33,7 +45,14 @@ pub(crate) struct Target {
 
 impl Target {
     async fn begin(store: &Store) -> Result<Self> {
-        Ok(Self { writer: PackWriter::begin(store, None).await?, moved: Vec::new(), sources: BTreeSet::new(), bytes: 0 })
+        let writer = PackWriter::begin(store, None).await?;
+        Ok(Self { writer, merges: false, moved: Vec::new(), sources: BTreeSet::new(), bytes: 0 })
+    }
+
+    /// One that small packs are merged into.
+    pub(crate) async fn merging(store: &Store) -> Result<Self> {
+        let target = Self::begin(store).await?;
+        Ok(Self { writer: target.writer.above_the_floor(), merges: true, ..target })
     }
 
     async fn frame(&mut self, from: PackId, frame: &Packed, header: Header, rest: Bytes) -> Result<()> {
@@ -51,25 +70,54 @@ impl Target {
 }
 
 impl Store {
-    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays, besides what is known to be.
-    pub(crate) async fn copy_live(&self, pack: &PackRow, target: &mut Option<Target>) -> std::result::Result<Vec<Damage>, Fault> {
-        let mut contents = self.metadata.pack_contents(pack.id).await.map_err(Fault::Source)?;
+    /// What lives in each of these packs, in their order. A few are read ahead: small packs on a bucket cost a round trip each.
+    pub(crate) fn sources(&self, packs: Vec<PackRow>) -> impl Stream<Item = (PackRow, Result<Source>)> + Send + Unpin {
+        let load = move |pack: PackRow| async move {
+            let source = self.source(&pack).await;
+            (pack, source)
+        };
+        Box::pin(futures::stream::iter(packs).map(load).buffered(AHEAD))
+    }
+
+    /// Looks up what lives in a pack, and reads the first of it.
+    pub(crate) async fn source(&self, pack: &PackRow) -> Result<Source> {
+        let mut contents = self.metadata.pack_contents(pack.id).await?;
         contents.retain(|frame| frame.health != Health::Damaged);
+        let first = extents(&contents).into_iter().next().and_then(|extent| span(&contents[extent]));
+        let ahead = match first {
+            Some(range) if range.end - range.start <= READ => self.read_source(pack, range).await?,
+            _ => None,
+        };
+        Ok(Source { contents, ahead })
+    }
+
+    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays, besides what is known to be.
+    pub(crate) async fn copy_live(
+        &self,
+        pack: &PackRow,
+        source: Source,
+        target: &mut Option<Target>,
+    ) -> std::result::Result<Vec<Damage>, Fault> {
+        let Source { contents, mut ahead } = source;
         let mut damage = Vec::new();
         let bad = |frame: &Packed, reason: String| Damage { digest: frame.digest, pack: pack.key.clone(), reason };
         for extent in extents(&contents) {
             let frames = &contents[extent];
-            let (Some(first), Some(last)) = (frames.first(), frames.last()) else { continue };
-            if frames.len() == 1 && first.frame_len > READ {
-                if let Err(reason) = self.copy_large(pack, first, target).await? {
-                    damage.push(bad(first, reason));
+            let Some(range) = span(frames) else { continue };
+            if let [frame] = frames
+                && frame.frame_len > READ
+            {
+                if let Err(reason) = self.copy_large(pack, frame, target).await? {
+                    damage.push(bad(frame, reason));
                 }
                 continue;
             }
-            let base = first.offset;
-            let Some(bytes) = self.read_source(pack, base..last.offset + last.frame_len).await.map_err(Fault::Source)? else {
-                return Ok(damage);
+            let base = range.start;
+            let read = match ahead.take() {
+                Some(bytes) => Some(bytes),
+                None => self.read_source(pack, range).await.map_err(Fault::Source)?,
             };
+            let Some(bytes) = read else { return Ok(damage) };
             for frame in frames {
                 match check(frame, &bytes, base, &self.options.limits) {
                     Ok((header, rest)) => {
@@ -163,6 +211,12 @@ fn extents(contents: &[Packed]) -> Vec<Range<usize>> {
         extents.push(at..at + 1);
     }
     extents
+}
+
+/// From the first byte of the first of these frames to the last byte of the last.
+fn span(frames: &[Packed]) -> Option<Range<u64>> {
+    let last = frames.last()?;
+    Some(frames.first()?.offset..last.offset + last.frame_len)
 }
 
 fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {

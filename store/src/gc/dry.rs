@@ -3,7 +3,7 @@
 use super::plan::{Fates, Leases, MOST, Packs, Plan};
 use super::run::Run;
 use crate::error::Result;
-use crate::metadata::{Evictable, PackState};
+use crate::metadata::{Evictable, PackRow, PackState, small};
 
 impl Run<'_> {
     /// Adds up what would go, were these snapshots evicted first.
@@ -47,6 +47,25 @@ impl Run<'_> {
         self.progress().await;
     }
 
+    /// Small packs that would be merged, as far as they live.
+    async fn merged(&mut self, plan: &Plan<'_>, now: u64) -> Result<Vec<PackRow>> {
+        let full = self.store.full_pack();
+        let mut small = self.store.metadata.small_packs(full, MOST).await?;
+        small.iter_mut().for_each(|pack| pack.live_bytes = plan.left(pack));
+        small.retain(|pack| pack.live_bytes > 0 && pack.live_bytes * 2 >= pack.frame_bytes);
+        let mut merged = Vec::new();
+        for _ in 0..self.options.merges {
+            let packs = small::take(&mut small, full, now);
+            if packs.is_empty() {
+                break;
+            }
+            merged.extend(packs);
+        }
+        self.report.packs_merged += merged.len() as u64;
+        self.report.moved_bytes += merged.iter().map(|pack| pack.live_bytes).sum::<u64>();
+        Ok(merged)
+    }
+
     /// What would become of packs.
     async fn packs(&mut self, plan: &Plan<'_>) -> Result<()> {
         let now = self.store.options.clock.now();
@@ -56,6 +75,8 @@ impl Run<'_> {
         self.report.packs_abandoned = fates.abandoned.len() as u64;
         let mut draining = fates.emptied;
         draining.extend(fates.abandoned);
+        let merged = if self.options.compact { self.merged(plan, now).await? } else { Vec::new() };
+        draining.extend(&merged);
         if self.options.compact {
             for (pack, _) in fates.sparse {
                 let (moved, emptied) = Fates::moved(self.store, plan, pack).await?;

@@ -9,7 +9,8 @@ impl Store {
     /// Copies what lives in a pack to a new one, verified; what is bad is quarantined and stays. The old pack drains when nothing lies in it any more.
     pub(crate) async fn evacuate(&self, pack: &PackRow) -> Result<()> {
         let mut target = None;
-        let copied = self.copy_live(pack, &mut target).await;
+        let source = self.source(pack).await?;
+        let copied = self.copy_live(pack, source, &mut target).await;
         let damage = match copied {
             Ok(damage) => damage,
             Err(Fault::Source(error) | Fault::Target(error)) => {

@@ -57,6 +57,11 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Live bytes of a pack once this is carried out.
+    pub(super) fn left(&self, pack: &PackRow) -> u64 {
+        pack.live_bytes.saturating_sub(self.lost.get(&pack.id).copied().unwrap_or(0))
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.taken.len() + self.freed.len() + self.leased.len() > MOST
     }
@@ -213,7 +218,7 @@ impl Packs {
     pub(super) fn fates(&self, plan: &Plan<'_>, now: u64, give_up: bool) -> Fates<'_> {
         let mut fates = Fates::default();
         for pack in &self.0 {
-            let left = pack.live_bytes.saturating_sub(plan.lost.get(&pack.id).copied().unwrap_or(0));
+            let left = plan.left(pack);
             match pack.state {
                 PackState::Writing if give_up || pack.keep_until <= now => fates.abandoned.push(pack),
                 PackState::Live if left == 0 => fates.emptied.push(pack),

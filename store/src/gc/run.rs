@@ -60,7 +60,7 @@ impl<'a> Run<'a> {
             self.report.sessions += self.note(ended).unwrap_or(0);
         }
         let part = self.options.part;
-        let (collection, compaction) = (part.has(GcPart::Collection), part.has(GcPart::Compaction));
+        let (collection, compaction, merging) = (part.has(GcPart::Collection), part.has(GcPart::Compaction), part.has(GcPart::Merging));
         if collection {
             self.collect().await;
             if self.is_tight() {
@@ -75,10 +75,14 @@ impl<'a> Run<'a> {
         if collection {
             self.retire().await;
         }
+        // First what is well, and then what this run may have written is not merged.
+        if merging && self.options.compact && !self.is_tight() {
+            self.merge().await;
+        }
         if compaction && self.options.compact {
             self.compact().await;
         }
-        if collection || compaction {
+        if collection || compaction || merging {
             self.drain().await;
         }
         if part.has(GcPart::JournalSummary) {
@@ -184,6 +188,7 @@ impl<'a> Run<'a> {
             r.packs_emptied,
             r.packs_abandoned,
             r.packs_compacted,
+            r.packs_merged,
             r.packs_deleted,
             r.journal_deleted,
             r.evicted,

@@ -31,6 +31,7 @@ mod restore;
 mod rows;
 mod runs;
 mod sessions;
+pub(crate) mod small;
 mod snapshots;
 pub(crate) mod sql;
 mod sweep;
@@ -173,6 +174,14 @@ macro_rules! metadata_transactions {
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose
             /// frames are live, emptiest first.
             claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow> = WRITE |tx| packs::claim_sparse(tx, *limit, *claim);
+            /// Small packs that may be merged, smallest first: live, unclaimed, at least half alive, and
+            /// without damage.
+            small_packs(full: FullPack, limit: usize) -> Vec<PackRow> = READ |tx| small::list(tx, *full, *limit);
+            /// Claims for the caller, for the time of `claim`, small packs that are worth merging, of
+            /// those with an id below `below`; none if no tier is due. Refused while the database's disk
+            /// is nearly full: merging needs space and frees little.
+            claim_small_packs(full: FullPack, below: Option<PackId>, claim: Duration) -> Vec<PackRow>
+                = GROW |tx| small::claim(tx, *full, *below, *claim);
             /// Objects that lie in a pack, in order of offset, damaged ones too.
             pack_contents(pack: PackId) -> Vec<Packed> = READ |tx| packs::contents(tx, *pack);
             /// Makes a pack that compaction wrote live and points what it moved to it. Old packs

@@ -16,9 +16,11 @@ macro_rules! columns {
     };
 }
 
-type RawPack = (PackId, String, String, u64, u64, u64, u64, Option<u64>, u64);
+pub(super) use columns;
 
-fn pack_row((id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until): RawPack) -> PackRow {
+pub(super) type RawPack = (PackId, String, String, u64, u64, u64, u64, Option<u64>, u64);
+
+pub(super) fn pack_row((id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until): RawPack) -> PackRow {
     let state = match state.as_str() {
         "writing" => PackState::Writing,
         "live" => PackState::Live,

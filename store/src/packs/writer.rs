@@ -6,7 +6,7 @@ use super::paths::path;
 use super::renewal::Renewal;
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
+use crate::metadata::{FullPack, Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
 use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
 use pfr_schema::frame::Header;
@@ -19,12 +19,20 @@ const PART: usize = 5 << 20;
 /// indexing is one transaction for which others wait: so 16 MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
 const ENTRIES: usize = 32 << 10;
 
+impl Store {
+    /// What fills a pack that frames are copied into.
+    #[must_use]
+    pub fn full_pack(&self) -> FullPack {
+        FullPack { bytes: self.options.pack_bytes, frames: ENTRIES as u64 }
+    }
+}
+
 /// A pack being written. Its row exists before its first byte; dropping it leaves debris that collection finds by that row.
 pub(crate) struct PackWriter {
     store: Store,
-    /// The session that it is written for; none for compaction.
+    /// The session that it is written for; none for a copy.
     push: Option<PushId>,
-    /// Whether it adds to what is stored, and does not only move it.
+    /// Whether the floor holds for it: it adds to what is stored, or can wait.
     grows: bool,
     id: PackId,
     key: String,
@@ -69,6 +77,16 @@ impl PackWriter {
         };
         writer.append(Bytes::from_static(pack::MAGIC)).await?;
         Ok(writer)
+    }
+
+    /// Leaves the disk the bytes that are kept for deletions, as a push does.
+    pub(crate) fn above_the_floor(self) -> Self {
+        Self { grows: true, ..self }
+    }
+
+    /// Its row.
+    pub(crate) fn id(&self) -> PackId {
+        self.id
     }
 
     /// Bytes so far.

@@ -234,6 +234,7 @@ fn same(planned: &GcReport, done: &GcReport) {
             ("packs emptied", r.packs_emptied),
             ("packs abandoned", r.packs_abandoned),
             ("packs compacted", r.packs_compacted),
+            ("packs merged", r.packs_merged),
             ("moved bytes", r.moved_bytes),
             ("packs deleted", r.packs_deleted),
             ("deleted bytes", r.deleted_bytes),

@@ -12,7 +12,7 @@ use crate::snapshots::Snapshot;
 use crate::world::{Database, HOUR, Plant, Setup, World};
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, RepositoryName, Tag};
-use pfr_store::GcOptions;
+use pfr_store::{GcOptions, GcPart};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::BTreeSet;
@@ -282,7 +282,8 @@ impl History {
                     let horizon = Duration::from_millis(if impatient { 0 } else { HOUR });
                     let batch = [1, 3, 20, 2000][self.random.random_range(0..4)];
                     let (compact, dry_run) = (self.chance(0.8), self.chance(0.1));
-                    return Operation::Gc(GcOptions { horizon, batch, compact, dry_run, ..GcOptions::default() });
+                    let part = if self.chance(0.3) { GcPart::Merging } else { GcPart::All };
+                    return Operation::Gc(GcOptions { part, horizon, batch, compact, dry_run, ..GcOptions::default() });
                 }
                 88..97 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
@@ -560,7 +561,9 @@ fn words(operation: &Operation) -> String {
             format!("push {manner:?} {} with {} blobs to {repository} {tag:?}", snapshot.digest, snapshot.blobs.len())
         }
         Operation::Change(change) => format!("{change:?}"),
-        Operation::Gc(options) => format!("gc batch {} compact {} dry {}", options.batch, options.compact, options.dry_run),
+        Operation::Gc(options) => {
+            format!("gc {:?} batch {} compact {} dry {}", options.part, options.batch, options.compact, options.dry_run)
+        }
         Operation::Audit => "audit".into(),
         Operation::Scrub(full) => format!("scrub, full {full}"),
         Operation::Read { snapshot, .. } => format!("read {}", snapshot.digest),

@@ -129,7 +129,8 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
         world.jump(i64::try_from(30 * HOUR).unwrap_or(0));
         let report = store.gc(&options, &mut |_| ()).await.map_err(|e| format!("the last collection: {e}"))?;
         let now = (world.disk.keys(), all_packs(store).await.map_err(|e| e.to_string())?);
-        let idle = report.released + report.unclaimed + report.packs_emptied + report.packs_compacted + report.packs_deleted == 0;
+        let copied = report.packs_compacted + report.packs_merged;
+        let idle = report.released + report.unclaimed + report.packs_emptied + copied + report.packs_deleted == 0;
         if idle && before.as_ref() == Some(&now) {
             break;
         }
@@ -138,6 +139,10 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     let fsck = store.fsck(false, &mut |_| ()).await.map_err(|e| e.to_string())?;
     if fsck.wrong > 0 {
         return Err(format!("the tables are wrong: {:#?}", fsck.discrepancies));
+    }
+    let small = store.metadata().small_packs(store.full_pack(), usize::MAX).await.map_err(|e| e.to_string())?;
+    if small.len() > 1 {
+        return Err(format!("LEAKED: days at rest, and these were not merged: {small:?}"));
     }
     let packs = all_packs(store).await.map_err(|e| e.to_string())?;
     let mut named: BTreeSet<String> = known_debris.clone();

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use pfr_client::{Remote, Site};
 use pfr_schema::api::{GcReport, GcRequest};
 use pfr_schema::{Digest, ErrorCode, Reference};
-use pfr_store::{GcOptions, Pin, Store};
+use pfr_store::{GcOptions, GcPart, GcTrigger, Pin, Store};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,7 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
         let end = p.expires_at.map_or(String::new(), |end| format!(" until {}", until(end, now)));
         format!("{} unreferenced, protected by {}{end}", bytes(p.bytes), whose(p, local))
     });
-    if objects + r.packs_deleted + r.packs_compacted + r.evicted == 0 {
+    if objects + r.packs_deleted + r.packs_compacted + r.packs_merged + r.evicted == 0 {
         lines.push(("", format!("nothing freed{}", protected.map_or(String::new(), |words| format!(": {words}")))));
     } else {
         if r.evicted > 0 {
@@ -141,8 +141,9 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
         }
         let of_it = format!("{} of deleted snapshots, {} never committed", number(r.released), number(r.unclaimed));
         lines.push(("freed", format!("{}, {}  ({of_it})", count(objects, "object"), bytes(r.freed_bytes))));
-        if r.packs_compacted > 0 {
-            lines.push(("compacted", format!("{}, {} moved", count(r.packs_compacted, "pack"), bytes(r.moved_bytes))));
+        if r.packs_compacted + r.packs_merged > 0 {
+            let packs = format!("{} compacted, {} merged", count(r.packs_compacted, "pack"), number(r.packs_merged));
+            lines.push(("copied", format!("{}  ({packs})", bytes(r.moved_bytes))));
         }
         lines.push(("deleted", format!("{}, {} on disk", count(r.packs_deleted, "pack"), bytes(r.deleted_bytes))));
         lines.extend(protected.map(|words| ("protected", words)));
@@ -184,11 +185,17 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
     context.out.line(format!("{word} {repository} {}", context.out.paint.yellow(&digest.short())))
 }
 
-/// Evicts snapshots from the local store after a pull, if its size is limited. A failure is only a
-/// note: the pull is done.
-pub async fn make_room(context: &Context, store: &Store) {
-    let Some(most) = context.max_store_size() else { return };
-    let options = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+/// Tidies the local store after a push or pull into it: merges small packs if that is due or, if its
+/// size is limited, evicts snapshots. A failure is only a note: the push or pull is done.
+pub async fn tidy(context: &Context, store: &Store) {
+    let options = GcOptions { horizon: Duration::ZERO, merges: 1, ..GcOptions::default() };
+    let Some(most) = context.max_store_size() else {
+        let options = GcOptions { trigger: GcTrigger::Schedule, part: GcPart::Merging, ..options };
+        if let Err(error) = store.gc(&options, &mut |_| ()).await {
+            tracing::debug!(%error, "small packs of the local store were not merged");
+        }
+        return;
+    };
     let reason = match store.evict(most.0, &options, &mut |_| ()).await {
         Ok(report) => report.error,
         Err(error) => Some(error.to_string()),

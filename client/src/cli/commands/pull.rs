@@ -24,7 +24,7 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     let work = pfr_client::pull(&remote, &repository, &selector, &destination, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
     if let Destination::Store { store, .. } = &destination {
-        super::gc::make_room(context, store).await;
+        super::gc::tidy(context, store).await;
     }
     let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
     context.report(&report, [summary], &report.digest.to_string())

@@ -40,6 +40,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "init", include_str!("../../../../migrations/postgres/0001_init.sql")),
     (2, "session leases", include_str!("../../../../migrations/postgres/0002_session_leases.sql")),
     (4, "domains", include_str!("../../../../migrations/postgres/0004_domains.sql")),
+    (5, "small packs", include_str!("../../../../migrations/postgres/0005_small_packs.sql")),
 ];
 
 /// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.

@@ -12,6 +12,15 @@ pub struct PackSizes {
     pub frame_bytes: u64,
 }
 
+/// What fills a pack: so many bytes, or so many frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullPack {
+    /// Bytes.
+    pub bytes: u64,
+    /// Frames.
+    pub frames: u64,
+}
+
 /// Life of a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackState {

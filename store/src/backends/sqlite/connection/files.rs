@@ -33,6 +33,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../../migrations/sqlite/0002_session_leases.sql"),
     include_str!("../../../../../migrations/sqlite/0004_domains.sql"),
+    include_str!("../../../../../migrations/sqlite/0005_small_packs.sql"),
 ];
 
 /// Why a database was not opened.
