@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// Extension of the temporary name that [`replace`] writes to. A crash may leave such a file behind.
 pub const UNFINISHED: &str = "new";
 
-/// Creates a folder and its parents. All new entries are durable when this returns.
+/// Creates a folder and its parents. All entries are durable when this returns, also that of a folder that
+/// another process has just made, or one that was killed.
 ///
 /// # Errors
 /// Those of the file system.
@@ -33,10 +34,14 @@ pub fn create_private_dir_all(path: &Path) -> io::Result<()> {
 }
 
 fn create(path: &Path, mode: u32, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
     let parent = parent(path);
+    if path.is_dir() {
+        // Those above it were synced before it was made. Where this process may not look, it made nothing.
+        return match sync(parent) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => Ok(()),
+            synced => synced,
+        };
+    }
     create(parent, mode, sync)?;
     match std::fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
@@ -153,7 +158,24 @@ mod tests {
             sync_dir(path)
         };
         create(&dir.path().join("old/a/b/c"), 0o700, &mut sync).unwrap();
-        assert_eq!(synced, ["old", "old/a", "old/a/b"].map(|path| dir.path().join(path)));
+        assert_eq!(synced, ["", "old", "old/a", "old/a/b"].map(|path| dir.path().join(path)));
+    }
+
+    #[test]
+    fn a_folder_that_is_there_may_not_be_durable_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("made by a process that was killed");
+        std::fs::create_dir(&path).unwrap();
+        let mut synced = Vec::new();
+        let mut note = |parent: &Path| {
+            synced.push(parent.to_owned());
+            Ok(())
+        };
+        create(&path, 0o700, &mut note).unwrap();
+        assert_eq!(synced, [dir.path()]);
+        for (error, is_fine) in [(io::ErrorKind::PermissionDenied, true), (io::ErrorKind::StorageFull, false)] {
+            assert_eq!(create(&path, 0o700, &mut |_| Err(error.into())).is_ok(), is_fine);
+        }
     }
 
     #[test]

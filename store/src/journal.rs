@@ -58,7 +58,9 @@ impl Store {
             // It could not be read back.
             return Err(FormatError::TooLarge { what: "journal", found, limit }.into());
         }
-        self.packs.put(&Path::from(row.key.as_str()), PutPayload::from(bytes)).await.map_err(Error::packs)?;
+        let path = Path::from(row.key.as_str());
+        self.packs.put(&path, PutPayload::from(bytes)).await.map_err(Error::packs)?;
+        self.settle_folder(&path).await?;
         Ok(row)
     }
 

@@ -16,8 +16,9 @@ use pfr_schema::api::{Committed, TagState};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::Manifest;
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag, codec};
+use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -81,6 +82,8 @@ pub struct Store {
     pub(crate) packs: Arc<dyn ObjectStore>,
     /// The directory of the packs, if they are files: the object store neither syncs deletions nor shows unfinished uploads.
     pub(crate) packs_dir: Option<Arc<Path>>,
+    /// Folders in it whose names are known to be durable.
+    pub(crate) settled: Arc<Mutex<HashSet<String>>>,
     /// The disk of that directory.
     pub(crate) packs_disk: Option<Arc<Disk>>,
     pub(crate) metadata: Arc<dyn Metadata>,
@@ -135,6 +138,7 @@ impl Store {
         Self {
             packs,
             packs_dir: None,
+            settled: Arc::default(),
             packs_disk: None,
             metadata,
             ingests: Arc::new(Places::new(options.ingests)),

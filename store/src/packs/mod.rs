@@ -3,6 +3,7 @@
 //! | file | is |
 //! |---|---|
 //! | `paths` | where a pack lies |
+//! | `folders` | the folders of a storage that is a directory, durable |
 //! | `writer` | many frames into one object, its leases renewed meanwhile (`renewal`) |
 //! | `reader` | bytes of a pack, and what a failed read means |
 //! | `index` | what lies in a pack, by its own words |
@@ -11,6 +12,7 @@
 
 mod checks;
 mod extents;
+mod folders;
 mod index;
 mod paths;
 mod reader;

@@ -194,6 +194,10 @@ impl PackWriter {
             return Err(error);
         }
         let completed = self.upload.complete().await.map_err(Error::packs);
+        let completed = match completed {
+            Ok(_) => self.store.settle_folder(&path(&self.key)).await,
+            Err(error) => Err(error),
+        };
         // An answer may be lost after the object was made.
         self.remove_if_lost(completed).await?;
         Ok(PackSizes { bytes: self.offset, frame_bytes })

@@ -1,0 +1,25 @@
+//! Folders of a storage that is a directory, and their names in it.
+
+use crate::Store;
+use crate::error::{Error, Result};
+use object_store::path::Path;
+use std::sync::PoisonError;
+
+impl Store {
+    /// Makes the name of an object's folder durable. The object store syncs the folders that it makes; one that is there already it takes as it is,
+    /// although another writer may have made it a moment ago, or one that was killed. A folder is never deleted, so once a process is enough.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub(crate) async fn settle_folder(&self, object: &Path) -> Result<()> {
+        let (Some(dir), Some((folder, _))) = (self.packs_dir.clone(), object.as_ref().split_once('/')) else { return Ok(()) };
+        let is_settled = |folder: &str| self.settled.lock().unwrap_or_else(PoisonError::into_inner).contains(folder);
+        if is_settled(folder) {
+            return Ok(());
+        }
+        let synced = tokio::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
+        synced.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })?;
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(folder.to_owned());
+        Ok(())
+    }
+}
