@@ -5,7 +5,7 @@ use crate::boxed;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
-use crate::metadata::{Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{Ancestor, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::places::Places;
 use crate::room::Disk;
 use bytes::Bytes;
@@ -312,18 +312,26 @@ impl Store {
                 }
             }
             Selector::Digest(digest) => Ok(self.metadata.snapshot(repository.clone(), *digest).await?.digest),
+            Selector::Tag { tag, back: 0 } => Ok(self.metadata.tag(repository.clone(), tag.clone()).await?.digest),
             Selector::Tag { tag, back } => {
-                let mut digest = self.metadata.tag(repository.clone(), tag.clone()).await?.digest;
-                for _ in 0..*back {
-                    let row = self.metadata.snapshot(repository.clone(), digest).await?;
-                    digest = *row.parents.first().ok_or_else(|| Error::SnapshotUnknown {
-                        repository: repository.clone(),
-                        snapshot: format!("{selector}: {digest} has no parent"),
-                    })?;
+                let back = u64::from(*back);
+                let found = self.metadata.ancestor_of_tag(repository.clone(), tag.clone(), back).await?;
+                if found.steps == back {
+                    return Ok(found.digest);
                 }
-                Ok(self.metadata.snapshot(repository.clone(), digest).await?.digest)
+                let snapshot =
+                    found.parent.map_or_else(|| format!("{selector}: {} has no parent", found.digest), |parent| parent.to_string());
+                Err(Error::SnapshotUnknown { repository: repository.clone(), snapshot })
             }
         }
+    }
+
+    /// Goes from a snapshot to its first parent, `back` times or as far as the repository has them.
+    ///
+    /// # Errors
+    /// [`Error::RepositoryUnknown`], [`Error::SnapshotUnknown`].
+    pub async fn ancestor(&self, repository: &RepositoryName, from: &Digest, back: u64) -> Result<Ancestor> {
+        self.metadata.ancestor(repository.clone(), *from, back).await
     }
 
     /// One snapshot.

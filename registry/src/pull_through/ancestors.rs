@@ -22,13 +22,17 @@ pub(super) async fn nth(
     back: u32,
 ) -> Result<Option<Digest>, Failure> {
     let mut above: HashMap<Digest, Option<Digest>> = HashMap::new();
-    let (mut at, mut below, mut met) = (from, from, HashSet::from([from]));
+    let (mut at, mut below, mut left, mut met) = (from, from, u64::from(back), HashSet::from([from]));
     if back > STEPS {
         return Ok(None);
     }
-    for step in 0..back {
-        let parent = match store.snapshot(repository, &at).await {
-            Ok(row) => row.parents.first().copied(),
+    while left > 0 {
+        let parent = match store.ancestor(repository, &at, left).await {
+            Ok(here) if here.steps == left => return Ok(Some(here.digest)),
+            Ok(here) => {
+                (at, left) = (here.digest, left - here.steps);
+                here.parent
+            }
             Err(error) if !matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => {
                 return Err(error.into());
             }
@@ -36,7 +40,7 @@ pub(super) async fn nth(
                 if !above.contains_key(&at) {
                     // Asks about the snapshot below, which the upstream surely has. To answer about
                     // another one it might have to pull more than a name first.
-                    let most = LINEAGE.min((back - step) as usize + 2);
+                    let most = LINEAGE.min(left as usize + 2);
                     match remote.lineage(repository, &Selector::Digest(below), most).await {
                         Ok(lineage) => above.extend(lineage.snapshots.iter().map(|s| (s.digest, s.parents.first().copied()))),
                         Err(error) if is_unknown(&error) => return Ok(None),
@@ -48,7 +52,7 @@ pub(super) async fn nth(
         };
         // What the upstream says is not verified: it may lead in a circle.
         match parent.filter(|parent| met.insert(*parent)) {
-            Some(parent) => (below, at) = (at, parent),
+            Some(parent) => (below, at, left) = (at, parent, left - 1),
             None => return Ok(None),
         }
     }

@@ -19,7 +19,6 @@ use pfr_schema::run::Run;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, Kind, RepositoryName, api, media_type};
-use std::collections::{HashSet, VecDeque};
 
 /// Rows looked up in one metadata transaction.
 const ROWS: usize = 8192;
@@ -80,23 +79,8 @@ impl Store {
     /// [`crate::Error::SnapshotUnknown`].
     #[boxed]
     pub async fn lineage(&self, repository: &RepositoryName, digest: &Digest, limit: usize) -> Result<api::Lineage> {
-        let mut snapshots: Vec<api::SnapshotSummary> = Vec::new();
-        let (mut seen, mut queue) = (HashSet::from([*digest]), VecDeque::from([*digest]));
-        while let Some(next) = queue.pop_front() {
-            if snapshots.len() >= limit.max(1) {
-                return Ok(api::Lineage { snapshots, truncated: true });
-            }
-            match self.snapshot(repository, &next).await {
-                Ok(row) => {
-                    queue.extend(row.parents.iter().copied().filter(|parent| seen.insert(*parent)));
-                    snapshots.push(row.into());
-                }
-                // A parent may have been deleted, or never have been pushed here.
-                Err(Error::SnapshotUnknown { .. }) if next != *digest => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(api::Lineage { snapshots, truncated: false })
+        let (snapshots, truncated) = self.metadata.lineage(repository.clone(), *digest, limit).await?;
+        Ok(api::Lineage { snapshots: snapshots.into_iter().map(Into::into).collect(), truncated })
     }
 
     /// The flat page manifests of a snapshot, one for each tree that has a flat form, with the tree's group name and rank.

@@ -32,7 +32,7 @@ pub(super) async fn tags<T: Tx>(tx: &mut T, repository: &RepositoryName, after: 
 }
 
 /// Snapshots by the row ids of their manifests, in that order.
-async fn snapshot_rows<T: Tx>(tx: &mut T, manifests: &[i64]) -> Outcome<Vec<SnapshotRow>> {
+pub(super) async fn snapshot_rows<T: Tx>(tx: &mut T, manifests: &[i64]) -> Outcome<Vec<SnapshotRow>> {
     let mut tags: HashMap<i64, Vec<Tag>> = HashMap::new();
     let find = "SELECT manifest, name FROM tags WHERE manifest = ANY($1) ORDER BY name";
     for (manifest, name) in tx.query::<(i64, Tag)>(find, values![manifests]).await? {

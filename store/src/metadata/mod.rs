@@ -20,6 +20,7 @@ mod index;
 mod integrity;
 mod journal;
 mod leases;
+mod lineage;
 mod lists;
 mod names;
 mod objects;
@@ -138,6 +139,17 @@ macro_rules! metadata_transactions {
                 = WRITE |tx| names::delete_tag(tx, repository, tag, *expected);
             /// One snapshot.
             snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow = SNAPSHOT |tx| lists::snapshot(tx, repository, digest);
+            /// Goes from a snapshot to its first parent, `back` times or as far as the repository has
+            /// them.
+            ancestor(repository: RepositoryName, from: Digest, back: u64) -> Ancestor
+                = SNAPSHOT |tx| lineage::ancestor(tx, repository, from, *back);
+            /// The same from the snapshot that a tag points at.
+            ancestor_of_tag(repository: RepositoryName, tag: Tag, back: u64) -> Ancestor
+                = SNAPSHOT |tx| lineage::ancestor_of_tag(tx, repository, tag, *back);
+            /// A snapshot and its ancestors in the repository, breadth first, at most `limit`, and
+            /// whether there are more.
+            lineage(repository: RepositoryName, digest: Digest, limit: usize) -> (Vec<SnapshotRow>, bool)
+                = SNAPSHOT |tx| lineage::lineage(tx, repository, digest, *limit);
             /// Snapshots whose digest begins so, at most `limit`.
             snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>
                 = SNAPSHOT |tx| lists::snapshots_like(tx, repository, prefix, *limit);

@@ -152,6 +152,17 @@ pub struct SnapshotRow {
     pub new_bytes: u64,
 }
 
+/// Where a walk over first parents ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ancestor {
+    /// The snapshot.
+    pub digest: Digest,
+    /// Steps that led to it.
+    pub steps: u64,
+    /// Its first parent, which need not be in the repository.
+    pub parent: Option<Digest>,
+}
+
 /// A tag of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagRow {

@@ -16,6 +16,7 @@ mod integrity;
 mod journal;
 mod leases;
 mod lifecycle;
+mod lineage;
 mod merging;
 mod metadata;
 mod parked;

@@ -7,7 +7,7 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Audit, Collected, Commit, Committed, Damage, DamagedRow, DomainRow, Error, Evictable, FullPack, GcRun, JournalRow, JournalState, Lease, Location,
+    Ancestor, Audit, Collected, Commit, Committed, Damage, DamagedRow, DomainRow, Error, Evictable, FullPack, GcRun, JournalRow, JournalState, Lease, Location,
     Metadata, Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored,
     Packed, Page, Pin, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
     metadata_transactions,
