@@ -10,7 +10,7 @@ use pfr_schema::api::{
     TagRequest, TagState, Usage, Verified,
 };
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
-use pfr_store::{Page, RepositoryRow, Store, TagRow};
+use pfr_store::{Budget, Page, RepositoryRow, Store, TagRow};
 use std::time::Duration;
 
 /// Entries in one page of a list.
@@ -93,7 +93,11 @@ impl Site {
     /// The deepest snapshot that tokens can be resumed from.
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &MatchRequest) -> Result<MatchResponse> {
         match self {
-            Self::Store(store) => Ok(store.match_prefix(repository, request).await?),
+            Self::Store(store) => {
+                // No task does it for a store that only commands open.
+                store.index_prefixes(&Budget::default()).await?;
+                Ok(store.match_prefix(repository, request).await?)
+            }
             Self::Registry(remote) => remote.match_prefix(repository, request).await,
         }
     }

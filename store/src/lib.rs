@@ -48,7 +48,7 @@ pub use error::{Error, Result};
 pub use frames::{BoxFrames, PackRange};
 pub use gc::{GcOptions, GcPart};
 pub use ingest::Ingested;
-pub use inspect::VerifyProgress;
+pub use inspect::{PrefixIndexTask, VerifyProgress};
 pub use integrity::ScrubOptions;
 pub use metadata::*;
 pub use room::{Freeing, MadeRoom};

@@ -244,10 +244,11 @@ impl Store {
             return Err(Error::Invalid("if_tag_is needs a tag".into()));
         }
         let document = self.manifest(&manifest).await?;
-        let parents = self.coherent_config(&document).await?.map(|config| config.parents).unwrap_or_default();
+        let config = self.coherent_config(&document).await?.unwrap_or_default();
         let commit = Commit {
             manifest,
-            parents,
+            marks: self.prefix_marks(&document, &config).await?,
+            parents: config.parents,
             artifact_type: document.artifact_type,
             subject: document.subject.map(|s| s.digest),
             tag: tag.map(|tag| TagMove { tag, expected: if_tag_is }),

@@ -52,12 +52,14 @@ pub enum Lane {
     Upkeep,
     /// Reading the whole store, which may take hours.
     Scrub,
+    /// Reading snapshots that an index lacks, which may take as long.
+    Index,
     /// Deleting what lies of deleted domains.
     Domains,
 }
 
 impl Lane {
-    const ALL: [Self; 3] = [Self::Upkeep, Self::Scrub, Self::Domains];
+    const ALL: [Self; 4] = [Self::Upkeep, Self::Scrub, Self::Index, Self::Domains];
 }
 
 /// How a run ended that did not fail.

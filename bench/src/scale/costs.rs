@@ -113,8 +113,17 @@ pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
 /// Small pushes at a time: how many a second, and the bytes of rows that are not objects.
 async fn small(metadata: &Arc<dyn Metadata>, path: &Path, child_bytes: f64) -> Result<(f64, f64)> {
     const EACH: u64 = 40;
-    let tables =
-        ["manifests", "sqlite_autoindex_manifests_1", "manifests_object", "manifests_used", "parents", "tags", "tags_manifest", "changes"];
+    let tables = [
+        "manifests",
+        "sqlite_autoindex_manifests_1",
+        "manifests_list",
+        "manifests_object",
+        "manifests_used",
+        "parents",
+        "tags",
+        "tags_manifest",
+        "changes",
+    ];
     let before = (Sizes::read(path)?, Instant::now());
     let running = (0..PUSHERS as u64).map(|pusher| {
         let metadata = Arc::clone(metadata);

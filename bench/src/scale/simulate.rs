@@ -178,7 +178,7 @@ impl Live {
         self.page_bytes += number(&format!("SELECT CAST(SUM(size) AS REAL) FROM objects WHERE size = {PAGE_BYTES}"))?;
         self.table_bytes += number(
             "SELECT CAST(SUM(pgsize) AS REAL) FROM dbstat WHERE name IN ('objects', 'objects_digest', 'objects_pack', 'containers', 'manifests',
-             'sqlite_autoindex_manifests_1', 'manifests_object', 'manifests_used', 'parents', 'tags', 'tags_manifest')",
+             'sqlite_autoindex_manifests_1', 'manifests_list', 'manifests_object', 'manifests_used', 'parents', 'tags', 'tags_manifest')",
         )?;
         Ok(())
     }

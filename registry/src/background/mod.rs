@@ -9,11 +9,14 @@ mod tasks;
 pub(crate) use collector::Collector;
 
 use crate::config::Config;
-use pfr_store::{Domains, GcPart, Schedule, ScrubOptions, Store, Task};
+use pfr_store::{Domains, GcPart, PrefixIndexTask, Schedule, ScrubOptions, Store, Task};
 use std::sync::Arc;
 use std::time::Duration;
 use tasks::{CollectionTask, DomainRemovalTask, ScrubTask};
 use tokio::sync::Semaphore;
+
+/// Time between two looks for snapshots that `match` does not know yet: one small query.
+const PREFIX_INDEX: Duration = Duration::from_secs(60);
 
 /// Scheduled collections at once, in all domains together.
 const COLLECTIONS: usize = 2;
@@ -54,6 +57,7 @@ pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, co
         collection("journal-summary", GcPart::JournalSummary),
         collection("merging", GcPart::Merging),
         collection("compaction", GcPart::Compaction),
+        Arc::new(PrefixIndexTask { store: store.clone(), interval: PREFIX_INDEX }),
         scrub,
     ];
     let interval = REMOVALS.min(store.options().lease);

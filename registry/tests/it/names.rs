@@ -331,6 +331,7 @@ async fn a_change_whose_process_ended_before_the_journal_is_journaled_when_it_is
             subject: None,
             tag: Some(TagMove { tag: tag("third"), expected: Some(TagState::Absent) }),
             pin: None,
+            marks: vec![],
         };
         metadata.commit(PushId(id.clone()), commit).await.unwrap();
         let body = json!({"manifest": third.manifest, "tag": "third", "if_tag_is": "absent"});

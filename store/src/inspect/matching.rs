@@ -3,30 +3,38 @@
 //! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens equals the snapshot's; and the
 //! *state key*, the snapshot's checkpoints carry that same key. A snapshot is legal at its own boundary and nowhere else: recurrent
 //! state cannot be cut back, and what a shorter prefix would need is not in it.
+//!
+//! The index of prefixes finds snapshots whose page key holds, the longest first. Snapshots that it
+//! finds nearby, and the newest, say why they do not fit.
 
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
+use crate::metadata::PrefixPath;
+use futures::StreamExt as _;
 use pfr_schema::checkpoint::Key;
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::SnapshotConfig;
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Digest, Kind, RepositoryName, api, media_type, prefix};
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-/// Snapshots looked at, the newest.
-const SNAPSHOTS: usize = 1000;
+/// Snapshots of the index that are looked at in vain until there is no match.
+const LOOKS: usize = 256;
+/// Newest snapshots that are looked at besides.
+const NEWEST: usize = 8;
 /// Refusals told.
 const REJECTED: usize = 8;
-/// Token lists read to say how far a snapshot that does not match agrees.
-const TOKEN_LISTS: usize = 32;
+/// Bytes of token lists that are read to say how far snapshots agree that do not match.
+const LISTS: u64 = 4 << 20;
 
 /// A snapshot that says which prefix it is of.
 struct Candidate {
     digest: Digest,
-    /// Its list of tokens.
-    tokens: Option<Digest>,
+    /// Its list of tokens, and that list's bytes.
+    tokens: Option<(Digest, u64)>,
     fingerprint: Option<Digest>,
     key: Key,
 }
@@ -42,49 +50,74 @@ enum Verdict {
     State(String),
 }
 
+/// A request, and what is found out for it.
+struct Matching<'a> {
+    store: &'a Store,
+    request: &'a api::MatchRequest,
+    path: &'a PrefixPath,
+    /// Leading tokens of lists that agree.
+    lists: HashMap<Digest, u64>,
+    /// Bytes of lists that may still be read.
+    left: u64,
+    found: Option<Candidate>,
+    rejected: Vec<api::MatchRejected>,
+}
+
 impl Store {
-    /// The deepest boundary of the newest 1,000 snapshots of a repository at which both keys hold, and the nearest that were refused.
-    /// A boundary may be as long as the request.
+    /// The deepest boundary of a repository's snapshots at which both keys hold, and the nearest that were refused. A boundary may be as
+    /// long as the request.
     ///
     /// # Errors
     /// [`Error::RepositoryUnknown`], [`Error::Corrupt`].
     #[boxed]
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &api::MatchRequest) -> Result<api::MatchResponse> {
+        let owned = request.clone();
+        let path = tokio::task::spawn_blocking(|| PrefixPath::of_request(owned)).await.map_err(|e| Error::Internal(e.to_string()))?;
+        let path = Arc::new(path);
+        let mut matching =
+            Matching { store: self, request, path: &path, lists: HashMap::new(), left: LISTS, found: None, rejected: Vec::new() };
+        let (mut seen, mut others, mut below) = (HashSet::new(), Vec::new(), None);
+        while matching.found.is_none() && seen.len() < LOOKS {
+            let hits = self.metadata.find_prefixes(repository.clone(), Arc::clone(&path), below).await?;
+            if below.is_none() {
+                others = hits.near;
+            }
+            let Some(first) = hits.deepest.first() else { break };
+            below = Some(first.tokens);
+            for hit in hits.deepest {
+                seen.insert(hit.digest);
+                let found = self.candidates(vec![hit.digest], &mut matching.rejected).await?;
+                matching.look(found).await?;
+                if matching.found.is_some() {
+                    break;
+                }
+            }
+        }
+        others.extend(self.snapshots(repository, None, NEWEST).await?.rows.into_iter().map(|row| row.digest));
+        others.retain(|digest| seen.insert(*digest));
+        // The newest may not be in the index yet.
+        let others = self.candidates(others, &mut matching.rejected).await?;
+        matching.look(others).await?;
+        Ok(matching.answer())
+    }
+
+    /// Snapshots by what they say about their prefix, those of most tokens first; what says nothing is refused.
+    async fn candidates(&self, digests: Vec<Digest>, rejected: &mut Vec<api::MatchRejected>) -> Result<Vec<Candidate>> {
+        let mut loads =
+            futures::stream::iter(digests).map(|digest| async move { (digest, self.candidate(&digest).await) }).buffered(NEWEST);
         let mut candidates = Vec::new();
-        let mut rejected = Vec::new();
-        for row in self.snapshots(repository, None, SNAPSHOTS).await?.rows {
-            match self.candidate(&row.digest).await {
+        while let Some((digest, loaded)) = loads.next().await {
+            match loaded {
                 Ok(Some(candidate)) => candidates.push(candidate),
-                Ok(None) => rejected.push(refuse(row.digest, 0, "it does not say which prefix its state belongs to".into())),
-                // Deleted since the list was made.
+                Ok(None) => rejected.push(refuse(digest, 0, "it does not say which prefix its state belongs to".into())),
+                // Deleted since it was found.
                 Err(Error::BlobUnknown { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        // The sort keeps the newest first among equals.
+        // The sort keeps the order among equals.
         candidates.sort_by_key(|candidate| Reverse(candidate.key.tokens));
-        let proofs = Proofs::of(request).await?;
-        let (mut found, mut lists) = (None, HashMap::new());
-        for candidate in candidates {
-            let verdict = match self.judge(&candidate, request, &proofs).await {
-                Err(Error::BlobUnknown { .. }) => continue,
-                verdict => verdict?,
-            };
-            let (common, reason) = match verdict {
-                Verdict::Fits => {
-                    found = Some(candidate);
-                    break;
-                }
-                Verdict::Foreign(reason) => (0, reason),
-                Verdict::State(reason) => (candidate.key.tokens, reason),
-                Verdict::Tokens => self.tokens_differ(&candidate, request, &mut lists).await?,
-            };
-            rejected.push(refuse(candidate.digest, common, reason));
-        }
-        rejected.sort_by_key(|one| Reverse(one.common));
-        rejected.truncate(REJECTED);
-        let boundary = found.as_ref().map_or(0, |candidate| candidate.key.tokens);
-        Ok(api::MatchResponse { digest: found.map(|candidate| candidate.digest), boundary, rejected })
+        Ok(candidates)
     }
 
     async fn candidate(&self, digest: &Digest) -> Result<Option<Candidate>> {
@@ -94,12 +127,45 @@ impl Store {
         }
         let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
         let SnapshotConfig { fingerprint, prefix, .. } = config;
-        let tokens = manifest.layers_of(media_type::TOKENS).next().map(|layer| layer.digest);
+        let tokens = manifest.layers_of(media_type::TOKENS).next().map(|layer| (layer.digest, layer.size));
         Ok(prefix.map(|key| Candidate { digest: *digest, tokens, fingerprint, key }))
     }
+}
 
-    async fn judge(&self, candidate: &Candidate, request: &api::MatchRequest, proofs: &Proofs) -> Result<Verdict> {
-        let key = &candidate.key;
+impl Matching<'_> {
+    /// Looks at candidates, the longest first, until one fits that is longer than the match so far.
+    async fn look(&mut self, candidates: Vec<Candidate>) -> Result<()> {
+        for candidate in candidates {
+            if self.found.as_ref().is_some_and(|found| found.key.tokens >= candidate.key.tokens) {
+                break;
+            }
+            let verdict = match self.judge(&candidate).await {
+                Err(Error::BlobUnknown { .. }) => continue,
+                verdict => verdict?,
+            };
+            let (common, reason) = match verdict {
+                Verdict::Fits => {
+                    self.found = Some(candidate);
+                    break;
+                }
+                Verdict::Foreign(reason) => (0, reason),
+                Verdict::State(reason) => (candidate.key.tokens, reason),
+                Verdict::Tokens => self.tokens_differ(&candidate).await?,
+            };
+            self.rejected.push(refuse(candidate.digest, common, reason));
+        }
+        Ok(())
+    }
+
+    fn answer(mut self) -> api::MatchResponse {
+        self.rejected.sort_by_key(|one| Reverse(one.common));
+        self.rejected.truncate(REJECTED);
+        let boundary = self.found.as_ref().map_or(0, |candidate| candidate.key.tokens);
+        api::MatchResponse { digest: self.found.map(|candidate| candidate.digest), boundary, rejected: self.rejected }
+    }
+
+    async fn judge(&self, candidate: &Candidate) -> Result<Verdict> {
+        let (key, request) = (&candidate.key, self.request);
         let foreign = |what: &str, theirs: String, ours: String| Ok(Verdict::Foreign(format!("another {what}: {theirs}, not {ours}")));
         if key.scheme != prefix::SCHEME {
             return foreign("prefix scheme", format!("{:?}", key.scheme), format!("{:?}", prefix::SCHEME));
@@ -115,14 +181,14 @@ impl Store {
         if key.adapter != request.adapter {
             return foreign("adapter", format!("{:?}", key.adapter), format!("{:?}", request.adapter));
         }
-        if proofs.prefix(request, key.tokens) != Some(key.prefix) {
+        if self.path.key(key.tokens) != Some(key.prefix) {
             return Ok(Verdict::Tokens);
         }
-        let manifest = self.manifest(&candidate.digest).await?;
+        let manifest = self.store.manifest(&candidate.digest).await?;
         let mut checkpoints = 0;
         for layer in manifest.layers_of(media_type::CHECKPOINT) {
             checkpoints += 1;
-            if let Container::Checkpoint(checkpoint) = self.container(&layer.digest, Kind::Checkpoint).await?
+            if let Container::Checkpoint(checkpoint) = self.store.container(&layer.digest, Kind::Checkpoint).await?
                 && checkpoint.key != *key
             {
                 let at = checkpoint.key.tokens;
@@ -131,7 +197,7 @@ impl Store {
             }
         }
         if checkpoints == 0
-            && let Some(tree) = self.trees(&manifest).await?.into_iter().find(|tree| tree.group.kind == GroupKind::Recurrent)
+            && let Some(tree) = self.store.trees(&manifest).await?.into_iter().find(|tree| tree.group.kind == GroupKind::Recurrent)
         {
             let reason = format!("no checkpoint at the boundary {}: group {:?} is recurrent", key.tokens, tree.group.name);
             return Ok(Verdict::State(reason));
@@ -140,31 +206,27 @@ impl Store {
     }
 
     /// How many tokens agree, and why that is not enough.
-    async fn tokens_differ(
-        &self,
-        candidate: &Candidate,
-        request: &api::MatchRequest,
-        lists: &mut HashMap<Digest, u64>,
-    ) -> Result<(u64, String)> {
-        let boundary = candidate.key.tokens;
-        let Some(list) = candidate.tokens else {
+    async fn tokens_differ(&mut self, candidate: &Candidate) -> Result<(u64, String)> {
+        let (boundary, tokens) = (candidate.key.tokens, &self.request.tokens);
+        let Some((list, size)) = candidate.tokens else {
             return Ok((0, format!("the tokens before {boundary} have another prefix key; the snapshot does not list them")));
         };
-        if !lists.contains_key(&list) {
-            if lists.len() == TOKEN_LISTS {
-                return Ok((0, format!("the tokens before {boundary} have another prefix key; too many lists to compare them all")));
-            }
-            let common = match self.read(&list).await {
-                Ok(bytes) => alike(&bytes, &request.tokens),
+        if !self.lists.contains_key(&list) {
+            let Some(left) = self.left.checked_sub(size) else {
+                return Ok((0, format!("the tokens before {boundary} have another prefix key; too many to compare them all")));
+            };
+            self.left = left;
+            let common = match self.store.read(&list).await {
+                Ok(bytes) => alike(&bytes, tokens),
                 Err(Error::BlobUnknown { .. } | Error::Format(_)) => 0,
                 Err(error) => return Err(error),
             };
-            lists.insert(list, common);
+            self.lists.insert(list, common);
         }
-        let common = lists.get(&list).map_or(0, |common| boundary.min(*common));
+        let common = self.lists.get(&list).map_or(0, |common| boundary.min(*common));
         let reason = if common == boundary {
             format!("all {boundary} tokens agree, and the prefix key does not")
-        } else if common == request.tokens.len() as u64 {
+        } else if common == tokens.len() as u64 {
             format!("this snapshot is for exactly {boundary} tokens; the request has {common}, so it cannot be used")
         } else {
             format!("this snapshot is for exactly {boundary} tokens; they differ from the request's from position {common}")
@@ -180,30 +242,4 @@ fn alike(list: &[u8], tokens: &[u32]) -> u64 {
 
 fn refuse(digest: Digest, common: u64, reason: String) -> api::MatchRejected {
     api::MatchRejected { digest, common, reason }
-}
-
-/// Prefix keys of the request: those at ends of blocks are computed once, others are a step from there.
-struct Proofs {
-    keys: Vec<Digest>,
-}
-
-impl Proofs {
-    async fn of(request: &api::MatchRequest) -> Result<Self> {
-        let api::MatchRequest { tokens, fingerprint, salt, adapter } = request.clone();
-        // Millions of tokens are tens of milliseconds of hashing.
-        let keys = tokio::task::spawn_blocking(move || prefix::keys(&fingerprint, &salt, adapter.as_deref(), &tokens)).await;
-        Ok(Self { keys: keys.map_err(|e| Error::Internal(e.to_string()))? })
-    }
-
-    /// The key of the request's first `boundary` tokens; none if there are fewer.
-    fn prefix(&self, request: &api::MatchRequest, boundary: u64) -> Option<Digest> {
-        let api::MatchRequest { tokens, fingerprint, salt, adapter } = request;
-        let tokens = tokens.get(..usize::try_from(boundary).ok()?)?;
-        let (blocks, rest) = tokens.split_at(tokens.len() / prefix::BLOCK * prefix::BLOCK);
-        let link = match (blocks.len() / prefix::BLOCK).checked_sub(1) {
-            Some(last) => *self.keys.get(last)?,
-            None => prefix::key(fingerprint, salt, adapter.as_deref(), &[]),
-        };
-        Some(if rest.is_empty() { link } else { prefix::next(&link, rest) })
-    }
 }

@@ -3,10 +3,12 @@
 mod coherence;
 mod diff;
 mod matching;
+mod prefixes;
 mod stats;
 mod values;
 mod verify;
 
+pub use prefixes::PrefixIndexTask;
 pub use verify::VerifyProgress;
 
 use crate::Store;

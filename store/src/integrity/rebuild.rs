@@ -10,7 +10,7 @@ use crate::frames::decode;
 use crate::marker;
 use crate::metadata::{Damage, NewContainer, NewFrame, PackSizes};
 use crate::packs::{Expected, FrameChecks, Index, IndexFound, PROBES, READ, key_of, read_index};
-use crate::tasks;
+use crate::tasks::{self, Budget};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use object_store::path::Path;
@@ -52,6 +52,7 @@ impl Store {
         }
         rebuild.names().await?;
         rebuild.quarantine().await?;
+        self.index_prefixes(&Budget::default()).await?;
         progress(&rebuild.report);
         Ok(rebuild.report)
     }

@@ -6,7 +6,7 @@ use super::sessions::{LivePush, find_session, live_push};
 use super::snapshots::{pin_row, used};
 use super::sql::values;
 use super::tx::{Fail, Outcome, Tx};
-use super::{Commit, Committed, Ended, ObjectId, PushId, leases, objects};
+use super::{Commit, Committed, Ended, ObjectId, PrefixMark, PushId, leases, objects, prefixes};
 use crate::error::Error;
 use pfr_schema::Kind;
 use pfr_schema::journal::Record;
@@ -66,7 +66,7 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
                 at: now,
                 new_bytes: new,
             };
-            let id = insert_snapshot(tx, repository, object, &record, logical).await?;
+            let id = insert_snapshot(tx, repository, object, &record, logical, Some(&commit.marks)).await?;
             records.push(record);
             (id, logical, new)
         }
@@ -87,24 +87,28 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     Ok(done)
 }
 
-/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`].
+/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`]. Without `marks` it is not in
+/// the index of prefixes yet.
 pub(super) async fn insert_snapshot<T: Tx>(
     tx: &mut T,
     repository: i64,
     object: ObjectId,
     record: &Record,
     logical_bytes: u64,
+    marks: Option<&[PrefixMark]>,
 ) -> Outcome<i64> {
     let Record::Snapshot { parents, artifact_type, subject, at, new_bytes, .. } = record else {
         return Err(Fail::internal("a snapshot's record is none"));
     };
-    let insert = "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes)
-                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7) RETURNING id";
-    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes];
+    let insert =
+        "INSERT INTO manifests (repository, object, artifact_type, subject, pushed_at, used_at, logical_bytes, new_bytes, prefixed)
+                  VALUES ($1, $2, $3, $4, $5, $5, $6, $7, $8) RETURNING id";
+    let row = values![repository, object, artifact_type.as_deref(), *subject, *at, logical_bytes, *new_bytes, marks.is_some()];
     let id: i64 = tx.returning(insert, row).await?.pop().ok_or_else(|| Fail::internal("a manifest was inserted and has no row"))?;
     let insert = "INSERT INTO parents (manifest, position, digest)
                   SELECT $2, u.n - 1, u.digest FROM unnest($1::bytea[]) WITH ORDINALITY AS u(digest, n)";
     tx.execute_each(insert, vec![parents.iter().copied().collect()], values![id]).await?;
+    prefixes::insert(tx, repository, id, marks.unwrap_or_default()).await?;
     objects::add_refs(tx, object, 1).await?;
     Ok(id)
 }

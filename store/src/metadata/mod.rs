@@ -27,6 +27,7 @@ mod objects;
 mod once;
 mod packs;
 mod plan;
+mod prefixes;
 mod queue;
 mod restore;
 mod rows;
@@ -47,6 +48,7 @@ use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
+use std::sync::Arc;
 use std::time::Duration;
 use tx::{Backend, Mode};
 
@@ -150,6 +152,14 @@ macro_rules! metadata_transactions {
             /// whether there are more.
             lineage(repository: RepositoryName, digest: Digest, limit: usize) -> (Vec<SnapshotRow>, bool)
                 = SNAPSHOT |tx| lineage::lineage(tx, repository, digest, *limit);
+            /// Finds the snapshots of the most tokens, less than `below`, that begin as a request
+            /// does, and some that share most of it.
+            find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> PrefixHits
+                = SNAPSHOT |tx| prefixes::find(tx, repository, path, *below);
+            /// Snapshots that are not in the index of prefixes yet, by the row ids of their manifests.
+            unprefixed(after: i64, limit: usize) -> Vec<(i64, Digest)> = READ |tx| prefixes::unprefixed(tx, *after, *limit);
+            /// Puts snapshots into the index of prefixes; returns how many were not in it.
+            index_prefixes(marks: Vec<(i64, Vec<PrefixMark>)>) -> u64 = GROW |tx| prefixes::index(tx, marks);
             /// Snapshots whose digest begins so, at most `limit`.
             snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>
                 = SNAPSHOT |tx| lists::snapshots_like(tx, repository, prefix, *limit);

@@ -68,7 +68,7 @@ impl<T: Tx> Restore<'_, T> {
         let values = values![manifest, Kind::Manifest];
         let stored: Option<(ObjectId, u64, u64)> = self.tx.first(find, values).await?;
         let Some((object, size, reach)) = stored else { return Ok(false) };
-        insert_snapshot(self.tx, id, object, record, size.saturating_add(reach)).await?;
+        insert_snapshot(self.tx, id, object, record, size.saturating_add(reach), None).await?;
         Ok(true)
     }
 

@@ -5,12 +5,16 @@ mod domains;
 mod integrity;
 mod journal;
 mod packs;
+mod prefixes;
 
 pub use collection::*;
 pub use domains::*;
 pub use integrity::*;
 pub use journal::*;
 pub use packs::*;
+pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPath};
+
+pub(crate) use prefixes::{PASSES, levels, short, steps};
 
 use pfr_schema::api::TagState;
 use pfr_schema::container::Child;
@@ -120,6 +124,8 @@ pub struct Commit {
     pub tag: Option<TagMove>,
     /// Why it is kept from eviction from the start.
     pub pin: Option<Pin>,
+    /// Its rows in the index of prefixes.
+    pub marks: Vec<PrefixMark>,
 }
 
 /// What a commit did.

@@ -17,6 +17,7 @@ mod journal;
 mod leases;
 mod lifecycle;
 mod lineage;
+mod matching;
 mod merging;
 mod metadata;
 mod parked;

@@ -9,8 +9,8 @@ use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use pfr_store::{
     Ancestor, Audit, Collected, Commit, Committed, Damage, DamagedRow, DomainRow, Error, Evictable, FullPack, GcRun, JournalRow, JournalState, Lease, Location,
     Metadata, Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, Once, PackId, PackRow, PackSizes, PackStored,
-    Packed, Page, Pin, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled,
-    metadata_transactions,
+    Packed, Page, Pin, PrefixHits, PrefixMark, PrefixPath, PushId, Queued, RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove,
+    TagRow, Unfinished, Unjournaled, metadata_transactions,
 };
 use std::sync::Arc;
 use std::time::Duration;

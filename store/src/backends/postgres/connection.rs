@@ -39,6 +39,7 @@ const LONG: Duration = Duration::from_secs(24 * 3600);
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "init", include_str!("../../../../migrations/postgres/0001_init.sql")),
     (2, "session leases", include_str!("../../../../migrations/postgres/0002_session_leases.sql")),
+    (3, "prefixes", include_str!("../../../../migrations/postgres/0003_prefixes.sql")),
     (4, "domains", include_str!("../../../../migrations/postgres/0004_domains.sql")),
     (5, "small packs", include_str!("../../../../migrations/postgres/0005_small_packs.sql")),
 ];

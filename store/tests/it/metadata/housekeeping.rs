@@ -28,7 +28,7 @@ async fn upload(metadata: &dyn Metadata, universe: &Universe) {
 async fn commit(metadata: &dyn Metadata, session: &str, manifest: Digest) -> bool {
     let push = PushId(session.into());
     metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
-    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None, pin: None };
+    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: None, pin: None, marks: vec![] };
     metadata.commit(push, commit).await.unwrap().created
 }
 
@@ -94,8 +94,15 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
         assert!(!metadata.evict_snapshot(before).await.unwrap(), "{name}: it is gone");
         // Pinned by its commit: there is no moment in which it is not.
         metadata.open_push(PushId("pinned".into()), repository(), LEASE).await.unwrap();
-        let commit =
-            Commit { manifest: snapshot, parents: vec![], artifact_type: None, subject: None, tag: None, pin: Some(Pin::UntilPushed) };
+        let commit = Commit {
+            manifest: snapshot,
+            parents: vec![],
+            artifact_type: None,
+            subject: None,
+            tag: None,
+            pin: Some(Pin::UntilPushed),
+            marks: vec![],
+        };
         metadata.commit(PushId("pinned".into()), commit).await.unwrap();
         assert!(!evictable().await, "{name}");
         let unknown = metadata.pin_snapshot(repository(), universe.manifest(1), Pin::ByHand, true).await;

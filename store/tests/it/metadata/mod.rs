@@ -101,6 +101,7 @@ async fn lists_come_in_pages_that_join_without_gaps() {
                 subject: None,
                 tag: Some(TagMove { tag: tag(&format!("tag-{snapshot}")), expected: None }),
                 pin: None,
+                marks: vec![],
             };
             metadata.commit(push, commit).await.unwrap();
         }
@@ -143,6 +144,7 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
             subject: None,
             tag: Some(TagMove { tag: tag("t"), expected: None }),
             pin: None,
+            marks: vec![],
         };
         // Texts that one of the databases cannot keep.
         for artifact_type in ["a\0b", &"a".repeat(256)] {

@@ -286,7 +286,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
         Op::Commit { push, snapshot, tag: tag_number, expected } => {
             let move_tag = tag_number.map(|t| TagMove { tag: tag(&format!("t{t}")), expected: universe.state(*expected) });
             let manifest = universe.manifest(*snapshot);
-            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag, pin: None };
+            let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag: move_tag, pin: None, marks: vec![] };
             let found = metadata.commit(session(model, push), commit.clone()).await;
             compare(model.commit(*push, &commit, *tag_number), found)
         }

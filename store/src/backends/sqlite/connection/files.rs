@@ -32,6 +32,7 @@ const STATEMENTS: usize = 160;
 const MIGRATIONS: &[&str] = &[
     include_str!("../../../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../../../migrations/sqlite/0002_session_leases.sql"),
+    include_str!("../../../../../migrations/sqlite/0003_prefixes.sql"),
     include_str!("../../../../../migrations/sqlite/0004_domains.sql"),
     include_str!("../../../../../migrations/sqlite/0005_small_packs.sql"),
 ];

@@ -1,0 +1,188 @@
+//! The index of prefixes: its rows, and the search for the deepest snapshot on the way of a request.
+
+use super::arguments::at_most;
+use super::names::visible;
+use super::rows::{PASSES, levels, short, steps};
+use super::sql::{Column, Sql, values};
+use super::tx::{Outcome, Tx};
+use super::{PrefixHit, PrefixHits, PrefixMark, PrefixPath};
+use pfr_schema::{Digest, RepositoryName, prefix};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+/// Tokens of a block.
+const BLOCK: u64 = prefix::BLOCK as u64;
+
+/// Snapshots of one length that are answered, the newest.
+const DEEPEST: i64 = 32;
+/// Snapshots near the way of a request that are answered.
+const NEAR: usize = 8;
+/// Lengths that are tried with one statement, of snapshots whose tokens are not known.
+const LENGTHS: usize = 1024;
+
+/// Writes the rows of a snapshot.
+pub(super) async fn insert<T: Tx>(tx: &mut T, repository: i64, manifest: i64, marks: &[PrefixMark]) -> Outcome<()> {
+    let insert = "INSERT INTO prefixes (repository, key, tokens, proof, manifest) SELECT $4, u.key, u.tokens, u.proof, $5
+                  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS u(key, tokens, proof) ON CONFLICT DO NOTHING";
+    let of = |field: fn(&PrefixMark) -> i64| -> Column { marks.iter().map(field).collect() };
+    tx.execute_each(insert, vec![of(|m| m.key), of(|m| m.tokens), of(|m| m.proof)], values![repository, manifest]).await?;
+    Ok(())
+}
+
+/// Manifests without rows in the index, by row id.
+pub(super) async fn unprefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Outcome<Vec<(i64, Digest)>> {
+    let find = "SELECT m.id, o.digest FROM manifests m JOIN objects o ON o.id = m.object
+                WHERE NOT m.prefixed AND m.id > $1 ORDER BY m.id LIMIT $2";
+    tx.query(find, values![after, at_most(limit)]).await
+}
+
+/// Writes the rows of snapshots that have none yet; one that was deleted meanwhile is left out.
+pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<u64> {
+    let mut indexed = 0;
+    for (manifest, marks) in found {
+        let done = "UPDATE manifests SET prefixed = true WHERE id = $1 AND NOT prefixed RETURNING repository";
+        if let Some(repository) = tx.returning(done, values![*manifest]).await?.pop() {
+            insert(tx, repository, *manifest, marks).await?;
+            indexed += 1;
+        }
+    }
+    Ok(indexed)
+}
+
+/// Finds the snapshots of the most tokens, less than `below`, that end on the way of a request, and
+/// those that leave it last.
+pub(super) async fn find<T: Tx>(tx: &mut T, repository: &RepositoryName, path: &PrefixPath, below: Option<u64>) -> Outcome<PrefixHits> {
+    let repository = visible(tx, repository).await?;
+    let all = path.tokens().len() as u64;
+    let Some(most) = below.map_or(Some(all), |below| below.checked_sub(1)) else { return Ok(PrefixHits::default()) };
+    let mut search = Search { tx, repository, path, most: all.min(most), near: Vec::new() };
+    let mut deepest = search.listed().await?;
+    let least = deepest.iter().map(|hit| hit.tokens).max();
+    deepest.extend(search.unlisted(least.unwrap_or(0)).await?);
+    let tokens = deepest.iter().map(|hit| hit.tokens).max();
+    deepest.retain(|hit| Some(hit.tokens) == tokens);
+    deepest.sort_by_key(|hit| Reverse(hit.manifest));
+    Ok(PrefixHits { deepest, near: search.near })
+}
+
+struct Search<'a, T> {
+    tx: &'a mut T,
+    repository: i64,
+    path: &'a PrefixPath,
+    /// Tokens of a snapshot that is wanted, at most.
+    most: u64,
+    near: Vec<Digest>,
+}
+
+/// Something to look at.
+enum Look {
+    /// What lies behind a position whose last digits, so many, are zeros.
+    Beyond(u64, u32),
+    /// Snapshots that end in the block behind a position.
+    Ends(u64),
+}
+
+impl<T: Tx> Search<'_, T> {
+    /// The deepest of the snapshots whose tokens are known. Deeper positions are looked at first, so
+    /// the first that is found is the deepest. Looks in vain are at positions that snapshots pass
+    /// which then leave the way: as many as there are such positions, in the worst case one for each
+    /// block.
+    async fn listed(&mut self) -> Outcome<Vec<PrefixHit>> {
+        let blocks = self.most / BLOCK;
+        let mut looks = vec![Look::Ends(0), Look::Beyond(0, levels(blocks))];
+        while let Some(look) = looks.pop() {
+            match look {
+                Look::Beyond(at, level) => {
+                    let next = self.existing(steps(at, level, blocks).collect()).await?;
+                    if next.is_empty() {
+                        self.note_near(at).await?;
+                    }
+                    for (at, level, ends) in next {
+                        if ends {
+                            looks.push(Look::Ends(at));
+                        }
+                        looks.push(Look::Beyond(at, level));
+                    }
+                }
+                Look::Ends(at) => {
+                    let lengths = (at * BLOCK..(at + 1) * BLOCK).rev().filter(|tokens| *tokens <= self.most).collect();
+                    let found = self.ending(at, lengths).await?;
+                    if !found.is_empty() {
+                        return Ok(found);
+                    }
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Of these positions, with their levels, those at which there are rows, ascending; and whether a
+    /// snapshot ends there.
+    async fn existing(&mut self, positions: Vec<(u64, u32)>) -> Outcome<Vec<(u64, u32, bool)>> {
+        const FIND: Sql = Sql::of_each(
+            "SELECT u.key, p.tokens FROM unnest($1::bigint[]) AS u(key) JOIN LATERAL
+             (SELECT tokens FROM prefixes WHERE repository = $2 AND key = u.key ORDER BY tokens DESC LIMIT 1) p ON true",
+            "SELECT $1, tokens FROM prefixes WHERE repository = $2 AND key = $1 ORDER BY tokens DESC LIMIT 1",
+        );
+        let keys = positions.iter().map(|(at, _)| self.path.mark(*at)).collect();
+        let rows: Vec<(i64, i64)> = self.tx.rows(FIND, vec![keys], values![self.repository], false).await?;
+        let found: HashMap<i64, i64> = rows.into_iter().collect();
+        let with = |(at, level): (u64, u32)| Some((at, level, *found.get(&self.path.mark(at))? > PASSES));
+        Ok(positions.into_iter().filter_map(with).collect())
+    }
+
+    /// The newest snapshots of these numbers of tokens whose row lies at a position.
+    async fn ending(&mut self, at: u64, lengths: Vec<u64>) -> Outcome<Vec<PrefixHit>> {
+        const FIND: Sql = Sql::of_each(
+            "SELECT u.tokens, p.manifest, o.digest FROM unnest($1::bigint[], $2::bigint[]) AS u(tokens, proof) JOIN LATERAL
+             (SELECT manifest FROM prefixes WHERE repository = $3 AND key = $4 AND tokens = u.tokens AND proof = u.proof
+              ORDER BY manifest DESC LIMIT $5) p ON true
+             JOIN manifests m ON m.id = p.manifest JOIN objects o ON o.id = m.object",
+            "SELECT $1, p.manifest, o.digest FROM
+             (SELECT manifest FROM prefixes WHERE repository = $3 AND key = $4 AND tokens = $1 AND proof = $2
+              ORDER BY manifest DESC LIMIT $5) p
+             JOIN manifests m ON m.id = p.manifest JOIN objects o ON o.id = m.object",
+        );
+        let proofs = lengths.iter().map(|tokens| self.path.key(*tokens).as_ref().map_or(0, short)).collect();
+        let columns = vec![lengths.into_iter().collect(), proofs];
+        let rows: Vec<(u64, i64, Digest)> =
+            self.tx.rows(FIND, columns, values![self.repository, self.path.mark(at), DEEPEST], false).await?;
+        Ok(rows.into_iter().map(|(tokens, manifest, digest)| PrefixHit { digest, tokens, manifest }).collect())
+    }
+
+    /// The deepest of the snapshots whose tokens are not known, of `least` tokens at least: their
+    /// lengths are tried, the longest first.
+    async fn unlisted(&mut self, least: u64) -> Outcome<Vec<PrefixHit>> {
+        let find = "WITH RECURSIVE lengths(tokens) AS (
+              SELECT MAX(tokens) FROM prefixes WHERE repository = $1 AND key = $2 AND tokens >= $3 AND tokens <= $4
+              UNION ALL SELECT (SELECT MAX(p.tokens) FROM prefixes p WHERE p.repository = $1 AND p.key = $2
+                                AND p.tokens >= $3 AND p.tokens < lengths.tokens) FROM lengths WHERE lengths.tokens IS NOT NULL)
+            SELECT tokens FROM lengths WHERE tokens IS NOT NULL LIMIT $5";
+        let (root, mut most) = (self.path.mark(0), self.most);
+        loop {
+            // Shorter ones were found with those whose tokens are known.
+            let lengths: Vec<u64> = self.tx.query(find, values![self.repository, root, least.max(BLOCK), most, LENGTHS as u64]).await?;
+            let Some(shortest) = lengths.last().copied() else { return Ok(Vec::new()) };
+            let whole = lengths.len() < LENGTHS;
+            let found = self.ending(0, lengths).await?;
+            if whole || !found.is_empty() {
+                return Ok(found);
+            }
+            most = shortest - 1;
+        }
+    }
+
+    /// Notes snapshots that have a row at a position: they share the way up to there with the request.
+    async fn note_near(&mut self, at: u64) -> Outcome<()> {
+        if self.near.len() >= NEAR {
+            return Ok(());
+        }
+        let find = "SELECT o.digest FROM (SELECT tokens, manifest FROM prefixes WHERE repository = $1 AND key = $2
+                                          ORDER BY tokens DESC, proof DESC, manifest DESC LIMIT $3) p
+                    JOIN manifests m ON m.id = p.manifest JOIN objects o ON o.id = m.object ORDER BY p.tokens DESC, p.manifest DESC";
+        let room = at_most(NEAR - self.near.len());
+        let found: Vec<Digest> = self.tx.query(find, values![self.repository, self.path.mark(at), room]).await?;
+        self.near.extend(found);
+        Ok(())
+    }
+}

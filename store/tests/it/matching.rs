@@ -1,0 +1,184 @@
+//! `match` finds the deepest snapshot among all of a repository, by an index that is always complete.
+
+use crate::common::rig::{Backend, Rig};
+use crate::common::{pieces, property, repository, stream};
+use pfr_schema::api::{MatchRequest, MatchResponse};
+use pfr_schema::checkpoint::Key;
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Kind, media_type, prefix};
+use pfr_store::{Budget, Store, document_frame};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
+    the_deepest_of_all_snapshots_is_found,
+);
+on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
+    what_a_rebuild_brings_back_is_found,
+    refusals_are_told_and_no_salt_is,
+);
+
+/// Lengths around the ends of blocks, and of digits of their number.
+const LENGTHS: [u64; 18] = [0, 1, 15, 16, 17, 32, 255, 256, 257, 272, 300, 511, 4095, 4096, 4100, 4112, 4400, 8200];
+
+/// Tokens that leave a common way at some position, for one of a few other ways.
+#[derive(Clone, Debug)]
+struct Way {
+    length: u64,
+    leaves: u64,
+    to: u32,
+}
+
+impl Way {
+    fn tokens(&self) -> Vec<u32> {
+        (0..self.length).map(|i| if i < self.leaves { i as u32 } else { 1_000_000 * self.to + i as u32 }).collect()
+    }
+}
+
+fn way() -> impl Strategy<Value = Way> {
+    let length = (proptest::sample::select(&LENGTHS[..]), 0_u64..3).prop_map(|(length, more)| length + more);
+    let leaves = prop_oneof![2 => Just(u64::MAX), 1 => proptest::sample::select(&LENGTHS[..])];
+    (length, leaves, 1_u32..3).prop_map(|(length, leaves, to)| Way { length, leaves, to })
+}
+
+/// What a snapshot says about its tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum List {
+    Whole,
+    None,
+    Wrong,
+}
+
+#[derive(Clone, Debug)]
+struct Spec {
+    way: Way,
+    salt: bool,
+    list: List,
+}
+
+fn spec() -> impl Strategy<Value = Spec> {
+    let list = prop_oneof![6 => Just(List::Whole), 1 => Just(List::None), 1 => Just(List::Wrong)];
+    (way(), proptest::bool::weighted(0.1), list).prop_map(|(way, salt, list)| Spec { way, salt, list })
+}
+
+fn salt(salted: bool) -> String {
+    if salted { "secret".into() } else { String::new() }
+}
+
+fn fingerprint() -> Digest {
+    Digest::sha256(b"deployment")
+}
+
+/// Pushes a snapshot with a configuration of its own.
+async fn push(store: &Store, spec: &Spec, number: usize) -> Digest {
+    let (tokens, salt) = (spec.way.tokens(), salt(spec.salt));
+    let prefix = prefix::key(&fingerprint(), &salt, None, &tokens);
+    let key = Key { scheme: prefix::SCHEME.into(), prefix, tokens: tokens.len() as u64, alignment: 1, salt, adapter: None };
+    let agent = Some(format!("agent-{number}"));
+    let config = SnapshotConfig { agent, fingerprint: Some(fingerprint()), prefix: Some(key), ..SnapshotConfig::default() };
+    let config = Document::new(Kind::Blob, config.to_bytes());
+    let listed = if spec.list == List::Wrong { vec![7; tokens.len()] } else { tokens };
+    let list = Document::new(Kind::Blob, listed.iter().flat_map(|token| token.to_le_bytes()).collect());
+    let layers = if spec.list == List::None { vec![] } else { vec![Descriptor::of(media_type::TOKENS, &list)] };
+    let manifest = Manifest::snapshot(&config, layers, BTreeMap::new()).to_document();
+    let session = store.open_push(&repository()).await.unwrap();
+    store.ingest(&session.id, pieces(&stream([&config, &list, &manifest].map(document_frame)), 65536)).await.unwrap();
+    store.commit(&session.id, manifest.digest, None, None).await.unwrap();
+    manifest.digest
+}
+
+async fn ask(store: &Store, tokens: Vec<u32>, salted: bool) -> MatchResponse {
+    let request = MatchRequest { tokens, fingerprint: fingerprint(), salt: salt(salted), adapter: None };
+    store.match_prefix(&repository(), &request).await.unwrap()
+}
+
+/// The deepest snapshot by looking at all, the newest of equal ones.
+fn deepest(snapshots: &[(Digest, Spec)], tokens: &[u32], salted: bool) -> (Option<Digest>, u64) {
+    let fits = |(_, spec): &&(Digest, Spec)| spec.salt == salted && tokens.starts_with(&spec.way.tokens());
+    let found = snapshots.iter().filter(fits).max_by_key(|(_, spec)| spec.way.length);
+    (found.map(|(digest, _)| *digest), found.map_or(0, |(_, spec)| spec.way.length))
+}
+
+async fn the_deepest_of_all_snapshots_is_found(on: Backend) {
+    let cases = (proptest::collection::vec(spec(), 9..40), proptest::collection::vec((way(), any::<bool>()), 1..12), 0_usize..9);
+    property(on.some(40, 4), cases, move |(specs, asked, deleted)| async move {
+        let rig = Rig::new(on).await;
+        let store = &rig.store;
+        let mut snapshots = Vec::new();
+        for (number, spec) in specs.into_iter().enumerate() {
+            snapshots.push((push(store, &spec, number).await, spec));
+        }
+        let (gone, _) = snapshots.remove(deleted);
+        store.delete_snapshot(&repository(), &gone).await.unwrap();
+        for round in 0..2 {
+            for (way, salted) in &asked {
+                let (tokens, salted) = (way.tokens(), *salted && way.to == 1);
+                let expected = deepest(&snapshots, &tokens, salted);
+                let found = ask(store, tokens, salted).await;
+                assert_eq!((found.digest, found.boundary), expected, "{way:?} {salted} of {snapshots:?}");
+                assert!(found.rejected.len() <= 8 && found.rejected.iter().all(|one| Some(one.digest) != found.digest));
+                assert!(found.rejected.is_sorted_by(|a, b| a.common >= b.common));
+            }
+            if on == Backend::Memory || round > 0 {
+                break;
+            }
+            // As if all had been committed before there was an index.
+            assert_ne!(rig.sql("SELECT COUNT(*) FROM prefixes"), "0");
+            rig.sql("DELETE FROM prefixes");
+            rig.sql("UPDATE manifests SET prefixed = false");
+            assert_eq!(store.index_prefixes(&Budget::default()).await.unwrap(), snapshots.len() as u64);
+            assert_eq!(store.index_prefixes(&Budget::default()).await.unwrap(), 0);
+        }
+        for (digest, _) in &snapshots {
+            store.delete_snapshot(&repository(), digest).await.unwrap();
+        }
+        if on != Backend::Memory {
+            assert_eq!(rig.sql("SELECT COUNT(*) FROM prefixes"), "0", "rows go with their snapshots");
+        }
+    })
+    .await;
+}
+
+fn on_the_way(length: u64) -> Spec {
+    Spec { way: Way { length, leaves: u64::MAX, to: 1 }, salt: false, list: List::Whole }
+}
+
+async fn what_a_rebuild_brings_back_is_found(on: Backend) {
+    let rig = Rig::new(on).await;
+    let old = push(&rig.store, &on_the_way(300), 0).await;
+    for number in 1..12 {
+        push(&rig.store, &Spec { way: Way { length: 400, leaves: 200, to: number }, salt: false, list: List::Whole }, 0).await;
+    }
+    let rebuilt = rig.beside().await;
+    rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
+    for store in [&rig.store, &rebuilt.store] {
+        let found = ask(store, on_the_way(310).way.tokens(), false).await;
+        assert_eq!((found.digest, found.boundary), (Some(old), 300));
+        // Of eleven that leave the way at 200, eight are told.
+        assert_eq!(found.rejected.iter().map(|one| one.common).collect::<Vec<_>>(), [200; 8]);
+    }
+}
+
+async fn refusals_are_told_and_no_salt_is(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    let longer = push(store, &on_the_way(640), 0).await;
+    let salted = push(store, &Spec { salt: true, ..on_the_way(100) }, 0).await;
+    for number in 1..9 {
+        push(store, &Spec { way: Way { length: 20, leaves: 0, to: number }, salt: false, list: List::Whole }, 0).await;
+    }
+    // The older ones are not among the newest: the index leads to those that share most.
+    let found = ask(store, on_the_way(600).way.tokens(), false).await;
+    assert_eq!((found.digest, found.boundary), (None, 0));
+    assert_eq!((found.rejected[0].digest, found.rejected[0].common), (longer, 600));
+    assert!(found.rejected[0].reason.contains("exactly 640 tokens; the request has 600"), "{:?}", found.rejected);
+    assert!(found.rejected.iter().all(|one| one.digest != salted));
+    store.delete_snapshot(&repository(), &longer).await.unwrap();
+    let found = ask(store, on_the_way(120).way.tokens(), true).await;
+    assert_eq!((found.digest, found.boundary), (Some(salted), 100));
+    let newest = push(store, &Spec { salt: true, ..on_the_way(110) }, 0).await;
+    let found = ask(store, on_the_way(120).way.tokens(), false).await;
+    let about_it = found.rejected.iter().find(|one| one.digest == newest).unwrap();
+    assert_eq!((about_it.common, about_it.reason.as_str()), (0, "another salt"));
+}
