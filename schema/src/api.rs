@@ -424,7 +424,10 @@ api! {
         pub codec_ratio: f64,
         /// Bytes of all packs on disk, with what is not or no longer reached; whole domain.
         pub disk: u64,
-        /// Snapshots, oldest first.
+        /// Snapshots that are counted and not listed.
+        #[serde(default)]
+        pub omitted: u64,
+        /// Snapshots, oldest first; of more than 10,000 the last.
         pub snapshots: Vec<SnapshotStats>,
     }
 

@@ -2,50 +2,74 @@
 
 use crate::Store;
 use crate::boxed;
-use crate::error::Result;
-use crate::metadata::{ObjectId, ObjectRow, SnapshotRow};
+use crate::error::{Error, Result};
+use crate::metadata::{Costs, ObjectSet, SnapshotRow};
 use pfr_schema::{RepositoryName, api};
-use std::collections::{HashMap, HashSet};
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Names listed in one metadata transaction.
 const PAGE: usize = 500;
+/// Snapshots listed in statistics, the last.
+const LISTED: usize = 10_000;
 
-/// Object rows seen so far; a shared container is read once for all snapshots.
+/// Sums over the snapshots so far.
 #[derive(Default)]
-struct Rows(HashMap<ObjectId, ObjectRow>);
-
-impl Rows {
-    async fn load(&mut self, store: &Store, ids: impl IntoIterator<Item = ObjectId>) -> Result<()> {
-        let unknown: Vec<ObjectId> = ids.into_iter().filter(|id| !self.0.contains_key(id)).collect::<HashSet<_>>().into_iter().collect();
-        self.0.extend(store.rows(unknown).await?.into_iter().map(|row| (row.id, row)));
-        Ok(())
-    }
+struct Sums {
+    /// What they reach.
+    reached: Arc<ObjectSet>,
+    logical: u64,
+    unique: u64,
+    stored: u64,
+    listed: VecDeque<api::SnapshotStats>,
+    omitted: u64,
 }
 
 impl Store {
-    /// How much snapshots share: of one repository, or of the whole store.
-    ///
-    /// Reads each container once; what deleting a snapshot would free is found by counting references down in memory.
+    /// How much snapshots share: of one repository, or of the whole store. Exact, as of each moment at which some of the snapshots are
+    /// looked at. Reads the nodes that they reach, each once, and no rows of pages; memory is a set of row ids.
     ///
     /// # Errors
     /// [`crate::Error::RepositoryUnknown`].
     #[boxed]
     pub async fn stats(&self, repository: Option<&RepositoryName>) -> Result<api::Stats> {
-        let repositories = match repository {
-            Some(name) => vec![name.clone()],
-            None => self.all_repositories().await?,
-        };
-        let (mut rows, mut seen) = (Rows::default(), HashSet::new());
-        let (mut logical, mut unique, mut stored) = (0, 0, 0);
-        let mut snapshots = Vec::new();
-        for name in &repositories {
-            for snapshot in self.all_snapshots(name).await? {
-                let (new, new_stored) = self.walk_new(snapshot.object, &mut rows, &mut seen).await?;
-                let exclusive = self.exclusive(&snapshot, &mut rows).await?;
-                logical += snapshot.logical_bytes;
-                unique += new;
-                stored += new_stored;
-                snapshots.push(api::SnapshotStats {
+        let mut sums = Sums::default();
+        match repository {
+            Some(name) => self.add_costs(name, &mut sums).await?,
+            None => {
+                for name in self.all_repositories().await? {
+                    match self.add_costs(&name, &mut sums).await {
+                        // Its last snapshot was deleted since it was listed.
+                        Err(Error::RepositoryUnknown(_)) => {}
+                        added => added?,
+                    }
+                }
+            }
+        }
+        let Sums { logical, unique, stored, listed, omitted, .. } = sums;
+        Ok(api::Stats {
+            repository: repository.cloned(),
+            logical,
+            unique,
+            stored,
+            dedup_ratio: ratio(logical, unique),
+            codec_ratio: ratio(unique, stored),
+            disk: self.metadata.disk_bytes().await?,
+            omitted,
+            snapshots: listed.into(),
+        })
+    }
+
+    async fn add_costs(&self, name: &RepositoryName, sums: &mut Sums) -> Result<()> {
+        let mut after = Some(0);
+        while let Some(from) = after {
+            let page = self.metadata.costs(name.clone(), from, Arc::clone(&sums.reached)).await?;
+            *Arc::make_mut(&mut sums.reached) |= page.reached;
+            sums.stored += page.stored;
+            for Costs { snapshot, new, exclusive } in page.costs {
+                sums.logical += snapshot.logical_bytes;
+                sums.unique += new;
+                sums.listed.push_back(api::SnapshotStats {
                     repository: name.clone(),
                     digest: snapshot.digest,
                     tags: snapshot.tags,
@@ -55,60 +79,14 @@ impl Store {
                     shared: snapshot.logical_bytes.saturating_sub(exclusive),
                     exclusive,
                 });
-            }
-        }
-        Ok(api::Stats {
-            repository: repository.cloned(),
-            logical,
-            unique,
-            stored,
-            dedup_ratio: ratio(logical, unique),
-            codec_ratio: ratio(unique, stored),
-            disk: self.metadata.disk_bytes().await?,
-            snapshots,
-        })
-    }
-
-    /// Raw bytes and frame bytes of what nothing before reached; stops where something did.
-    async fn walk_new(&self, root: ObjectId, rows: &mut Rows, seen: &mut HashSet<ObjectId>) -> Result<(u64, u64)> {
-        let (mut raw, mut stored, mut level) = (0, 0, vec![root]);
-        while !level.is_empty() {
-            level.retain(|id| seen.insert(*id));
-            rows.load(self, level.iter().copied()).await?;
-            let mut next = Vec::new();
-            for row in level.iter().filter_map(|id| rows.0.get(id)) {
-                raw += row.size;
-                stored += row.frame_len;
-                next.extend_from_slice(&row.children);
-            }
-            level = next;
-        }
-        Ok((raw, stored))
-    }
-
-    /// Raw bytes that deleting the snapshot and its tags would free: objects whose last reference goes with it.
-    async fn exclusive(&self, snapshot: &SnapshotRow, rows: &mut Rows) -> Result<u64> {
-        let mut taken: HashMap<ObjectId, u64> = HashMap::from([(snapshot.object, 1 + snapshot.tags.len() as u64)]);
-        let (mut freed, mut candidates) = (0, vec![snapshot.object]);
-        while !candidates.is_empty() {
-            rows.load(self, candidates.iter().copied()).await?;
-            let mut next = Vec::new();
-            for row in candidates.iter().filter_map(|id| rows.0.get(id)) {
-                if taken.get(&row.id).copied().unwrap_or(0) < row.refs {
-                    continue;
-                }
-                freed += row.size;
-                for child in &row.children {
-                    *taken.entry(*child).or_default() += 1;
-                    next.push(*child);
+                if sums.listed.len() > LISTED {
+                    sums.listed.pop_front();
+                    sums.omitted += 1;
                 }
             }
-            // A child of two freed containers is looked at twice, but freed when the last of them lets go.
-            next.sort_unstable();
-            next.dedup();
-            candidates = next;
+            after = page.next;
         }
-        Ok(freed)
+        Ok(())
     }
 
     pub(crate) async fn all_repositories(&self) -> Result<Vec<RepositoryName>> {

@@ -36,6 +36,7 @@ mod sessions;
 pub(crate) mod small;
 mod snapshots;
 pub(crate) mod sql;
+mod stats;
 mod sweep;
 pub(crate) mod tx;
 
@@ -172,6 +173,10 @@ macro_rules! metadata_transactions {
             /// Repositories by name.
             repositories(after: Option<String>, limit: usize) -> Page<RepositoryRow>
                 = READ |tx| lists::repositories(tx, after.as_deref(), *limit);
+            /// What the snapshots of a repository cost that follow the manifest `after`, some of them;
+            /// `reached` is what counts as reached before.
+            costs(repository: RepositoryName, after: i64, reached: Arc<ObjectSet>) -> CostsPage
+                = SNAPSHOT |tx| stats::costs(tx, repository, *after, reached);
             /// Bytes of all packs that are not deleted yet.
             disk_bytes() -> u64 = READ |tx| packs::disk_bytes(tx);
 

@@ -6,6 +6,7 @@ mod integrity;
 mod journal;
 mod packs;
 mod prefixes;
+mod stats;
 
 pub use collection::*;
 pub use domains::*;
@@ -13,6 +14,7 @@ pub use integrity::*;
 pub use journal::*;
 pub use packs::*;
 pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPath};
+pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, levels, short, steps};
 

@@ -27,5 +27,6 @@ mod queue;
 mod rebuild;
 mod room;
 mod slow;
+mod stats;
 mod tasks;
 mod vanished;

@@ -57,12 +57,19 @@ pub fn print(out: &mut Out, stats: &Stats) -> Result<(), Failure> {
         table.row(row);
     }
     out.table(&table)?;
+    if stats.omitted > 0 {
+        out.line(out.paint.dim(&format!("{} before these are counted, and not shown", count(stats.omitted, "snapshot"))))?;
+    }
     out.line("")?;
     let packs = if stats.repository.is_some() { "packs on disk, of everything the store holds" } else { "packs on disk" };
     out.pairs(&[
         (
             "logical",
-            format!("{}  {}", bytes(stats.logical), out.paint.dim(&format!("in {}", count(stats.snapshots.len() as u64, "snapshot")))),
+            format!(
+                "{}  {}",
+                bytes(stats.logical),
+                out.paint.dim(&format!("in {}", count(stats.snapshots.len() as u64 + stats.omitted, "snapshot")))
+            ),
         ),
         ("unique", format!("{}  {}", bytes(stats.unique), out.paint.dim("each blob once"))),
         ("stored", format!("{}  {}", bytes(stats.stored), out.paint.dim("after compression, with headers"))),

@@ -1,0 +1,198 @@
+//! What snapshots cost: which bytes each is the first to reach, and which only it holds.
+//!
+//! A transaction takes some snapshots, the oldest first, and the set of what was reached before. It
+//! reads nodes, and no rows of pages: a page has the length that its page chunk says. What deleting a
+//! snapshot frees is among what it is the first to reach, for nothing else reaches that. So references
+//! are asked about for those alone, by ranges of row ids: of the pages of a chunk that would go, the
+//! database returns those that something else lists as well.
+
+mod loaded;
+
+use super::lists::snapshot_rows;
+use super::names::visible;
+use super::sql::{Column, Sql, values};
+use super::tx::{Outcome, Tx};
+use super::{Costs, CostsPage, ObjectId, ObjectSet, SnapshotRow};
+use loaded::Group;
+use pfr_schema::RepositoryName;
+use std::collections::HashMap;
+
+/// Snapshots of one transaction, at most.
+const SNAPSHOTS: u64 = 64;
+
+/// First and last of row ids that follow each other.
+type Range = (ObjectId, ObjectId);
+
+/// The costs of the snapshots of a repository whose row ids are larger than `after`: some of them, the
+/// oldest first. `reached` is what counts as reached before.
+pub(super) async fn costs<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, reached: &ObjectSet) -> Outcome<CostsPage> {
+    let id = visible(tx, repository).await?;
+    let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 ORDER BY id LIMIT $3";
+    let mut manifests: Vec<i64> = tx.query(find, values![id, after, SNAPSHOTS]).await?;
+    let mut snapshots = snapshot_rows(tx, &manifests).await?;
+    let roots: Vec<ObjectId> = snapshots.iter().map(|row| row.object).collect();
+    let (group, taken) = Group::load(tx, reached, &roots).await?;
+    let all = manifests.len();
+    let more = taken < all || all as u64 == SNAPSHOTS;
+    manifests.truncate(taken);
+    snapshots.truncate(taken);
+    let mut walk = Walk { group, fresh: ObjectSet::new() };
+    let walked: Vec<Walked> = snapshots.iter().map(|row| walk.snapshot(row, reached)).collect();
+    let freed = merged(walked.iter().flat_map(|walked| &walked.chunks).flat_map(|chunk| chunk.own.iter().copied()).collect());
+    let shared = shared(tx, freed).await?;
+    let exclusive = |walked: &Walked| walk.exclusive(walked, &shared);
+    let exclusive: Vec<u64> = walked.iter().map(exclusive).collect();
+    let costs = snapshots.into_iter().zip(&walked).zip(exclusive);
+    let costs = costs.map(|((snapshot, walked), exclusive)| Costs { snapshot, new: walked.new, exclusive }).collect();
+    let stored = frame_bytes(tx, ranges(walk.fresh.iter().map(u64::cast_signed))).await?;
+    Ok(CostsPage { costs, reached: walk.fresh, stored, next: manifests.last().copied().filter(|_| more) })
+}
+
+/// Snapshots in their order, over what was loaded of them.
+struct Walk {
+    group: Group,
+    /// What they reach that was not reached before.
+    fresh: ObjectSet,
+}
+
+/// What is known of a snapshot before references of pages are.
+struct Walked {
+    /// Bytes that it is the first to reach.
+    new: u64,
+    /// Nodes that go with it.
+    freed: Vec<ObjectId>,
+    /// Page chunks among them.
+    chunks: Vec<Chunk>,
+}
+
+/// A page chunk.
+struct Chunk {
+    /// Bytes of a page.
+    each: u64,
+    /// The pages that were reached here first.
+    own: Vec<Range>,
+}
+
+impl Walk {
+    fn snapshot(&mut self, row: &SnapshotRow, reached: &ObjectSet) -> Walked {
+        let (mut new, mut chunks) = (0_u64, HashMap::new());
+        let mut next = vec![row.object];
+        while let Some(id) = next.pop() {
+            if reached.contains(id.unsigned_abs()) || !self.fresh.insert(id.unsigned_abs()) {
+                continue;
+            }
+            let Some(node) = self.group.nodes.get(&id) else {
+                new += self.group.leaves.get(&id).map_or(0, |leaf| leaf.size);
+                continue;
+            };
+            new += node.size;
+            let Some(each) = node.each else {
+                next.extend(&node.open);
+                continue;
+            };
+            let (nodes, pages): (Vec<ObjectId>, Vec<ObjectId>) = node.open.iter().partition(|id| self.group.nodes.contains_key(*id));
+            next.extend(nodes);
+            let own: Vec<u64> = pages.into_iter().map(ObjectId::unsigned_abs).filter(|id| self.fresh.insert(*id)).collect();
+            new += each * own.len() as u64;
+            chunks.insert(id, Chunk { each, own: ranges(own.into_iter().map(u64::cast_signed)) });
+        }
+        let freed = self.freed(row);
+        let chunks = freed.iter().filter_map(|id| chunks.remove(id)).collect();
+        Walked { new, freed, chunks }
+    }
+
+    /// The nodes whose last references go with a snapshot and its tags.
+    fn freed(&self, row: &SnapshotRow) -> Vec<ObjectId> {
+        let mut taken: HashMap<ObjectId, u64> = HashMap::new();
+        let (mut freed, mut next) = (Vec::new(), vec![(row.object, 1 + row.tags.len() as u64)]);
+        while let Some((id, references)) = next.pop() {
+            let Some(node) = self.group.nodes.get(&id) else { continue };
+            let taken = taken.entry(id).or_default();
+            *taken += references;
+            if *taken == node.refs {
+                next.extend(node.open.iter().map(|child| (*child, 1)));
+                freed.push(id);
+            }
+        }
+        freed
+    }
+
+    /// Bytes that go with a snapshot; `shared` has the references of pages of which there are several.
+    fn exclusive(&self, walked: &Walked, shared: &HashMap<ObjectId, u64>) -> u64 {
+        let freed = || walked.freed.iter().filter_map(|id| self.group.nodes.get(id));
+        let mut bytes: u64 = freed().map(|node| node.size).sum();
+        // Leaves that more than one node lists, and their bytes and references.
+        let mut listed_often: HashMap<ObjectId, (u64, u64)> = HashMap::new();
+        for chunk in &walked.chunks {
+            for id in chunk.own.iter().flat_map(|(first, last)| *first..=*last) {
+                match shared.get(&id) {
+                    Some(refs) => drop(listed_often.insert(id, (chunk.each, *refs))),
+                    None => bytes += chunk.each,
+                }
+            }
+        }
+        for id in freed().filter(|node| node.each.is_none()).flat_map(|node| &node.open) {
+            match self.group.leaves.get(id) {
+                Some(leaf) if leaf.refs == 1 => bytes += leaf.size,
+                Some(leaf) => drop(listed_often.insert(*id, (leaf.size, leaf.refs))),
+                None => {}
+            }
+        }
+        if listed_often.is_empty() {
+            return bytes;
+        }
+        for id in freed().flat_map(|node| &node.open) {
+            if let Some((size, refs)) = listed_often.get_mut(id) {
+                *refs = refs.saturating_sub(1);
+                if *refs == 0 {
+                    bytes += *size;
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Of the objects in these ranges, those with more than one reference.
+async fn shared<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<HashMap<ObjectId, u64>> {
+    const FIND: Sql = Sql::of_each(
+        "SELECT o.id, o.refs FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
+         JOIN LATERAL (SELECT id, refs FROM objects WHERE id BETWEEN u.first AND u.last AND refs > 1) o ON true",
+        "SELECT id, refs FROM objects WHERE id BETWEEN $1 AND $2 AND refs > 1",
+    );
+    let rows: Vec<(ObjectId, u64)> = tx.rows(FIND, columns(&ranges), &[], false).await?;
+    Ok(rows.into_iter().collect())
+}
+
+/// Frame bytes of the objects in these ranges.
+async fn frame_bytes<T: Tx>(tx: &mut T, ranges: Vec<Range>) -> Outcome<u64> {
+    const SUM: Sql = Sql::of_each(
+        "SELECT s.bytes FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
+         JOIN LATERAL (SELECT COALESCE(SUM(frame_len), 0)::bigint AS bytes FROM objects WHERE id BETWEEN u.first AND u.last) s ON true",
+        "SELECT COALESCE(SUM(frame_len), 0) FROM objects WHERE id BETWEEN $1 AND $2",
+    );
+    let sums: Vec<u64> = tx.rows(SUM, columns(&ranges), &[], false).await?;
+    Ok(sums.into_iter().sum())
+}
+
+fn columns(ranges: &[Range]) -> Vec<Column> {
+    vec![ranges.iter().map(|range| range.0).collect(), ranges.iter().map(|range| range.1).collect()]
+}
+
+/// Ascending ids as ranges.
+fn ranges(ids: impl Iterator<Item = ObjectId>) -> Vec<Range> {
+    merged(ids.map(|id| (id, id)).collect())
+}
+
+/// Ranges that do not overlap, with those that follow each other as one.
+fn merged(mut ranges: Vec<Range>) -> Vec<Range> {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, range| {
+        let follows = range.1 + 1 == next.0;
+        if follows {
+            range.1 = next.1;
+        }
+        follows
+    });
+    ranges
+}

@@ -1,0 +1,142 @@
+//! Nodes of some snapshots, as far as nothing before reached them.
+
+use super::{columns, merged, ranges};
+use crate::metadata::children::unpack;
+use crate::metadata::sql::{Sql, values};
+use crate::metadata::tx::{Outcome, Tx};
+use crate::metadata::{ObjectId, ObjectSet};
+use std::collections::{HashMap, HashSet};
+
+/// Bytes of packed lists of page chunks that are loaded for one transaction: a million pages.
+const LISTS: u64 = 1 << 20;
+
+/// A node: an object that lists others.
+pub(super) struct Node {
+    pub size: u64,
+    pub refs: u64,
+    /// Bytes of each page, if it is a page chunk.
+    pub each: Option<u64>,
+    /// What it lists that nothing before reached. Of a page chunk: not loaded at first.
+    pub open: Vec<ObjectId>,
+    /// Bytes of its packed list.
+    bytes: u64,
+}
+
+/// An object that lists nothing, and is no page.
+pub(super) struct Leaf {
+    pub size: u64,
+    pub refs: u64,
+}
+
+/// What was loaded.
+#[derive(Default)]
+pub(super) struct Group {
+    pub nodes: HashMap<ObjectId, Node>,
+    pub leaves: HashMap<ObjectId, Leaf>,
+    /// Page chunks whose lists are there.
+    chunks: HashSet<ObjectId>,
+}
+
+/// Row of a node: id, bytes, references, bytes of a page, bytes of its list, its list if it is no
+/// page chunk.
+type RawNode = (ObjectId, u64, u64, Option<u64>, u64, Option<Vec<u8>>);
+
+impl Group {
+    /// Loads what some manifests reach and `reached` lacks; returns of how many manifests: what is in
+    /// memory is bounded, and one is loaded in any case.
+    pub(super) async fn load<T: Tx>(tx: &mut T, reached: &ObjectSet, manifests: &[ObjectId]) -> Outcome<(Self, usize)> {
+        let mut group = Self::default();
+        group.load_nodes(tx, reached, manifests.iter().copied().filter(|id| is_open(reached, *id)).collect()).await?;
+        let (mut chunks, taken) = group.chunks_below(manifests, LISTS);
+        while !chunks.is_empty() {
+            // A page may be stored as a node, if another node lists the same bytes as one.
+            let nodes = group.load_chunks(tx, reached, &chunks).await?;
+            group.load_nodes(tx, reached, nodes.clone()).await?;
+            chunks = group.chunks_below(&nodes, u64::MAX).0;
+        }
+        Ok((group, taken))
+    }
+
+    /// Loads nodes and what they list, down to page chunks.
+    async fn load_nodes<T: Tx>(&mut self, tx: &mut T, reached: &ObjectSet, mut level: Vec<ObjectId>) -> Outcome<()> {
+        let find =
+            "SELECT c.object, o.size, o.refs, c.page_bytes, octet_length(c.children), CASE WHEN c.page_bytes IS NULL THEN c.children END
+                    FROM containers c JOIN objects o ON o.id = c.object WHERE c.object = ANY($1)";
+        loop {
+            level.retain(|id| !self.nodes.contains_key(id) && !self.leaves.contains_key(id));
+            if level.is_empty() {
+                return Ok(());
+            }
+            let nodes: Vec<RawNode> = tx.query(find, values![&level]).await?;
+            let mut below = Vec::new();
+            for (id, size, refs, each, bytes, packed) in nodes {
+                let open = packed.as_deref().map_or(Ok(Vec::new()), |packed| opened(reached, packed))?;
+                below.extend(&open);
+                self.nodes.insert(id, Node { size, refs, each, open, bytes });
+            }
+            level.retain(|id| !self.nodes.contains_key(id));
+            let leaves: Vec<(ObjectId, u64, u64)> = match level.is_empty() {
+                true => Vec::new(),
+                false => tx.query("SELECT id, size, refs FROM objects WHERE id = ANY($1)", values![&level]).await?,
+            };
+            self.leaves.extend(leaves.into_iter().map(|(id, size, refs)| (id, Leaf { size, refs })));
+            below.sort_unstable();
+            below.dedup();
+            level = below;
+        }
+    }
+
+    /// The page chunks below some nodes that are not loaded, and below how many nodes: as many as have
+    /// `most` bytes of lists, but one at least.
+    fn chunks_below(&self, roots: &[ObjectId], most: u64) -> (Vec<ObjectId>, usize) {
+        let (mut seen, mut chunks, mut bytes) = (HashSet::new(), Vec::new(), 0);
+        for (taken, root) in roots.iter().enumerate() {
+            let (before, mut next) = (chunks.len(), vec![*root]);
+            while let Some(id) = next.pop() {
+                match self.nodes.get(&id).filter(|_| seen.insert(id)) {
+                    Some(node) if node.each.is_none() => next.extend(&node.open),
+                    Some(node) if !self.chunks.contains(&id) => {
+                        chunks.push(id);
+                        bytes += node.bytes;
+                    }
+                    _ => {}
+                }
+            }
+            if bytes > most && taken > 0 {
+                chunks.truncate(before);
+                return (chunks, taken);
+            }
+        }
+        (chunks, roots.len())
+    }
+
+    /// Loads the lists of page chunks; returns the pages among them that are nodes.
+    async fn load_chunks<T: Tx>(&mut self, tx: &mut T, reached: &ObjectSet, chunks: &[ObjectId]) -> Outcome<Vec<ObjectId>> {
+        const NODES: Sql = Sql::of_each(
+            "SELECT c.object FROM unnest($1::bigint[], $2::bigint[]) AS u(first, last)
+             JOIN LATERAL (SELECT object FROM containers WHERE object BETWEEN u.first AND u.last) c ON true",
+            "SELECT object FROM containers WHERE object BETWEEN $1 AND $2",
+        );
+        let find = "SELECT object, children FROM containers WHERE object = ANY($1)";
+        let lists: Vec<(ObjectId, Vec<u8>)> = tx.query(find, values![chunks]).await?;
+        let mut pages = Vec::new();
+        for (id, packed) in lists {
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            node.open = opened(reached, &packed)?;
+            pages.extend(ranges(node.open.iter().copied()));
+            self.chunks.insert(id);
+        }
+        tx.rows(NODES, columns(&merged(pages)), &[], false).await
+    }
+}
+
+fn is_open(reached: &ObjectSet, id: ObjectId) -> bool {
+    !reached.contains(id.unsigned_abs())
+}
+
+/// What a packed list has that nothing before reached.
+fn opened(reached: &ObjectSet, packed: &[u8]) -> Outcome<Vec<ObjectId>> {
+    let mut ids = unpack(packed)?;
+    ids.retain(|id| is_open(reached, *id));
+    Ok(ids)
+}

@@ -1,0 +1,204 @@
+//! Statistics are exact: compared with a count over every row, on random fork trees.
+
+use crate::common::property;
+use crate::common::rig::{Backend, Rig};
+use pfr_schema::codec::Codec;
+use pfr_schema::container::Child;
+use pfr_schema::frame::Header;
+use pfr_schema::run::Shape;
+use pfr_schema::{Digest, Kind, RepositoryName};
+use pfr_store::{Commit, Metadata, NewContainer, NewFrame, ObjectId, ObjectRow, PackSizes, PushId, SnapshotRow, Store, TagMove};
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]: statistics_are_what_a_count_over_all_rows_says);
+
+const LEASE: Duration = Duration::from_secs(60);
+/// Bytes of a page, and of a page chunk: so a chunk may be a page of another one.
+const PAGE: u64 = 100;
+/// Numbers of pages; those behind them are two page chunks.
+const PAGES: u8 = 14;
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Pages of the chunks of each tree, configuration, a page that is attached too, repository, tag.
+    Push { trees: Vec<Vec<Vec<u8>>>, config: u8, attached: Option<u8>, repository: u8, tag: Option<u8> },
+    /// The snapshot with this number of those that there are.
+    Delete(usize),
+    /// Lets leases end and collects about so many objects.
+    Collect(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let chunk = proptest::collection::vec(0..PAGES + 2, 1..5);
+    let tree = proptest::collection::vec(chunk, 1..4);
+    let trees = proptest::collection::vec(tree, 1..3);
+    let push = (trees, 0_u8..4, proptest::option::of(0..PAGES), 0_u8..2, proptest::option::of(0_u8..3))
+        .prop_map(|(trees, config, attached, repository, tag)| Op::Push { trees, config, attached, repository, tag });
+    prop_oneof![5 => push, 2 => (0_usize..20).prop_map(Op::Delete), 1 => (1_usize..20).prop_map(Op::Collect)]
+}
+
+fn name(repository: u8) -> RepositoryName {
+    format!("team/agent-{repository}").parse().unwrap()
+}
+
+/// The blobs of a push, children first.
+#[derive(Default)]
+struct Made {
+    frames: Vec<NewFrame>,
+    known: HashSet<Digest>,
+}
+
+impl Made {
+    fn frame(&mut self, bytes: &[u8], kind: Kind, raw_len: u64, container: Option<NewContainer>) -> Digest {
+        let digest = Digest::sha256(bytes);
+        if self.known.insert(digest) {
+            // Encoded lengths differ from blob to blob.
+            let stored_len = raw_len / 2 + u64::from(digest.as_bytes()[0]);
+            self.frames.push(NewFrame { header: Header { codec: Codec::Zstd, kind, digest, raw_len, stored_len }, offset: 0, container });
+        }
+        digest
+    }
+
+    fn page(&mut self, number: u8) -> Digest {
+        match number.checked_sub(PAGES) {
+            None => self.frame(&[b'p', number], Kind::Blob, PAGE, None),
+            Some(0) => self.chunk(&[0, 1]).0,
+            Some(_) => self.chunk(&[2, PAGES]).0,
+        }
+    }
+
+    fn chunk(&mut self, pages: &[u8]) -> (Digest, Shape) {
+        let shape = Shape { pages: pages.len() as u32, components: 1, page_bytes: PAGE };
+        let child = |digest| Child { digest, kind: Kind::Blob, size: Some(PAGE), shape: None };
+        let children: Vec<Child> = pages.iter().map(|page| child(self.page(*page))).collect();
+        (self.frame(&[b"chunk", pages].concat(), Kind::Run, PAGE, Some(NewContainer { children, shape: Some(shape) })), shape)
+    }
+
+    fn manifest(&mut self, trees: &[Vec<Vec<u8>>], config: u8, attached: Option<u8>) -> Digest {
+        let mut children = vec![(self.frame(&[b'c', config], Kind::Blob, 30 + u64::from(config), None), Kind::Blob)];
+        children.extend(attached.map(|page| (self.page(page), Kind::Blob)));
+        for tree in trees {
+            let chunks: Vec<(Digest, Shape)> = tree.iter().map(|pages| self.chunk(pages)).collect();
+            let child = |(digest, shape): &(Digest, Shape)| Child { digest: *digest, kind: Kind::Run, size: None, shape: Some(*shape) };
+            let container = NewContainer { children: chunks.iter().map(child).collect(), shape: None };
+            children.push((self.frame(format!("tree {tree:?}").as_bytes(), Kind::Tree, 70, Some(container)), Kind::Tree));
+        }
+        let child = |(digest, kind)| Child { digest, kind, size: None, shape: None };
+        let bytes = format!("manifest {trees:?} {config} {attached:?}");
+        let container = NewContainer { children: children.into_iter().map(child).collect(), shape: None };
+        self.frame(bytes.as_bytes(), Kind::Manifest, 50, Some(container))
+    }
+}
+
+async fn push(metadata: &dyn Metadata, repository: RepositoryName, made: Made, manifest: Digest, tag: Option<u8>) {
+    let push = PushId(uuid::Uuid::now_v7().to_string());
+    metadata.open_push(push.clone(), repository, LEASE).await.unwrap();
+    let pack = metadata.begin_pack(uuid::Uuid::now_v7().to_string(), LEASE).await.unwrap();
+    let bytes = made.frames.iter().map(|frame| frame.header.frame_len()).sum();
+    let sizes = PackSizes { bytes: bytes + 100, frame_bytes: bytes };
+    metadata.finish_pack(push.clone(), pack, sizes, made.frames, LEASE).await.unwrap();
+    let tag = tag.map(|tag| TagMove { tag: format!("t{tag}").parse().unwrap(), expected: None });
+    let commit = Commit { manifest, parents: vec![], artifact_type: None, subject: None, tag, pin: None, marks: vec![] };
+    metadata.commit(push, commit).await.unwrap();
+}
+
+async fn snapshots(metadata: &dyn Metadata, repositories: &[RepositoryName]) -> Vec<(RepositoryName, SnapshotRow)> {
+    let mut all = Vec::new();
+    for name in repositories {
+        if let Ok(page) = metadata.snapshots(name.clone(), None, usize::MAX).await {
+            all.extend(page.rows.into_iter().rev().map(|row| (name.clone(), row)));
+        }
+    }
+    all
+}
+
+/// Every row that there is below some snapshots.
+async fn rows(metadata: &dyn Metadata, of: &[(RepositoryName, SnapshotRow)]) -> HashMap<ObjectId, ObjectRow> {
+    let mut rows = HashMap::new();
+    let mut level: Vec<ObjectId> = of.iter().map(|(_, row)| row.object).collect();
+    while !level.is_empty() {
+        let found = metadata.objects(level).await.unwrap();
+        let below: HashSet<ObjectId> = found.iter().flat_map(|row| row.children.iter().copied()).collect();
+        rows.extend(found.into_iter().map(|row| (row.id, row)));
+        level = below.into_iter().filter(|id| !rows.contains_key(id)).collect();
+    }
+    rows
+}
+
+/// Raw bytes, and frame bytes, of what is below an object and was not seen.
+fn reach(id: ObjectId, rows: &HashMap<ObjectId, ObjectRow>, seen: &mut HashSet<ObjectId>) -> (u64, u64) {
+    if !seen.insert(id) {
+        return (0, 0);
+    }
+    let row = &rows[&id];
+    let below = row.children.iter().map(|child| reach(*child, rows, seen));
+    below.fold((row.size, row.frame_len), |sum, add| (sum.0 + add.0, sum.1 + add.1))
+}
+
+/// Bytes that go when a snapshot and its tags go, by counting references down.
+fn freed(snapshot: &SnapshotRow, rows: &HashMap<ObjectId, ObjectRow>) -> u64 {
+    let mut left: HashMap<ObjectId, u64> = rows.iter().map(|(id, row)| (*id, row.refs)).collect();
+    let (mut bytes, mut next) = (0, vec![snapshot.object; 1 + snapshot.tags.len()]);
+    while let Some(id) = next.pop() {
+        let left = left.get_mut(&id).unwrap();
+        *left -= 1;
+        if *left == 0 {
+            bytes += rows[&id].size;
+            next.extend(&rows[&id].children);
+        }
+    }
+    bytes
+}
+
+async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&RepositoryName>) {
+    let names: Vec<RepositoryName> = repository.map_or_else(|| (0..2).map(name).collect(), |name| vec![name.clone()]);
+    let all = snapshots(metadata, &names).await;
+    let found = match store.stats(repository).await {
+        Ok(found) => found,
+        Err(error) => return assert!(all.is_empty() && repository.is_some(), "{error}"),
+    };
+    let rows = rows(metadata, &all).await;
+    let (mut seen, mut unique, mut stored) = (HashSet::new(), 0, 0);
+    assert_eq!((found.snapshots.len(), found.omitted), (all.len(), 0));
+    for ((name, row), found) in all.iter().zip(&found.snapshots) {
+        let (new, new_stored) = reach(row.object, &rows, &mut seen);
+        (unique, stored) = (unique + new, stored + new_stored);
+        let exclusive = freed(row, &rows);
+        assert_eq!((name, row.digest, row.logical_bytes), (&found.repository, found.digest, found.logical));
+        assert_eq!((found.new, found.exclusive), (new, exclusive), "new and exclusive bytes of {}", row.digest);
+        assert_eq!(found.shared, row.logical_bytes - exclusive);
+    }
+    assert_eq!((found.unique, found.stored), (unique, stored));
+}
+
+async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {
+    property(on.some(150, 12), proptest::collection::vec(op(), 1..24), move |ops| async move {
+        let rig = Rig::new(on).await;
+        let (store, metadata) = (&rig.store, &*rig.metadata);
+        for op in ops {
+            match op {
+                Op::Push { trees, config, attached, repository, tag } => {
+                    let mut made = Made::default();
+                    let manifest = made.manifest(&trees, config, attached);
+                    push(metadata, name(repository), made, manifest, tag).await;
+                }
+                Op::Delete(which) => {
+                    let all = snapshots(metadata, &[name(0), name(1)]).await;
+                    if !all.is_empty() {
+                        let (repository, row) = &all[which % all.len()];
+                        metadata.delete_snapshot(repository.clone(), row.digest).await.unwrap();
+                    }
+                }
+                Op::Collect(budget) => {
+                    rig.wait(LEASE * 2);
+                    metadata.collect(budget).await.unwrap();
+                }
+            }
+            compare(store, metadata, None).await;
+            compare(store, metadata, Some(&name(0))).await;
+        }
+    })
+    .await;
+}
