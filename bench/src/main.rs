@@ -3,6 +3,7 @@
 //! ```text
 //! run     push and pull of a workload: floor, pf, docker-registry        runner ─▶ contender/* ─▶ meter ─▶ report/*
 //! store   the store alone, in this process: look-ups, inserts, ingest    micro
+//! requests requests whose time must not follow what the store holds               micro/requests
 //! capture how long an engine stands still, and what moves                capture
 //! gc      what collection costs by the size of the store, and beside pushes   gc/*
 //! replicas one registry against three on the same database and storage         replicas
@@ -48,6 +49,8 @@ enum Command {
     Run(runner::Args),
     /// The store alone, in this process
     Store(micro::Args),
+    /// Statistics, matches and ancestors in large stores
+    Requests(micro::requests::Args),
     /// Capture and restore of an engine, by length of the session
     Capture(capture::Args),
     /// Collection: the same garbage in stores of different sizes, and pushes beside it
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => runner::run(&args),
         Command::Store(args) => micro::run(&args),
+        Command::Requests(args) => micro::requests::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Gc(args) => gc::run(&args),
         Command::Replicas(args) => replicas::run(&args),

@@ -5,6 +5,7 @@ mod bytes;
 mod commits;
 mod merging;
 mod metadata;
+pub mod requests;
 
 use crate::Result;
 use crate::machine::describe;
