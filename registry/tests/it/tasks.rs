@@ -30,13 +30,21 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
     let registry = Registry::start_with(|config| config.scrub_interval_seconds = 604_800).await;
     let tasks = list(&registry).await;
     let shown: Vec<(&str, u64)> = tasks.iter().map(|task| (task.name.as_str(), task.interval_seconds)).collect();
-    let wanted =
-        [("collection", 300), ("journal-summary", 300), ("merging", 300), ("compaction", 300), ("prefix-index", 60), ("scrub", 604_800)];
+    let wanted = [
+        ("collection", 300),
+        ("journal-summary", 300),
+        ("merging", 300),
+        ("compaction", 300),
+        ("prefix-index", 60),
+        ("scrub", 604_800),
+        ("domain-removal", 60),
+    ];
     assert_eq!(shown, wanted);
     let scrub = until(&registry, "scrub", |task| task.next_run_at.is_some()).await;
     assert_eq!((scrub.state, scrub.succeeded_at), (TaskState::Idle, None));
     let off = Registry::start_with(|config| config.gc_interval_seconds = 0).await;
-    let collections = list(&off).await.into_iter().filter(|task| task.name != "prefix-index");
+    // Deleted domains are removed, and the index is filled, whatever is collected.
+    let collections = list(&off).await.into_iter().filter(|task| !["prefix-index", "domain-removal"].contains(&&*task.name));
     assert!(collections.into_iter().all(|task| task.state == TaskState::Off && task.next_run_at.is_none()));
 }
 

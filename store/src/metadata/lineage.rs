@@ -16,7 +16,7 @@ macro_rules! parents {
         concat!(
             "up JOIN parents p ON p.manifest = up.manifest",
             $position,
-            " JOIN objects o ON o.domain = $3 AND o.digest = p.digest
+            " JOIN objects o ON o.digest = p.digest
              JOIN manifests m ON m.repository = $2 AND m.object = o.id"
         )
     };
@@ -41,12 +41,12 @@ async fn walk<T: Tx>(tx: &mut T, repository: i64, manifest: i64, back: u64) -> O
         "WITH RECURSIVE up(manifest, steps) AS (
            SELECT $1::bigint, 0::bigint UNION ALL SELECT m.id, up.steps + 1 FROM ",
         parents!(" AND p.position = 0"),
-        " WHERE up.steps < $4)
+        " WHERE up.steps < $3)
          SELECT o.digest, up.steps, p.digest FROM (SELECT manifest, steps FROM up ORDER BY steps DESC LIMIT 1) up
          JOIN manifests m ON m.id = up.manifest JOIN objects o ON o.id = m.object
          LEFT JOIN parents p ON p.manifest = m.id AND p.position = 0"
     );
-    let (digest, steps, parent) = tx.one(find, values![manifest, repository, tx.domain(), back]).await?;
+    let (digest, steps, parent) = tx.one(find, values![manifest, repository, back]).await?;
     Ok(Ancestor { digest, steps, parent })
 }
 
@@ -60,12 +60,12 @@ pub(super) async fn lineage<T: Tx>(
     let find = concat!(
         "WITH RECURSIVE up(manifest) AS (SELECT $1::bigint UNION SELECT m.id FROM ",
         parents!(""),
-        ") SELECT manifest FROM up LIMIT $4"
+        ") SELECT manifest FROM up LIMIT $3"
     );
     let id = visible(tx, repository).await?;
     let (manifest, _) = manifest_row(tx, id, repository, digest).await?;
     let limit = limit.max(1);
-    let found: Vec<i64> = tx.query(find, values![manifest, id, tx.domain(), limit as u64 + 1]).await?;
+    let found: Vec<i64> = tx.query(find, values![manifest, id, limit as u64 + 1]).await?;
     let truncated = found.len() > limit;
     let mut rows: HashMap<Digest, SnapshotRow> = snapshot_rows(tx, &found).await?.into_iter().map(|row| (row.digest, row)).collect();
     let (mut ordered, mut queue) = (Vec::with_capacity(rows.len()), VecDeque::from([*digest]));
