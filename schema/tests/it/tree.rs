@@ -208,7 +208,7 @@ fn limits_of_a_tree_are_enforced() {
 fn a_short_tree_that_stands_for_billions_of_indices_is_refused_or_checked_without_walking_them() {
     let (_, tree, _) = small();
     let text = String::from_utf8(tree.to_bytes()).unwrap();
-    let billions = text.replace(listed, r#"],"ix":[[0,4294967295]]"#);
+    let billions = text.replace(r#"],"ix":[[3,3],[9,1]]"#, r#"],"ix":[[0,4294967295]]"#);
     assert_refused("ix", parse(&billions), "list of page indices is too large: 4294967295, the limit is 16777216", TooLarge);
     // 64 Mi indices in sequences are allowed; a kilobyte can say so, and must not cost seconds.
     let runs = vec![format!(r#"{{"digest":"{}","pages":1024}}"#, tree.runs[0].digest); 1024].join(",");
