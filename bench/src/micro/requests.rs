@@ -62,8 +62,8 @@ pub fn run(args: &Args) -> Result<()> {
     runtime.block_on(async {
         let dir = tempfile::tempdir_in(&disk)?;
         let metadata: Arc<dyn Metadata> = match &args.database {
-            None => Arc::new(SqliteMetadata::open(&dir.path().join("metadata.sqlite"), Clock::system()).await?),
-            Some(url) => Arc::new(PostgresMetadata::connect(url, PostgresOptions::default()).await?),
+            None => SqliteMetadata::open(&dir.path().join("metadata.sqlite"), Clock::system()).await?,
+            Some(url) => PostgresMetadata::connect(url, PostgresOptions::default()).await?,
         };
         let (packs, _) = pfr_store::storage::open_dir(&dir.path().join("packs"))?;
         let store = Store::new(packs, Arc::clone(&metadata), Options::default());
