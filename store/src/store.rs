@@ -155,7 +155,23 @@ impl Store {
 
     /// The store of another domain, in the same process: they share settings and limits on memory, and nothing that is stored.
     pub(crate) fn beside(&self, packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>) -> Self {
-        Self { packs, packs_dir: None, packs_disk: None, metadata, journaling: Arc::default(), marked: Arc::default(), ..self.clone() }
+        Self {
+            packs,
+            packs_dir: None,
+            settled: Arc::default(),
+            packs_disk: None,
+            metadata,
+            journaling: Arc::default(),
+            marked: Arc::default(),
+            // Named one by one: whether a new field is shared is a decision.
+            options: Arc::clone(&self.options),
+            ingests: Arc::clone(&self.ingests),
+            outputs: Arc::clone(&self.outputs),
+            reads: Arc::clone(&self.reads),
+            slow: Arc::clone(&self.slow),
+            large_documents: Arc::clone(&self.large_documents),
+            large: Arc::clone(&self.large),
+        }
     }
 
     /// Says that the packs are files below `dir`: then collection makes deletions durable and removes what interrupted uploads left there, and
@@ -446,6 +462,7 @@ mod tests {
         assert!(Arc::ptr_eq(&store.ingests, &beside.ingests) && Arc::ptr_eq(&store.outputs, &beside.outputs));
         assert!(Arc::ptr_eq(&store.reads, &beside.reads) && Arc::ptr_eq(&store.slow, &beside.slow));
         assert!(Arc::ptr_eq(&store.large, &beside.large) && Arc::ptr_eq(&store.large_documents, &beside.large_documents));
-        assert!(!Arc::ptr_eq(&store.journaling, &beside.journaling) && !store.is_same(&beside));
+        assert!(!Arc::ptr_eq(&store.journaling, &beside.journaling) && !Arc::ptr_eq(&store.settled, &beside.settled));
+        assert!(!store.is_same(&beside));
     }
 }

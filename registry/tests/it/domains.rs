@@ -68,7 +68,7 @@ async fn the_same_requests_in_two_domains_know_nothing_of_each_other() {
         let registry = &registry;
         async move { ok::<api::TaskList>(registry.get(&format!("{base}/v1/tasks")).await).await.tasks.len() }
     };
-    assert_eq!((tasks("").await, tasks("/domains/acme").await), (5, 4));
+    assert_eq!(tasks("").await, tasks("/domains/acme").await + 1, "only the default domain removes the deleted ones");
     let metrics = registry.get("/metrics").await.text().await.expect("text");
     for line in ["pf_store_disk_bytes ", "pf_store_disk_bytes{domain=\"acme\"} ", "pf_task_runs_total{task=\"scrub\",domain=\"acme\"} "] {
         assert!(metrics.lines().any(|found| found.starts_with(line)), "{line}: {metrics}");
