@@ -5,10 +5,12 @@ CREATE UNIQUE INDEX objects_digest ON objects (digest);
 ALTER TABLE repositories DROP COLUMN domain;
 
 -- The domains of a registry but the default one, in whose store this table is. deleting_since: from then on nobody may use it.
--- emptied_at: its tables and bytes were gone for the first time. They are deleted once more when the longest upload is over, then the row.
+-- emptied_at: its tables and bytes were gone for the first time. swept_at: they were deleted once more, after the longest upload; nobody
+-- deletes any more since. When the slowest process has noticed that, the row goes.
 CREATE TABLE domains (
   name           TEXT    PRIMARY KEY,
   created_at     INTEGER NOT NULL,
   deleting_since INTEGER,
-  emptied_at     INTEGER
+  emptied_at     INTEGER,
+  swept_at       INTEGER
 ) WITHOUT ROWID;

@@ -8,14 +8,14 @@
 //! its tables is made when it is opened, so a process that dies while it makes one leaves nothing to
 //! clean up. It is deleted in this order, each step of which may be repeated: the row says so, and no
 //! request gets its store any more; marker, tables and bytes go (`home`); they go once more when the
-//! longest upload is over; the row goes.
+//! longest upload is over; when no process deletes any more, the row goes.
 
 mod home;
 
 pub use home::{DomainHome, DomainPacks, DomainTables};
 
 use crate::error::{Error, Result};
-use crate::metadata::{DomainRow, Page};
+use crate::metadata::{DomainRow, DomainStep, Page};
 use crate::{Budget, RunEnd, Store};
 use parking_lot::Mutex;
 use pfr_schema::DomainName;
@@ -177,22 +177,27 @@ impl Domains {
         Ok(info(row))
     }
 
-    /// Deletes what lies of domains that are being deleted. An upload that is under way cannot renew its lease without tables: when these
-    /// are gone for longer than a lease, nothing more comes, and the row goes too. To be repeated.
+    /// Deletes what lies of domains that are being deleted, to be repeated. An upload that is under way cannot renew its lease without
+    /// tables: a lease after they went for the first time nothing more comes, and what it left is deleted. Another lease later no process
+    /// deletes any more, and the row goes: then a new domain may have the place.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the next call goes on.
     pub async fn remove_deleted(&self, budget: &Budget) -> Result<RunEnd> {
-        for (name, is_last) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {
+        for (name, step) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {
             self.0.open.lock().remove(&name);
-            if budget.is_used_up() || !self.home()?.remove(&name, budget).await? {
-                return Ok(RunEnd::Stopped);
-            }
-            if is_last {
-                self.catalogue().forget_domain(name.clone()).await?;
-                tracing::info!(domain = %name, "domain deleted");
-            } else {
-                self.catalogue().domain_emptied(name).await?;
+            match step {
+                DomainStep::Empty | DomainStep::EmptyLast => {
+                    if budget.is_used_up() || !self.home()?.remove(&name, self.catalogue(), budget).await? {
+                        return Ok(RunEnd::Stopped);
+                    }
+                    self.catalogue().domain_emptied(name, step == DomainStep::EmptyLast).await?;
+                }
+                DomainStep::Wait => {}
+                DomainStep::Forget => {
+                    tracing::info!(domain = %name, "domain deleted");
+                    self.catalogue().forget_domain(name).await?;
+                }
             }
         }
         Ok(RunEnd::Finished)

@@ -71,7 +71,7 @@ pub(crate) async fn put(
 /// Deletes a domain, with everything in it
 ///
 /// From now on it is unknown. Its tables and bytes are deleted in the background, once more when no
-/// upload to it can be under way any more; until then its name cannot be used again.
+/// upload to it can be under way any more. Its name cannot be used again before another lease.
 #[utoipa::path(
     delete, path = "/v1/domains/{domain}", operation_id = "delete_domain", tag = "operations",
     params(("domain" = DomainName, Path, description = "Its name; `default` cannot be deleted")),

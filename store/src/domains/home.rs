@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 use crate::marker;
 use crate::metadata::Metadata;
 use crate::{Budget, Store};
-use futures::TryStreamExt as _;
+use futures::future::try_join_all;
+use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
@@ -16,7 +17,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Deletions in flight.
+/// Objects deleted at a time.
 const AT_ONCE: usize = 16;
 /// The database of a domain, in its folder.
 const DATABASE: &str = "metadata.sqlite";
@@ -79,9 +80,13 @@ impl DomainHome {
         })
     }
 
-    /// Removes everything of a domain; returns whether that was done within the budget. The marker goes first: a rebuild of the catalogue
-    /// does not take half a domain for one. A bucket's objects go last, for they may be many.
-    pub(super) async fn remove(&self, name: &DomainName, budget: &Budget) -> Result<bool> {
+    /// Removes everything of a domain; returns whether that was done within the budget, and as long as the catalogue says that it may.
+    /// The marker goes first: a rebuild of the catalogue does not take half a domain for one. A bucket's objects go last, for they may be
+    /// many.
+    pub(super) async fn remove(&self, name: &DomainName, catalogue: &dyn Metadata, budget: &Budget) -> Result<bool> {
+        if !catalogue.may_empty_domain(name.clone()).await? {
+            return Ok(false);
+        }
         match &self.packs {
             DomainPacks::Files { root, inside } => remove_file(folder(root, name).join(inside).join(marker::KEY)).await?,
             DomainPacks::Bucket(bucket) => remove_object(bucket, &prefix(name).join(marker::KEY)).await?,
@@ -94,12 +99,17 @@ impl DomainHome {
         match &self.packs {
             DomainPacks::Files { root, .. } => remove_dir(folder(root, name)).await?,
             DomainPacks::Bucket(bucket) => {
-                let objects = bucket.list(Some(&prefix(name))).map_err(Error::packs);
-                let removal =
-                    objects.try_for_each_concurrent(AT_ONCE, |object| async move { remove_object(bucket, &object.location).await });
-                tokio::select! {
-                    removed = removal => removed?,
-                    () = budget.used_up() => return Ok(false),
+                let mut objects = bucket.list(Some(&prefix(name))).chunks(AT_ONCE);
+                while let Some(some) = objects.next().await {
+                    // Keys of the journal are used again by a new domain of this name.
+                    if budget.is_used_up() || !catalogue.may_empty_domain(name.clone()).await? {
+                        return Ok(false);
+                    }
+                    let deletions = some.into_iter().map(|object| async move {
+                        let object = object.map_err(Error::packs)?;
+                        remove_object(bucket, &object.location).await
+                    });
+                    try_join_all(deletions).await?;
                 }
             }
         }

@@ -4,7 +4,7 @@ use super::arguments::{cursor, one_more, paged};
 use super::sessions::millis;
 use super::sql::values;
 use super::tx::{Fail, Outcome, Tx};
-use super::{DomainRow, Page};
+use super::{DomainRow, DomainStep, Page};
 use crate::error::Error;
 use pfr_schema::DomainName;
 use std::time::Duration;
@@ -44,19 +44,33 @@ pub(super) async fn delete_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outco
     domain(tx, name).await?.ok_or_else(|| Error::DomainUnknown(name.clone()).into())
 }
 
-pub(super) async fn deleted_domains<T: Tx>(tx: &mut T, grace: Duration) -> Outcome<Vec<(DomainName, bool)>> {
+pub(super) async fn deleted_domains<T: Tx>(tx: &mut T, grace: Duration) -> Outcome<Vec<(DomainName, DomainStep)>> {
     let overdue = tx.now().await?.saturating_sub(millis(grace));
-    let find = "SELECT name, emptied_at FROM domains WHERE deleting_since IS NOT NULL ORDER BY name";
-    let rows: Vec<(DomainName, Option<u64>)> = tx.query(find, &[]).await?;
-    Ok(rows.into_iter().map(|(name, emptied)| (name, emptied.is_some_and(|at| at <= overdue))).collect())
+    let find = "SELECT name, emptied_at, swept_at FROM domains WHERE deleting_since IS NOT NULL ORDER BY name";
+    let rows: Vec<(DomainName, Option<u64>, Option<u64>)> = tx.query(find, &[]).await?;
+    let step = |emptied: Option<u64>, swept: Option<u64>| match (emptied, swept) {
+        (_, Some(at)) if at <= overdue => DomainStep::Forget,
+        (_, Some(_)) => DomainStep::Wait,
+        (Some(at), None) if at <= overdue => DomainStep::EmptyLast,
+        (_, None) => DomainStep::Empty,
+    };
+    Ok(rows.into_iter().map(|(name, emptied, swept)| (name, step(emptied, swept))).collect())
 }
 
-pub(super) async fn domain_emptied<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<()> {
+pub(super) async fn may_empty_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<bool> {
+    let find = "SELECT 1 FROM domains WHERE name = $1 AND deleting_since IS NOT NULL AND swept_at IS NULL";
+    Ok(tx.first::<i64>(find, values![name]).await?.is_some())
+}
+
+pub(super) async fn domain_emptied<T: Tx>(tx: &mut T, name: &DomainName, is_last: bool) -> Outcome<()> {
     let now = tx.now().await?;
-    let note = "UPDATE domains SET emptied_at = $2 WHERE name = $1 AND deleting_since IS NOT NULL AND emptied_at IS NULL";
+    let note = match is_last {
+        false => "UPDATE domains SET emptied_at = $2 WHERE name = $1 AND deleting_since IS NOT NULL AND emptied_at IS NULL",
+        true => "UPDATE domains SET swept_at = $2 WHERE name = $1 AND emptied_at IS NOT NULL AND swept_at IS NULL",
+    };
     tx.execute(note, values![name, now]).await.map(drop)
 }
 
 pub(super) async fn forget_domain<T: Tx>(tx: &mut T, name: &DomainName) -> Outcome<()> {
-    tx.execute("DELETE FROM domains WHERE name = $1 AND deleting_since IS NOT NULL", values![name]).await.map(drop)
+    tx.execute("DELETE FROM domains WHERE name = $1 AND swept_at IS NOT NULL", values![name]).await.map(drop)
 }

@@ -318,13 +318,16 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::DomainUnknown`].
             delete_domain(name: DomainName) -> DomainRow = WRITE |tx| domains::delete_domain(tx, name);
-            /// Domains that are being deleted, and whether they were empty for the first time longer
-            /// than `grace` ago.
-            deleted_domains(grace: Duration) -> Vec<(DomainName, bool)> = READ |tx| domains::deleted_domains(tx, *grace);
-            /// Notes that tables and bytes of a domain that is being deleted are gone. Later times are
-            /// not noted.
-            domain_emptied(name: DomainName) -> () = WRITE |tx| domains::domain_emptied(tx, name);
-            /// Deletes the row of a domain that is being deleted.
+            /// Domains that are being deleted, and what is next for each. `grace` passes between the
+            /// first and the last time that they are emptied, and again before the row goes.
+            deleted_domains(grace: Duration) -> Vec<(DomainName, DomainStep)> = READ |tx| domains::deleted_domains(tx, *grace);
+            /// Whether a domain is being deleted and was not emptied for the last time. To be asked
+            /// before each deletion: a new domain may have the place of one that is gone.
+            may_empty_domain(name: DomainName) -> bool = READ |tx| domains::may_empty_domain(tx, name);
+            /// Notes that tables and bytes of a domain that is being deleted are gone, for the first
+            /// or the last time. Later times are not noted.
+            domain_emptied(name: DomainName, is_last: bool) -> () = WRITE |tx| domains::domain_emptied(tx, name, *is_last);
+            /// Deletes the row of a domain that was emptied for the last time.
             forget_domain(name: DomainName) -> () = WRITE |tx| domains::forget_domain(tx, name);
         }
     };

@@ -7,10 +7,10 @@ use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
 use pfr_store::{
-    Ancestor, Audit, Collected, Commit, Committed, CostsPage, Damage, DamagedRow, DomainRow, Error, Evictable, FullPack, GcRun, JournalRow, JournalState, Lease,
-    Location, Metadata, Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow, ObjectSet, Once, PackId, PackRow,
-    PackSizes, PackStored, Packed, Page, Pin, PrefixHits, PrefixMark, PrefixPath, PushId, Queued, RepositoryRow, Result, Retired, Session,
-    SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled, metadata_transactions,
+    Ancestor, Audit, Collected, Commit, Committed, CostsPage, Damage, DamagedRow, DomainRow, DomainStep, Error, Evictable, FullPack, GcRun,
+    JournalRow, JournalState, Lease, Location, Metadata, Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow,
+    ObjectSet, Once, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PrefixHits, PrefixMark, PrefixPath, PushId, Queued,
+    RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled, metadata_transactions,
 };
 use std::sync::Arc;
 use std::time::Duration;

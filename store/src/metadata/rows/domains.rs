@@ -2,6 +2,19 @@
 
 use pfr_schema::DomainName;
 
+/// What is next for a domain that is being deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainStep {
+    /// Delete what there is of it.
+    Empty,
+    /// The same for the last time: no upload to it is under way any more.
+    EmptyLast,
+    /// Nothing: another process may still be deleting.
+    Wait,
+    /// Delete its row.
+    Forget,
+}
+
 /// A domain other than the default one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainRow {
