@@ -1,6 +1,7 @@
 //! What goes into the index of prefixes: at a commit, and for snapshots that are not in it yet.
 
 use crate::Store;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::metadata::{PrefixMark, PrefixPath};
 use crate::tasks::{Budget, Lane, RunEnd, Task};
@@ -55,6 +56,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`].
+    #[boxed]
     pub async fn index_prefixes(&self, budget: &Budget) -> Result<u64> {
         let (mut indexed, mut after) = (0, 0);
         loop {

@@ -7,7 +7,7 @@ use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, ErrorCode, Kind, Selector};
-use pfr_store::{Error, Metadata, NewContainer, NewFrame, PackSizes, PushId, Store};
+use pfr_store::{Error, Metadata, NewContainer, NewFrame, PackSizes, PushId, Store, TagMove};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,13 +20,14 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
 /// Parents of each snapshot, by number: of those before it, or one that is not there.
 type Family = Vec<Vec<usize>>;
 const ABSENT: usize = usize::MAX;
+const LEASE: Duration = Duration::from_secs(3600);
 
 fn digest(number: usize) -> Digest {
     Digest::sha256(&number.to_le_bytes())
 }
 
-/// Snapshots without pages, the last one under the tag `t`.
-async fn family(metadata: &dyn Metadata, family: &Family) {
+/// Manifests of nothing but a configuration.
+async fn upload(metadata: &dyn Metadata, count: usize) {
     let blob = Digest::sha256(b"configuration");
     let frame = |digest, kind, container| {
         let header = Header { codec: Codec::Raw, kind, digest, raw_len: 8, stored_len: 8 };
@@ -34,11 +35,16 @@ async fn family(metadata: &dyn Metadata, family: &Family) {
     };
     let child = Child { digest: blob, kind: Kind::Blob, size: Some(8), shape: None };
     let manifest = |n| frame(digest(n), Kind::Manifest, Some(NewContainer { children: vec![child.clone()], shape: None }));
-    let frames = std::iter::once(frame(blob, Kind::Blob, None)).chain((0..family.len()).map(manifest)).collect();
+    let frames = std::iter::once(frame(blob, Kind::Blob, None)).chain((0..count).map(manifest)).collect();
     let push = PushId(uuid::Uuid::now_v7().to_string());
-    metadata.open_push(push.clone(), repository(), Duration::from_secs(3600)).await.unwrap();
-    let pack = metadata.begin_pack(uuid::Uuid::now_v7().to_string(), Duration::from_secs(3600)).await.unwrap();
-    metadata.finish_pack(push, pack, PackSizes { bytes: 1000, frame_bytes: 900 }, frames, Duration::from_secs(3600)).await.unwrap();
+    metadata.open_push(push.clone(), repository(), LEASE).await.unwrap();
+    let pack = metadata.begin_pack(uuid::Uuid::now_v7().to_string(), LEASE).await.unwrap();
+    metadata.finish_pack(push, pack, PackSizes { bytes: 1000, frame_bytes: 900 }, frames, LEASE).await.unwrap();
+}
+
+/// Snapshots without pages, the last one under the tag `t`.
+async fn family(metadata: &dyn Metadata, family: &Family) {
+    upload(metadata, family.len()).await;
     let snapshot = |(n, parents): (usize, &Vec<usize>)| Record::Snapshot {
         repository: repository(),
         manifest: digest(n),
@@ -54,11 +60,25 @@ async fn family(metadata: &dyn Metadata, family: &Family) {
     assert!(metadata.restore_names(records, 1).await.unwrap().is_empty());
 }
 
+/// The same for a chain, written straight into the tables: objects have row ids in their order.
+async fn chain(rig: &Rig, length: usize) {
+    upload(&*rig.metadata, length).await;
+    rig.sql(&format!(
+        "INSERT INTO manifests (repository, object, pushed_at, used_at, logical_bytes, new_bytes)
+         SELECT r.id, o.id, 1, 1, 0, 0 FROM repositories r CROSS JOIN objects o WHERE o.kind = {} ORDER BY o.id",
+        Kind::Manifest as i64
+    ));
+    rig.sql(
+        "INSERT INTO parents (manifest, position, digest)
+         SELECT m.id, 0, o.digest FROM manifests m JOIN objects o ON o.id = m.object - 1 JOIN manifests p ON p.object = o.id",
+    );
+    rig.metadata.put_tags(repository(), digest(length - 1), vec![TagMove { tag: tag("t"), expected: None }]).await.unwrap();
+}
+
 async fn a_chain_of_ten_thousand_is_walked_in_a_bounded_time(on: Backend) {
     const LENGTH: usize = 10_000;
     let rig = Rig::new(on).await;
-    let chain: Family = (0..LENGTH).map(|n| n.checked_sub(1).into_iter().collect()).collect();
-    family(&*rig.metadata, &chain).await;
+    chain(&rig, LENGTH).await;
     let store = &rig.store;
     let resolve = async |back: usize| store.resolve(&repository(), &format!("t~{back}").parse::<Selector>().unwrap()).await;
     let start = Instant::now();
@@ -143,7 +163,7 @@ mod counted {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[derive(Debug)]
-    struct Counted(SqliteMetadata, AtomicUsize);
+    struct Counted(Arc<dyn Metadata>, AtomicUsize);
 
     macro_rules! count {
         ($($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $mode:ident |$with:ident| $work:expr;)+) => {
