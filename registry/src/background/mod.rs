@@ -16,7 +16,7 @@ use tasks::{CollectionTask, DomainRemovalTask, ScrubTask};
 use tokio::sync::Semaphore;
 
 /// Time between two looks for snapshots that `match` does not know yet: one small query.
-const PREFIX_INDEX: Duration = Duration::from_secs(60);
+const PREFIX_INDEX: Duration = Duration::from_secs(300);
 
 /// Scheduled collections at once, in all domains together.
 const COLLECTIONS: usize = 2;

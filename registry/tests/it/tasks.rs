@@ -35,7 +35,7 @@ async fn tasks_are_listed_with_their_intervals_in_the_order_in_which_they_run() 
         ("journal-summary", 300),
         ("merging", 300),
         ("compaction", 300),
-        ("prefix-index", 60),
+        ("prefix-index", 300),
         ("scrub", 604_800),
         ("domain-removal", 60),
     ];

@@ -67,9 +67,12 @@ impl Store {
             for (id, digest) in found {
                 match self.marks_of(&digest).await {
                     Ok(of_it) => marks.push((id, of_it)),
+                    // It says nothing that could match.
+                    Err(Error::Format(_)) => marks.push((id, Vec::new())),
+                    // Deleted since it was listed.
                     Err(Error::BlobUnknown { .. }) => {}
-                    Err(error @ Error::Corrupt { .. }) => tracing::warn!(%error, %digest, "a snapshot was not indexed for matching"),
-                    Err(error) => return Err(error),
+                    Err(error @ (Error::Unavailable { .. } | Error::Full(_))) => return Err(error),
+                    Err(error) => tracing::warn!(%error, %digest, "a snapshot was not indexed for matching"),
                 }
             }
             indexed += self.metadata.index_prefixes(marks).await?;
@@ -81,11 +84,8 @@ impl Store {
         if !manifest.is_snapshot() {
             return Ok(Vec::new());
         }
-        match SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits) {
-            Ok(config) => self.prefix_marks(&manifest, &config).await,
-            // It says nothing that could match.
-            Err(_) => Ok(Vec::new()),
-        }
+        let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
+        self.prefix_marks(&manifest, &config).await
     }
 }
 

@@ -52,7 +52,9 @@ impl Store {
         }
         rebuild.names().await?;
         rebuild.quarantine().await?;
-        self.index_prefixes(&Budget::default()).await?;
+        if let Err(error) = self.index_prefixes(&Budget::default()).await {
+            tracing::warn!(%error, "snapshots are not indexed for matching; the background task tries it again");
+        }
         progress(&rebuild.report);
         Ok(rebuild.report)
     }
