@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::metadata::{Damage, Health, Moved, PackId, PackRow, Packed};
 use crate::packs::{PackWriter, READ, another, header_of};
 use bytes::Bytes;
+use futures::future::join_all;
 use futures::{Stream, StreamExt as _};
 use pfr_schema::Limits;
 use pfr_schema::frame::{CHECKSUM, Header};
@@ -14,7 +15,7 @@ use std::ops::Range;
 /// Dead bytes between two frames that are read along rather than asked around.
 const GAP: u64 = 128 << 10;
 
-/// Packs of which the first read is done ahead.
+/// Packs that are read at a time.
 const AHEAD: usize = 8;
 
 /// What went wrong while copying.
@@ -70,13 +71,16 @@ impl Target {
 }
 
 impl Store {
-    /// What lives in each of these packs, in their order. A few are read ahead: small packs on a bucket cost a round trip each.
+    /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time: small packs on a bucket cost a round trip each. All of
+    /// them before the first is copied: one that waits half-way would hold a connection that copying may wait for.
     pub(crate) fn sources(&self, packs: Vec<PackRow>) -> impl Stream<Item = (PackRow, Result<Source>)> + Send + Unpin {
         let load = move |pack: PackRow| async move {
             let source = self.source(&pack).await;
             (pack, source)
         };
-        Box::pin(futures::stream::iter(packs).map(load).buffered(AHEAD))
+        let chunks: Vec<Vec<PackRow>> = packs.chunks(AHEAD).map(<[PackRow]>::to_vec).collect();
+        let read = futures::stream::iter(chunks).then(move |chunk| join_all(chunk.into_iter().map(load)));
+        Box::pin(read.flat_map(futures::stream::iter))
     }
 
     /// Looks up what lives in a pack, and reads the first of it.
