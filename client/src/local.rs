@@ -6,12 +6,12 @@ use futures::stream::{self, StreamExt as _};
 use pfr_schema::RepositoryName;
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
-use pfr_store::{PushId, Store, document_frame};
+use pfr_store::{LivePush, Store, document_frame};
 use std::convert::Infallible;
 
 pub(crate) struct LocalSession<'a> {
     pub store: &'a Store,
-    pub push: PushId,
+    pub push: LivePush,
 }
 
 impl<'a> LocalSession<'a> {

@@ -5,8 +5,9 @@ mod source;
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::{NewContainer, PushId};
-use crate::packs::{PackWriter, Renewal};
+use crate::live::LivePush;
+use crate::metadata::NewContainer;
+use crate::packs::PackWriter;
 use crate::verify::{Incoming, Step, Verifier, Whole};
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt as _};
@@ -43,7 +44,7 @@ impl Store {
     /// # Errors
     /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`], [`Error::PushUnknown`], [`Error::Full`],
     /// [`Error::Unavailable`]; [`Error::Input`] for errors of the stream itself.
-    pub async fn ingest<S, E>(&self, push: &PushId, stream: S) -> Result<Ingested>
+    pub async fn ingest<S, E>(&self, push: &LivePush, stream: S) -> Result<Ingested>
     where
         S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,
         E: std::fmt::Display,
@@ -52,10 +53,8 @@ impl Store {
     }
 
     #[boxed]
-    async fn ingest_stream(&self, push: &PushId, stream: &mut (dyn Stream<Item = Result<Bytes>> + Send + Unpin)) -> Result<Ingested> {
-        // Ended sessions are refused before their bytes are read.
-        self.metadata.renew_push(push.clone(), self.options.lease).await?;
-        let mut ingest = Ingest { store: self, push, renewal: Renewal::done(self), pack: None, done: Ingested::default() };
+    async fn ingest_stream(&self, push: &LivePush, stream: &mut (dyn Stream<Item = Result<Bytes>> + Send + Unpin)) -> Result<Ingested> {
+        let mut ingest = Ingest { store: self, push: push.clone(), pack: None, done: Ingested::default() };
         match ingest.take_all(stream).await {
             Ok(()) => Ok(ingest.done),
             Err(Fault::Stream(error)) => {
@@ -81,9 +80,8 @@ enum Fault {
 
 struct Ingest<'a> {
     store: &'a Store,
-    push: &'a PushId,
-    /// Of the session, while no pack is open.
-    renewal: Renewal,
+    /// Its lease is renewed here while no pack is open.
+    push: LivePush,
     pack: Option<Open>,
     done: Ingested,
 }
@@ -174,9 +172,9 @@ impl Ingest<'_> {
         if let Some(open) = &mut self.pack {
             return open.writer.renew().await;
         }
-        let Some(now) = self.renewal.due(self.store) else { return Ok(()) };
-        let renewed = self.store.metadata.renew_push(self.push.clone(), self.store.options.lease).await;
-        self.renewal.note(self.store, now, renewed.map(drop))
+        let Some(now) = self.push.renewal.due(self.store) else { return Ok(()) };
+        let renewed = self.store.metadata.renew_push(self.push.id.clone(), self.store.options.lease).await;
+        self.push.renewal.note(self.store, now, renewed.map(drop))
     }
 
     async fn take(&mut self, item: Incoming) -> Result<()> {
@@ -224,7 +222,7 @@ impl Ingest<'_> {
     async fn begin_frame(&mut self, header: Header, container: Option<NewContainer>) -> Result<()> {
         if self.pack.is_none() {
             self.pack =
-                Some(Open { writer: PackWriter::begin(self.store, Some(self.push)).await?, inside_frame: false, holds: HashSet::new() });
+                Some(Open { writer: PackWriter::begin(self.store, Some(&self.push)).await?, inside_frame: false, holds: HashSet::new() });
         }
         self.open()?.writer.header(header, container).await
     }

@@ -72,9 +72,8 @@ impl Store {
         if_tag_is: Option<TagState>,
     ) -> Result<Committed> {
         let unknown = || Error::PushUnknown(push.0.clone());
-        match self.push_repository(push).await {
-            Ok(found) if found == *repository => self.commit_as(push, manifest, tag, if_tag_is, None).await,
-            Ok(_) => Err(unknown()),
+        match self.live_push(repository, push).await {
+            Ok(_) => self.commit_as(push, manifest, tag, if_tag_is, None).await,
             Err(Error::PushUnknown(_)) => {
                 let session = self.metadata.session(push.clone()).await?;
                 let ended = session.ended.filter(|_| session.repository == *repository);

@@ -5,6 +5,7 @@ use crate::boxed;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
+use crate::live::LivePush;
 use crate::metadata::{Ancestor, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
 use crate::places::Places;
 use crate::room::Disk;
@@ -71,7 +72,7 @@ impl Default for Options {
 #[derive(Clone, Debug)]
 pub struct PushSession {
     /// Its id.
-    pub id: PushId,
+    pub id: LivePush,
     /// How long it lives unless it is used.
     pub lease: Duration,
 }
@@ -210,15 +211,7 @@ impl Store {
     pub async fn open_push(&self, repository: &RepositoryName) -> Result<PushSession> {
         let id = PushId(uuid::Uuid::now_v7().to_string());
         self.metadata.open_push(id.clone(), repository.clone(), self.options.lease).await?;
-        Ok(PushSession { id, lease: self.options.lease })
-    }
-
-    /// The repository of a live session; renews its lease.
-    ///
-    /// # Errors
-    /// [`Error::PushUnknown`].
-    pub async fn push_repository(&self, push: &PushId) -> Result<RepositoryName> {
-        self.metadata.renew_push(push.clone(), self.options.lease).await
+        Ok(PushSession { id: LivePush::found(self, id), lease: self.options.lease })
     }
 
     /// Positions in `wanted` of what the store lacks. What it has is leased to the session.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use pfr_schema::frame;
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Options, PushId, Store};
+use pfr_store::{LivePush, Options, Store};
 use pfr_testkit::frames;
 use pfr_testkit::snapshot::Shape;
 use std::convert::Infallible;
@@ -44,7 +44,7 @@ pub async fn run(disk: &Path, pages: usize, rounds: usize) -> Result<()> {
 async fn push(store: &Store, pages: &[u64], known: usize) -> Result<(f64, f64)> {
     let made = Shape::of(GEOMETRY).snapshot(pages).build();
     let (tree, runs) = (&made.trees[0], &made.trees[0].runs);
-    let session: PushId = store.open_push(&"bench/w".parse()?).await?.id;
+    let session: LivePush = store.open_push(&"bench/w".parse()?).await?.id;
     let wanted: Vec<(Digest, Kind)> = runs.iter().map(|run| (run.digest, run.kind)).collect();
     let missing = store.missing(&session, wanted).await?;
     let nodes = missing.into_iter().map(|i| &runs[i]).chain([&tree.document, &made.config, &made.manifest]);

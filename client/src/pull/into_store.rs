@@ -12,7 +12,7 @@ use crate::remote::Remote;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
-use pfr_store::{PushId, Store};
+use pfr_store::{LivePush, Store};
 use std::sync::Arc;
 
 pub(super) async fn pull(
@@ -37,7 +37,7 @@ const REPAIR: usize = 1024;
 /// `blob_unknown` if the registry lacks one of them; `digest_mismatch` and its like for wrong
 /// bytes; [`Error::Unreachable`](crate::Error::Unreachable).
 #[boxed]
-pub async fn fetch_blobs(remote: &Remote, repository: &RepositoryName, digests: &[Digest], store: &Store, push: &PushId) -> Result<u64> {
+pub async fn fetch_blobs(remote: &Remote, repository: &RepositoryName, digests: &[Digest], store: &Store, push: &LivePush) -> Result<u64> {
     let progress = Progress::default();
     let fetcher = Fetcher::new(remote, repository, &progress);
     for part in digests.chunks(REPAIR) {

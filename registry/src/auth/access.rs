@@ -1,6 +1,6 @@
 //! The extractor, and the proof that a handler has it.
 
-use super::action::{Action, Permission};
+use super::action::{Action, Permission, Push};
 use super::{Question, decide};
 use crate::app::App;
 use crate::domains::Domain;
@@ -11,6 +11,7 @@ use axum::extract::FromRequestParts;
 use axum::handler::Handler;
 use axum::http::request::Parts;
 use pfr_schema::{ErrorCode, RepositoryName};
+use pfr_store::{LivePush, PushId};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -86,9 +87,29 @@ impl Scope for Catalogue {
     }
 }
 
-/// Arguments of a handler, of which the first is its [`Access`].
+/// Proof that the caller may push to a repository, and that the session in the request's path is one
+/// of this repository.
+pub(crate) struct Session {
+    /// The domain that both are in.
+    pub(crate) domain: Arc<Domain>,
+    /// The session.
+    pub(crate) push: LivePush,
+}
+
+impl FromRequestParts<App> for Session {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let Access { to: repository, domain, .. } = Access::<Push>::from_request_parts(parts, app).await?;
+        let Path(push): Path<PushId> = Path::from_request_parts(parts, app).await?;
+        let push = domain.store.live_push(&repository, &push).await?;
+        Ok(Self { domain, push })
+    }
+}
+
+/// Arguments of a handler, of which the first is its [`Access`] or [`Session`].
 #[diagnostic::on_unimplemented(
-    message = "the first argument of a handler must be its `Access`",
+    message = "the first argument of a handler must be its `Access` or `Session`",
     note = "add `_: Access<Pull>` (or Push, Delete, Admin, Open) before the other arguments"
 )]
 pub(crate) trait AccessFirst {
@@ -100,6 +121,9 @@ macro_rules! access_first {
     ($([$($argument:ident),*])+) => {$(
         impl<M, A: Permission, S, $($argument),*> AccessFirst for (M, Access<A, S>, $($argument,)*) {
             const ACTION: Action = A::ACTION;
+        }
+        impl<M, $($argument),*> AccessFirst for (M, Session, $($argument,)*) {
+            const ACTION: Action = Push::ACTION;
         }
     )+};
 }

@@ -1,6 +1,6 @@
-//! Authorisation. Each handler takes an [`Access`] as its first argument: it names the action, and
-//! the repository that the action is about. So authorisation is visible where the action is, and a
-//! handler without it does not compile ([`action_of`]).
+//! Authorisation. Each handler takes an [`Access`] or a [`Session`] as its first argument: it names
+//! the action, and the repository that the action is about. So authorisation is visible where the
+//! action is, and a handler without it does not compile ([`action_of`]).
 //!
 //! There are no tokens yet, so every access is granted: [`decide`] is the only place that changes
 //! with them. The OpenAPI document has the action of each operation as `x-pf-action`.
@@ -8,7 +8,7 @@
 mod access;
 mod action;
 
-pub(crate) use access::{Access, AllRepositories, Catalogue, action_of};
+pub(crate) use access::{Access, AllRepositories, Catalogue, Session, action_of};
 pub(crate) use action::{Action, Admin, Delete, Open, Pull, Push};
 
 use crate::app::App;

@@ -1,14 +1,12 @@
 //! Frames in and out, streamed. Memory is bounded by the store's own windows.
 
-use super::pushes::check_session;
 use super::{Answer, check_count, must_exist};
 use crate::app::App;
-use crate::auth::{Access, Pull, Push};
+use crate::auth::{Access, Pull, Session};
 use crate::failures;
 use crate::http::body::is_stall;
 use crate::http::json::JsonBody;
 use crate::http::media_type;
-use crate::http::path::Path;
 use crate::http::sending::OneByOne;
 use crate::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
 use crate::problem::Failure;
@@ -21,7 +19,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, api};
-use pfr_store::{Error, PushId};
+use pfr_store::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,12 +35,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
     responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
 )]
 pub(crate) async fn put(
-    Access { to: repository, domain, .. }: Access<Push>,
-    Path(push): Path<PushId>,
+    Session { domain, push }: Session,
     request: Request,
 ) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
-    check_session(&domain.store, &repository, &push).await?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store sees that the input ended early, but not why.
     let stalled = AtomicBool::new(false);

@@ -3,16 +3,16 @@
 
 use super::{Answer, check_count, record_conflict};
 use crate::app::App;
-use crate::auth::{Access, Push};
+use crate::auth::{Access, Push, Session};
 use crate::failures;
 use crate::http::json::JsonBody;
-use crate::http::path::{Path, unknown_push};
+use crate::http::path::Path;
 use crate::metrics::COMMITS;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use pfr_schema::{RepositoryName, api};
-use pfr_store::{PushId, Store};
+use pfr_store::PushId;
 
 /// Opens a push session
 ///
@@ -34,7 +34,7 @@ pub(crate) async fn open(
 ) -> Answer<(StatusCode, Json<api::Push>)> {
     let session = domain.store.open_push(&repository).await?;
     let push = api::Push {
-        id: session.id.0,
+        id: session.id.to_string(),
         lease_seconds: session.lease.as_secs(),
         max_digests: app.max_digests as u64,
         max_frames_bytes: app.max_frames_bytes,
@@ -56,13 +56,11 @@ pub(crate) async fn open(
     responses((status = 200, description = "What is missing", body = api::MissingResponse, example = json!({"missing": [[0, 2]]})), failures::Pushing),
 )]
 pub(crate) async fn missing(
-    Access { to: repository, domain, .. }: Access<Push>,
+    Session { domain, push }: Session,
     State(app): State<App>,
-    Path(push): Path<PushId>,
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
-    check_session(&domain.store, &repository, &push).await?;
     let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
     let positions = domain.store.missing(&push, wanted).await?;
     Ok(Json(api::MissingResponse { missing: ranges(positions) }))
@@ -105,16 +103,9 @@ pub(crate) async fn commit(
     params(("repo" = RepositoryName, Path, description = "Repository"), ("id" = String, Path, description = "Push session")),
     responses((status = 204, description = "The session is over"), failures::Aborting),
 )]
-pub(crate) async fn abort(Access { to: repository, domain, .. }: Access<Push>, Path(push): Path<PushId>) -> Answer<StatusCode> {
-    check_session(&domain.store, &repository, &push).await?;
+pub(crate) async fn abort(Session { domain, push }: Session) -> Answer<StatusCode> {
     domain.store.abort(&push).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Refuses a session that is over or belongs to another repository. The error does not tell these
-/// apart, so that it does not reveal the other repository.
-pub(super) async fn check_session(store: &Store, repository: &RepositoryName, push: &PushId) -> Answer<()> {
-    if store.push_repository(push).await? == *repository { Ok(()) } else { Err(unknown_push(&push.0)) }
 }
 
 /// Ascending positions as `[start, count]`.

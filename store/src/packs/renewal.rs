@@ -11,6 +11,7 @@ const RENEW: u32 = 4;
 const RETRY: u32 = 64;
 
 /// When leases are renewed: well before they end, and soon again where that failed.
+#[derive(Clone, Debug)]
 pub(crate) struct Renewal {
     /// When nothing need be renewed, in milliseconds since 1970.
     fresh: Range<u64>,

@@ -6,6 +6,7 @@ use super::paths::path;
 use super::renewal::Renewal;
 use crate::Store;
 use crate::error::{Error, Result};
+use crate::live::LivePush;
 use crate::metadata::{FullPack, Moved, NewContainer, NewFrame, PackId, PackSizes, PackStored, PushId};
 use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutPayload, UploadPart};
@@ -49,20 +50,16 @@ pub(crate) struct PackWriter {
 
 impl PackWriter {
     /// Begins a pack, for the session `push` if it is to be finished by [`Self::finish`].
-    pub(crate) async fn begin(store: &Store, push: Option<&PushId>) -> Result<Self> {
+    pub(crate) async fn begin(store: &Store, push: Option<&LivePush>) -> Result<Self> {
         store.mark().await?;
-        let lease = store.options.lease;
-        if let Some(push) = push {
-            store.metadata.renew_push(push.clone(), lease).await?;
-        }
-        let renewal = Renewal::done(store);
+        let renewal = push.map_or_else(|| Renewal::done(store), |push| push.renewal.clone());
         // Never reused and never derived from content: a late or repeated delete can only hit bytes that no row names.
         let key = uuid::Uuid::now_v7().to_string();
-        let id = store.metadata.begin_pack(key.clone(), lease).await?;
+        let id = store.metadata.begin_pack(key.clone(), store.options.lease).await?;
         let upload = store.packs.put_multipart(&path(&key)).await.map_err(Error::packs)?;
         let mut writer = Self {
             store: store.clone(),
-            push: push.cloned(),
+            push: push.map(|push| push.id.clone()),
             grows: push.is_some(),
             id,
             key,

@@ -4,7 +4,7 @@ use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, leaks, pieces, property, push, repository, snapshot};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, Kind};
-use pfr_store::{GcOptions, Options, Pin, PushId};
+use pfr_store::{GcOptions, LivePush, Options, Pin};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn pages(range: std::ops::Range<u64>) -> Snapshot {
 }
 
 /// An open session that has uploaded a snapshot.
-async fn uploaded(rig: &Rig, s: &Snapshot) -> PushId {
+async fn uploaded(rig: &Rig, s: &Snapshot) -> LivePush {
     let session = rig.store.open_push(&repository()).await.unwrap().id;
     rig.store.ingest(&session, pieces(&s.stream(), 4096)).await.unwrap();
     session
@@ -93,7 +93,7 @@ async fn what_a_live_session_was_told_is_present_stays_when_another_session_ends
         // Longer than a lease: a session keeps what it leases as long as it lives.
         for _ in 0..3 {
             rig.seconds(LEASE * 3 / 4);
-            rig.store.push_repository(&asking).await.unwrap();
+            rig.store.live_push(&repository(), &asking).await.unwrap();
             gc(&rig).await;
             assert!(rig.store.missing(&asking, wanted.clone()).await.unwrap().is_empty(), "{asked_first}");
         }
@@ -154,11 +154,11 @@ async fn ending_all_sessions_frees_what_an_interrupted_pull_left(on: Backend) {
     rig.store.metadata().begin_pack(key.into(), Duration::from_secs(LEASE)).await.unwrap();
     let options = GcOptions { end_sessions: true, ..at_once() };
     let planned = rig.store.gc(&GcOptions { dry_run: true, ..options.clone() }, &mut |_| ()).await.unwrap();
-    assert!(rig.store.push_repository(&session).await.is_ok(), "a dry run ends no session");
+    assert!(rig.store.live_push(&repository(), &session).await.is_ok(), "a dry run ends no session");
     let done = rig.store.gc(&options, &mut |_| ()).await.unwrap();
     assert!(done.unclaimed > 80 && done.packs_abandoned == 1 && done.sessions == 1, "{done:?}");
     same(&planned, &done);
-    assert!(rig.store.push_repository(&session).await.is_err());
+    assert!(rig.store.live_push(&repository(), &session).await.is_err());
     leaks::assert_none(&rig).await;
     rig.store.verify(&kept.manifest.digest, &mut |_| ()).await.unwrap();
 }
@@ -284,7 +284,7 @@ fn step() -> impl Strategy<Value = Step> {
 async fn the_dry_run_says_exactly_what_the_run_does(on: Backend) {
     let case = move |steps: Vec<Step>| async move {
         let rig = rig_with_packs_of(on, 6000).await;
-        let mut open: Vec<PushId> = Vec::new();
+        let mut open: Vec<LivePush> = Vec::new();
         for step in steps.into_iter().chain([Step::Collect { horizon: false, end_sessions: false }]) {
             match step {
                 Step::Push(from, n) => {

@@ -192,7 +192,7 @@ async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(
         tokio::task::yield_now().await;
     }
     rig.seconds(LEASE / 2 + 1);
-    rig.store.push_repository(&session.id).await.unwrap();
+    rig.store.live_push(&repository(), &session.id).await.unwrap();
     rig.seconds(LEASE / 2);
     let late = GcOptions { horizon: Duration::from_secs(1000), ..at_once() };
     assert_eq!(rig.store.gc(&late, &mut |_| ()).await.unwrap().packs_abandoned, 1);

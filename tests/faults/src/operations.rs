@@ -244,7 +244,7 @@ pub(crate) async fn push(
     (Err(Error::Unavailable { what: "registry", reason: "three attempts failed".into() }), true)
 }
 
-async fn upload(store: &Store, session: &pfr_store::PushId, snapshot: &Snapshot, manner: Manner) -> Result<(), Error> {
+async fn upload(store: &Store, session: &pfr_store::LivePush, snapshot: &Snapshot, manner: Manner) -> Result<(), Error> {
     let (containers, blobs): (Vec<_>, Vec<_>) = snapshot.order.iter().copied().partition(|(_, kind)| *kind != Kind::Blob);
     let mut wanted: BTreeSet<Digest> = BTreeSet::new();
     for ask in [containers, blobs] {
