@@ -10,7 +10,7 @@ use pfr_schema::api::{
     TagRequest, TagState, Usage, Verified,
 };
 use pfr_schema::{Digest, RepositoryName, Selector, Tag};
-use pfr_store::{Budget, Page, RepositoryRow, Store, TagRow};
+use pfr_store::{Budget, Page, Store};
 use std::time::Duration;
 
 /// Entries in one page of a list.
@@ -47,7 +47,7 @@ impl Site {
     pub async fn repositories(&self) -> Result<Vec<RepositoryInfo>> {
         all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
             Ok(match self {
-                Self::Store(store) => listed(store.repositories(after, PAGE).await?, repository_info),
+                Self::Store(store) => listed(store.repositories(after, PAGE).await?),
                 Self::Registry(remote) => {
                     let page = remote.repositories(after.as_deref(), PAGE).await?;
                     (page.repositories, page.next)
@@ -66,7 +66,7 @@ impl Site {
     pub async fn newest_snapshots(&self, repository: &RepositoryName, most: usize) -> Result<Vec<SnapshotSummary>> {
         all_pages(self.place(), most, move |after: Option<String>| async move {
             Ok(match self {
-                Self::Store(store) => listed(store.snapshots(repository, after, PAGE).await?, Into::into),
+                Self::Store(store) => listed(store.snapshots(repository, after, PAGE).await?),
                 Self::Registry(remote) => {
                     let page = remote.snapshots(repository, after.as_deref(), PAGE).await?;
                     (page.snapshots, page.next)
@@ -80,7 +80,7 @@ impl Site {
     pub async fn tags(&self, repository: &RepositoryName) -> Result<Vec<TagInfo>> {
         all_pages(self.place(), usize::MAX, move |after: Option<String>| async move {
             Ok(match self {
-                Self::Store(store) => listed(store.tags(repository, after, PAGE).await?, tag_info),
+                Self::Store(store) => listed(store.tags(repository, after, PAGE).await?),
                 Self::Registry(remote) => {
                     let page = remote.tags(repository, after.as_deref(), PAGE).await?;
                     (page.tags, page.next)
@@ -216,16 +216,6 @@ impl Site {
 }
 
 /// A page of rows of the local store.
-fn listed<R, T>(page: Page<R>, convert: impl Fn(R) -> T) -> PageOf<T> {
-    (page.rows.into_iter().map(convert).collect(), page.next)
-}
-
-fn repository_info(row: RepositoryRow) -> RepositoryInfo {
-    let RepositoryRow { name, snapshots, tags, updated_at } = row;
-    RepositoryInfo { name, snapshots, tags, updated_at }
-}
-
-fn tag_info(row: TagRow) -> TagInfo {
-    let TagRow { name, digest, updated_at, .. } = row;
-    TagInfo { name, digest, updated_at }
+fn listed<R: Into<T>, T>(page: Page<R>) -> PageOf<T> {
+    (page.rows.into_iter().map(Into::into).collect(), page.next)
 }

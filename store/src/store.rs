@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::frames::Outputs;
 use crate::live::LivePush;
-use crate::metadata::{Ancestor, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryRow, SnapshotRow, TagMove, TagRow};
+use crate::metadata::{Ancestor, Commit, Metadata, NameChange, Page, Pin, PushId, RepositoryInfo, SnapshotRow, TagMove, TagRow};
 use crate::places::Places;
 use crate::room::Disk;
 use bytes::Bytes;
@@ -414,7 +414,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub async fn repositories(&self, after: Option<String>, limit: usize) -> Result<Page<RepositoryRow>> {
+    pub async fn repositories(&self, after: Option<String>, limit: usize) -> Result<Page<RepositoryInfo>> {
         self.metadata.repositories(after, limit).await
     }
 

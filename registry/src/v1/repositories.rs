@@ -19,10 +19,5 @@ pub(crate) async fn list(
 ) -> Answer<Json<api::RepositoryList>> {
     let (after, limit) = paging.checked()?;
     let page = domain.store.repositories(after, limit).await?;
-    let repositories = page
-        .rows
-        .into_iter()
-        .map(|row| api::RepositoryInfo { name: row.name, snapshots: row.snapshots, tags: row.tags, updated_at: row.updated_at })
-        .collect();
-    Ok(Json(api::RepositoryList { repositories, next: page.next }))
+    Ok(Json(api::RepositoryList { repositories: page.rows, next: page.next }))
 }

@@ -12,7 +12,7 @@ use axum::Json;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use pfr_schema::{RepositoryName, Tag, api};
-use pfr_store::{NameChange, TagMove, TagRow};
+use pfr_store::{NameChange, TagMove};
 
 /// Lists tags by name
 #[utoipa::path(
@@ -23,7 +23,7 @@ use pfr_store::{NameChange, TagMove, TagRow};
 pub(crate) async fn list(Access { to: repository, domain, .. }: Access<Pull>, Query(paging): Query<Paging>) -> Answer<Json<api::TagList>> {
     let (after, limit) = paging.checked()?;
     let page = domain.store.tags(&repository, after, limit).await?;
-    Ok(Json(api::TagList { tags: page.rows.into_iter().map(info).collect(), next: page.next }))
+    Ok(Json(api::TagList { tags: page.rows.into_iter().map(api::TagInfo::from).collect(), next: page.next }))
 }
 
 /// Shows a tag
@@ -46,7 +46,7 @@ pub(crate) async fn get(Access { to: repository, domain, .. }: Access<Pull>, Pat
     if not_modified(&headers, &row.digest) {
         return Ok((StatusCode::NOT_MODIFIED, tagged).into_response());
     }
-    Ok((tagged, Json(info(row))).into_response())
+    Ok((tagged, Json(api::TagInfo::from(row))).into_response())
 }
 
 /// Points a tag at a snapshot
@@ -115,8 +115,4 @@ pub(crate) async fn delete(
     let once = once(&headers, &("delete_tag", &tag, expected))?;
     domain.store.change_names(&repository, NameChange::DeleteTag { tag, expected }, once).await.map_err(record_conflict)?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-fn info(row: TagRow) -> api::TagInfo {
-    api::TagInfo { name: row.name, digest: row.digest, updated_at: row.updated_at }
 }

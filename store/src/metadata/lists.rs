@@ -5,7 +5,7 @@ use super::names::visible;
 use super::snapshots::{manifest_row, unknown};
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{ObjectId, Page, RepositoryRow, SnapshotRow, TagRow};
+use super::{ObjectId, Page, RepositoryInfo, SnapshotRow, TagRow};
 use crate::error::Error;
 use pfr_schema::{Digest, DigestPrefix, RepositoryName, Tag};
 use std::collections::HashMap;
@@ -92,10 +92,10 @@ pub(super) async fn snapshots<T: Tx>(
     Ok(Page { rows: snapshot_rows(tx, &page.rows).await?, next: page.next })
 }
 
-pub(super) async fn repositories<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<RepositoryRow>> {
+pub(super) async fn repositories<T: Tx>(tx: &mut T, after: Option<&str>, limit: usize) -> Outcome<Page<RepositoryInfo>> {
     let find = "SELECT r.name, COUNT(*), (SELECT COUNT(*) FROM tags t WHERE t.repository = r.id), MAX(m.pushed_at)
                 FROM repositories r JOIN manifests m ON m.repository = r.id WHERE r.name > $1 GROUP BY r.id, r.name ORDER BY r.name LIMIT $2";
     let rows: Vec<(RepositoryName, u64, u64, u64)> = tx.query(find, values![cursor(after, "")?, one_more(limit)]).await?;
-    let row = |(name, snapshots, tags, updated_at)| RepositoryRow { name, snapshots, tags, updated_at };
+    let row = |(name, snapshots, tags, updated_at)| RepositoryInfo { name, snapshots, tags, updated_at };
     Ok(paged(rows.into_iter().map(row).collect(), limit, |row| row.name.to_string()))
 }

@@ -171,7 +171,7 @@ macro_rules! metadata_transactions {
             delete_snapshot(repository: RepositoryName, digest: Digest) -> ()
                 = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest);
             /// Repositories by name.
-            repositories(after: Option<String>, limit: usize) -> Page<RepositoryRow>
+            repositories(after: Option<String>, limit: usize) -> Page<RepositoryInfo>
                 = READ |tx| lists::repositories(tx, after.as_deref(), *limit);
             /// What the snapshots of a repository cost that follow the manifest `after`, some of them;
             /// `reached` is what counts as reached before.

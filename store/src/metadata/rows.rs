@@ -18,7 +18,8 @@ pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, levels, short, steps};
 
-use pfr_schema::api::TagState;
+pub use pfr_schema::api::RepositoryInfo;
+use pfr_schema::api::{TagInfo, TagState};
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::run::Shape;
@@ -184,17 +185,10 @@ pub struct TagRow {
     pub followed: bool,
 }
 
-/// A repository.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RepositoryRow {
-    /// Name.
-    pub name: RepositoryName,
-    /// Snapshots in it.
-    pub snapshots: u64,
-    /// Tags in it.
-    pub tags: u64,
-    /// Milliseconds since 1970 of the newest push.
-    pub updated_at: u64,
+impl From<TagRow> for TagInfo {
+    fn from(row: TagRow) -> Self {
+        Self { name: row.name, digest: row.digest, updated_at: row.updated_at }
+    }
 }
 
 /// One page of a list.

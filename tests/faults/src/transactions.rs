@@ -6,12 +6,8 @@ use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, DigestPrefix, DomainName, Kind, RepositoryName, Tag};
-use pfr_store::{
-    Ancestor, Audit, Collected, Commit, Committed, CostsPage, Damage, DamagedRow, DomainRow, DomainStep, Error, Evictable, FullPack, GcRun,
-    JournalRow, JournalState, Lease, Location, Metadata, Moved, NameChange, NamesCursor, NewContainer, NewFrame, ObjectId, ObjectRow,
-    ObjectSet, Once, PackId, PackRow, PackSizes, PackStored, Packed, Page, Pin, PrefixHits, PrefixMark, PrefixPath, PushId, Queued,
-    RepositoryRow, Result, Retired, Session, SnapshotRow, TagMove, TagRow, Unfinished, Unjournaled, metadata_transactions,
-};
+// Every type that a transaction takes or gives.
+use pfr_store::*;
 use std::sync::Arc;
 use std::time::Duration;
 
