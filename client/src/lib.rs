@@ -44,7 +44,7 @@ pub use agent::AgentClient;
 pub use directory::Directory;
 pub use error::{Error, Result};
 pub use progress::{Phase, Progress};
-pub use pull::{Destination, PullReport, fetch_blobs, pull};
+pub use pull::{Destination, PullReport, pull};
 pub use push::{PushReport, PushTarget, Source, push, push_into_store};
 pub use remote::{BoxFrames, Entry, OnRetry, PageOf, Remote, RemoteOptions, Retrying, VIA, all_pages};
 pub use site::Site;

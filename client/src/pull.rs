@@ -15,7 +15,6 @@ mod into_store;
 mod publish;
 mod writer;
 
-pub use into_store::fetch_blobs;
 
 use crate::boxed;
 use crate::error::Result;

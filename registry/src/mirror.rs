@@ -14,7 +14,6 @@ mod pass;
 mod report;
 
 pub use pass::{Options, mirror};
-pub use pfr_client::fetch_blobs;
 pub use report::{Conflict, NotCopied, Report};
 
 use pfr_schema::ErrorCode;

@@ -1,18 +1,16 @@
 //! Pull into a local store.
 
 use super::fetch::{Fetcher, IN_FLIGHT, Watched, batches, manifest_item};
-use crate::boxed;
 use crate::error::Result;
 use crate::local::LocalSession;
 use crate::meter::Tally;
 use crate::plain::as_blobs;
 use crate::plan::{Item, Plan, PlanDestination, Totals, children, plan};
-use crate::progress::{Phase, Progress};
-use crate::remote::Remote;
+use crate::progress::Phase;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, RepositoryName, Tag};
-use pfr_store::{LivePush, Store};
+use pfr_store::Store;
 use std::sync::Arc;
 
 pub(super) async fn pull(
@@ -24,30 +22,6 @@ pub(super) async fn pull(
 ) -> Result<Totals> {
     let session = Session { fetcher, repository, local: LocalSession::open(store, repository).await? };
     session.local.end(session.run(digest, tag).await).await
-}
-
-/// Digests in one request of [`fetch_blobs`].
-const REPAIR: usize = 1024;
-
-/// Fetches blobs of a repository into a push session of a store, verified, and returns their
-/// number. Containers are stored as containers: list them after their children. Nothing becomes
-/// visible. Complete blobs of the store stay where they are; missing and damaged ones are replaced.
-///
-/// # Errors
-/// `blob_unknown` if the registry lacks one of them; `digest_mismatch` and its like for wrong
-/// bytes; [`Error::Unreachable`](crate::Error::Unreachable).
-#[boxed]
-pub async fn fetch_blobs(remote: &Remote, repository: &RepositoryName, digests: &[Digest], store: &Store, push: &LivePush) -> Result<u64> {
-    let progress = Progress::default();
-    let fetcher = Fetcher::new(remote, repository, &progress);
-    for part in digests.chunks(REPAIR) {
-        let items: Arc<[Item]> = part.iter().map(|digest| Item { digest: *digest, kind: Kind::Blob, size: None }).collect();
-        let tally = Tally::new(&progress);
-        let Watched { frames, slot } = fetcher.frames(&items, &tally).await?;
-        store.ingest(push, frames).await.map_err(|error| remote.received(&slot, error))?;
-        fetcher.count(&tally);
-    }
-    Ok(fetcher.blobs())
 }
 
 struct Session<'a> {
