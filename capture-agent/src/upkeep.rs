@@ -35,7 +35,7 @@ impl Task for Upkeep {
     async fn run(&self, budget: &Budget) -> Result<RunEnd> {
         // Readers of a local store look again when a pack is gone, so packs need no grace period. One
         // merge a run: captures write to the same disk.
-        let options = GcOptions { trigger: GcTrigger::Schedule, horizon: Duration::ZERO, merges: 1, ..GcOptions::default() };
+        let options = GcOptions { trigger: GcTrigger::Schedule, grace: Duration::ZERO, merges: 1, ..GcOptions::default() };
         let mut no_progress = |_: &GcReport| ();
         let Some(max_bytes) = self.max_bytes else {
             let options = GcOptions { part: GcPart::Merging, ..options };

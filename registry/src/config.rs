@@ -110,7 +110,7 @@ settings! {
     /// Seconds between collections of garbage, about [default: 300]; 0 for never. Each replica may run them.
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
     /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
-    gc_horizon_seconds: u64 = 3600, "PF_REGISTRY_GC_HORIZON_SECONDS", "S";
+    gc_grace_seconds: u64 = 3600, "PF_REGISTRY_GC_GRACE_SECONDS", "S";
     /// Seconds between scrubs, which read every pack, about [default: 0]; 0 for never. A scrub by one replica counts for all.
     scrub_interval_seconds: u64 = 0, "PF_REGISTRY_SCRUB_INTERVAL_SECONDS", "S";
     /// Bytes that such a scrub reads a second, at most [default: 33554432]; 0 for no limit.
@@ -148,7 +148,7 @@ pub enum SettingsError {
     NothingToRedirectTo,
     /// URLs that would outlive what they point to.
     #[error(
-        "redirect-seconds must be less than gc-horizon-seconds: a client must not be sent to bytes that are gone by the time it reads them"
+        "redirect-seconds must be less than gc-grace-seconds: a client must not be sent to bytes that are gone by the time it reads them"
     )]
     RedirectsOutliveTheirBytes,
     /// A limit of nothing.
@@ -189,7 +189,7 @@ impl Config {
         if self.redirect_downloads && (self.storage.is_empty() || self.storage.starts_with("file:")) {
             return Err(SettingsError::NothingToRedirectTo);
         }
-        if self.redirect_downloads && self.redirect_seconds >= self.gc_horizon_seconds {
+        if self.redirect_downloads && self.redirect_seconds >= self.gc_grace_seconds {
             return Err(SettingsError::RedirectsOutliveTheirBytes);
         }
         let positive = [

@@ -33,7 +33,7 @@ pub(crate) struct Domain {
 
 impl Domain {
     fn new(name: DomainName, store: Store, limits: &Limits, config: &Config, removes: Option<pfr_store::Domains>) -> Arc<Self> {
-        let collector = Collector::new(store.clone(), name.clone(), Duration::from_secs(config.gc_horizon_seconds));
+        let collector = Collector::new(store.clone(), name.clone(), Duration::from_secs(config.gc_grace_seconds));
         let schedule = schedule(&store, &collector, limits, config, removes);
         Arc::new(Self { name, store, collector, schedule, collections: Arc::new(Semaphore::new(1)) })
     }

@@ -91,7 +91,7 @@ fn describe() {
     describe_counter!(GC_MERGED, Unit::Count, "Small packs that were merged into others.");
     describe_counter!(GC_DELETED, Unit::Bytes, "Bytes of packs deleted from storage.");
     describe_gauge!(GC_DUE, Unit::Count, "Entries of the queue that the next collection looks at, up to 10,000.");
-    describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the horizon, of at most 10,000 packs.");
+    describe_gauge!(GC_DRAINING, Unit::Bytes, "Bytes of packs that wait for the grace period, of at most 10,000 packs.");
     describe_counter!(TASK_RUNS, Unit::Count, "Runs of a background task that ended, by task.");
     describe_counter!(TASK_ERRORS, Unit::Count, "Of these, runs that failed.");
     describe_gauge!(TASK_BUSY, Unit::Seconds, "Time that runs of a background task took, all together.");

@@ -507,7 +507,7 @@ api! {
         pub packs_merged: u64,
         /// Bytes of the frames that were copied.
         pub moved_bytes: u64,
-        /// Packs whose bytes were deleted: the horizon since they began to drain had passed.
+        /// Packs whose bytes were deleted: the grace period since they began to drain had passed.
         pub packs_deleted: u64,
         /// Their bytes on storage.
         pub deleted_bytes: u64,

@@ -5,7 +5,7 @@
 //! retire   packs that nothing points to, uploads past their lease ─▶ draining
 //! merge    packs far below the size of a full one ─▶ their live frames in few packs; the old ones drain
 //! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones drain
-//! drain    what has been draining for the horizon ─▶ bytes deleted, then rows
+//! drain    what has been draining for the grace period ─▶ bytes deleted, then rows
 //! trim     objects of the journal that a summary made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
@@ -66,7 +66,7 @@ pub struct GcOptions {
     /// Change nothing, say what would be freed.
     pub dry_run: bool,
     /// How long a pack that nothing points to stays on storage: longer than any read, redirect or clock error. Default 1 hour.
-    pub horizon: Duration,
+    pub grace: Duration,
     /// Objects deleted in one transaction, at most: an implementation does less while others wait. Default 8,000.
     pub batch: usize,
     /// Whether live frames are copied: out of packs less than half alive, and out of small ones. Default true.
@@ -84,7 +84,7 @@ impl Default for GcOptions {
             trigger: GcTrigger::Command,
             part: GcPart::All,
             dry_run: false,
-            horizon: Duration::from_secs(3600),
+            grace: Duration::from_secs(3600),
             batch: 8000,
             compact: true,
             merges: usize::MAX,

@@ -21,7 +21,7 @@ const BETWEEN: u64 = 30;
 pub async fn run(disk: &Path, pushes: u64) -> Result<()> {
     let dir = tempfile::tempdir_in(disk)?;
     let store = Store::open(dir.path(), Options::default()).await?;
-    let options = GcOptions { part: GcPart::Merging, horizon: Duration::ZERO, ..GcOptions::default() };
+    let options = GcOptions { part: GcPart::Merging, grace: Duration::ZERO, ..GcOptions::default() };
     let (mut moved, mut seconds) = (0, 0.0);
     for number in 0..pushes {
         push(&store, number).await?;

@@ -159,7 +159,7 @@ async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registry_collects_when_asked() {
     let registry =
-        Registry::start_with(|config| (config.lease_seconds, config.gc_interval_seconds, config.gc_horizon_seconds) = (1, 0, 0)).await;
+        Registry::start_with(|config| (config.lease_seconds, config.gc_interval_seconds, config.gc_grace_seconds) = (1, 0, 0)).await;
     let (dir, source) = (tempfile::tempdir().unwrap(), directory(SHAPE, &(0..40).collect::<Vec<_>>()));
     let digest = push_dir(&registry.remote(), source.path(), "a").await.unwrap().digest;
     registry.remote().delete_snapshot(&repository(), &digest).await.unwrap();

@@ -1,5 +1,5 @@
 //! A push that takes many times as long as its lease, and a registry that collects without a
-//! horizon all the while. The registry's clock stands still unless the test moves it.
+//! grace period all the while. The registry's clock stands still unless the test moves it.
 
 use crate::common::sample::{LARGE, directory};
 use crate::common::{Registry, is_empty, push_dir, remote, until};
@@ -66,7 +66,7 @@ impl Slow {
     }
 
     async fn gc(&self) -> GcReport {
-        let at_once = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+        let at_once = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
         self.registry.store.gc(&at_once, &mut |_| ()).await.unwrap()
     }
 

@@ -70,7 +70,7 @@ impl Collector {
     ) -> pfr_store::Result<Option<GcReport>> {
         let _running = Running::begin(&self.running);
         let merges = if trigger == GcTrigger::Schedule { MERGES } else { usize::MAX };
-        let options = GcOptions { trigger, part, dry_run, merges, horizon: self.grace, ..GcOptions::default() };
+        let options = GcOptions { trigger, part, dry_run, merges, grace: self.grace, ..GcOptions::default() };
         let (start, mut last) = (Instant::now(), GcReport::default());
         let mut on_progress = |report: &GcReport| {
             if !dry_run {

@@ -17,9 +17,9 @@ pub(crate) struct Gc {
     #[arg(long)]
     dry_run: bool,
     /// Seconds for which packs that nothing points to stay on storage, instead of
-    /// `gc-horizon-seconds`.
+    /// `gc-grace-seconds`.
     #[arg(long, value_name = "SECONDS")]
-    horizon: Option<u64>,
+    grace: Option<u64>,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -31,8 +31,8 @@ pub(crate) struct Gc {
 
 pub(super) fn run(args: Gc) -> Result<(), Error> {
     let config = args.settings.load()?;
-    let horizon = Duration::from_secs(args.horizon.unwrap_or(config.gc_horizon_seconds));
-    let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, horizon, ..GcOptions::default() };
+    let grace = Duration::from_secs(args.grace.unwrap_or(config.gc_grace_seconds));
+    let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, grace, ..GcOptions::default() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
     runtime.block_on(async {
         let store = storage::open(&config).await?.open(&args.which.domain).await?;

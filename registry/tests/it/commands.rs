@@ -26,7 +26,7 @@ fn options(help: &str) -> Vec<&str> {
 fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
     let shared = ["config", "data", "database", "storage", "help"];
     for (tool, own) in [
-        ("gc", &["dry-run", "horizon", "domain", "json"][..]),
+        ("gc", &["dry-run", "grace", "domain", "json"][..]),
         ("scrub", &["full", "rate", "heal-from", "heal-token", "domain", "json"]),
         ("fsck", &["repair", "domain", "json"]),
         ("rebuild", &["domain", "json"]),

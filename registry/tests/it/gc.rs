@@ -60,7 +60,7 @@ async fn a_collection_is_asked_for_and_tells_how_it_went() {
     })
     .await;
     assert_eq!((ended.released, ended.freed_bytes, ended.error), (planned.released, planned.freed_bytes, None));
-    assert!(ended.draining_bytes > 0 && ended.packs_deleted == 0, "the horizon is an hour");
+    assert!(ended.draining_bytes > 0 && ended.packs_deleted == 0, "the grace period is an hour");
     let runs: GcRuns = ok(registry.get("/v1/gc?limit=1").await).await;
     assert_eq!((runs.runs.len(), &runs.runs[0].id), (1, &begun.id));
     let whole = registry.fetch(REPO, &keep.digests()).await;
@@ -77,7 +77,7 @@ async fn a_collection_is_asked_for_and_tells_how_it_went() {
 
 #[tokio::test]
 async fn a_commit_ends_its_leases_and_usage_tells_what_takes_up_room() {
-    let registry = Registry::start_with(|config| (config.gc_interval_seconds, config.gc_horizon_seconds) = (0, 0)).await;
+    let registry = Registry::start_with(|config| (config.gc_interval_seconds, config.gc_grace_seconds) = (0, 0)).await;
     let (gone, unfinished) = (snapshot(0..20, vec![]), snapshot(30..50, vec![]));
     registry.push(REPO, &gone, Some("gone")).await;
     let push = registry.open_push(REPO).await;
@@ -130,7 +130,7 @@ async fn a_collection_that_a_stop_ends_says_so() {
 #[tokio::test]
 async fn the_schedule_collects_what_was_never_committed() {
     let change = |config: &mut pfr_registry::Config| {
-        (config.lease_seconds, config.gc_interval_seconds, config.gc_horizon_seconds) = (1, 1, 0);
+        (config.lease_seconds, config.gc_interval_seconds, config.gc_grace_seconds) = (1, 1, 0);
     };
     let mut registry = Registry::start_with(change).await;
     let push = registry.open_push(REPO).await;
@@ -169,17 +169,17 @@ async fn the_command_collects_beside_a_registry_that_serves() {
         serde_json::from_value(report).expect("a report")
     };
     // Time is real here: leases end after a second.
-    until("the lease ends", async || (report(&["--dry-run", "--horizon", "0"]).released > 60).then_some(())).await;
+    until("the lease ends", async || (report(&["--dry-run", "--grace", "0"]).released > 60).then_some(())).await;
     let mut released = 0;
     until("everything is free", async || {
-        let done = report(&["--horizon", "0"]);
+        let done = report(&["--grace", "0"]);
         assert_eq!((done.trigger.as_str(), done.dry_run), ("command", false));
         released += done.released + done.unclaimed;
         (registry.store.metadata().disk_bytes().await.expect("bytes") == 0).then_some(())
     })
     .await;
     assert_eq!(released, sample.blobs.len() as u64);
-    let output = command(&["--data", &data, "--horizon", "0"]);
+    let output = command(&["--data", &data, "--grace", "0"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("objects freed") && text.contains("grace period"), "{text}");
 }

@@ -13,12 +13,12 @@ const BATCH: usize = 256;
 const AT_ONCE: usize = 8;
 
 impl Run<'_> {
-    /// Deletes what has been draining for longer than the horizon.
+    /// Deletes what has been draining for longer than the grace period.
     pub(super) async fn drain(&mut self) {
         let mut failed: HashSet<PackId> = HashSet::new();
         loop {
             // Those that failed come first again: ask for so many more.
-            let packs = self.store.metadata.drained_packs(self.options.horizon, BATCH + failed.len()).await;
+            let packs = self.store.metadata.drained_packs(self.options.grace, BATCH + failed.len()).await;
             let Some(mut packs) = self.note(packs) else { return };
             packs.retain(|pack| !failed.contains(&pack.id));
             if packs.is_empty() {

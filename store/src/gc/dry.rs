@@ -85,19 +85,19 @@ impl Run<'_> {
                 draining.extend(emptied.then_some(pack));
             }
         }
-        let drained = self.store.metadata.drained_packs(self.options.horizon, MOST).await?;
+        let drained = self.store.metadata.drained_packs(self.options.grace, MOST).await?;
         self.report.packs_deleted = drained.len() as u64;
         self.report.deleted_bytes = drained.iter().map(|pack| pack.bytes).sum();
         let all: u64 = packs.iter().filter(|pack| pack.state == PackState::Draining).map(|pack| pack.bytes).sum();
         self.report.draining_bytes = all - self.report.deleted_bytes.min(all);
         let bytes: u64 = draining.iter().map(|pack| pack.bytes).sum();
-        if self.options.horizon.is_zero() {
+        if self.options.grace.is_zero() {
             self.report.packs_deleted += draining.len() as u64;
             self.report.deleted_bytes += bytes;
         } else {
             self.report.draining_bytes += bytes;
         }
-        let until = |since: u64| since.saturating_add(self.horizon_ms());
+        let until = |since: u64| since.saturating_add(self.grace_ms());
         let last = packs.iter().filter_map(|pack| pack.draining_since).max();
         let last = if draining.is_empty() { last } else { Some(now) };
         self.report.draining_ends_at = last.filter(|_| self.report.draining_bytes > 0).map(until);

@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
         let packs = self.store.metadata.drained_packs(Duration::ZERO, DRAINING_SHOWN).await?;
         self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
         let last = packs.iter().filter_map(|pack| pack.draining_since).max().filter(|_| self.report.draining_bytes > 0);
-        self.report.draining_ends_at = last.map(|since| since.saturating_add(self.horizon_ms()));
+        self.report.draining_ends_at = last.map(|since| since.saturating_add(self.grace_ms()));
         // Nobody reads what a scheduled run protects, and counting it costs a look at all that is leased.
         if self.options.trigger != GcTrigger::Schedule {
             self.report.protected = Some(Plan::new(self.store, self.options.batch, Leases::All).protected().await?);
@@ -176,8 +176,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub(super) fn horizon_ms(&self) -> u64 {
-        u64::try_from(self.options.horizon.as_millis()).unwrap_or(u64::MAX)
+    pub(super) fn grace_ms(&self) -> u64 {
+        u64::try_from(self.options.grace.as_millis()).unwrap_or(u64::MAX)
     }
 
     fn did_something(&self) -> bool {

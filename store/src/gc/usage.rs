@@ -15,12 +15,12 @@ const PAGE: usize = 1000;
 
 impl Store {
     /// What takes up room: what snapshots hold, what a collection would free now or later, and what only compaction gives back. Costs what a
-    /// collection costs, and nothing is changed. `horizon` is the grace period of this store's collections.
+    /// collection costs, and nothing is changed. `grace` is the grace period of this store's collections.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`].
     #[boxed]
-    pub async fn usage(&self, horizon: Duration) -> Result<Usage> {
+    pub async fn usage(&self, grace: Duration) -> Result<Usage> {
         let now = self.options.clock.now();
         let mut plan = Plan::new(self, BATCH, Leases::All);
         let due = self.metadata.queue(true, MOST).await?;
@@ -46,7 +46,7 @@ impl Store {
                 }
             }
         }
-        let millis = u64::try_from(horizon.as_millis()).unwrap_or(u64::MAX);
+        let millis = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         usage.draining_ends_at = last.map(|since| since.saturating_add(millis)).filter(|until| *until > now);
         usage.live_bytes = in_use.saturating_sub(usage.garbage_bytes + usage.leased.bytes);
         usage.disk_bytes = in_use + usage.dead_bytes + usage.draining_bytes + usage.unfinished_bytes;

@@ -194,8 +194,8 @@ macro_rules! metadata_transactions {
             /// Marks as draining at most `limit` packs: those that nothing points to, and those
             /// still being written after their lease.
             retire_packs(limit: usize) -> Retired = WRITE |tx| packs::retire(tx, *limit);
-            /// Packs that have been draining for longer than `horizon`.
-            drained_packs(horizon: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::drained(tx, *horizon, *limit);
+            /// Packs that have been draining for longer than `grace`.
+            drained_packs(grace: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::drained(tx, *grace, *limit);
             /// Deletes the rows of draining packs whose bytes are gone.
             forget_packs(packs: Vec<PackId>) -> () = WRITE |tx| packs::forget(tx, packs);
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose

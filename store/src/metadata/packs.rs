@@ -91,8 +91,8 @@ pub(super) async fn retire<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Retired> 
     Ok(Retired { empty, abandoned })
 }
 
-pub(super) async fn drained<T: Tx>(tx: &mut T, horizon: Duration, limit: usize) -> Outcome<Vec<PackRow>> {
-    let before = tx.now().await?.saturating_sub(millis(horizon));
+pub(super) async fn drained<T: Tx>(tx: &mut T, grace: Duration, limit: usize) -> Outcome<Vec<PackRow>> {
+    let before = tx.now().await?.saturating_sub(millis(grace));
     let find = concat!(
         "SELECT ",
         columns!(),

@@ -1,4 +1,4 @@
-//! A clock that is set back a day, at any moment of a store's life: leases and horizons last longer, nothing acknowledged is lost, and when the clock
+//! A clock that is set back a day, at any moment of a store's life: leases and grace periods last longer, nothing acknowledged is lost, and when the clock
 //! has caught up nothing is left over.
 
 use crate::common::{Snapshot, leaks, pieces, push, repository, snapshot, tag};
@@ -41,7 +41,7 @@ impl World {
     /// Time goes by, and a collection frees at once what it may.
     async fn seconds(&self, seconds: u64) {
         self.now.fetch_add(seconds * 1000, Ordering::SeqCst);
-        self.store.gc(&GcOptions { horizon: Duration::ZERO, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
+        self.store.gc(&GcOptions { grace: Duration::ZERO, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
     }
 
     async fn upload(&self, snapshot: &Snapshot) -> PushSession {

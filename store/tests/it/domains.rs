@@ -57,7 +57,7 @@ async fn a_domain_shares_nothing_with_others(backend: Backend) {
     assert!(at(&stores[2], "t").await.is_err());
     // Collection in one domain leaves the others as they are.
     rig.wait(Duration::from_secs(48 * 3600));
-    let gc = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+    let gc = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     for _ in 0..3 {
         rig.wait(Duration::from_secs(3600));
         stores[2].gc(&gc, &mut |_| ()).await.unwrap();
@@ -160,7 +160,7 @@ async fn the_default_store_does_not_look_into_other_domains(backend: Backend) {
     // A rebuild would name it.
     rig.put(&Path::from("domains/a/no/pack"), page(5)).await;
     let before = below(&rig, "a").await;
-    let gc = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+    let gc = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     rig.wait(Duration::from_secs(48 * 3600));
     default.gc(&gc, &mut |_| ()).await.unwrap();
     assert_eq!(below(&rig, "a").await, before);

@@ -32,7 +32,7 @@ async fn rig_with_packs_of(on: Backend, pack_bytes: u64) -> Rig {
 }
 
 fn at_once() -> GcOptions {
-    GcOptions { horizon: Duration::ZERO, batch: 50, ..GcOptions::default() }
+    GcOptions { grace: Duration::ZERO, batch: 50, ..GcOptions::default() }
 }
 
 async fn gc(rig: &Rig) -> GcReport {
@@ -136,7 +136,7 @@ async fn the_report_says_what_is_protected_by_whom_and_until_when(on: Backend) {
     assert_eq!(gc(&rig).await.protected.unwrap().bytes, 0, "a snapshot holds it now");
     // What waits for the grace period says until when.
     rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
-    let hour = GcOptions { horizon: Duration::from_secs(3600), ..at_once() };
+    let hour = GcOptions { grace: Duration::from_secs(3600), ..at_once() };
     let expected = rig.store.options().clock.now() + 3_600_000;
     for dry_run in [true, false] {
         let report = rig.store.gc(&GcOptions { dry_run, ..hour.clone() }, &mut |_| ()).await.unwrap();
@@ -186,8 +186,8 @@ async fn what_takes_up_room_adds_up(on: Backend) {
     rig.store.pin(&repository(), &kept.manifest.digest, Pin::ByHand, true).await.unwrap();
     rig.store.delete_snapshot(&repository(), &gone.manifest.digest).await.unwrap();
     let session = uploaded(&rig, &pages(200..230)).await;
-    let horizon = Duration::from_secs(60);
-    let before = rig.store.usage(horizon).await.unwrap();
+    let grace = Duration::from_secs(60);
+    let before = rig.store.usage(grace).await.unwrap();
     let live = leaks::reachable(&rig.store).await.0;
     assert_eq!((before.live_bytes, before.snapshots, before.pinned), (live, 1, 1), "{before:?}");
     assert!(before.garbage_bytes > 0 && before.leased.bytes > 0 && before.dead_bytes > 0 && before.draining_bytes == 0, "{before:?}");
@@ -201,9 +201,9 @@ async fn what_takes_up_room_adds_up(on: Backend) {
             + before.unfinished_bytes,
         before.disk_bytes
     );
-    let report = rig.store.gc(&GcOptions { horizon, ..at_once() }, &mut |_| ()).await.unwrap();
+    let report = rig.store.gc(&GcOptions { grace, ..at_once() }, &mut |_| ()).await.unwrap();
     assert_eq!(report.freed_bytes, before.garbage_bytes);
-    let after = rig.store.usage(horizon).await.unwrap();
+    let after = rig.store.usage(grace).await.unwrap();
     assert_eq!((after.garbage_bytes, after.live_bytes, after.leased.clone()), (0, live, before.leased), "{after:?}");
     assert_eq!((after.draining_bytes, after.draining_ends_at), (report.draining_bytes, report.draining_ends_at));
     assert!(after.draining_bytes > 0);
@@ -261,7 +261,7 @@ enum Step {
     Wait(u64),
     /// Plan, then run: with a grace period or without one, and with these sessions or without them.
     Collect {
-        horizon: bool,
+        grace: bool,
         end_sessions: bool,
     },
     /// Plan and run an eviction to so many percent.
@@ -276,7 +276,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => range().prop_map(|(from, n)| Step::Ask(from, n)),
         3 => Just(Step::Delete),
         1 => (1..LEASE * 3 / 2).prop_map(Step::Wait),
-        4 => (any::<bool>(), proptest::bool::weighted(0.2)).prop_map(|(horizon, end_sessions)| Step::Collect { horizon, end_sessions }),
+        4 => (any::<bool>(), proptest::bool::weighted(0.2)).prop_map(|(grace, end_sessions)| Step::Collect { grace, end_sessions }),
         1 => (10..100_u64).prop_map(Step::Evict),
     ]
 }
@@ -285,7 +285,7 @@ async fn the_dry_run_says_exactly_what_the_run_does(on: Backend) {
     let case = move |steps: Vec<Step>| async move {
         let rig = rig_with_packs_of(on, 6000).await;
         let mut open: Vec<LivePush> = Vec::new();
-        for step in steps.into_iter().chain([Step::Collect { horizon: false, end_sessions: false }]) {
+        for step in steps.into_iter().chain([Step::Collect { grace: false, end_sessions: false }]) {
             match step {
                 Step::Push(from, n) => {
                     push(&rig.store, &pages(from..from + n), &format!("t{from}-{n}")).await.unwrap();
@@ -312,9 +312,9 @@ async fn the_dry_run_says_exactly_what_the_run_does(on: Backend) {
                     }
                 }
                 Step::Wait(seconds) => rig.seconds(seconds),
-                Step::Collect { horizon, end_sessions } => {
-                    let horizon = if horizon { Duration::from_secs(600) } else { Duration::ZERO };
-                    let options = GcOptions { horizon, end_sessions, ..at_once() };
+                Step::Collect { grace, end_sessions } => {
+                    let grace = if grace { Duration::from_secs(600) } else { Duration::ZERO };
+                    let options = GcOptions { grace, end_sessions, ..at_once() };
                     let planned = rig.store.gc(&GcOptions { dry_run: true, ..options.clone() }, &mut |_| ()).await.unwrap();
                     same(&planned, &rig.store.gc(&options, &mut |_| ()).await.unwrap());
                 }

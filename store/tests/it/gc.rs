@@ -34,7 +34,7 @@ on_every_backend!(
     a_lease_holds_an_open_push_until_it_ends,
     pages_that_went_before_their_container_came_are_asked_for_again,
     an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes,
-    bytes_stay_for_the_horizon,
+    bytes_stay_for_the_grace_period,
     compaction_moves_frames_and_who_located_them_before_still_reads_them,
     large_frames_are_moved_in_parts,
     a_bad_frame_is_not_moved,
@@ -49,7 +49,7 @@ on_every_backend!(
 on_backends!([sqlite_disk = SqliteDisk, postgres_disk = PostgresDisk]: what_a_killed_upload_left_is_removed_with_its_staging_files);
 
 fn at_once() -> GcOptions {
-    GcOptions { horizon: Duration::ZERO, batch: 50, ..GcOptions::default() }
+    GcOptions { grace: Duration::ZERO, batch: 50, ..GcOptions::default() }
 }
 
 fn numbers(range: std::ops::Range<u64>) -> Vec<u64> {
@@ -194,7 +194,7 @@ async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(
     rig.seconds(LEASE / 2 + 1);
     rig.store.live_push(&repository(), &session.id).await.unwrap();
     rig.seconds(LEASE / 2);
-    let late = GcOptions { horizon: Duration::from_secs(1000), ..at_once() };
+    let late = GcOptions { grace: Duration::from_secs(1000), ..at_once() };
     assert_eq!(rig.store.gc(&late, &mut |_| ()).await.unwrap().packs_abandoned, 1);
     feed.send(bytes::Bytes::copy_from_slice(rest)).unwrap();
     drop(feed);
@@ -206,13 +206,13 @@ async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(
     leaks::assert_none(&rig).await;
 }
 
-async fn bytes_stay_for_the_horizon(on: Backend) {
+async fn bytes_stay_for_the_grace_period(on: Backend) {
     let rig = rig(on).await;
     let s = snapshot(&numbers(0..20), vec![]);
     push(&rig.store, &s, "a").await.unwrap();
     rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
     rig.seconds(LEASE + 1);
-    let hour = GcOptions { horizon: Duration::from_secs(3600), ..at_once() };
+    let hour = GcOptions { grace: Duration::from_secs(3600), ..at_once() };
     let report = rig.store.gc(&hour, &mut |_| ()).await.unwrap();
     assert!(report.packs_emptied > 0 && report.packs_deleted == 0 && report.draining_bytes > 0, "{report:?}");
     let files = count_files(&rig).await;

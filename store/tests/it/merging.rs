@@ -25,7 +25,7 @@ async fn rig(on: Backend, pack_bytes: u64) -> Rig {
 }
 
 fn merging() -> GcOptions {
-    GcOptions { part: GcPart::Merging, horizon: Duration::ZERO, ..GcOptions::default() }
+    GcOptions { part: GcPart::Merging, grace: Duration::ZERO, ..GcOptions::default() }
 }
 
 async fn merge(store: &Store) -> GcReport {

@@ -35,7 +35,7 @@ impl Rig {
     }
 
     async fn gc(&self, batch: usize) -> GcReport {
-        let options = GcOptions { horizon: Duration::ZERO, batch, ..GcOptions::default() };
+        let options = GcOptions { grace: Duration::ZERO, batch, ..GcOptions::default() };
         let collected = tokio::time::timeout(Duration::from_secs(60), self.store.gc(&options, &mut |_| ())).await;
         collected.expect("a collection ends").unwrap()
     }

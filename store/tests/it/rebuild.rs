@@ -18,7 +18,7 @@ async fn rebuilt(rig: &Rig) -> (Rig, RebuildReport) {
 
 /// Lets every lease end and collects, with compaction, until nothing is left to do.
 async fn collect_all(rig: &Rig) {
-    let options = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     for _ in 0..4 {
         rig.wait(Duration::from_secs(48 * 3600));
         rig.store.gc(&options, &mut |_| ()).await.unwrap();

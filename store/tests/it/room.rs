@@ -51,7 +51,7 @@ async fn below_the_floor_nothing_grows_and_deletions_and_collections_go_on() {
     store.delete_snapshot(&repository(), &goes.manifest.digest).await.unwrap();
     clock.fetch_add(2 * store.options().lease.as_millis() as u64, Ordering::SeqCst);
     let before = store.metadata().disk_bytes().await.unwrap();
-    let report = store.gc(&GcOptions { horizon: Duration::ZERO, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
+    let report = store.gc(&GcOptions { grace: Duration::ZERO, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
     assert!(report.packs_deleted > 0 && store.metadata().disk_bytes().await.unwrap() < before, "{report:?}");
     assert_eq!(store.fsck(false, &mut |_| ()).await.unwrap().wrong, 0);
     store.verify(&kept.manifest.digest, &mut |_| ()).await.unwrap();

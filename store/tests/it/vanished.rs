@@ -44,10 +44,10 @@ async fn a_directory_that_is_not_mounted_costs_nothing() {
         push(&store, &kept, "kept").await.unwrap();
         push(&store, &goes, "goes").await.unwrap();
         store.ready().await.unwrap();
-        // Packs that wait for their horizon.
+        // Packs that wait for their grace period.
         store.delete_snapshot(&repository(), &goes.manifest.digest).await.unwrap();
         now.fetch_add(2 * lease.as_millis() as u64, Ordering::SeqCst);
-        let hour = GcOptions { horizon: Duration::from_secs(3600), ..GcOptions::default() };
+        let hour = GcOptions { grace: Duration::from_secs(3600), ..GcOptions::default() };
         store.gc(&hour, &mut |_| ()).await.unwrap();
         let draining = || async {
             let packs = store.metadata().packs(None, 1000).await.unwrap();

@@ -166,7 +166,7 @@ async fn push(store: &Store) -> Result {
 
 /// Ends all leases and grace periods, and collects until nothing changes.
 async fn collect(store: &Store, time: &AtomicU64, root: &Path) -> Result {
-    let options = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     let mut before = None;
     for _ in 0..COLLECTIONS {
         time.fetch_add(2 * DAY, Ordering::Relaxed);

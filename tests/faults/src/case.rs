@@ -222,7 +222,7 @@ impl History {
             .collect();
         for operation in &mut operations {
             if let Operation::Read { snapshot, acknowledged } = operation {
-                // Whoever reads what is being deleted is the one that a horizon is for.
+                // Whoever reads what is being deleted is the one that a grace period is for.
                 if let Some(other) = deleted.first().and_then(|digest| self.library.get(digest)).filter(|_| self.random.random_bool(0.7)) {
                     *snapshot = Arc::clone(other);
                 }
@@ -279,11 +279,11 @@ impl History {
                     return Operation::Change(Change::Delete { repository, snapshot });
                 }
                 74..88 => {
-                    let horizon = Duration::from_millis(if impatient { 0 } else { HOUR });
+                    let grace = Duration::from_millis(if impatient { 0 } else { HOUR });
                     let batch = [1, 3, 20, 2000][self.random.random_range(0..4)];
                     let (compact, dry_run) = (self.chance(0.8), self.chance(0.1));
                     let part = if self.chance(0.3) { GcPart::Merging } else { GcPart::All };
-                    return Operation::Gc(GcOptions { part, horizon, batch, compact, dry_run, ..GcOptions::default() });
+                    return Operation::Gc(GcOptions { part, grace, batch, compact, dry_run, ..GcOptions::default() });
                 }
                 88..97 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };

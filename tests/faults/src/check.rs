@@ -115,13 +115,13 @@ async fn all_packs(store: &Store) -> Result<Vec<PackRow>> {
     }
 }
 
-/// Ends all leases and horizons, collects until nothing is left to do, and compares storage and tables with what names reach.
+/// Ends all leases and grace periods, collects until nothing is left to do, and compares storage and tables with what names reach.
 ///
 /// # Errors
 /// In words: what leaked, or is wrong.
 pub async fn swept(world: &World, names: &Names, library: &Library, known_debris: &BTreeSet<String>) -> std::result::Result<(), String> {
     let store = &world.observer;
-    let options = GcOptions { horizon: Duration::ZERO, ..GcOptions::default() };
+    let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     let mut before = None;
     // The clock may have been set back a day many times: past all of that.
     world.jump(i64::try_from(3000 * HOUR).unwrap_or(0));

@@ -62,7 +62,7 @@ pub enum Operation {
 pub struct Excuses {
     /// Calls fail now and then.
     pub faults: bool,
-    /// The clock jumps, or packs go without a horizon.
+    /// The clock jumps, or packs go without a grace period.
     pub time: bool,
     /// A rebuild took in what was good of torn packs.
     pub torn: bool,

@@ -18,14 +18,14 @@ pub struct Transactions {
     /// The same metadata with a clock that runs ahead: a planted bug, collection that does not respect leases.
     collects: Arc<dyn Metadata>,
     /// Another planted bug: packs go as soon as they drain.
-    no_horizon: bool,
+    no_grace: bool,
     weather: Weather,
 }
 
 impl Transactions {
     /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Metadata>, weather: Weather) -> Self {
-        Self { collects: Arc::clone(&inner), inner, no_horizon: false, weather }
+        Self { collects: Arc::clone(&inner), inner, no_grace: false, weather }
     }
 
     /// Lets collection see another clock than everybody else.
@@ -37,8 +37,8 @@ impl Transactions {
 
     /// Lets packs go as soon as they drain.
     #[must_use]
-    pub fn without_horizon(mut self) -> Self {
-        self.no_horizon = true;
+    pub fn without_grace(mut self) -> Self {
+        self.no_grace = true;
         self
     }
 
@@ -77,9 +77,9 @@ macro_rules! decorate {
     (@ collect $self:ident, $budget:ident) => {
         $self.call($self.collects.collect($budget)).await
     };
-    (@ drained_packs $self:ident, $horizon:ident, $limit:ident) => {{
-        let horizon = if $self.no_horizon { Duration::ZERO } else { $horizon };
-        $self.call($self.inner.drained_packs(horizon, $limit)).await
+    (@ drained_packs $self:ident, $grace:ident, $limit:ident) => {{
+        let grace = if $self.no_grace { Duration::ZERO } else { $grace };
+        $self.call($self.inner.drained_packs(grace, $limit)).await
     }};
     (@ $name:ident $self:ident, $($argument:ident),*) => {
         $self.call($self.inner.$name($($argument),*)).await

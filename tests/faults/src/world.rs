@@ -25,7 +25,7 @@ pub enum Plant {
     /// Collection runs with a clock a day ahead: leases do not hold.
     NoLeases,
     /// Packs go as soon as they drain: readers find nothing.
-    NoHorizon,
+    NoGrace,
 }
 
 /// What keeps the metadata of a history.
@@ -158,7 +158,7 @@ impl World {
         let mut metadata = Transactions::new(self.metadata(0).await?, weather.clone());
         match self.setup.plant {
             Some(Plant::NoLeases) => metadata = metadata.collecting_with(self.metadata(24 * HOUR).await?),
-            Some(Plant::NoHorizon) => metadata = metadata.without_horizon(),
+            Some(Plant::NoGrace) => metadata = metadata.without_grace(),
             Some(Plant::NoFsync) | None => {}
         }
         let packs = failing(self.disk.storage(), weather, self.setup.tears);

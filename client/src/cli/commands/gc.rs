@@ -55,7 +55,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
         Site::Store(store) => {
             // Readers of this store look again when a pack is gone, so nothing needs to linger.
             let options =
-                GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, horizon: Duration::ZERO, ..GcOptions::default() };
+                GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, grace: Duration::ZERO, ..GcOptions::default() };
             let work = async {
                 match args.max_size.or(context.max_store_size()) {
                     Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,
@@ -188,7 +188,7 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
 /// Tidies the local store after a push or pull into it: merges small packs if that is due or, if its
 /// size is limited, evicts snapshots. A failure is only a note: the push or pull is done.
 pub async fn tidy(context: &Context, store: &Store) {
-    let options = GcOptions { horizon: Duration::ZERO, merges: 1, ..GcOptions::default() };
+    let options = GcOptions { grace: Duration::ZERO, merges: 1, ..GcOptions::default() };
     let Some(most) = context.max_store_size() else {
         let options = GcOptions { trigger: GcTrigger::Schedule, part: GcPart::Merging, ..options };
         if let Err(error) = store.gc(&options, &mut |_| ()).await {

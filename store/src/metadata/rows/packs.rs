@@ -28,7 +28,7 @@ pub enum PackState {
     Writing,
     /// Complete and indexed.
     Live,
-    /// Nothing points to it any more; its bytes go when the horizon has passed.
+    /// Nothing points to it any more; its bytes go when the grace period has passed.
     Draining,
 }
 

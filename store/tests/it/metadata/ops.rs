@@ -207,9 +207,9 @@ async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr
     Ok(())
 }
 
-async fn drain(metadata: &dyn Metadata, horizon: Duration) {
+async fn drain(metadata: &dyn Metadata, grace: Duration) {
     metadata.retire_packs(1000).await.unwrap();
-    let drained = metadata.drained_packs(horizon, 1000).await.unwrap();
+    let drained = metadata.drained_packs(grace, 1000).await.unwrap();
     assert!(drained.iter().all(|p| p.state == PackState::Draining && p.live_bytes == 0));
     metadata.forget_packs(drained.iter().map(|p| p.id).collect()).await.unwrap();
 }

@@ -35,8 +35,8 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
             keys.insert(pack.id, pack.key.clone());
         }
     }
-    for horizon in [0, 20] {
-        let drained = metadata.drained_packs(Duration::from_secs(horizon), 4).await.unwrap();
+    for grace in [0, 20] {
+        let drained = metadata.drained_packs(Duration::from_secs(grace), 4).await.unwrap();
         writeln!(text, "{:?}", drained.iter().map(|pack| &keys[&pack.id]).collect::<Vec<_>>()).unwrap();
     }
     writeln!(text, "{} bytes, {:?}", metadata.disk_bytes().await.unwrap(), metadata.is_empty().await.unwrap()).unwrap();

@@ -84,7 +84,7 @@ impl Registry {
         let mut command = Command::new(binary("pf-registry"));
         command
             .args(["serve", "--listen", &format!("{}:0", own_address())])
-            .args(["--lease-seconds", &LEASE.as_secs().to_string(), "--gc-interval-seconds", "0", "--gc-horizon-seconds", "0"])
+            .args(["--lease-seconds", &LEASE.as_secs().to_string(), "--gc-interval-seconds", "0", "--gc-grace-seconds", "0"])
             .arg("--data")
             .arg(self.home.path().join("root").join(DATA))
             .args(options)

@@ -61,6 +61,6 @@ fn leases_that_do_not_hold_are_caught() {
 }
 
 #[test]
-fn packs_that_go_without_a_horizon_are_caught() {
-    caught(Plant::NoHorizon, 100..400);
+fn packs_that_go_without_a_grace_period_are_caught() {
+    caught(Plant::NoGrace, 100..400);
 }

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const REPOSITORY: &str = "team/agent";
-/// Short leases and horizons, and a collection every second: it runs into every push.
-const OPTIONS: [&str; 8] = ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-horizon-seconds", "2", "--pack-bytes", "400000"];
+/// Short leases and grace periods, and a collection every second: it runs into every push.
+const OPTIONS: [&str; 8] = ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-grace-seconds", "2", "--pack-bytes", "400000"];
 
 /// What keeps the metadata.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +59,9 @@ impl Place {
         Registry::start_with(false, &options, &[])
     }
 
-    fn collection(&self, horizon: &str) -> Child {
+    fn collection(&self, grace: &str) -> Child {
         Command::new(binary("pf-registry"))
-            .args(["gc", "--horizon", horizon, "--lease-seconds", "3"])
+            .args(["gc", "--grace", grace, "--lease-seconds", "3"])
             .args(&self.options)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -23,7 +23,7 @@ fn a_second_registry_and_a_rebuild_are_refused_on_a_data_directory_in_use_and_to
         let named = [registry.data().to_str().unwrap(), &format!("process {}", registry.pid())].iter().all(|word| said.contains(word));
         assert!(named && said.contains("is in use"), "{command}: {said}");
     }
-    for (command, options) in [("gc", &["--horizon", "0"][..]), ("fsck", &[]), ("scrub", &["--full"])] {
+    for (command, options) in [("gc", &["--grace", "0"][..]), ("fsck", &[]), ("scrub", &["--full"])] {
         let output = run(command, registry.data(), options);
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     }

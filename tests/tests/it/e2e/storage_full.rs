@@ -115,7 +115,7 @@ impl Trial {
     /// What the registry logs goes to `folder`: it is not on the small disk.
     fn on(disk: &Path, folder: &Path, seed: u64) -> Self {
         drop(rustls::crypto::ring::default_provider().install_default());
-        let options = ["--lease-seconds", LEASE, "--gc-interval-seconds", "0", "--gc-horizon-seconds", "0"];
+        let options = ["--lease-seconds", LEASE, "--gc-interval-seconds", "0", "--gc-grace-seconds", "0"];
         let registry = Registry::over(&elsewhere(disk, folder), &options);
         // A connection of a killed registry is not used again.
         let client = Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(Duration::from_secs(60)).build().unwrap();
@@ -208,7 +208,7 @@ impl Trial {
 
     /// Collects until so many bytes are free, with the program and by request in turn, and a kill on the way.
     async fn collect(&mut self, wanted: u64) {
-        let mut killed = tool(self.registry.data(), "gc", &["--horizon", "0"]).spawn().unwrap();
+        let mut killed = tool(self.registry.data(), "gc", &["--grace", "0"]).spawn().unwrap();
         tokio::time::sleep(Duration::from_millis(self.random.random_range(0..200))).await;
         drop(killed.kill());
         killed.wait().unwrap();
@@ -219,7 +219,7 @@ impl Trial {
         let data = self.registry.data().to_owned();
         // Leases of what was uploaded last a second.
         wait_for("space", 60, || {
-            let output = tool(&data, "gc", &["--horizon", "0"]).output().unwrap();
+            let output = tool(&data, "gc", &["--grace", "0"]).output().unwrap();
             assert!(output.status.success(), "{output:?}");
             (available(&self.disk) >= wanted).then_some(())
         });
