@@ -524,8 +524,8 @@ api! {
         /// Snapshots evicted to keep a local store within its size.
         pub evicted: u64,
         /// Containers that nothing holds and of which the tables do not say what they hold: kept for a day, with all below them. `fsck` names them.
-        #[serde(default)]
-        pub parked: u64,
+        #[serde(default, alias = "parked")] // the name in reports of earlier runs
+        pub deferred: u64,
         /// What ended it early.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub error: Option<String>,

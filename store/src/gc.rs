@@ -101,7 +101,7 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A container whose references cannot be read is no error: it is kept, with all that hangs
-    /// on it, and counted as parked.
+    /// on it, and counted as deferred.
     #[boxed]
     pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;

@@ -152,7 +152,7 @@ fn ended(result: Result<&GcReport, &pfr_store::Error>, last: &GcReport, (trigger
                 deleted_bytes = r.deleted_bytes,
                 draining_bytes = r.draining_bytes,
                 journal_deleted = r.journal_deleted,
-                deferred = r.parked,
+                deferred = r.deferred,
                 took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                 "garbage collected"
             );

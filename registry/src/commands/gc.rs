@@ -46,9 +46,9 @@ pub(super) fn run(args: Gc) -> Result<(), Error> {
 
 fn text(r: &GcReport) -> String {
     let would = if r.dry_run { "would be " } else { "" };
-    let parked = match r.parked {
+    let deferred = match r.deferred {
         0 => String::new(),
-        parked => format!("deferred         {} whose content is not known, for a day: run fsck\n", count(parked, "node")),
+        deferred => format!("deferred         {} whose content is not known, for a day: run fsck\n", count(deferred, "node")),
     };
     let now = r.finished_at.unwrap_or(r.started_at);
     let until =
@@ -69,7 +69,7 @@ fn text(r: &GcReport) -> String {
         "objects {would}freed   {} ({} of deleted snapshots, {} never committed), {}\n\
          packs {would}deleted   {}, {}\n\
          packs compacted  {}, and {} merged: {} copied\n\
-         grace period     {}{}\n{protected}{parked}",
+         grace period     {}{}\n{protected}{deferred}",
         number(r.released + r.unclaimed),
         number(r.released),
         number(r.unclaimed),

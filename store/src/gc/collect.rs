@@ -16,11 +16,11 @@ impl Run<'_> {
             self.report.unclaimed += step.unclaimed;
             self.report.freed_bytes += step.frame_bytes;
             self.report.sessions += step.sessions;
-            if step.parked > 0 {
-                self.report.parked += step.parked;
+            if step.deferred > 0 {
+                self.report.deferred += step.deferred;
                 tracing::error!(
                     run = self.report.id,
-                    parked = step.parked,
+                    deferred = step.deferred,
                     "containers that nothing holds are kept for a day, with all below them: what they hold is not known; run fsck"
                 );
             }

@@ -166,7 +166,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Rows of objects. Those whose children are not known are left out: a collection parks them.
+/// Rows of objects. Those whose children are not known are left out: a collection defers them.
 async fn known(store: &Store, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
     match store.rows(ids.clone()).await {
         Err(Error::Internal(_)) => {}

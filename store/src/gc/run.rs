@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
             r.packs_deleted,
             r.journal_deleted,
             r.evicted,
-            r.parked,
+            r.deferred,
         ];
         done.iter().any(|n| *n > 0)
     }

@@ -19,7 +19,7 @@ const PARKED_MS: u64 = 24 * 3600 * 1000;
 pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Collected> {
     let sessions = backend.run(Mode::WRITE, (), |tx, ()| Box::pin(forget_expired(tx))).await?;
     let mut done = Collected { sessions, ..Collected::default() };
-    let mut parked = HashSet::new();
+    let mut deferred = HashSet::new();
     loop {
         let left = (budget as u64).saturating_sub(done.released + done.unclaimed);
         let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
@@ -27,9 +27,9 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
             Ok(step) => step,
             // Its transaction was rolled back. The container is left alone, and the rest is
             // collected.
-            Err(Error::Broken { container, .. }) if parked.insert(container) => {
+            Err(Error::Broken { container, .. }) if deferred.insert(container) => {
                 backend.run(Mode::WRITE, container, |tx, container| Box::pin(park(tx, *container))).await?;
-                done.parked += 1;
+                done.deferred += 1;
                 continue;
             }
             // What the transactions before it deleted must be counted. The next call meets the

@@ -339,13 +339,13 @@ async fn unknown_children_are_not_taken_for_none(on: Backend) {
         drop(rig.sql(damage));
         let files = rig.pack_files().await;
         let report = gc(&rig).await;
-        assert_eq!((report.parked, report.released, report.unclaimed), (1, 0, 0), "{damage}: {report:?}");
+        assert_eq!((report.deferred, report.released, report.unclaimed), (1, 0, 0), "{damage}: {report:?}");
         assert_eq!(rig.pack_files().await, files);
         for raw in &s.pages {
             assert_eq!(rig.store.read(&Digest::sha256(raw)).await.unwrap(), raw[..], "{damage}");
         }
         let runs = rig.store.metadata().gc_runs(None, 1).await.unwrap().rows;
-        assert!(runs[0].report.contains(r#""parked":1"#), "{}", runs[0].report);
+        assert!(runs[0].report.contains(r#""deferred":1"#), "{}", runs[0].report);
     }
 }
 

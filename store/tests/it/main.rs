@@ -20,7 +20,7 @@ mod lineage;
 mod matching;
 mod merging;
 mod metadata;
-mod parked;
+mod deferred;
 mod postgres;
 mod quarantine;
 mod queue;

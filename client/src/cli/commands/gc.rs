@@ -151,8 +151,8 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
     if local && r.protected.as_ref().is_some_and(|p| !p.sessions.is_empty()) {
         lines.push(("", format!("{unfinished} frees it now; the interrupted command again resumes it instead")));
     }
-    if r.parked > 0 {
-        lines.push(("deferred", format!("{} of unknown content, kept for a day", count(r.parked, "list"))));
+    if r.deferred > 0 {
+        lines.push(("deferred", format!("{} of unknown content, kept for a day", count(r.deferred, "list"))));
     }
     if r.draining_bytes > 0 {
         let end = r.draining_ends_at.map_or(String::new(), |end| format!(" until {}", until(end, now)));

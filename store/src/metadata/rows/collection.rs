@@ -17,7 +17,7 @@ pub struct Collected {
     /// Push sessions that had ended.
     pub sessions: u64,
     /// Containers that nothing holds and whose children are not known: they are left alone for a day, with everything below them.
-    pub parked: u64,
+    pub deferred: u64,
     /// Whether more is due.
     pub more: bool,
 }

@@ -63,7 +63,7 @@ fn spoils(rig: &Rig, run: i64, page: i64) -> [(String, u64); 3] {
     ]
 }
 
-async fn parks(rig: impl AsyncFn() -> Rig) {
+async fn defers(rig: impl AsyncFn() -> Rig) {
     for spoil in 0..3 {
         for batch in [1, 3, 2000] {
             let rig = rig().await;
@@ -79,11 +79,11 @@ async fn parks(rig: impl AsyncFn() -> Rig) {
             rig.hours(3);
             rig.store.gc(&GcOptions { dry_run: true, batch, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
             let report = rig.gc(batch).await;
-            assert_eq!((report.parked, rig.objects().await), (1, left), "{statement}, batch {batch}: {report:?}");
-            assert_eq!(rig.gc(batch).await.parked, 0, "it is not tried again at once");
+            assert_eq!((report.deferred, rig.objects().await), (1, left), "{statement}, batch {batch}: {report:?}");
+            assert_eq!(rig.gc(batch).await.deferred, 0, "it is not tried again at once");
             rig.hours(25);
             let report = rig.gc(batch).await;
-            assert_eq!((report.parked, rig.objects().await), (1, left), "{statement}, batch {batch}: {report:?}");
+            assert_eq!((report.deferred, rig.objects().await), (1, left), "{statement}, batch {batch}: {report:?}");
         }
     }
 }
@@ -103,11 +103,11 @@ async fn parks_unclaimed(rig: impl AsyncFn() -> Rig) {
         (rig.sql)(&format!("UPDATE containers SET children = {} WHERE object = {manifest}", rig.unreadable));
         rig.hours(3);
         let report = rig.gc(batch).await;
-        assert_eq!((report.parked, report.unclaimed + report.released), (1, all - 8), "batch {batch}: {report:?}");
+        assert_eq!((report.deferred, report.unclaimed + report.released), (1, all - 8), "batch {batch}: {report:?}");
         (rig.sql)("UPDATE containers SET children = (SELECT k.children FROM kept k WHERE k.object = containers.object)");
         rig.hours(25);
         let report = rig.gc(batch).await;
-        assert_eq!((report.parked, rig.objects().await), (0, 0), "batch {batch}: {report:?}");
+        assert_eq!((report.deferred, rig.objects().await), (0, 0), "batch {batch}: {report:?}");
     }
 }
 
@@ -122,7 +122,7 @@ async fn sqlite() -> Rig {
 
 #[tokio::test]
 async fn a_container_whose_children_are_unknown_does_not_block_collection() {
-    parks(sqlite).await;
+    defers(sqlite).await;
     parks_unclaimed(sqlite).await;
 }
 
@@ -135,6 +135,6 @@ async fn nor_in_postgresql() {
         let metadata = PostgresMetadata::connect(&url, options).await.unwrap();
         Rig::new(metadata, now, Box::new(move |statement| drop(cluster.sql(&url, statement))), "'\\xff'::bytea", None)
     };
-    parks(&rig).await;
+    defers(&rig).await;
     parks_unclaimed(&rig).await;
 }
