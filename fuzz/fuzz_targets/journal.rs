@@ -17,8 +17,8 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(Journal::parse(&key, &bytes, &limits).expect("just written"), journal);
     assert!(journal.first() <= journal.last);
     let key = Key::parse(&key).expect("just written");
-    assert_eq!(key.part, journal.checkpoint.as_ref().map(|part| (part.set.clone(), part.number)));
-    assert_eq!(key.set_prefix().is_some(), journal.checkpoint.is_some());
+    assert_eq!(key.part, journal.summary.as_ref().map(|part| (part.set.clone(), part.number)));
+    assert_eq!(key.set_prefix().is_some(), journal.summary.is_some());
     let bound = Journal::ENVELOPE + journal.records.iter().map(|record| record.bytes()).sum::<u64>();
     assert!(bytes.len() as u64 <= bound);
 });

@@ -519,7 +519,7 @@ api! {
         /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run lasts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub protected: Option<Protected>,
-        /// Objects of the journal that a checkpoint replaced.
+        /// Objects of the journal that a journal summary replaced.
         pub journal_deleted: u64,
         /// Snapshots evicted to keep a local store within its size.
         pub evicted: u64,

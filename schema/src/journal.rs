@@ -7,13 +7,13 @@
 //!
 //! ```text
 //! journal/<first number>-<sha256>.json                  changes
-//! journal/<last number>-<set>-<part>-<sha256>.json      a part of a checkpoint
+//! journal/<last number>-<set>-<part>-<sha256>.json      a part of a journal summary
 //! ```
 //!
-//! Numbers order the records; a record may lie in several objects. A *checkpoint* holds all names,
-//! from nothing, in parts that are numbered from 0; the last of them says that it is. With all its
-//! parts there, what came after its number is all that is needed besides: it may hold some of that
-//! already, and replaying it again comes to the same.
+//! Numbers order the records; a record may lie in several objects. A *journal summary* holds all
+//! names, from nothing, in parts that are numbered from 0; the last of them says that it is. With
+//! all its parts there, what came after its number is all that is needed besides: it may hold some
+//! of that already, and replaying it again comes to the same.
 
 use crate::digest::Digest;
 use crate::error::{FormatError, shorten};
@@ -87,11 +87,11 @@ pub struct Numbered {
     pub change: Record,
 }
 
-/// Which part of which checkpoint an object is.
+/// Which part of which summary an object is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// The checkpoint: 32 hexadecimal digits, those of a later one are greater.
+    /// The summary: 32 hexadecimal digits, those of a later one are greater.
     pub set: String,
     /// From 0, without gaps.
     pub number: u32,
@@ -104,11 +104,11 @@ pub struct Part {
 #[serde(deny_unknown_fields)]
 pub struct Journal {
     version: u32,
-    /// Last number in it; of a checkpoint: nothing up to here is needed besides.
+    /// Last number in it; of a summary: nothing up to here is needed besides.
     pub last: u64,
-    /// Whether it is a part of a checkpoint.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<Part>,
+    /// Whether it is a part of a summary.
+    #[serde(default, rename = "checkpoint", skip_serializing_if = "Option::is_none")]
+    pub summary: Option<Part>,
     /// The records, in order.
     pub records: Vec<Numbered>,
 }
@@ -128,14 +128,14 @@ impl Journal {
     /// Changes, in order.
     #[must_use]
     pub fn changes(records: Vec<Numbered>) -> Self {
-        Self { version: VERSION, last: records.last().map_or(0, |r| r.seq), checkpoint: None, records }
+        Self { version: VERSION, last: records.last().map_or(0, |r| r.seq), summary: None, records }
     }
 
-    /// A part of the checkpoint at `last`. All its records have that number.
+    /// A part of the summary at `last`. All its records have that number.
     #[must_use]
     pub fn part(last: u64, part: Part, records: Vec<Record>) -> Self {
         let records = records.into_iter().map(|change| Numbered { seq: last, change }).collect();
-        Self { version: VERSION, last, checkpoint: Some(part), records }
+        Self { version: VERSION, last, summary: Some(part), records }
     }
 
     /// First number in it.
@@ -152,7 +152,7 @@ impl Journal {
     }
 
     fn key(&self, digest: &Digest) -> Key {
-        let part = self.checkpoint.as_ref().map(|part| (part.set.clone(), part.number));
+        let part = self.summary.as_ref().map(|part| (part.set.clone(), part.number));
         Key { number: if part.is_some() { self.last } else { self.first() }, part, digest: *digest }
     }
 
@@ -183,13 +183,13 @@ impl Journal {
         if journal.version != VERSION {
             return Err(fail(format!("it has version {}, this program knows {VERSION}: use a newer one", journal.version)));
         }
-        match &journal.checkpoint {
+        match &journal.summary {
             Some(part) => {
                 if !is_set(&part.set) {
-                    return Err(fail(format!("{:?} is no checkpoint's name", shorten(part.set.clone()))));
+                    return Err(fail(format!("{:?} is no journal summary's name", shorten(part.set.clone()))));
                 }
                 if journal.records.iter().any(|r| r.seq != journal.last) {
-                    return Err(fail("records of a checkpoint have its number".into()));
+                    return Err(fail("records of a journal summary have its number".into()));
                 }
             }
             None => {
@@ -213,12 +213,12 @@ fn is_set(set: &str) -> bool {
     set.len() == 32 && set.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What a key of the journal says. Keys of parts sort by number, checkpoint and part.
+/// What a key of the journal says. Keys of parts sort by number, summary and part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The first number in an object of changes, the last of a checkpoint.
+    /// The first number in an object of changes, the last of a summary.
     pub number: u64,
-    /// Checkpoint and number of a part of one.
+    /// Summary and number of a part of one.
     pub part: Option<(String, u32)>,
     /// Digest of the object's bytes.
     pub digest: Digest,
@@ -250,7 +250,7 @@ impl Key {
         parsed().ok_or_else(|| fail(format!("{:?} is no key of a journal object", shorten(key.to_owned()))))
     }
 
-    /// What the keys of all parts of its checkpoint begin with, if it is that of one.
+    /// What the keys of all parts of its summary begin with, if it is that of one.
     #[must_use]
     pub fn set_prefix(&self) -> Option<String> {
         self.part.as_ref().map(|(set, _)| format!("{PREFIX}/{:020}-{set}-", self.number))
@@ -317,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_records_read_back(records in proptest::collection::vec((1..5_u64, record()), 0..20), checkpoint in any::<bool>()) {
+        fn any_records_read_back(records in proptest::collection::vec((1..5_u64, record()), 0..20), summary in any::<bool>()) {
             let limits = Limits::default();
             let mut seq = 0;
             let numbered: Vec<Numbered> = records
@@ -328,19 +328,19 @@ mod tests {
                 })
                 .collect();
             let bytes: u64 = Journal::ENVELOPE + numbered.iter().map(Numbered::bytes).sum::<u64>();
-            let journal = if checkpoint {
+            let journal = if summary {
                 let part = Part { set: format!("{seq:032x}"), number: seq as u32, end: seq % 2 == 0 };
                 Journal::part(seq, part, numbered.into_iter().map(|n| n.change).collect())
             } else {
                 Journal::changes(numbered)
             };
             let (key, object) = journal.to_object();
-            // Numbers of a checkpoint's records are all the last one, which may have more digits.
+            // Numbers of a summary's records are all the last one, which may have more digits.
             prop_assert!(object.len() as u64 <= bytes + 2 * journal.records.len() as u64);
             let bytes = object;
             let parsed = Key::parse(&key).expect("just written");
             prop_assert_eq!(parsed.to_string(), &key[..]);
-            prop_assert_eq!(parsed.set_prefix().is_some_and(|prefix| key.starts_with(&prefix)), checkpoint);
+            prop_assert_eq!(parsed.set_prefix().is_some_and(|prefix| key.starts_with(&prefix)), summary);
             prop_assert_eq!(Journal::parse(&key, &bytes, &limits).expect("just written"), journal);
         }
 
@@ -395,8 +395,8 @@ mod tests {
         refused(&wrong, "out of order");
         refused(&Journal { last: 21, ..journal() }, "last number");
         let part = |set: &str| Part { set: set.into(), number: 3, end: true };
-        refused(&Journal { checkpoint: Some(part(&"0".repeat(32))), ..journal() }, "have its number");
-        refused(&Journal::part(1, part("00"), vec![]), "no checkpoint's name");
+        refused(&Journal { summary: Some(part(&"0".repeat(32))), ..journal() }, "have its number");
+        refused(&Journal::part(1, part("00"), vec![]), "no journal summary's name");
         assert!(Journal::from_bytes(br#"{"version":1,"last":0,"checkpoint":{"set":"0","number":1},"records":[]}"#, &limits).is_err());
     }
 

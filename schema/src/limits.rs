@@ -22,7 +22,7 @@ pub struct Limits {
     /// Bytes of the containers that one manifest lists: 256 MiB. A reader of a snapshot has them in
     /// memory at once.
     pub listed_bytes: u64,
-    /// Bytes of one object of a store's own journal: 64 MiB. A checkpoint has as many objects as it
+    /// Bytes of one object of a store's own journal: 64 MiB. A summary has as many objects as it
     /// needs.
     pub journal_bytes: u64,
 }

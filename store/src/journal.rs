@@ -4,11 +4,11 @@
 //! is gone only when its object is durable; who is killed in between leaves the row, and the next one writes it again. A record may therefore lie
 //! in several objects: numbers tell.
 //!
-//! How it is kept short is in `checkpoint`.
+//! How it is kept short is in `summary`.
 
-mod checkpoint;
+mod summary;
 
-pub(crate) use checkpoint::Newest;
+pub(crate) use summary::Newest;
 
 use crate::Store;
 use crate::boxed;
@@ -104,15 +104,15 @@ pub(crate) fn row_of(key: &str, journal: &Journal) -> JournalRow {
         key: key.to_owned(),
         first: journal.first(),
         last: journal.last,
-        checkpoint: journal.checkpoint.is_some(),
+        summary: journal.summary.is_some(),
         records: journal.records.len() as u64,
     }
 }
 
-/// What the keys of all parts of the checkpoint begin with of which `key` is one.
-pub(crate) fn checkpoint_of(key: &str) -> Result<String> {
+/// What the keys of all parts of the summary begin with of which `key` is one.
+pub(crate) fn summary_of(key: &str) -> Result<String> {
     let prefix = Key::parse(key)?.set_prefix();
-    prefix.ok_or_else(|| Error::Internal(format!("the tables say that {key} is a part of a checkpoint; run fsck")))
+    prefix.ok_or_else(|| Error::Internal(format!("the tables say that {key} is a part of a journal summary; run fsck")))
 }
 
 /// One journal for each sequence of numbers without a gap, of at most `limit` bytes: recording it then speaks of no change that is not in it.

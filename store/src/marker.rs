@@ -63,7 +63,7 @@ impl Store {
         if self.metadata.journal_state(1).await?.last > 0 {
             return Ok(());
         }
-        // A checkpoint of no names at all has the number 0.
+        // A summary of no names at all has the number 0.
         let has_names = |object: &ObjectMeta| ready(Key::parse(object.location.as_ref()).is_ok_and(|key| key.number > 0));
         match std::pin::pin!(self.packs.list(Some(&Path::from(PREFIX))).try_filter(has_names)).try_next().await {
             Ok(None) => return Ok(()),

@@ -8,7 +8,7 @@
 //! | `az://container/prefix` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, … |
 //!
 //! Serving rests on nothing that an object store promises beyond "what was put whole can be read": keys are unique, so neither conditional writes nor
-//! listing are needed. Checkpoints of the journal list its folder, for what a killed process left there, and a rebuild lists everything.
+//! listing are needed. Summaries of the journal list its folder, for what a killed process left there, and a rebuild lists everything.
 //! [`Storage::probe`] says what holds, for the operator.
 
 mod credentials;

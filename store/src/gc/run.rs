@@ -90,12 +90,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Checkpoints keep the journal short; and if something was healed, containers that were marked for damage below them are looked at again.
+    /// Summaries keep the journal short; and if something was healed, containers that were marked for damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
-        // What a killed process left unwritten, before a checkpoint is thought of.
+        // What a killed process left unwritten, before a summary is thought of.
         let flushed = self.store.flush_journal().await;
         self.note(flushed);
-        let written = self.store.checkpoint_journal().await;
+        let written = self.store.summarize_journal().await;
         self.note(written);
         let reassessed = self.store.metadata.reassess().await;
         self.note(reassessed);

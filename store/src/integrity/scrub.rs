@@ -18,7 +18,7 @@ const DAMAGED: usize = 1000;
 /// Packs that cannot be read one after the other before the storage is taken to be out of reach.
 const UNREADABLE: usize = 3;
 
-/// Objects of the journal deleted after a new checkpoint was written: the rest is for collection.
+/// Objects of the journal deleted after a new summary was written: the rest is for collection.
 const JOURNAL: usize = 10_000;
 
 /// How a scrub runs.
@@ -203,7 +203,7 @@ impl Scrub<'_> {
         Ok(magic.map(|bytes| bytes[..] == pack::MAGIC[..]))
     }
 
-    /// Reads the journal's objects; if one is bad, a checkpoint makes it superfluous.
+    /// Reads the journal's objects; if one is bad, a summary makes it superfluous.
     async fn journal(&mut self) -> Result<()> {
         let mut bad = false;
         let rows = self.store.metadata.journal().await?;
@@ -219,10 +219,10 @@ impl Scrub<'_> {
                 Err(error) => return Err(error),
             };
             bad = true;
-            self.report.bad_packs.push(format!("{}: {reason}; all names are in a new checkpoint now", row.key));
+            self.report.bad_packs.push(format!("{}: {reason}; all names are in a new journal summary now", row.key));
         }
         if bad {
-            self.store.write_checkpoint().await?;
+            self.store.write_summary().await?;
             self.store.trim_journal(JOURNAL).await?;
         }
         Ok(())

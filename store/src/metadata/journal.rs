@@ -4,7 +4,7 @@ use super::arguments::at_most;
 use super::sql::{Sql, values};
 use super::tx::{Fail, Outcome, Tx};
 use super::{JournalRow, JournalState, NamesCursor, Unjournaled};
-use crate::journal::checkpoint_of;
+use crate::journal::summary_of;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::HashMap;
@@ -31,8 +31,8 @@ pub(super) async fn journaled<T: Tx>(tx: &mut T, rows: &[JournalRow]) -> Outcome
     for row in rows {
         let insert = "INSERT INTO journal (key, first_seq, last_seq, is_checkpoint, records) VALUES ($1, $2, $3, $4, $5)
                       ON CONFLICT (key) DO NOTHING";
-        tx.execute(insert, values![&row.key, row.first, row.last, row.checkpoint, row.records]).await?;
-        if !row.checkpoint {
+        tx.execute(insert, values![&row.key, row.first, row.last, row.summary, row.records]).await?;
+        if !row.summary {
             tx.execute("DELETE FROM changes WHERE seq BETWEEN $1 AND $2", values![row.first, row.last]).await?;
         }
     }
@@ -111,20 +111,20 @@ async fn tags<T: Tx>(tx: &mut T, repository: i64, tag: &str, limit: usize) -> Ou
     Ok((tags.into_iter().map(record).collect(), next))
 }
 
-/// Number of the newest checkpoint, and what the keys of its parts begin with.
+/// Number of the newest summary, and what the keys of its parts begin with.
 async fn newest<T: Tx>(tx: &mut T) -> Outcome<Option<(u64, String)>> {
     let find = "SELECT last_seq, key FROM journal WHERE is_checkpoint = true ORDER BY last_seq DESC, key DESC LIMIT 1";
     let row: Option<(u64, String)> = tx.first(find, &[]).await?;
-    row.map(|(last, key)| Ok((last, checkpoint_of(&key)?))).transpose()
+    row.map(|(last, key)| Ok((last, summary_of(&key)?))).transpose()
 }
 
 pub(super) async fn state<T: Tx>(tx: &mut T, most: usize) -> Outcome<JournalState> {
-    let (checkpoint, prefix) = newest(tx).await?.unwrap_or_default();
+    let (summary, prefix) = newest(tx).await?.unwrap_or_default();
     let names = "SELECT coalesce(sum(records), 0)::bigint FROM journal WHERE is_checkpoint = true AND last_seq = $1 AND key >= $2";
-    let names = tx.one(names, values![checkpoint, &prefix]).await?;
+    let names = tx.one(names, values![summary, &prefix]).await?;
     let since = "SELECT count(*) FROM (SELECT 1 FROM journal WHERE is_checkpoint = false AND last_seq > $1 LIMIT $2) AS since";
-    let objects = tx.one(since, values![checkpoint, at_most(most)]).await?;
-    Ok(JournalState { checkpoint, names, last: last_number(tx).await?, objects })
+    let objects = tx.one(since, values![summary, at_most(most)]).await?;
+    Ok(JournalState { summary, names, last: last_number(tx).await?, objects })
 }
 
 pub(super) async fn superfluous<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<String>> {
@@ -138,7 +138,7 @@ pub(super) async fn superfluous<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<
 pub(super) async fn journal<T: Tx>(tx: &mut T) -> Outcome<Vec<JournalRow>> {
     let find = "SELECT key, first_seq, last_seq, is_checkpoint, records FROM journal ORDER BY last_seq, key";
     let rows: Vec<(String, u64, u64, bool, u64)> = tx.query(find, &[]).await?;
-    let row = |(key, first, last, checkpoint, records)| JournalRow { key, first, last, checkpoint, records };
+    let row = |(key, first, last, summary, records)| JournalRow { key, first, last, summary, records };
     Ok(rows.into_iter().map(row).collect())
 }
 

@@ -280,7 +280,7 @@ macro_rules! metadata_transactions {
             journal_state(most: usize) -> JournalState = SNAPSHOT |tx| journal::state(tx, *most);
             /// Objects of the journal, in order.
             journal() -> Vec<JournalRow> = READ |tx| journal::journal(tx);
-            /// Keys of at most `limit` objects that the newest checkpoint makes superfluous,
+            /// Keys of at most `limit` objects that the newest summary makes superfluous,
             /// changes first, oldest first.
             superfluous_journal(limit: usize) -> Vec<String> = SNAPSHOT |tx| journal::superfluous(tx, *limit);
             /// Forgets journal objects whose bytes are gone.

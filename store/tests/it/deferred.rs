@@ -89,7 +89,7 @@ async fn defers(rig: impl AsyncFn() -> Rig) {
 }
 
 /// The same for what was uploaded and never held; it goes when it can be read again.
-async fn parks_unclaimed(rig: impl AsyncFn() -> Rig) {
+async fn defers_unclaimed(rig: impl AsyncFn() -> Rig) {
     for batch in [1, 3, 2000] {
         let rig = rig().await;
         let (hurt, well) = (snapshot(&[1, 2], vec![]), snapshot(&[8], vec![]));
@@ -123,7 +123,7 @@ async fn sqlite() -> Rig {
 #[tokio::test]
 async fn a_container_whose_children_are_unknown_does_not_block_collection() {
     defers(sqlite).await;
-    parks_unclaimed(sqlite).await;
+    defers_unclaimed(sqlite).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,5 +136,5 @@ async fn nor_in_postgresql() {
         Rig::new(metadata, now, Box::new(move |statement| drop(cluster.sql(&url, statement))), "'\\xff'::bytea", None)
     };
     defers(&rig).await;
-    parks_unclaimed(&rig).await;
+    defers_unclaimed(&rig).await;
 }

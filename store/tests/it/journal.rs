@@ -8,16 +8,16 @@ use pfr_schema::{Digest, ErrorCode, Limits, RepositoryName};
 use pfr_store::{NamesCursor, SnapshotRow, Store, TagMove, TagRow};
 use proptest::prelude::*;
 
-on_every_backend_and_memory!(replicas_that_write_and_checkpoint_at_once_lose_nothing, any_history_replays_to_the_same_names,);
+on_every_backend_and_memory!(replicas_that_write_and_summarize_at_once_lose_nothing, any_history_replays_to_the_same_names,);
 on_every_backend!(
     after_the_loss_of_the_database_everything_acknowledged_is_back,
     a_rebuilt_store_collects_what_no_name_reaches_and_nothing_else,
     what_is_acknowledged_is_in_the_journal,
     changes_of_many_at_once_share_objects,
     a_change_whose_writer_was_killed_before_the_journal_is_written_by_the_next,
-    an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next_checkpoint,
-    a_checkpoint_keeps_the_journal_small_and_loses_nothing,
-    a_snapshot_that_came_again_while_a_checkpoint_was_written_keeps_its_place_in_lists,
+    an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next_summary,
+    a_summary_keeps_the_journal_small_and_loses_nothing,
+    a_snapshot_that_came_again_while_a_summary_was_written_keeps_its_place_in_lists,
     a_torn_object_of_the_journal_is_reported_and_scrub_makes_up_for_it_while_the_database_lives,
     a_snapshot_whose_pack_is_lost_with_the_database_is_named_and_the_others_are_back,
     a_pack_without_its_index_still_gives_back_what_is_well_in_it,
@@ -54,9 +54,9 @@ async fn journals(rig: &Rig) -> Vec<(String, Journal)> {
     all
 }
 
-/// Writes a checkpoint if it pays, and deletes what it makes superfluous; returns how many objects.
-async fn checkpoint(store: &Store) -> u64 {
-    store.checkpoint_journal().await.unwrap();
+/// Writes a summary if it pays, and deletes what it makes superfluous; returns how many objects.
+async fn summarize(store: &Store) -> u64 {
+    store.summarize_journal().await.unwrap();
     store.trim_journal(usize::MAX).await.unwrap()
 }
 
@@ -170,7 +170,7 @@ async fn a_change_whose_writer_was_killed_before_the_journal_is_written_by_the_n
     assert_eq!(listing(&new.store).await, listing(&rig.store).await);
 }
 
-async fn an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next_checkpoint(on: Backend) {
+async fn an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next_summary(on: Backend) {
     let rig = Rig::new(on).await;
     let base = push_to(&rig.store, "team/agent", &[1], vec![], Some("a")).await;
     rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("b"), expected: None }]).await.unwrap();
@@ -184,7 +184,7 @@ async fn an_object_whose_row_was_not_written_does_no_harm_and_goes_with_the_next
     let (new, report) = rebuilt(&rig).await;
     assert_eq!(listing(&new.store).await, listing(&rig.store).await, "{report:?}");
     many_changes(&rig.store, base, 600).await;
-    assert!(checkpoint(&rig.store).await > 600);
+    assert!(summarize(&rig.store).await > 600);
     assert_eq!(journals(&rig).await.len(), 1, "and {key} is not the one that is left");
 }
 
@@ -195,16 +195,16 @@ async fn many_changes(store: &Store, base: Digest, count: usize) {
     }
 }
 
-async fn a_checkpoint_keeps_the_journal_small_and_loses_nothing(on: Backend) {
+async fn a_summary_keeps_the_journal_small_and_loses_nothing(on: Backend) {
     let rig = Rig::new(on).await;
     live(&rig.store).await;
     let base = rig.store.tag(&repository(), &tag("fork-4")).await.unwrap().digest;
-    assert!(!rig.store.checkpoint_journal().await.unwrap(), "there are few objects: it would not pay");
+    assert!(!rig.store.summarize_journal().await.unwrap(), "there are few objects: it would not pay");
     many_changes(&rig.store, base, 150).await;
-    assert!(checkpoint(&rig.store).await > 300);
-    assert_eq!(checkpoint(&rig.store).await, 0);
+    assert!(summarize(&rig.store).await > 300);
+    assert_eq!(summarize(&rig.store).await, 0);
     let left = journals(&rig).await;
-    assert!(left.len() == 1 && left[0].1.checkpoint.is_some(), "{left:?}");
+    assert!(left.len() == 1 && left[0].1.summary.is_some(), "{left:?}");
     rig.store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
     let (new, report) = rebuilt(&rig).await;
     assert_eq!((report.journal, report.lost.len()), (2, 0));
@@ -214,13 +214,13 @@ async fn a_checkpoint_keeps_the_journal_small_and_loses_nothing(on: Backend) {
     assert_eq!(before, rig.metadata.begin_names().await.unwrap().0);
     new.store.put_tag(&repository(), tag("later"), base, None).await.unwrap();
     many_changes(&new.store, base, 150).await;
-    assert!(checkpoint(&new.store).await > 300, "the rebuilt store knows the old objects");
+    assert!(summarize(&new.store).await > 300, "the rebuilt store knows the old objects");
     let (third, _) = rebuilt(&new).await;
     assert_eq!(listing(&third.store).await, listing(&new.store).await);
     assert!(third.metadata.begin_names().await.unwrap().0 > before);
 }
 
-async fn replicas_that_write_and_checkpoint_at_once_lose_nothing(on: Backend) {
+async fn replicas_that_write_and_summarize_at_once_lose_nothing(on: Backend) {
     let rig = Rig::new(on).await;
     let base = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
     for round in 0..on.some(3, 1) {
@@ -229,10 +229,10 @@ async fn replicas_that_write_and_checkpoint_at_once_lose_nothing(on: Backend) {
             for i in 0..150 {
                 store.put_tag(&repository(), tag(&format!("r{replica}-{round}-{i}")), base, None).await.unwrap();
                 if i % 40 == 7 {
-                    checkpoint(&store).await;
+                    summarize(&store).await;
                 }
             }
-            checkpoint(&store).await;
+            summarize(&store).await;
         });
         futures::future::join_all(replicas.map(tokio::spawn)).await.into_iter().for_each(|done| done.unwrap());
         let (new, report) = rebuilt(&rig).await;
@@ -310,9 +310,9 @@ enum Op {
     Put(u64, u8),
     Untag(u8),
     Delete(u64),
-    /// Begins a checkpoint. One that is under way is left as it is, as if its writer had been killed.
+    /// Begins a summary. One that is under way is left as it is, as if its writer had been killed.
     Begin,
-    /// Writes one more name of the checkpoint, in a part of its own.
+    /// Writes one more name of the summary, in a part of its own.
     Page,
 }
 
@@ -327,7 +327,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A checkpoint as a store writes it, one name at a time.
+/// A summary as a store writes it, one name at a time.
 struct Walk {
     last: u64,
     cursor: NamesCursor,
@@ -380,7 +380,7 @@ async fn replays_to_the_same(on: Backend, ops: Vec<Op>) {
     assert_eq!(new.metadata.audit(false).await.unwrap().discrepancies, [], "{ops:?}");
 }
 
-async fn a_snapshot_that_came_again_while_a_checkpoint_was_written_keeps_its_place_in_lists(on: Backend) {
+async fn a_snapshot_that_came_again_while_a_summary_was_written_keeps_its_place_in_lists(on: Backend) {
     let rig = Rig::new(on).await;
     let first = push_to(&rig.store, "team/agent", &[1], vec![], None).await;
     push_to(&rig.store, "team/agent", &[2], vec![], None).await;

@@ -4,7 +4,7 @@
 
 #[macro_use]
 mod common;
-mod checkpoints;
+mod summaries;
 mod clock;
 mod contention;
 mod domains;

@@ -406,7 +406,7 @@ async fn litter(store: &Arc<dyn Metadata>) -> BTreeSet<Digest> {
     }
     let changes = store.unjournaled(1_000_000).await.unwrap();
     let (first, last) = (changes[0].seq, changes[changes.len() - 1].seq);
-    store.journaled(vec![JournalRow { key: unique("journal"), first, last, checkpoint: false, records: 1 }]).await.unwrap();
+    store.journaled(vec![JournalRow { key: unique("journal"), first, last, summary: false, records: 1 }]).await.unwrap();
     kept
 }
 
@@ -600,7 +600,7 @@ async fn every_write(store: &Arc<dyn Metadata>, round: u64) {
     // Two snapshots, two tags, a tag put and deleted, a snapshot deleted.
     assert_eq!(changes.len(), 7);
     let (first, last) = (changes[0].seq, changes[6].seq);
-    store.journaled(vec![JournalRow { key: unique("journal"), first, last, checkpoint: false, records: 1 }]).await.unwrap();
+    store.journaled(vec![JournalRow { key: unique("journal"), first, last, summary: false, records: 1 }]).await.unwrap();
     assert_sound(&**store).await;
 }
 

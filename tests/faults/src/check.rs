@@ -169,7 +169,7 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     }
     let journal = store.metadata().journal().await.map_err(|e| e.to_string())?;
     named.extend(journal.into_iter().map(|row| row.key));
-    // A journal object whose writer died before its row waits for the next checkpoint, which finds it by its name: a few hundred at most.
+    // A journal object whose writer died before its row waits for the next summary, which finds it by its name: a few hundred at most.
     // And the marker lies there for good.
     let found: BTreeMap<String, u64> =
         world.disk.keys().into_iter().filter(|(key, _)| named.contains(key) || !(key.starts_with(PREFIX) || key == "pf-store")).collect();

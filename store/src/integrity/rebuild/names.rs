@@ -27,18 +27,18 @@ struct Replay {
 }
 
 impl Rebuild<'_> {
-    /// Replays the newest checkpoint that is whole, and what came after it. Objects are read one at a time.
+    /// Replays the newest summary that is whole, and what came after it. Objects are read one at a time.
     pub(super) async fn names(&mut self) -> Result<()> {
         let mut replay = Replay::default();
         let mut changes = Vec::new();
-        // Parts by checkpoint: its number, its name, the part's number.
-        let mut checkpoints: BTreeMap<(u64, String), BTreeMap<u32, String>> = BTreeMap::new();
+        // Parts by summary: its number, its name, the part's number.
+        let mut summaries: BTreeMap<(u64, String), BTreeMap<u32, String>> = BTreeMap::new();
         for key in self.store.journal_keys().await? {
             match Key::parse(&key) {
                 Ok(Key { number, part, .. }) => {
                     replay.last = replay.last.max(number);
                     match part {
-                        Some((set, part)) => drop(checkpoints.entry((number, set)).or_default().insert(part, key)),
+                        Some((set, part)) => drop(summaries.entry((number, set)).or_default().insert(part, key)),
                         None => changes.push((number, key)),
                     }
                 }
@@ -46,9 +46,9 @@ impl Rebuild<'_> {
             }
         }
         let mut covered = 0;
-        for ((last, set), parts) in checkpoints.into_iter().rev() {
+        for ((last, set), parts) in summaries.into_iter().rev() {
             if let Some(rows) = self.whole(&set, &parts).await? {
-                self.checkpoint(&mut replay, &rows).await?;
+                self.summary(&mut replay, &rows).await?;
                 replay.rows.extend(rows);
                 covered = last;
                 break;
@@ -84,7 +84,7 @@ impl Rebuild<'_> {
         self.count().await
     }
 
-    /// Rows of the parts of a checkpoint, if all of them are there and well. One whose writer was killed lacks the last part: that is no damage.
+    /// Rows of the parts of a summary, if all of them are there and well. One whose writer was killed lacks the last part: that is no damage.
     async fn whole(&mut self, set: &str, parts: &BTreeMap<u32, String>) -> Result<Option<Vec<JournalRow>>> {
         let (mut rows, mut whole, mut ended) = (Vec::new(), true, false);
         for (number, key) in (0..).zip(parts) {
@@ -94,17 +94,15 @@ impl Rebuild<'_> {
             };
             whole &= number == *key.0;
             rows.push(row_of(key.1, &journal));
-            ended = journal.checkpoint.is_some_and(|part| part.end);
+            ended = journal.summary.is_some_and(|part| part.end);
         }
         if ended && !whole {
-            self.report
-                .refused
-                .push(format!("checkpoint {set} of the journal: it has {} parts that are well, and needs others", rows.len()));
+            self.report.refused.push(format!("journal summary {set}: it has {} parts that are well, and needs others", rows.len()));
         }
         Ok((whole && ended).then_some(rows))
     }
 
-    async fn checkpoint(&mut self, replay: &mut Replay, rows: &[JournalRow]) -> Result<()> {
+    async fn summary(&mut self, replay: &mut Replay, rows: &[JournalRow]) -> Result<()> {
         for row in rows {
             let Some(journal) = self.store.read_journal(&row.key).await? else {
                 return Err(Error::Unavailable { what: "packs", reason: format!("{} vanished while it was read", row.key) });

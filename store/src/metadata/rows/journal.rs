@@ -18,8 +18,8 @@ pub struct JournalRow {
     pub first: u64,
     /// See `first`.
     pub last: u64,
-    /// Whether it is a part of a checkpoint. Rows of a checkpoint are written together, when all its parts are durable.
-    pub checkpoint: bool,
+    /// Whether it is a part of a summary. Rows of a summary are written together, when all its parts are durable.
+    pub summary: bool,
     /// Records in it.
     pub records: u64,
 }
@@ -27,13 +27,13 @@ pub struct JournalRow {
 /// How far the journal has grown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalState {
-    /// Number of the newest checkpoint; 0 without one.
-    pub checkpoint: u64,
+    /// Number of the newest summary; 0 without one.
+    pub summary: u64,
     /// Names in it.
     pub names: u64,
     /// The last number handed out.
     pub last: u64,
-    /// Objects of changes since the checkpoint, as far as they were counted.
+    /// Objects of changes since the summary, as far as they were counted.
     pub objects: u64,
 }
 

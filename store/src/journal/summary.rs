@@ -1,11 +1,11 @@
-//! Keeping the journal short: checkpoints, and the deletion of what they make superfluous.
+//! Keeping the journal short: summaries, and the deletion of what they make superfluous.
 //!
-//! A checkpoint at number L is a walk over all names that began at L. Nobody waits for it: names change meanwhile, and a page may have changes after L
-//! or not. They are all in the journal before the last part of the checkpoint is, so replaying what came after L over it comes to what it should.
-//! Until that last part is durable the checkpoint before counts; rows of all parts are then written together. What a killed process leaves of one
+//! A summary at number L is a walk over all names that began at L. Nobody waits for it: names change meanwhile, and a page may have changes after L
+//! or not. They are all in the journal before the last part of the summary is, so replaying what came after L over it comes to what it should.
+//! Until that last part is durable the summary before counts; rows of all parts are then written together. What a killed process leaves of one
 //! is known by its name.
 //!
-//! What the newest checkpoint does not need may go, and nothing else, so any number of processes may do all of it at once.
+//! What the newest summary does not need may go, and nothing else, so any number of processes may do all of it at once.
 
 use super::{Store, row_of};
 use crate::boxed;
@@ -17,7 +17,7 @@ use object_store::path::Path;
 use pfr_schema::journal::{Journal, Key, Numbered, Part, Record};
 use std::collections::HashSet;
 
-/// Objects below which a checkpoint is not worth its while.
+/// Objects below which a summary is not worth its while.
 const FEW: usize = 256;
 /// Bytes of a part. Making one takes some times as much memory.
 const PART: u64 = 16 << 20;
@@ -29,24 +29,24 @@ const BATCH: usize = 1000;
 const AT_ONCE: usize = 16;
 
 impl Store {
-    /// Writes a checkpoint if there are so many objects that it pays; returns whether it did. What it makes superfluous is for
+    /// Writes a summary if there are so many objects that it pays; returns whether it did. What it makes superfluous is for
     /// [`Self::trim_journal`] to delete.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]: the checkpoint before still counts.
+    /// [`Error::Unavailable`], [`Error::Full`]: the summary before still counts.
     #[boxed]
-    pub async fn checkpoint_journal(&self) -> Result<bool> {
+    pub async fn summarize_journal(&self) -> Result<bool> {
         let state = self.metadata.journal_state(FEW + 1).await?;
-        // A checkpoint costs as much as there are names: it is paid for by the changes since the last one.
-        let changes = state.last.saturating_sub(state.checkpoint);
+        // A summary costs as much as there are names: it is paid for by the changes since the last one.
+        let changes = state.last.saturating_sub(state.summary);
         if state.objects <= FEW as u64 || changes <= state.names / 4 {
             return Ok(false);
         }
-        self.write_checkpoint().await?;
+        self.write_summary().await?;
         Ok(true)
     }
 
-    pub(crate) async fn write_checkpoint(&self) -> Result<()> {
+    pub(crate) async fn write_summary(&self) -> Result<()> {
         let (last, cursor) = self.metadata.begin_names().await?;
         let limit = self.options.limits.journal_bytes.min(PART);
         let page = usize::try_from(limit / NAME).unwrap_or(PAGE).clamp(1, PAGE);
@@ -66,7 +66,7 @@ impl Store {
         self.metadata.journaled(parts.rows).await
     }
 
-    /// Deletes at most `limit` objects that the newest checkpoint makes superfluous, and, when there are no more, those that no row names;
+    /// Deletes at most `limit` objects that the newest summary makes superfluous, and, when there are no more, those that no row names;
     /// returns how many.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Store {
     }
 }
 
-/// The newest checkpoint.
+/// The newest summary.
 pub(crate) struct Newest {
     last: u64,
     prefix: String,
@@ -142,17 +142,17 @@ pub(crate) struct Newest {
 
 impl Newest {
     pub(crate) fn of(rows: &[JournalRow]) -> Result<Option<Self>> {
-        let newest = rows.iter().filter(|row| row.checkpoint).max_by_key(|row| (row.last, &row.key));
-        newest.map(|row| Ok(Self { last: row.last, prefix: super::checkpoint_of(&row.key)? })).transpose()
+        let newest = rows.iter().filter(|row| row.summary).max_by_key(|row| (row.last, &row.key));
+        newest.map(|row| Ok(Self { last: row.last, prefix: super::summary_of(&row.key)? })).transpose()
     }
 
     /// Whether it makes an object superfluous.
     pub(crate) fn covers(&self, row: &JournalRow) -> bool {
-        if row.checkpoint { row.key < self.prefix } else { row.last <= self.last }
+        if row.summary { row.key < self.prefix } else { row.last <= self.last }
     }
 }
 
-/// The parts of a checkpoint on their way to storage.
+/// The parts of a summary on their way to storage.
 struct Parts<'a> {
     store: &'a Store,
     last: u64,

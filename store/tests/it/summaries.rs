@@ -1,4 +1,4 @@
-//! Checkpoints of the journal: in parts, beside changes, and what they make superfluous.
+//! Summaries of the journal: in parts, beside changes, and what they make superfluous.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{push, repository, snapshot, tag};
@@ -52,16 +52,16 @@ async fn changes(store: &Store, base: Digest, count: usize) {
 }
 
 #[tokio::test]
-async fn a_checkpoint_of_many_names_has_many_parts_and_all_of_them_count() {
+async fn a_summary_of_many_names_has_many_parts_and_all_of_them_count() {
     let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;
     store.fork(&repository(), base, "fork", 200).await.unwrap();
     changes(&store, base, 150).await;
-    // A change whose writer was killed before the journal: pages have it, so it must be in the journal when the checkpoint counts.
+    // A change whose writer was killed before the journal: pages have it, so it must be in the journal when the summary counts.
     rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("unwritten"), expected: None }]).await.unwrap();
     let before = tags(&store).await;
-    assert!(store.checkpoint_journal().await.unwrap());
+    assert!(store.summarize_journal().await.unwrap());
     assert_eq!(rig.metadata.unjournaled(1).await.unwrap(), []);
     let parts = parts(&rig).await;
     assert!(parts.len() > 5, "{}", parts.len());
@@ -96,19 +96,19 @@ async fn a_checkpoint_of_many_names_has_many_parts_and_all_of_them_count() {
 }
 
 #[tokio::test]
-async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there() {
+async fn the_summary_before_counts_until_the_last_part_of_the_next_is_there() {
     let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;
     changes(&store, base, 150).await;
-    assert!(store.checkpoint_journal().await.unwrap());
+    assert!(store.summarize_journal().await.unwrap());
     store.trim_journal(usize::MAX).await.unwrap();
     let first = parts(&rig).await;
     store.fork(&repository(), base, "fork", 100).await.unwrap();
     changes(&store, base, 150).await;
     let killed = rig.fork().await;
     let before = tags(&store).await;
-    assert!(store.checkpoint_journal().await.unwrap());
+    assert!(store.summarize_journal().await.unwrap());
     let second: Vec<String> = parts(&rig).await.into_iter().filter(|key| !first.contains(key)).collect();
     assert!(second.len() > 3);
     // As if the process had ended before the last part.
@@ -121,27 +121,27 @@ async fn the_checkpoint_before_counts_until_the_last_part_of_the_next_is_there()
     assert_eq!(tags(&new.store).await, before);
     let recorded: Vec<String> = new.metadata.journal().await.unwrap().into_iter().map(|row| row.key).collect();
     assert!(first.iter().all(|key| recorded.contains(key)) && !second.iter().any(|key| recorded.contains(key)));
-    // The next checkpoint takes what is left of it along.
+    // The next summary takes what is left of it along.
     changes(&new.store, base, 150).await;
-    assert!(new.store.checkpoint_journal().await.unwrap());
+    assert!(new.store.summarize_journal().await.unwrap());
     new.store.trim_journal(usize::MAX).await.unwrap();
     assert_eq!(keys(&new).await.len(), 1);
     assert_eq!(rebuilt(&new, new.fork().await).await.0, before);
 }
 
 #[tokio::test]
-async fn names_that_change_while_checkpoints_are_written_are_all_back() {
-    change_names_and_write_checkpoints(2).await;
+async fn names_that_change_while_summaries_are_written_are_all_back() {
+    change_names_and_write_summaries(2).await;
 }
 
 mod long {
     #[tokio::test]
-    async fn names_that_change_while_checkpoints_are_written_are_all_back() {
-        super::change_names_and_write_checkpoints(20).await;
+    async fn names_that_change_while_summaries_are_written_are_all_back() {
+        super::change_names_and_write_summaries(20).await;
     }
 }
 
-async fn change_names_and_write_checkpoints(rounds: u64) {
+async fn change_names_and_write_summaries(rounds: u64) {
     let rig = Rig::new(Backend::Memory).await;
     let first = base(&rig.store).await;
     rig.store.fork(&repository(), first, "fork", 100).await.unwrap();
@@ -163,41 +163,41 @@ async fn change_names_and_write_checkpoints(rounds: u64) {
                 }
             })
         });
-        let checkpoints = (0..2).map(|_| {
+        let summaries = (0..2).map(|_| {
             // Walks of some ten pages and parts.
             let store = with_small_objects(&rig, 3000);
             tokio::spawn(async move {
                 for _ in 0..40 {
-                    store.checkpoint_journal().await.unwrap();
+                    store.summarize_journal().await.unwrap();
                     store.trim_journal(usize::MAX).await.unwrap();
                 }
             })
         });
-        let tasks: Vec<_> = writers.chain(checkpoints).collect();
+        let tasks: Vec<_> = writers.chain(summaries).collect();
         join_all(tasks).await.into_iter().for_each(|done| done.unwrap());
         let (names, report) = rebuilt(&rig, rig.fork().await).await;
         assert!(report.refused.is_empty() && report.lost.is_empty(), "{report:?}");
         assert_eq!(names, tags(&rig.store).await, "round {round}");
     }
-    assert!(!parts(&rig).await.is_empty(), "there was no checkpoint");
+    assert!(!parts(&rig).await.is_empty(), "there was no summary");
 }
 
 #[tokio::test]
-async fn a_checkpoint_is_written_when_a_quarter_of_its_names_has_changed() {
+async fn a_summary_is_written_when_a_quarter_of_its_names_has_changed() {
     let rig = Rig::new(Backend::Memory).await;
     let base = base(&rig.store).await;
     for prefix in ["a", "b", "c"] {
         rig.store.fork(&repository(), base, prefix, 1000).await.unwrap();
     }
     changes(&rig.store, base, 150).await;
-    assert!(rig.store.checkpoint_journal().await.unwrap());
+    assert!(rig.store.summarize_journal().await.unwrap());
     let state = rig.metadata.journal_state(1000).await.unwrap();
-    assert_eq!((state.names, state.checkpoint, state.objects), (3002, state.last, 0), "{state:?}");
+    assert_eq!((state.names, state.summary, state.objects), (3002, state.last, 0), "{state:?}");
     changes(&rig.store, base, 200).await;
     assert_eq!(rig.metadata.journal_state(300).await.unwrap().objects, 300, "counted as far as was asked for");
-    assert!(!rig.store.checkpoint_journal().await.unwrap(), "400 changes, of 3,002 names");
+    assert!(!rig.store.summarize_journal().await.unwrap(), "400 changes, of 3,002 names");
     changes(&rig.store, base, 200).await;
-    assert!(rig.store.checkpoint_journal().await.unwrap(), "800 changes");
+    assert!(rig.store.summarize_journal().await.unwrap(), "800 changes");
 }
 
 #[tokio::test]
@@ -206,8 +206,8 @@ async fn what_is_superfluous_goes_in_steps_bytes_before_rows() {
     let base = base(&rig.store).await;
     changes(&rig.store, base, 150).await;
     let first = keys(&rig).await;
-    assert_eq!(rig.store.trim_journal(1000).await.unwrap(), 0, "nothing is superfluous without a checkpoint");
-    assert!(rig.store.checkpoint_journal().await.unwrap());
+    assert_eq!(rig.store.trim_journal(1000).await.unwrap(), 0, "nothing is superfluous without a summary");
+    assert!(rig.store.summarize_journal().await.unwrap());
     rig.store.put_tag(&repository(), tag("after"), base, None).await.unwrap();
     assert_eq!(rig.store.trim_journal(10).await.unwrap(), 10);
     let left = keys(&rig).await;
@@ -227,13 +227,13 @@ async fn what_is_superfluous_goes_in_steps_bytes_before_rows() {
 }
 
 #[tokio::test]
-async fn a_torn_part_is_reported_and_scrub_writes_another_checkpoint() {
+async fn a_torn_part_is_reported_and_scrub_writes_another_summary() {
     let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;
     store.fork(&repository(), base, "fork", 100).await.unwrap();
     changes(&store, base, 150).await;
-    assert!(store.checkpoint_journal().await.unwrap());
+    assert!(store.summarize_journal().await.unwrap());
     store.trim_journal(usize::MAX).await.unwrap();
     let torn = parts(&rig).await[2].clone();
     let bytes = rig.bytes(&torn.as_str().into()).await;
