@@ -15,7 +15,6 @@ mod into_store;
 mod publish;
 mod writer;
 
-
 use crate::boxed;
 use crate::error::Result;
 use crate::plan::Totals;

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::domains::Domains;
 use crate::http::permit::wait_for;
 use crate::http::timeout::Pace;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use crate::redirect::Redirects;
 use crate::storage::Opened;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -78,27 +78,27 @@ impl App {
     }
 
     /// A permit to hold a large JSON body.
-    pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    pub(crate) async fn large_body(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         wait_for(&self.bodies, self.queue, "the registry reads as many large requests as it may; try again in a moment").await
     }
 
     /// A permit to hold the documents of a snapshot.
-    pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    pub(crate) async fn documents(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         wait_for(&self.documents, self.queue, "the registry reads as many documents as it may; try again in a moment").await
     }
 
     /// A permit to verify a snapshot, at once or not at all: waiting would take minutes.
-    pub(crate) fn verification(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    pub(crate) fn verification(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         Arc::clone(&self.verifications).try_acquire_owned().map_err(|_| {
-            Failure::new(ErrorCode::Overloaded, format!("{VERIFICATIONS} snapshots are being verified; try again when one is done"))
+            ApiError::new(ErrorCode::Overloaded, format!("{VERIFICATIONS} snapshots are being verified; try again when one is done"))
         })
     }
 
     /// The permit to scrub, at once or not at all. It is separate from verifications because a
     /// scrub may take hours.
-    pub(crate) fn scrub(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    pub(crate) fn scrub(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         Arc::clone(&self.scrubs)
             .try_acquire_owned()
-            .map_err(|_| Failure::new(ErrorCode::Overloaded, "a scrub is running; try again when it is done"))
+            .map_err(|_| ApiError::new(ErrorCode::Overloaded, "a scrub is running; try again when it is done"))
     }
 }

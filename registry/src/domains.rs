@@ -8,7 +8,7 @@
 use crate::background::{Collector, Limits, schedule};
 use crate::config::Config;
 use crate::metrics::forget;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use parking_lot::Mutex;
 use pfr_schema::{DomainName, ErrorCode};
 use pfr_store::{Budget, Result, Schedule, Store};
@@ -40,10 +40,10 @@ impl Domain {
 
     /// A permit to collect on request, at once or not at all: a second collection would find
     /// nothing to do.
-    pub(crate) fn collection(&self) -> std::result::Result<OwnedSemaphorePermit, Failure> {
+    pub(crate) fn collection(&self) -> std::result::Result<OwnedSemaphorePermit, ApiError> {
         Arc::clone(&self.collections)
             .try_acquire_owned()
-            .map_err(|_| Failure::new(ErrorCode::Overloaded, "a collection that was asked for is running; GET /v1/gc tells how far it is"))
+            .map_err(|_| ApiError::new(ErrorCode::Overloaded, "a collection that was asked for is running; GET /v1/gc tells how far it is"))
     }
 
     /// Where an object of its store lies on the registry's storage.

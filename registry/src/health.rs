@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::auth::{Access, AllRepositories, Open};
 use crate::failures;
 use crate::metrics::{DISK, ROWS_WRITTEN, of_domain, set_tasks};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use crate::v1::Answer;
 use axum::extract::State;
 use axum::http::header;
@@ -32,7 +32,7 @@ pub(crate) async fn readyz(_: Access<Open, AllRepositories>, State(app): State<A
         Ok(ready) => ready?,
         Err(_) => {
             let detail = "the registry's store does not answer; this says nothing about what it holds, try again";
-            return Err(Failure::new(ErrorCode::Unavailable, detail).because(format!("no answer within {READY:?}")));
+            return Err(ApiError::new(ErrorCode::Unavailable, detail).because(format!("no answer within {READY:?}")));
         }
     }
     Ok("ready\n")

@@ -11,9 +11,9 @@ const NAMED: usize = 100;
 
 /// Why a request was not done: a [`problem::ApiError`] in the registry's words.
 #[derive(Clone, Debug)]
-pub struct Failure(problem::ApiError);
+pub struct ApiError(problem::ApiError);
 
-impl Failure {
+impl ApiError {
     /// A failure with nothing to hide.
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
@@ -42,7 +42,7 @@ impl Failure {
     }
 }
 
-impl Deref for Failure {
+impl Deref for ApiError {
     type Target = problem::ApiError;
 
     fn deref(&self) -> &Self::Target {
@@ -50,19 +50,19 @@ impl Deref for Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.0.into_response()
     }
 }
 
-impl From<FormatError> for Failure {
+impl From<FormatError> for ApiError {
     fn from(error: FormatError) -> Self {
         Self::new(error.code(), error.to_string())
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         let code = error.code();
         match error {
@@ -103,7 +103,7 @@ mod tests {
         ];
         for error in errors {
             let code = error.code();
-            let failure = Failure::from(error);
+            let failure = ApiError::from(error);
             assert_eq!(failure.code, code);
             assert!(!failure.detail.contains("secret"), "{code} tells {:?}", failure.detail);
             assert_eq!(failure.cause.as_deref(), Some(secret), "{code} loses its cause");
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn unavailable_is_not_reported_as_missing() {
-        let failure = Failure::from(Error::Unavailable { what: "metadata", reason: "locked".into() });
+        let failure = ApiError::from(Error::Unavailable { what: "metadata", reason: "locked".into() });
         assert_eq!((failure.status.as_u16(), failure.code.retryable()), (503, true));
     }
 }

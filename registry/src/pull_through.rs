@@ -24,7 +24,7 @@ use crate::http::query::{Depth, Paging, Query};
 use crate::http::resolved::ResolvedRefs;
 use crate::http::sending::OneByOne;
 use crate::metrics::BYTES_SENT;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use crate::v1::frames::UnservedFrames;
 use axum::Json;
 use axum::body::Body;
@@ -83,7 +83,7 @@ impl PullThrough {
         repository: &RepositoryName,
         selector: &Selector,
         via: &Via,
-    ) -> Result<Option<Digest>, Failure> {
+    ) -> Result<Option<Digest>, ApiError> {
         let (tag, back) = match selector {
             Selector::Digest(digest) => return self.pulls.snapshot(remote, repository, *digest, via).await.map(|()| None),
             Selector::Prefix(_) => return self.resolve_prefix(remote, repository, selector, via).await,
@@ -106,7 +106,7 @@ impl PullThrough {
         repository: &RepositoryName,
         selector: &Selector,
         via: &Via,
-    ) -> Result<Option<Digest>, Failure> {
+    ) -> Result<Option<Digest>, ApiError> {
         match self.store.resolve(repository, selector).await {
             Err(error) if matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => {}
             // The handler finds the same, and refuses an ambiguous digest.
@@ -123,7 +123,7 @@ impl PullThrough {
     }
 
     /// Fetches what a request is about, or answers the request.
-    async fn before(&self, app: &App, remote: &Remote, parts: &mut Parts, via: &Via) -> Result<Option<Response>, Failure> {
+    async fn before(&self, app: &App, remote: &Remote, parts: &mut Parts, via: &Via) -> Result<Option<Response>, ApiError> {
         let route = route(parts).to_owned();
         let reads = parts.method == Method::GET || (parts.method == Method::POST && route.ends_with("/verify"));
         if !reads || !route.starts_with("/v1/repositories/{repo}/") {
@@ -165,7 +165,7 @@ impl PullThrough {
     }
 
     /// The upstream's list, if nothing of the repository is here. Else the handler lists what is here.
-    async fn list(&self, remote: &Remote, repository: &RepositoryName, route: &str, uri: &Uri) -> Result<Option<Response>, Failure> {
+    async fn list(&self, remote: &Remote, repository: &RepositoryName, route: &str, uri: &Uri) -> Result<Option<Response>, ApiError> {
         match self.store.tags(repository, None, 1).await {
             Err(error) if error.code() == ErrorCode::RepositoryUnknown => {}
             _ => return Ok(None),
@@ -181,7 +181,7 @@ impl PullThrough {
 
     /// Frames of blobs that are not here, passed on and not kept: only a read of a snapshot stores it.
     /// The reader verifies them.
-    async fn frames(&self, remote: &Remote, unserved: UnservedFrames) -> Result<Response, Failure> {
+    async fn frames(&self, remote: &Remote, unserved: UnservedFrames) -> Result<Response, ApiError> {
         let frames = remote.frames(unserved.repository(), unserved.digests()).await.map_err(|error| failure(&error))?;
         drop(unserved);
         // Only after the upstream has begun to answer: registries that ask each other must not wait for
@@ -213,7 +213,7 @@ pub(crate) async fn middleware(State((app, this)): State<(App, Arc<PullThrough>)
     }
     let mut response = next.run(Request::from_parts(parts, body)).await;
     match response.extensions_mut().remove::<UnservedFrames>() {
-        Some(unserved) => this.frames(&remote, unserved).await.unwrap_or_else(Failure::into_response),
+        Some(unserved) => this.frames(&remote, unserved).await.unwrap_or_else(ApiError::into_response),
         None => response,
     }
 }

@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::domains::Domain;
 use crate::http::base;
 use crate::http::path::Path;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::extract::FromRequestParts;
 use axum::handler::Handler;
 use axum::http::request::Parts;
@@ -27,9 +27,9 @@ pub(crate) struct Access<A, S = RepositoryName> {
 }
 
 impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
-    type Rejection = Failure;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let name = base::domain_of(parts)?;
         let to = S::of(parts).await?;
         decide(app, parts, &Question { action: A::ACTION, domain: &name, repository: to.repository() })?;
@@ -42,13 +42,13 @@ impl<A: Permission, S: Scope> FromRequestParts<App> for Access<A, S> {
 /// What an action is about.
 pub(crate) trait Scope: Sized + Send {
     /// Reads it from the request's path.
-    fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, Failure>> + Send;
+    fn of(parts: &mut Parts) -> impl Future<Output = Result<Self, ApiError>> + Send;
     /// The repository that the scope names, if it names one.
     fn repository(&self) -> Option<&RepositoryName>;
 }
 
 impl Scope for RepositoryName {
-    async fn of(parts: &mut Parts) -> Result<Self, Failure> {
+    async fn of(parts: &mut Parts) -> Result<Self, ApiError> {
         let Path(repository) = Path::from_request_parts(parts, &()).await?;
         Ok(repository)
     }
@@ -62,7 +62,7 @@ impl Scope for RepositoryName {
 pub(crate) struct AllRepositories;
 
 impl Scope for AllRepositories {
-    async fn of(_parts: &mut Parts) -> Result<Self, Failure> {
+    async fn of(_parts: &mut Parts) -> Result<Self, ApiError> {
         Ok(Self)
     }
 
@@ -75,11 +75,11 @@ impl Scope for AllRepositories {
 pub(crate) struct Catalogue;
 
 impl Scope for Catalogue {
-    async fn of(parts: &mut Parts) -> Result<Self, Failure> {
+    async fn of(parts: &mut Parts) -> Result<Self, ApiError> {
         if base::is_default(parts) {
             return Ok(Self);
         }
-        Err(Failure::new(ErrorCode::NotFound, "domains are not in a domain: ask without /domains/NAME at the front of the path"))
+        Err(ApiError::new(ErrorCode::NotFound, "domains are not in a domain: ask without /domains/NAME at the front of the path"))
     }
 
     fn repository(&self) -> Option<&RepositoryName> {
@@ -97,9 +97,9 @@ pub(crate) struct Session {
 }
 
 impl FromRequestParts<App> for Session {
-    type Rejection = Failure;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let Access { to: repository, domain, .. } = Access::<Push>::from_request_parts(parts, app).await?;
         let Path(push): Path<PushId> = Path::from_request_parts(parts, app).await?;
         let push = domain.store.live_push(&repository, &push).await?;

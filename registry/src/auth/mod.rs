@@ -12,7 +12,7 @@ pub(crate) use access::{Access, AllRepositories, Catalogue, Session, action_of};
 pub(crate) use action::{Action, Admin, Delete, Open, Pull, Push};
 
 use crate::app::App;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::http::request::Parts;
 use pfr_schema::{DomainName, RepositoryName};
 
@@ -32,7 +32,7 @@ pub(crate) struct Question<'a> {
 /// # Errors
 /// None today. Later `unauthorized` for a caller without a valid token, and `denied` for a token
 /// that does not allow the action.
-pub(crate) fn decide(_app: &App, caller: &Parts, question: &Question<'_>) -> Result<(), Failure> {
+pub(crate) fn decide(_app: &App, caller: &Parts, question: &Question<'_>) -> Result<(), ApiError> {
     tracing::trace!(
         action = question.action.name(),
         domain = %question.domain,

@@ -3,7 +3,7 @@
 //! It is taken off before the router sees the path, so every route of the API is there for every
 //! domain, and routes, metrics and layers know one path each. Nothing outside `/v1` belongs to a domain.
 
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::http::request::Parts;
 use axum::http::uri::{PathAndQuery, Uri};
 use axum::http::{Extensions, Request};
@@ -12,7 +12,7 @@ use pfr_schema::DomainName;
 /// The base path that was taken off a request.
 #[derive(Clone)]
 struct Base {
-    domain: Result<DomainName, Failure>,
+    domain: Result<DomainName, ApiError>,
     /// The path as it was sent.
     path: String,
 }
@@ -21,7 +21,7 @@ struct Base {
 pub(crate) fn take_off<B>(request: &mut Request<B>) {
     let Some((name, rest)) = split(request.uri()) else { return };
     // The name is not decoded: a proxy that forwards one domain only sees the same bytes.
-    let domain = name.parse::<DomainName>().map_err(Failure::from);
+    let domain = name.parse::<DomainName>().map_err(ApiError::from);
     let base = Base { domain, path: request.uri().path().to_owned() };
     let mut parts = request.uri().clone().into_parts();
     parts.path_and_query = Some(rest);
@@ -46,7 +46,7 @@ fn split(uri: &Uri) -> Option<(&str, PathAndQuery)> {
 ///
 /// # Errors
 /// `invalid_name`.
-pub(crate) fn domain_of(parts: &Parts) -> Result<DomainName, Failure> {
+pub(crate) fn domain_of(parts: &Parts) -> Result<DomainName, ApiError> {
     parts.extensions.get::<Base>().map_or_else(|| Ok(DomainName::default()), |base| base.domain.clone())
 }
 

@@ -1,24 +1,24 @@
 //! `If-Match` and `If-None-Match` on tags: another spelling of `if_tag_is`.
 
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use pfr_schema::Digest;
 use pfr_schema::api::TagState;
 
 /// The state that a tag must be in to be changed, from the headers and, where it has the field, the
 /// body.
-pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result<Option<TagState>, Failure> {
+pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result<Option<TagState>, ApiError> {
     let at = one(headers, &header::IF_MATCH)?.map(|text| digest(&header::IF_MATCH, text).map(TagState::At)).transpose()?;
     let absent = match one(headers, &header::IF_NONE_MATCH)? {
         None => None,
         Some("*") => Some(TagState::Absent),
-        Some(other) => return Err(Failure::invalid(format!("expected If-None-Match: *, found {other:?}"))),
+        Some(other) => return Err(ApiError::invalid(format!("expected If-None-Match: *, found {other:?}"))),
     };
     let given: Vec<TagState> = [at, absent, in_body].into_iter().flatten().collect();
     match given.split_first() {
         None => Ok(None),
         Some((first, rest)) if rest.iter().all(|state| state == first) => Ok(Some(*first)),
-        Some(_) => Err(Failure::invalid("If-Match, If-None-Match and if_tag_is contradict each other; give one of them")),
+        Some(_) => Err(ApiError::invalid("If-Match, If-None-Match and if_tag_is contradict each other; give one of them")),
     }
 }
 
@@ -37,21 +37,21 @@ pub(crate) fn etag(digest: &Digest) -> HeaderValue {
     HeaderValue::from_str(&format!("\"{digest}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }
 
-fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Failure> {
+fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, ApiError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let text = value.to_str().map_err(|_| Failure::invalid(format!("{name} is not text")))?.trim();
+    let text = value.to_str().map_err(|_| ApiError::invalid(format!("{name} is not text")))?.trim();
     if values.next().is_some() || text.contains(',') {
-        return Err(Failure::invalid(format!("expected one value in {name}: a tag is in one state")));
+        return Err(ApiError::invalid(format!("expected one value in {name}: a tag is in one state")));
     }
     Ok(Some(text))
 }
 
-fn digest(name: &HeaderName, text: &str) -> Result<Digest, Failure> {
+fn digest(name: &HeaderName, text: &str) -> Result<Digest, ApiError> {
     let quoted = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     quoted.and_then(|digest| digest.parse().ok()).ok_or_else(|| {
         let text: String = text.chars().take(160).collect();
-        Failure::invalid(format!("expected {name}: \"<digest>\", the tag's ETag, found {text}"))
+        ApiError::invalid(format!("expected {name}: \"<digest>\", the tag's ETag, found {text}"))
     })
 }
 

@@ -7,7 +7,7 @@
 use crate::app::App;
 use crate::http::body::is_stall;
 use crate::http::media_type;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use futures::StreamExt as _;
@@ -36,9 +36,9 @@ pub(crate) struct JsonBody<T> {
 }
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
-    type Rejection = Failure;
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         media_type::check(&request, "application/json")?;
         let CompleteBody { bytes, permit, .. } = read(request.into_body(), app).await?;
         let value = if bytes.len() <= SMALL_BODY {
@@ -46,15 +46,15 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for JsonBody<T> {
         } else {
             // A hundred thousand digests take tens of milliseconds: too long for a thread that
             // moves the bytes of other requests.
-            tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|e| Failure::internal(e.to_string()))??
+            tokio::task::spawn_blocking(move || parse(&bytes)).await.map_err(|e| ApiError::internal(e.to_string()))??
         };
         Ok(Self { value, _permit: permit })
     }
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // The length was checked while the body arrived.
-    pfr_schema::json::parse("request body", bytes, u64::MAX).map_err(|error| Failure::invalid(error.to_string()))
+    pfr_schema::json::parse("request body", bytes, u64::MAX).map_err(|error| ApiError::invalid(error.to_string()))
 }
 
 /// A body that has arrived.
@@ -69,7 +69,7 @@ struct CompleteBody {
 ///
 /// # Errors
 /// `too_large`, `timeout`, `overloaded`, `invalid_request`.
-async fn read(body: Body, app: &App) -> Result<CompleteBody, Failure> {
+async fn read(body: Body, app: &App) -> Result<CompleteBody, ApiError> {
     let hint = body.size_hint();
     if hint.lower() > app.max_json_bytes as u64 {
         return Err(too_large(hint.lower(), app.max_json_bytes));
@@ -88,7 +88,7 @@ async fn read(body: Body, app: &App) -> Result<CompleteBody, Failure> {
         waited += begun.elapsed();
         let Ok(received) = received else {
             if waited >= app.json_time {
-                return Err(Failure::stalled());
+                return Err(ApiError::stalled());
             }
             slow = Some(room(app, bytes.len().max(STEP)).await?);
             permit = None;
@@ -96,7 +96,7 @@ async fn read(body: Body, app: &App) -> Result<CompleteBody, Failure> {
         };
         let Some(piece) = received else { break };
         let piece = piece.map_err(|error| {
-            if is_stall(&error) { Failure::stalled() } else { Failure::invalid(format!("the request body ended early: {error}")) }
+            if is_stall(&error) { ApiError::stalled() } else { ApiError::invalid(format!("the request body ended early: {error}")) }
         })?;
         if bytes.len() + piece.len() > app.max_json_bytes {
             return Err(too_large((bytes.len() + piece.len()) as u64, app.max_json_bytes));
@@ -128,18 +128,18 @@ async fn read(body: Body, app: &App) -> Result<CompleteBody, Failure> {
 }
 
 /// A permit to hold this many bytes of a slow body.
-async fn room(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, Failure> {
+async fn room(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
     let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
     let leave = Arc::clone(&app.slow_bodies).acquire_many_owned(kib);
     match tokio::time::timeout(app.queue, leave).await {
-        Ok(leave) => leave.map_err(|e| Failure::internal(e.to_string())),
+        Ok(leave) => leave.map_err(|e| ApiError::internal(e.to_string())),
         Err(_) => {
             let detail = "this request body comes slowly, and slow ones hold as much memory as they may; try again in a moment";
-            Err(Failure::new(ErrorCode::Overloaded, detail))
+            Err(ApiError::new(ErrorCode::Overloaded, detail))
         }
     }
 }
 
-fn too_large(found: u64, limit: usize) -> Failure {
-    Failure::new(ErrorCode::TooLarge, format!("the request body has {found} bytes or more, the limit is {limit}"))
+fn too_large(found: u64, limit: usize) -> ApiError {
+    ApiError::new(ErrorCode::TooLarge, format!("the request body has {found} bytes or more, the limit is {limit}"))
 }

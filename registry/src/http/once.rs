@@ -1,6 +1,6 @@
 //! `Idempotency-Key`: a change of names happens once, however often the client repeats the request.
 
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::http::{HeaderMap, HeaderName};
 use pfr_schema::Digest;
 use pfr_store::{Once, PushId};
@@ -11,14 +11,14 @@ pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempote
 
 /// The key that identifies repetitions of this request, if the client sent one. `request` is
 /// everything that it asked, unresolved.
-pub(crate) fn once(headers: &HeaderMap, request: &impl Serialize) -> Result<Option<Once>, Failure> {
+pub(crate) fn once(headers: &HeaderMap, request: &impl Serialize) -> Result<Option<Once>, ApiError> {
     let mut values = headers.get_all(&IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };
     let key = value.to_str().ok().filter(|_| values.next().is_none()).map(|text| text.trim().trim_matches('"'));
     let key: uuid::Uuid = key
         .and_then(|text| text.parse().ok())
-        .ok_or_else(|| Failure::invalid("expected one UUID in Idempotency-Key, made for this request and used again only to repeat it"))?;
-    let request = serde_json::to_vec(request).map_err(|e| Failure::internal(e.to_string()))?;
+        .ok_or_else(|| ApiError::invalid("expected one UUID in Idempotency-Key, made for this request and used again only to repeat it"))?;
+    let request = serde_json::to_vec(request).map_err(|e| ApiError::internal(e.to_string()))?;
     Ok(Some(Once { session: PushId(key.to_string()), request: Digest::sha256(&request) }))
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn once(headers: &HeaderMap, request: &impl Serialize) -> Result<Opti
 mod tests {
     use super::*;
 
-    fn keyed(values: &[&str]) -> Result<Option<Once>, Failure> {
+    fn keyed(values: &[&str]) -> Result<Option<Once>, ApiError> {
         let mut headers = HeaderMap::new();
         for value in values {
             headers.append(IDEMPOTENCY_KEY, value.parse().unwrap());

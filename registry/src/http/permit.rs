@@ -2,7 +2,7 @@
 //! client gives its permit back.
 
 use crate::http::connections::{Activity, Connection};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use pfr_schema::ErrorCode;
@@ -15,13 +15,13 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 ///
 /// # Errors
 /// `overloaded`.
-pub(crate) async fn wait_for(semaphore: &Arc<Semaphore>, limit: Duration, message: &'static str) -> Result<OwnedSemaphorePermit, Failure> {
+pub(crate) async fn wait_for(semaphore: &Arc<Semaphore>, limit: Duration, message: &'static str) -> Result<OwnedSemaphorePermit, ApiError> {
     if let Ok(permit) = Arc::clone(semaphore).try_acquire_owned() {
         return Ok(permit);
     }
     match tokio::time::timeout(limit, Arc::clone(semaphore).acquire_owned()).await {
-        Ok(permit) => permit.map_err(|e| Failure::internal(e.to_string())),
-        Err(_) => Err(Failure::new(ErrorCode::Overloaded, message)),
+        Ok(permit) => permit.map_err(|e| ApiError::internal(e.to_string())),
+        Err(_) => Err(ApiError::new(ErrorCode::Overloaded, message)),
     }
 }
 

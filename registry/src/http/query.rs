@@ -1,6 +1,6 @@
 //! Query strings, as validated types.
 
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::extract::FromRequestParts;
 use axum::http::Uri;
 use axum::http::request::Parts;
@@ -11,17 +11,17 @@ use serde::de::DeserializeOwned;
 pub(crate) struct Query<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
-    type Rejection = Failure;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
         Self::of(&parts.uri)
     }
 }
 
 impl<T: DeserializeOwned> Query<T> {
     /// The query of a URI.
-    pub(crate) fn of(uri: &Uri) -> Result<Self, Failure> {
-        let query = axum::extract::Query::try_from_uri(uri).map_err(|e| Failure::invalid(e.body_text()))?;
+    pub(crate) fn of(uri: &Uri) -> Result<Self, ApiError> {
+        let query = axum::extract::Query::try_from_uri(uri).map_err(|e| ApiError::invalid(e.body_text()))?;
         Ok(Self(query.0))
     }
 }
@@ -43,9 +43,9 @@ impl Paging {
     const MOST: usize = 1000;
 
     /// Cursor and checked limit.
-    pub(crate) fn checked(self) -> Result<(Option<String>, usize), Failure> {
+    pub(crate) fn checked(self) -> Result<(Option<String>, usize), ApiError> {
         if self.after.as_ref().is_some_and(|cursor| cursor.len() > 1024) {
-            return Err(Failure::invalid("`after` is not a cursor that this registry gave out"));
+            return Err(ApiError::invalid("`after` is not a cursor that this registry gave out"));
         }
         Ok((self.after, limit(self.limit, Self::MOST)?))
     }
@@ -63,15 +63,15 @@ pub(crate) struct Depth {
 
 impl Depth {
     /// The checked limit.
-    pub(crate) fn checked(&self) -> Result<usize, Failure> {
+    pub(crate) fn checked(&self) -> Result<usize, ApiError> {
         limit(self.limit, 10_000)
     }
 }
 
 /// A limit within bounds, 100 if none was given.
-fn limit(given: Option<usize>, most: usize) -> Result<usize, Failure> {
+fn limit(given: Option<usize>, most: usize) -> Result<usize, ApiError> {
     match given.unwrap_or(100) {
         limit if (1..=most).contains(&limit) => Ok(limit),
-        limit => Err(Failure::invalid(format!("expected a limit from 1 to {most}, found {limit}"))),
+        limit => Err(ApiError::invalid(format!("expected a limit from 1 to {most}, found {limit}"))),
     }
 }

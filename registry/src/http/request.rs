@@ -5,7 +5,7 @@ use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
 use crate::http::{base, body};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
@@ -89,23 +89,23 @@ const BUSY: &str = "the registry serves as many requests as it may; try again in
 
 /// RFC 9112, section 3.2: a request of HTTP/1.1 names exactly one host. With two, a proxy in front
 /// could route by the other one.
-fn check_host(request: &Request) -> Result<(), Failure> {
+fn check_host(request: &Request) -> Result<(), ApiError> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
         (None, _) if request.version() < Version::HTTP_11 => return Ok(()),
-        (None, _) => return Err(Failure::invalid("expected one Host header, found none")),
-        (Some(_), Some(_)) => return Err(Failure::invalid(format!("expected one Host header, found {}", hosts.count() + 2))),
+        (None, _) => return Err(ApiError::invalid("expected one Host header, found none")),
+        (Some(_), Some(_)) => return Err(ApiError::invalid(format!("expected one Host header, found {}", hosts.count() + 2))),
         (Some(host), None) => host,
     };
     match Authority::try_from(host.as_bytes()) {
         Ok(authority) if !authority.as_str().contains('@') => Ok(()),
-        _ => Err(Failure::invalid(format!("expected Host: name or name:port, found {:?}", String::from_utf8_lossy(host.as_bytes())))),
+        _ => Err(ApiError::invalid(format!("expected Host: name or name:port, found {:?}", String::from_utf8_lossy(host.as_bytes())))),
     }
 }
 
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+fn panicked(panic: &(dyn std::any::Any + Send)) -> ApiError {
     let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Failure::internal(format!("panic: {}", message.unwrap_or("without a message")))
+    ApiError::internal(format!("panic: {}", message.unwrap_or("without a message")))
 }
 
 /// The client's id if it is harmless in headers and logs, or else a new one.

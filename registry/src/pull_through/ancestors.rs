@@ -1,7 +1,7 @@
 //! Ancestors by name: those that are here, then the upstream's. Nothing is pulled.
 
 use super::upstream::{failure, is_unknown};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use pfr_client::Remote;
 use pfr_schema::api::Lineage;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector};
@@ -20,7 +20,7 @@ pub(super) async fn nth(
     repository: &RepositoryName,
     from: Digest,
     back: u32,
-) -> Result<Option<Digest>, Failure> {
+) -> Result<Option<Digest>, ApiError> {
     let mut above: HashMap<Digest, Option<Digest>> = HashMap::new();
     let (mut at, mut below, mut left, mut met) = (from, from, u64::from(back), HashSet::from([from]));
     if back > STEPS {

@@ -1,7 +1,7 @@
 //! Pulls of snapshots from the upstream: each one once, however many readers wait for it.
 
 use super::upstream::{Via, failure, is_unknown};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use pfr_client::{Destination, Progress, Remote};
@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 /// Snapshots pulled at once; others wait.
 const PULLS: usize = 2;
 
-type Done = Result<(), Failure>;
+type Done = Result<(), ApiError>;
 /// A snapshot, and the registries that the request came through: a request that came through others
 /// must not wait for a pull that may be waiting for it.
 type Key = (RepositoryName, Digest, Via);
@@ -60,7 +60,7 @@ impl Pulls {
             let running = Running { pulls, key };
             running.pulls.pull(&remote, &running.key.0, running.key.1).await
         });
-        async move { task.await.unwrap_or_else(|error| Err(Failure::internal(error.to_string()))) }.boxed().shared()
+        async move { task.await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string()))) }.boxed().shared()
     }
 
     async fn pull(&self, remote: &Remote, repository: &RepositoryName, digest: Digest) -> Done {
@@ -71,7 +71,7 @@ impl Pulls {
             Err(error) if is_unknown(&error) => return Ok(()),
             Err(error) => return Err(failure(&error)),
         }
-        let _permit = self.permits.acquire().await.map_err(|error| Failure::internal(error.to_string()))?;
+        let _permit = self.permits.acquire().await.map_err(|error| ApiError::internal(error.to_string()))?;
         if self.store.snapshot(repository, &digest).await.is_ok() {
             return Ok(());
         }

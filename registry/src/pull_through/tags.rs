@@ -2,7 +2,7 @@
 
 use super::pulls::Pulls;
 use super::upstream::{Via, failure, is_unknown};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use lru::LruCache;
 use pfr_client::Remote;
 use pfr_schema::api::TagState;
@@ -44,7 +44,7 @@ impl Tags {
 
     /// Compares a tag with the upstream's, unless that was done less than the TTL ago. If the
     /// comparison fails for any reason, the tag that is here is served.
-    pub(super) async fn refresh(&self, remote: &Remote, repository: &RepositoryName, tag: &Tag, via: &Via) -> Result<(), Failure> {
+    pub(super) async fn refresh(&self, remote: &Remote, repository: &RepositoryName, tag: &Tag, via: &Via) -> Result<(), ApiError> {
         let key = (repository.clone(), tag.clone());
         let row = match self.store.tag(repository, tag).await {
             Ok(row) => Some(row),
@@ -82,7 +82,7 @@ impl Tags {
         here: Option<Digest>,
         seen: &mut Seen,
         via: &Via,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ApiError> {
         let there = match remote.tag(repository, tag).await {
             Ok(there) => there.digest,
             Err(error) if is_unknown(&error) => return Ok(()),
@@ -119,7 +119,7 @@ impl Tags {
 /// Whether the tag, which is `here`, only lags behind the upstream's, which is `there`. A tag that was
 /// moved here stays where it was put. The upstream may know that snapshot nevertheless: it may ask
 /// this registry as this registry asks it.
-async fn lags_behind(remote: &Remote, repository: &RepositoryName, here: Digest, there: Digest, seen: &mut Seen) -> Result<bool, Failure> {
+async fn lags_behind(remote: &Remote, repository: &RepositoryName, here: Digest, there: Digest, seen: &mut Seen) -> Result<bool, ApiError> {
     if seen.agreed == Some(here) {
         return Ok(true);
     }

@@ -1,7 +1,7 @@
 //! The upstream registry: how it is reached, and what its errors mean here.
 
 use crate::config::Config;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::http::HeaderMap;
 use pfr_client::{Error, Remote, RemoteOptions, VIA};
 use pfr_schema::ErrorCode;
@@ -60,7 +60,7 @@ pub(super) fn is_unknown(error: &Error) -> bool {
 }
 
 /// The failure that the reader gets. An upstream that cannot be asked has not said that it has nothing.
-pub(super) fn failure(error: &Error) -> Failure {
+pub(super) fn failure(error: &Error) -> ApiError {
     let code = error.code();
     let (code, detail) = match error {
         Error::Received { digest, .. } => {
@@ -75,7 +75,7 @@ pub(super) fn failure(error: &Error) -> Failure {
             (ErrorCode::Unavailable, detail.to_owned())
         }
     };
-    Failure::new(code, detail).because(error.to_string())
+    ApiError::new(code, detail).because(error.to_string())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::http::json::JsonBody;
 use crate::http::media_type;
 use crate::http::sending::OneByOne;
 use crate::metrics::{BYTES_RECEIVED, BYTES_SENT, FRAMES_NEW, FRAMES_RECEIVED};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use crate::redirect;
 use axum::Json;
 use axum::body::Body;
@@ -34,10 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
     request_body(content = inline(FrameStream), content_type = "application/vnd.pf.frames.v1", description = "Frames, see docs/formats.md"),
     responses((status = 200, description = "All of it is durable", body = api::FramesStored), failures::Uploading),
 )]
-pub(crate) async fn put(
-    Session { domain, push }: Session,
-    request: Request,
-) -> Answer<Json<api::FramesStored>> {
+pub(crate) async fn put(Session { domain, push }: Session, request: Request) -> Answer<Json<api::FramesStored>> {
     media_type::check(&request, FRAMES)?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store sees that the input ended early, but not why.
@@ -48,7 +45,7 @@ pub(crate) async fn put(
         .inspect_ok(|bytes| received.increment(bytes.len() as u64))
         .inspect_err(|error| stalled.store(is_stall(error), Ordering::Relaxed));
     let ingested = domain.store.ingest(&push, stream).await.map_err(|error| match error {
-        Error::Input(_) if stalled.load(Ordering::Relaxed) => Failure::stalled(),
+        Error::Input(_) if stalled.load(Ordering::Relaxed) => ApiError::stalled(),
         error => error.into(),
     })?;
     metrics::counter!(FRAMES_RECEIVED).increment(ingested.frames);
@@ -93,7 +90,7 @@ pub(crate) async fn get(
         return Ok(([(header::CONTENT_TYPE, kind)], Json(locations)).into_response());
     }
     let located = match exists {
-        Ok(()) => domain.store.serve(digests.clone()).await.map_err(Failure::from),
+        Ok(()) => domain.store.serve(digests.clone()).await.map_err(ApiError::from),
         Err(failure) => Err(failure),
     };
     let mut frames = match located {

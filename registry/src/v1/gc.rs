@@ -6,7 +6,7 @@ use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::path::{CollectionId, Path, unknown_collection};
 use crate::http::query::{Paging, Query};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 )]
 pub(crate) async fn start(Access { domain, .. }: Access<Admin, AllRepositories>, body: JsonBody<api::GcRequest>) -> Answer<Response> {
     let permit = domain.collection()?;
-    let stopped = || Failure::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
+    let stopped = || ApiError::new(pfr_schema::ErrorCode::Unavailable, "the registry is stopping; try again");
     if body.value.dry_run {
         let collector = &domain.collector;
         let report = collector.run(GcTrigger::Request, GcPart::All, true, &collector.requests, |_| ()).await?;
@@ -51,7 +51,7 @@ pub(crate) async fn start(Access { domain, .. }: Access<Admin, AllRepositories>,
         Ok(report) => Ok((StatusCode::ACCEPTED, Json(report)).into_response()),
         // The run ended before its first report.
         Err(_) => {
-            let report = run.await.map_err(|e| Failure::internal(e.to_string()))??.ok_or_else(stopped)?;
+            let report = run.await.map_err(|e| ApiError::internal(e.to_string()))??.ok_or_else(stopped)?;
             Ok((StatusCode::ACCEPTED, Json(report)).into_response())
         }
     }
@@ -85,5 +85,5 @@ pub(crate) async fn get(
 }
 
 fn report(run: &GcRun) -> Answer<api::GcReport> {
-    serde_json::from_str(&run.report).map_err(|e| Failure::internal(format!("the report of collection {}: {e}", run.id)))
+    serde_json::from_str(&run.report).map_err(|e| ApiError::internal(format!("the report of collection {}: {e}", run.id)))
 }

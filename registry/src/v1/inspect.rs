@@ -9,7 +9,7 @@ use crate::http::conditions::etag;
 use crate::http::json::JsonBody;
 use crate::http::path::{OtherRef, Path};
 use crate::http::query::{Depth, Query};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -81,7 +81,7 @@ pub(crate) async fn page_manifest(
         let bytes = manifest.to_bytes();
         (Digest::sha256(&bytes), bytes)
     };
-    let (digest, bytes) = tokio::task::spawn_blocking(encode).await.map_err(|e| Failure::internal(e.to_string()))?;
+    let (digest, bytes) = tokio::task::spawn_blocking(encode).await.map_err(|e| ApiError::internal(e.to_string()))?;
     let mut response = Response::new(Body::from(bytes));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FLAT_MANIFEST));
     response.headers_mut().insert(header::ETAG, etag(&digest));
@@ -95,9 +95,11 @@ fn choose(manifests: Vec<(String, u32, FlatManifest)>, shard: &ShardQuery) -> An
     let mut selected = manifests.into_iter().filter(|(group, rank, _)| selected(group, *rank));
     match (selected.next(), selected.next()) {
         (Some((_, _, manifest)), None) => Ok(manifest),
-        (Some(_), Some(_)) => Err(Failure::invalid(format!("the snapshot has several page manifests; choose one of {}", names.join(", ")))),
-        (None, _) if names.is_empty() => Err(Failure::new(ErrorCode::NotFound, "the snapshot has no page tree with a flat form")),
-        (None, _) => Err(Failure::new(ErrorCode::NotFound, format!("no such page manifest; there are {}", names.join(", ")))),
+        (Some(_), Some(_)) => {
+            Err(ApiError::invalid(format!("the snapshot has several page manifests; choose one of {}", names.join(", "))))
+        }
+        (None, _) if names.is_empty() => Err(ApiError::new(ErrorCode::NotFound, "the snapshot has no page tree with a flat form")),
+        (None, _) => Err(ApiError::new(ErrorCode::NotFound, format!("no such page manifest; there are {}", names.join(", ")))),
     }
 }
 

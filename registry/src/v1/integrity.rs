@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::auth::{Access, Admin, AllRepositories};
 use crate::failures;
 use crate::http::query::Query;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::Json;
 use axum::extract::State;
 use pfr_schema::api;
@@ -44,7 +44,7 @@ pub(crate) async fn scrub(
     Query(query): Query<ScrubQuery>,
 ) -> Answer<Json<api::ScrubReport>> {
     if let Some(rate) = query.rate.filter(|rate| !(LEAST_RATE..=HIGHEST_RATE).contains(rate)) {
-        return Err(Failure::invalid(format!(
+        return Err(ApiError::invalid(format!(
             "expected a rate of {LEAST_RATE} bytes a second or more, {HIGHEST_RATE} at most, found {rate}; leave it out for no limit"
         )));
     }

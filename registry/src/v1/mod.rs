@@ -15,18 +15,18 @@ pub(crate) mod tags;
 pub(crate) mod tasks;
 
 use crate::app::App;
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use pfr_schema::{ErrorCode, RepositoryName, Selector};
 use pfr_store::Store;
 
 /// The result of a handler.
-pub(crate) type Answer<T> = Result<T, Failure>;
+pub(crate) type Answer<T> = Result<T, ApiError>;
 
 /// Refuses more digests than one request may carry.
 fn check_count(app: &App, digests: usize) -> Answer<()> {
     if digests > app.max_digests {
         let detail = format!("{digests} digests in one request, the limit is {}; send them in several", app.max_digests);
-        return Err(Failure::new(ErrorCode::TooLarge, detail));
+        return Err(ApiError::new(ErrorCode::TooLarge, detail));
     }
     Ok(())
 }
@@ -52,7 +52,7 @@ async fn changed_before(store: &Store, repository: &RepositoryName, once: Option
 }
 
 /// Counts a conflict of tags on its way to the client.
-fn record_conflict(error: pfr_store::Error) -> Failure {
+fn record_conflict(error: pfr_store::Error) -> ApiError {
     if error.code() == ErrorCode::TagMoved {
         metrics::counter!(crate::metrics::TAG_CONFLICTS).increment(1);
     }

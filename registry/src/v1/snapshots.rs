@@ -7,7 +7,7 @@ use crate::failures;
 use crate::http::once::once;
 use crate::http::path::Path;
 use crate::http::query::{Paging, Query};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -70,7 +70,7 @@ pub(crate) async fn delete(
         Selector::Digest(digest) => digest,
         Selector::Prefix(_) => domain.store.resolve(&repository, &selector).await?,
         Selector::Tag { .. } => {
-            return Err(Failure::invalid(format!(
+            return Err(ApiError::invalid(format!(
                 "snapshots are deleted by digest, not as {selector}; to delete a tag use …/tags/{{tag}}"
             )));
         }

@@ -5,7 +5,7 @@ use crate::auth::{Access, Admin, AllRepositories};
 use crate::failures;
 use crate::http::json::JsonBody;
 use crate::http::path::{Path, TaskName, unknown_task};
-use crate::problem::Failure;
+use crate::problem::ApiError;
 use axum::Json;
 use pfr_schema::api;
 
@@ -40,7 +40,7 @@ pub(crate) async fn pause(
     JsonBody { value: request, .. }: JsonBody<api::PauseRequest>,
 ) -> Answer<Json<api::TaskInfo>> {
     if !(1..=LONGEST).contains(&request.seconds) {
-        return Err(Failure::invalid(format!("expected a pause of 1 to {LONGEST} seconds, found {}", request.seconds)));
+        return Err(ApiError::invalid(format!("expected a pause of 1 to {LONGEST} seconds, found {}", request.seconds)));
     }
     let until = domain.store.options().clock.now().saturating_add(request.seconds * 1000);
     domain.schedule.pause(&name, until).await?.map(Json).ok_or_else(|| unknown_task(&name))

@@ -4,9 +4,9 @@
 
 #[macro_use]
 mod common;
-mod summaries;
 mod clock;
 mod contention;
+mod deferred;
 mod domains;
 mod faults;
 mod freeing;
@@ -20,7 +20,6 @@ mod lineage;
 mod matching;
 mod merging;
 mod metadata;
-mod deferred;
 mod postgres;
 mod quarantine;
 mod queue;
@@ -28,5 +27,6 @@ mod rebuild;
 mod room;
 mod slow;
 mod stats;
+mod summaries;
 mod tasks;
 mod vanished;

@@ -54,8 +54,7 @@ pub async fn run(context: &mut Context, args: args::Gc) -> Result<(), Failure> {
         Site::Registry(remote) => watch(context.quiet, standing, remotely(remote, args.dry_run, STALE, update)).await?,
         Site::Store(store) => {
             // Readers of this store look again when a pack is gone, so nothing needs to linger.
-            let options =
-                GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, grace: Duration::ZERO, ..GcOptions::default() };
+            let options = GcOptions { dry_run: args.dry_run, end_sessions: args.unfinished, grace: Duration::ZERO, ..GcOptions::default() };
             let work = async {
                 match args.max_size.or(context.max_store_size()) {
                     Some(most) => store.evict(most.0, &options, &mut |report| update(report)).await,

@@ -241,7 +241,9 @@ impl Rig {
         match &self.tables {
             Tables::Memory => false,
             Tables::File(dir) => dir.path().join("domains").join(domain).exists(),
-            Tables::Database(_) => self.sql(&format!("SELECT count(*)::text FROM pg_namespace WHERE nspname = 'pf_{domain}'")).trim() != "0",
+            Tables::Database(_) => {
+                self.sql(&format!("SELECT count(*)::text FROM pg_namespace WHERE nspname = 'pf_{domain}'")).trim() != "0"
+            }
         }
     }
 
