@@ -1,8 +1,8 @@
 //! `pf-registry gc`.
 
 use super::Settings;
-use super::tool::{Which, print};
-use crate::{Error, storage};
+use super::tool::{Which, on_store, print};
+use crate::Error;
 use clap::Args;
 use pfr_client::human::{bytes, count, number};
 use pfr_schema::api::GcReport;
@@ -33,9 +33,7 @@ pub(super) fn run(args: Gc) -> Result<(), Error> {
     let config = args.settings.load()?;
     let grace = Duration::from_secs(args.grace.unwrap_or(config.gc_grace_seconds));
     let options = GcOptions { trigger: GcTrigger::Command, dry_run: args.dry_run, grace, ..GcOptions::default() };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
-    runtime.block_on(async {
-        let store = storage::open(&config).await?.open(&args.which.domain).await?;
+    on_store(&config, &args.which, async |store| {
         let mut last = GcReport::default();
         let done = store.gc(&options, &mut |report| last.clone_from(report)).await;
         // The report is printed even if a step failed.
