@@ -23,7 +23,7 @@ use pfr_schema::api::{TagInfo, TagState};
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::run::Shape;
-use pfr_schema::{Digest, Kind, RepositoryName, Tag};
+use pfr_schema::{Digest, Kind, Tag};
 
 /// Row id of an object. Never reused.
 pub type ObjectId = i64;

@@ -6,7 +6,7 @@ use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, ErrorCode, Kind, Selector};
+use pfr_schema::{Digest, DomainName, ErrorCode, Kind, Selector};
 use pfr_store::{Error, Metadata, NewContainer, NewFrame, PackSizes, PushId, Store, TagMove};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};

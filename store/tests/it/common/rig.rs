@@ -225,8 +225,8 @@ impl Rig {
             Tables::File(dir) => (self.tables.open(clock).await, DomainTables::Files(dir.path().to_owned())),
             Tables::Database(url) => {
                 let options = PostgresOptions { max_connections: connections, clock: Some(clock), ..PostgresOptions::default() };
-                let metadata = Arc::new(PostgresMetadata::connect(url, options).await.unwrap());
-                (Arc::clone(&metadata) as _, DomainTables::Postgres(metadata))
+                let metadata = Arc::new(PostgresMetadata::open(url, options).await.unwrap());
+                (Arc::clone(&metadata).metadata(), DomainTables::Postgres(metadata))
             }
         };
         let packs = match &self.place.dir {

@@ -428,7 +428,7 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
                     key: format!("journal/{step}"),
                     first: first.seq,
                     last: last.seq,
-                    checkpoint: step.is_multiple_of(2),
+                    summary: step.is_multiple_of(2),
                     records: changes.len() as u64,
                 };
                 // Twice is no error.

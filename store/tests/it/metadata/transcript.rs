@@ -68,7 +68,7 @@ async fn changes(text: &mut String, metadata: &dyn Metadata) -> NamesCursor {
         writeln!(text, "{} {:?}", rank(change.seq), change.record).unwrap();
     }
     for row in &journal {
-        writeln!(text, "{} {}-{} {} {}", row.key, rank(row.first), rank(row.last), row.checkpoint, row.records).unwrap();
+        writeln!(text, "{} {}-{} {} {}", row.key, rank(row.first), rank(row.last), row.summary, row.records).unwrap();
     }
     cursor
 }
