@@ -127,9 +127,9 @@ impl Meter {
         let (digest, position) = (header.digest, self.parser.position());
         let Some((items, next)) = &mut self.expected else { return Ok(()) };
         let unasked = |reason: &str| Error::Received { digest, source: FormatError::Frame { position, reason: reason.into() } };
-        let Some(item) = items.get(*next) else { return Err(unasked("nobody asked for it")) };
+        let Some(item) = items.get(*next) else { return Err(unasked("the request does not name it")) };
         if item.digest != digest {
-            return Err(unasked(&format!("{} was asked for in its place", item.digest)));
+            return Err(unasked(&format!("the request names {} here", item.digest)));
         }
         *next += 1;
         check_size(item, header.raw_len)

@@ -1,4 +1,4 @@
-//! Pull: fetch what of a snapshot is not here, and make it visible here.
+//! Pull: fetch the missing parts of a snapshot, and make it visible here.
 //!
 //! ```text
 //! resolve ─▶ manifest ─▶ trees, checkpoints ─▶ runs ─▶ blobs, several requests in flight ─▶ containers ─▶ commit
@@ -72,7 +72,7 @@ pub struct PullReport {
     pub seconds: f64,
 }
 
-/// Fetches what of a snapshot is not here, and makes it visible here.
+/// Fetches the missing parts of a snapshot, and makes it visible here.
 ///
 /// # Errors
 /// `digest_mismatch`, `corrupt_frame` and their like if the registry sends wrong bytes: then
@@ -91,10 +91,10 @@ pub async fn pull(
     let said = remote.snapshot(repository, selector).await?.summary.digest;
     let digest = match selector {
         Selector::Digest(asked) if *asked != said => {
-            return Err(remote.protocol(format!("{asked} was asked for, it told of {said}")));
+            return Err(remote.protocol(format!("the request names {asked}, the answer {said}")));
         }
         Selector::Prefix(asked) if !asked.matches(&said) => {
-            return Err(remote.protocol(format!("{asked}… was asked for, it told of {said}")));
+            return Err(remote.protocol(format!("the request names {asked}…, the answer {said}")));
         }
         _ => said,
     };

@@ -121,7 +121,7 @@ impl PagedCache {
         self.shape
     }
 
-    /// Blocks nobody holds.
+    /// Blocks without a holder.
     #[must_use]
     pub fn free_blocks(&self) -> usize {
         self.free.len()
@@ -155,7 +155,7 @@ impl PagedCache {
         Ok(self.insert(table))
     }
 
-    /// Forgets a sequence; blocks nobody else holds become free.
+    /// Forgets a sequence. Blocks without another holder become free.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`].

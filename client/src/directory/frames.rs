@@ -170,7 +170,7 @@ impl Directory {
             let document = self.documents.get(&item.digest).ok_or_else(|| Error::Internal(format!("{} was not read", item.digest)))?;
             return output.append(&document_frame(document));
         };
-        let size = item.size.ok_or_else(|| Error::Internal(format!("nobody says how long {} is", item.digest)))?;
+        let size = item.size.ok_or_else(|| Error::Internal(format!("the size of {} is not known", item.digest)))?;
         let raw = Header { codec: Codec::Raw, kind: Kind::Blob, digest: item.digest, raw_len: size, stored_len: size };
         let path = self.root.path().join(&relative);
         let (file, len) = match self.root.file(&relative) {

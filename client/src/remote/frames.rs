@@ -23,9 +23,9 @@ pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 const EITHER: &str = "application/vnd.pf.frame-locations.v1+json, application/vnd.pf.frames.v1";
 /// Bytes of an answer with locations at most.
 const LOCATIONS: usize = 64 << 20;
-/// Pieces smaller than this are gathered…
+/// Smaller pieces are put together, into pieces of [`PIECE`].
 const CRUMB: usize = 64 << 10;
-/// …into pieces of this size.
+/// Bytes of such a piece.
 const PIECE: usize = 256 << 10;
 
 impl Remote {

@@ -46,11 +46,11 @@ impl Remote {
     }
 
     /// Uploads frames; returns when they are durable. `frames` is called again for every try:
-    /// frames are content-addressed, so what a cut try has left behind is what the next one brings.
+    /// frames are content-addressed, so a try may send what an earlier one left behind.
     ///
     /// # Errors
-    /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`…; an error of the stream
-    /// itself comes back as it is.
+    /// `digest_mismatch`, `corrupt_frame`, `missing_blobs`, `push_unknown`; an error of the stream
+    /// itself, unchanged.
     pub async fn put_frames(&self, repository: &RepositoryName, push: &str, frames: impl FrameSource) -> Result<api::FramesStored> {
         let url = self.repository_path(repository, &["pushes", push, "frames"]);
         let mut tries = Tries::of(self);

@@ -1,7 +1,7 @@
 //! The engine's end of the connection to a capture agent: registers, hands calls over, and comes
 //! back when the agent does.
 //!
-//! One thread reads; whoever gets the events answers on the stream that came with
+//! One thread reads. The receiver of the events answers on the stream that came with
 //! [`Event::Attached`]. Nothing here waits for the engine, and the engine never waits for this.
 
 mod frame;
@@ -77,7 +77,7 @@ pub fn run(socket: &Path, register: &Register, descriptors: &[OwnedFd], deliver:
 }
 
 enum End {
-    /// Nobody takes events any more.
+    /// The receiver of events is gone.
     Deaf,
     /// There is no agent, or it left before it answered.
     Unreached,

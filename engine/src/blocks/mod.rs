@@ -245,7 +245,7 @@ impl Blocks {
         Ok(self.insert(table))
     }
 
-    /// Forgets a sequence; blocks nobody else holds become free.
+    /// Forgets a sequence. Blocks without another holder become free.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`].

@@ -28,7 +28,7 @@ impl Pool {
         Self { users: vec![0; blocks as usize], pins: vec![0; blocks as usize], free }
     }
 
-    /// Blocks nobody holds.
+    /// Blocks without a holder.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free.len()

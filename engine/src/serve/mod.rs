@@ -111,7 +111,7 @@ where
         fingerprint,
         pid: std::process::id(),
     };
-    // The thread that writes ends only with standard output; there is nobody to tell then.
+    // The thread that writes ends only with standard output: no reader is left then.
     let _ = out.send(ready);
     attach(&*core, &options, register, &events)?;
     std::thread::spawn(move || listen(input, &events));
@@ -259,7 +259,7 @@ impl Server {
     }
 
     fn say(&self, line: Line) {
-        // Without a reader there is nobody to tell; the agent's side goes on.
+        // Without a reader the event is dropped; the agent's side goes on.
         let _ = self.out.send(line);
     }
 

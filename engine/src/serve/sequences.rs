@@ -128,7 +128,7 @@ impl Sequences {
         }
     }
 
-    /// Room for a sequence whose blocks somebody else fills.
+    /// Room for a sequence whose blocks another fills.
     pub(super) fn allocate(&mut self, boundary: u64, sequence: Sequence) -> Result<SeqId, EngineError> {
         check(&*self.core, 0, &sequence.tokens)?;
         let boundary = usize::try_from(boundary).unwrap_or(usize::MAX);
