@@ -7,6 +7,7 @@ use pfr_crash::record::{Recorded, Recorder, is_possible};
 use pfr_crash::trace::Trace;
 use pfr_tests::{Pf, Shape, SnapshotDir, binary, own_address, skip, wait_for};
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -59,6 +60,24 @@ pub fn recorded() -> Option<Life> {
     Some(registry.end())
 }
 
+/// A registry that finds its folders made by a process that was killed before it synced them, or by another one that is about to.
+pub fn recorded_in_folders_of_others() -> Option<Life> {
+    if !is_possible() {
+        skip("ptrace", "this process may not trace its children");
+        return None;
+    }
+    let mut registry = Registry::new();
+    let packs = Path::new(DATA).join("packs");
+    registry.make_folders([DATA.into()]);
+    registry.start(&[]);
+    registry.stop(Signal::SIGKILL);
+    registry.make_folders((0..=255).map(|number| packs.join(format!("{number:02x}"))).chain([packs.join("journal")]));
+    registry.start(&[]);
+    registry.push("first", &[0, 1, 2]);
+    registry.stop(Signal::SIGKILL);
+    Some(registry.end())
+}
+
 /// A registry that is recorded, and its client.
 struct Registry {
     home: TempDir,
@@ -75,6 +94,14 @@ impl Registry {
         std::fs::create_dir(home.path().join("root")).unwrap();
         let recorder = Recorder::new(&home.path().join("root"));
         Self { home, recorder, running: None, pf: Pf::new(""), starts: 0, history: History::default() }
+    }
+
+    /// Makes folders that are not there, and syncs none of them.
+    fn make_folders(&self, folders: impl IntoIterator<Item = PathBuf>) {
+        let root = self.home.path().join("root");
+        let mut command = Command::new("mkdir");
+        command.arg("-p").args(folders.into_iter().map(|folder| root.join(folder)));
+        self.recorder.start(command).unwrap().wait().unwrap();
     }
 
     fn start(&mut self, options: &[&str]) {

@@ -1,6 +1,6 @@
 //! What a power cut leaves of a registry.
 
-use crate::registry::{Life, recorded};
+use crate::registry::{Life, recorded, recorded_in_folders_of_others};
 use pfr_crash::check::{each, goes_on, is_rebuilt, run};
 use pfr_crash::states::{Bound, States};
 use pfr_tests::seed;
@@ -39,22 +39,27 @@ pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
     wrong
 }
 
-fn no_power_cut_harms(bound: Bound) {
-    let Some(life) = recorded() else { return };
+fn no_power_cut_harms(life: Option<Life>, bound: Bound) {
+    let Some(life) = life else { return };
     let wrong = wrong(&life, bound, SHOWN);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
 #[test]
 fn no_power_cut_loses_what_was_acknowledged_or_leaves_anything_over() {
-    no_power_cut_harms(Bound::NORMAL);
+    no_power_cut_harms(recorded(), Bound::NORMAL);
+}
+
+#[test]
+fn folders_that_others_made_and_did_not_sync_are_durable_too() {
+    no_power_cut_harms(recorded_in_folders_of_others(), Bound::NORMAL);
 }
 
 mod long {
-    use super::{Bound, no_power_cut_harms};
+    use super::{Bound, no_power_cut_harms, recorded};
 
     #[test]
     fn no_power_cut_loses_what_was_acknowledged_or_leaves_anything_over() {
-        no_power_cut_harms(Bound::LONG);
+        no_power_cut_harms(recorded(), Bound::LONG);
     }
 }
