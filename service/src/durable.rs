@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// Extension of the temporary name that [`replace`] writes to. A crash may leave such a file behind.
 pub const UNFINISHED: &str = "new";
 
-/// Creates a folder and its parents. All entries are durable when this returns, also that of a folder that
-/// another process has just made, or one that was killed.
+/// Creates a folder and its parents. All entries are durable when this returns, also that of a folder
+/// that another process has just made, or one that was killed.
 ///
 /// # Errors
 /// Those of the file system.
@@ -36,7 +36,8 @@ pub fn create_private_dir_all(path: &Path) -> io::Result<()> {
 fn create(path: &Path, mode: u32, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let parent = parent(path);
     if path.is_dir() {
-        // Those above it were synced before it was made. Where this process may not look, it made nothing.
+        // Those above it were synced before it was made. Where this process may not look, it made
+        // nothing.
         return match sync(parent) {
             Err(error) if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => Ok(()),
             synced => synced,

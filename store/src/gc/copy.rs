@@ -71,8 +71,9 @@ impl Target {
 }
 
 impl Store {
-    /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time: small packs on a bucket cost a round trip each. All of
-    /// them before the first is copied: one that waits half-way would hold a connection that copying may wait for.
+    /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time: small
+    /// packs on a bucket cost a round trip each. All of them are read before the first is copied: one
+    /// that waits half-way would hold a connection that copying may wait for.
     pub(crate) fn sources(&self, packs: Vec<PackRow>) -> impl Stream<Item = (PackRow, Result<Source>)> + Send + Unpin {
         let load = move |pack: PackRow| async move {
             let source = self.source(&pack).await;

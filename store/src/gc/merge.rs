@@ -10,7 +10,8 @@ use futures::StreamExt as _;
 use std::collections::HashSet;
 
 impl Run<'_> {
-    /// Merges until no tier is due, the rest is claimed by other runs, or the disk is nearly full: packs that are well can wait.
+    /// Merges until no tier is due, the rest is claimed by other runs, or the disk is nearly full:
+    /// packs that are well can wait.
     pub(super) async fn merge(&mut self) {
         let (mut first, mut seen) = (None, HashSet::<PackId>::new());
         for _ in 0..self.options.merges {
@@ -27,7 +28,8 @@ impl Run<'_> {
         }
     }
 
-    /// Merges the packs that are due next, if any; returns whether there were. What this run wrote is left to the next one, from the pack `first` on.
+    /// Merges the packs that are due next, if any; returns whether there were. What this run wrote,
+    /// from the pack `first` on, is left to the next one.
     async fn merge_next(&mut self, first: &mut Option<PackId>, seen: &mut HashSet<PackId>) -> Result<bool> {
         let (store, full) = (self.store, self.store.full_pack());
         if let Some(disk) = &store.packs_disk {

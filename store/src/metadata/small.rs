@@ -61,7 +61,8 @@ impl FullPack {
     }
 }
 
-/// Takes those that are merged next from small packs in order of their frame bytes; none if nothing is due.
+/// Takes those that are merged next from small packs in order of their frame bytes; none if nothing
+/// is due.
 pub(crate) fn take(packs: &mut Vec<PackRow>, full: FullPack, now: u64) -> Vec<PackRow> {
     let mut taken: Vec<PackRow> = packs.drain(..packs.len().min(MOST)).collect();
     taken.sort_by_key(|pack| (full.weight(pack), pack.id));
@@ -75,7 +76,8 @@ pub(crate) fn take(packs: &mut Vec<PackRow>, full: FullPack, now: u64) -> Vec<Pa
     taken
 }
 
-/// Small packs. A pack in which something is damaged is left alone: that stays where it is until it is healed.
+/// Small packs. A pack in which something is damaged is left alone: that stays where it is until it
+/// is healed.
 macro_rules! small {
     () => {
         concat!(

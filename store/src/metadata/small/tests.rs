@@ -94,7 +94,8 @@ struct Day {
     written: f64,
 }
 
-/// A hundred thousand pushes, of 4 to 400 KiB by the seventh power of a random number: 49 KiB on average. Small ones are by far the most.
+/// A hundred thousand pushes of 4 to 364 KiB, by the seventh power of a random number: 49 KiB on
+/// average. Small ones are by far the most.
 fn day(pushes_between_runs: usize) -> Day {
     let mut random = 1_u64;
     let mut size = move || {

@@ -60,7 +60,8 @@ pub fn recorded() -> Option<Life> {
     Some(registry.end())
 }
 
-/// A registry that finds its folders made by a process that was killed before it synced them, or by another one that is about to.
+/// A registry that finds its folders made by a process that was killed before it synced them, or by
+/// another one that is about to.
 pub fn recorded_in_folders_of_others() -> Option<Life> {
     if !is_possible() {
         skip("ptrace", "this process may not trace its children");
