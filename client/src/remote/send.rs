@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Bytes of a JSON answer at most. The largest honest ones are the detail of a snapshot with its
 /// page trees, and the report of a scrub that found very many damaged blobs.
-const ANSWER: usize = 256 << 20;
+const ANSWER: usize = 192 << 20;
 /// Bytes of a problem document at most.
 const PROBLEM: usize = 1 << 20;
 /// How long a registry may take to read and hash a snapshot.

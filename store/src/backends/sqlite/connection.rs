@@ -81,6 +81,7 @@ impl Database {
                                 current: Some(SqliteTx::on(connection)),
                                 readers,
                                 checkpointer,
+                                refused: false,
                                 written_before: 0,
                                 rows_written: &counter,
                             }
@@ -235,6 +236,8 @@ struct Writer<'a> {
     current: Option<SqliteTx>,
     readers: Option<&'a Readers>,
     checkpointer: Option<Checkpointer>,
+    /// The last transaction found the database read-only.
+    refused: bool,
     /// Rows that earlier connections wrote.
     written_before: u64,
     rows_written: &'a AtomicU64,
@@ -243,9 +246,8 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn run(mut self, queue: &mpsc::Receiver<Job>) {
         while let Ok(first) = self.next(queue) {
-            if self.current.as_ref().is_none_or(|tx| is_read_only(tx)) {
-                // The old one goes first: a process's connections share what SQLite knows of the log, and that stays read-only as long as one is open.
-                self.close();
+            if self.current.as_ref().is_none_or(|tx| self.refused || is_read_only(tx)) {
+                self.close_all();
             }
             let files = self.readers.map(|readers| &readers.files);
             let connection = match self.current.take().map_or_else(|| connect(files).map(SqliteTx::on), Ok) {
@@ -260,6 +262,7 @@ impl Writer<'_> {
             if let Some(files) = files {
                 files.save_space(connection);
             }
+            self.refused = failure.as_ref().is_some_and(|error| error.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly));
             let reason = failure.map(|e| e.to_string());
             for reply in replies {
                 reply(reason.as_deref());
@@ -303,6 +306,19 @@ impl Writer<'_> {
                 tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it")
             }
         }
+    }
+
+    /// Closes the connections of readers as well. A process's connections share what SQLite knows of
+    /// the log. If one of them was opened while the disk was read-only, that stays read-only until the
+    /// last of them is closed.
+    fn close_all(&mut self) {
+        // Later reads wait behind this, so it ends with the reads that are under way.
+        let _all = self.readers.map(|readers| {
+            let all = futures::executor::block_on(readers.permits.acquire_many(READERS as u32));
+            readers.idle.lock().clear();
+            all
+        });
+        self.close();
     }
 
     fn close(&mut self) {

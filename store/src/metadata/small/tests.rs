@@ -108,7 +108,7 @@ fn day(pushes_between_runs: usize) -> Day {
         let bytes = size();
         pushed += bytes;
         small.push(pack(push, bytes, bytes / 4096 + 3));
-        if (push + 1) as usize % pushes_between_runs != 0 {
+        if !((push + 1) as usize).is_multiple_of(pushes_between_runs) {
             continue;
         }
         small.sort_by_key(|pack| (pack.frame_bytes, pack.id));

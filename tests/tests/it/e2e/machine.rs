@@ -5,6 +5,7 @@ use pfr_tests::{LoopDisk, Pf, Registry, Shape, SmallDisk, SnapshotDir, skip, wai
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 fn small(pf: &Pf, name: &str, first: u64) -> SnapshotDir {
@@ -72,8 +73,21 @@ fn a_registry_that_starts_on_a_read_only_disk_serves_reads_and_takes_pushes_once
     let push = pf.command(&["push", second.arg(), "a:second", "--retries", "60"]).spawn().unwrap();
     wait_for("the push to be told", 60, || (errors(&registry, "unavailable") > 0).then_some(()));
     wait_for("the log to say why", 60, || registry.log().contains("readonly database").then_some(()));
-    disk.remount("rw");
-    let output = push.wait_with_output().unwrap();
+    // A read that goes on while the disk becomes writable keeps what its process knows of the log read-only.
+    let pushed = AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !pushed.load(Ordering::Relaxed) {
+                    drop(registry.get("/v1/repositories"));
+                }
+            });
+        }
+        disk.remount("rw");
+        let output = push.wait_with_output().unwrap();
+        pushed.store(true, Ordering::Relaxed);
+        output
+    });
     assert!(output.status.success(), "without a restart: {}", String::from_utf8_lossy(&output.stderr));
     pf.run(&["verify", "a:second"]).ok();
     pf.run(&["verify", "a:first"]).ok();
