@@ -288,7 +288,7 @@ async fn an_answer_about_another_snapshot_is_refused() {
     let rule = move |seen: &Seen| if seen.path.contains("/snapshots/") { Fate::change(lie) } else { Fate::Pass };
     let front = Front::start(&registry.url, rule);
     let error = pull_store(&remote(&front.url), &digest.to_string(), &memory().await).await.unwrap_err();
-    assert!(error.to_string().contains("was asked for"), "{error}");
+    assert!(error.to_string().contains("the request names"), "{error}");
 }
 
 #[tokio::test]
