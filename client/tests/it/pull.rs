@@ -298,7 +298,7 @@ async fn a_shortened_digest_is_enough_and_a_registry_must_not_tell_of_another() 
     };
     let front = Front::start(&registry.url, lie);
     let error = pull_store(&remote(&front.url), &format!("@{}", digest.short()), &memory().await).await.unwrap_err();
-    assert!(error.to_string().contains("was asked for"), "{error}");
+    assert!(error.to_string().contains("the request names"), "{error}");
 }
 
 #[tokio::test]

@@ -221,7 +221,13 @@ impl Model {
         };
         let mut bytes = vec![0; count as usize];
         // No other thread has changed it since: what lies there is what was written.
-        File::open(process::descriptor(thread, descriptor)).and_then(|found| found.read_exact_at(&mut bytes, offset)).unwrap();
+        let read = File::open(process::descriptor(thread, descriptor)).and_then(|found| found.read_exact_at(&mut bytes, offset));
+        if let Err(error) = read {
+            // Only a kill closes a file while a thread that writes to it is stopped. Nothing follows
+            // the write then, and nothing has synced it: any power cut may lose it.
+            assert!(process::place(thread, descriptor).is_none(), "{}: {error}", path.display());
+            return;
+        }
         let size = self.sizes.entry(file).or_default();
         *size = (*size).max(offset + count);
         self.note(&path, Action::Write { file, offset, bytes: bytes.into() });
