@@ -253,7 +253,7 @@ api! {
     pub struct Lineage {
         /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the repository are named only.
         pub snapshots: Vec<SnapshotSummary>,
-        /// Whether the walk stopped at its limit.
+        /// Whether the repository has more ancestors than are listed.
         pub truncated: bool,
     }
 
@@ -601,7 +601,7 @@ api! {
         pub dry_run: bool,
     }
 
-    /// A background task of a registry: collection, compaction, a journal summary, or a scrub.
+    /// A background task of a registry; docs/operations.md lists them.
     pub struct TaskInfo {
         /// Its name.
         pub name: String,
