@@ -95,7 +95,9 @@ impl Site {
         match self {
             Self::Store(store) => {
                 // No task does it for a store that only commands open.
-                store.index_prefixes(&Budget::default()).await?;
+                if let Err(error) = store.index_prefixes(&Budget::default()).await {
+                    tracing::warn!(%error, "older snapshots are not in the index of prefixes: only the newest are looked at");
+                }
                 Ok(store.match_prefix(repository, request).await?)
             }
             Self::Registry(remote) => remote.match_prefix(repository, request).await,

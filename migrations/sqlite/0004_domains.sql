@@ -1,4 +1,5 @@
 -- A domain is a store of its own, with tables of its own: no row names its domain.
+-- This writes the table of objects anew in one transaction: it needs free space of the size of the database.
 DROP INDEX objects_digest;
 ALTER TABLE objects DROP COLUMN domain;
 CREATE UNIQUE INDEX objects_digest ON objects (digest);

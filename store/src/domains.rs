@@ -38,8 +38,8 @@ struct Inner {
     default: Store,
     home: Option<DomainHome>,
     open: Mutex<HashMap<DomainName, Opened>>,
-    /// Held while a store is opened.
-    opening: tokio::sync::Mutex<()>,
+    /// Held while the store of a domain is opened.
+    opening: Mutex<HashMap<DomainName, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Domains {
     /// The default domain, and others in `home`. Without a home there are no others.
     #[must_use]
     pub fn new(default: Store, home: Option<DomainHome>) -> Self {
-        Self(Arc::new(Inner { default, home, open: Mutex::default(), opening: tokio::sync::Mutex::default() }))
+        Self(Arc::new(Inner { default, home, open: Mutex::default(), opening: Mutex::default() }))
     }
 
     /// The store of the default domain.
@@ -79,7 +79,8 @@ impl Domains {
         if let Some(store) = self.confirmed(&row) {
             return Ok(store);
         }
-        let _one_at_a_time = self.0.opening.lock().await;
+        let opening = Arc::clone(self.0.opening.lock().entry(name.clone()).or_default());
+        let _one_at_a_time = opening.lock().await;
         if let Some(store) = self.confirmed(&row) {
             return Ok(store);
         }
@@ -97,22 +98,23 @@ impl Domains {
     /// # Errors
     /// [`Error::Unavailable`] if the catalogue cannot be read.
     pub async fn open_all(&self) -> Result<Vec<(DomainName, Store)>> {
-        let (mut stores, mut after) = (Vec::new(), None);
+        let (mut stores, mut exist, mut after) = (Vec::new(), HashSet::new(), None);
         loop {
             let page = self.catalogue().domains(after, PAGE).await?;
             for row in page.rows.into_iter().filter(|row| row.deleting_since.is_none()) {
                 match self.open(&row.name).await {
-                    Ok(store) => stores.push((row.name, store)),
-                    Err(Error::DomainUnknown(_)) => {}
+                    Ok(store) => stores.push((row.name.clone(), store)),
+                    Err(Error::DomainUnknown(_)) => continue,
+                    // It exists: if it is open, it stays open.
                     Err(error) => tracing::warn!(%error, domain = %row.name, "domain cannot be opened"),
                 }
+                exist.insert(row.name);
             }
             after = page.next;
             if after.is_none() {
                 break;
             }
         }
-        let exist: HashSet<&DomainName> = stores.iter().map(|(name, _)| name).collect();
         self.0.open.lock().retain(|name, opened| exist.contains(name) || opened.checked.elapsed() < FRESH);
         Ok(stores)
     }
@@ -184,14 +186,20 @@ impl Domains {
     /// # Errors
     /// [`Error::Unavailable`]: the next call goes on.
     pub async fn remove_deleted(&self, budget: &Budget) -> Result<RunEnd> {
+        let (mut end, mut failed) = (RunEnd::Finished, Ok(()));
         for (name, step) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {
             self.0.open.lock().remove(&name);
             match step {
                 DomainStep::Empty | DomainStep::EmptyLast => {
-                    if budget.is_used_up() || !self.home()?.remove(&name, self.catalogue(), budget).await? {
-                        return Ok(RunEnd::Stopped);
+                    if budget.is_used_up() {
+                        return failed.map(|()| RunEnd::Stopped);
                     }
-                    self.catalogue().domain_emptied(name, step == DomainStep::EmptyLast).await?;
+                    // What fails for one domain does not keep the task from the others.
+                    match self.home()?.remove(&name, self.catalogue(), budget).await {
+                        Ok(true) => self.catalogue().domain_emptied(name, step == DomainStep::EmptyLast).await?,
+                        Ok(false) => end = RunEnd::Stopped,
+                        Err(error) => failed = failed.and(Err(error)),
+                    }
                 }
                 DomainStep::Wait => {}
                 DomainStep::Forget => {
@@ -200,7 +208,7 @@ impl Domains {
                 }
             }
         }
-        Ok(RunEnd::Finished)
+        failed.map(|()| end)
     }
 
     /// A domain, also one that is being deleted.

@@ -21,6 +21,8 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+/// Why a snapshot is refused in which something is quarantined.
+const DAMAGED: &str = "it is damaged";
 /// Snapshots of the index that are looked at in vain until there is no match.
 const LOOKS: usize = 256;
 /// Newest snapshots that are looked at besides.
@@ -112,6 +114,7 @@ impl Store {
                 Ok(None) => rejected.push(refuse(digest, 0, "it does not say which prefix its state belongs to".into())),
                 // Deleted since it was found.
                 Err(Error::BlobUnknown { .. }) => {}
+                Err(Error::Corrupt { .. }) => rejected.push(refuse(digest, 0, DAMAGED.into())),
                 Err(error) => return Err(error),
             }
         }
@@ -141,6 +144,10 @@ impl Matching<'_> {
             }
             let verdict = match self.judge(&candidate).await {
                 Err(Error::BlobUnknown { .. }) => continue,
+                Err(Error::Corrupt { .. }) => {
+                    self.rejected.push(refuse(candidate.digest, 0, DAMAGED.into()));
+                    continue;
+                }
                 verdict => verdict?,
             };
             let (common, reason) = match verdict {
@@ -218,7 +225,7 @@ impl Matching<'_> {
             self.left = left;
             let common = match self.store.read(&list).await {
                 Ok(bytes) => alike(&bytes, tokens),
-                Err(Error::BlobUnknown { .. } | Error::Format(_)) => 0,
+                Err(Error::BlobUnknown { .. } | Error::Format(_) | Error::Corrupt { .. }) => 0,
                 Err(error) => return Err(error),
             };
             self.lists.insert(list, common);

@@ -28,7 +28,9 @@ impl Store {
         let list = manifest.layers_of(media_type::TOKENS).next();
         let list = list.filter(|list| list.size <= LIST && list.size / 4 >= key.tokens);
         let _alone = match list {
-            Some(list) if list.size > LARGE => Some(self.large_documents.acquire().await.map_err(|e| Error::Internal(e.to_string()))?),
+            Some(list) if list.size > LARGE => {
+                Some(self.large.take(self.options.queue, "other large documents are being read; try again in a moment").await?)
+            }
             _ => None,
         };
         let bytes = match list {

@@ -67,8 +67,9 @@ pub(crate) fn take(packs: &mut Vec<PackRow>, full: FullPack, now: u64) -> Vec<Pa
     let mut taken: Vec<PackRow> = packs.drain(..packs.len().min(MOST)).collect();
     taken.sort_by_key(|pack| (full.weight(pack), pack.id));
     let mut count = full.due(taken.iter().map(|pack| full.weight(pack)));
-    let at_rest = taken.iter().any(|pack| pack.keep_until.saturating_add(REST_MS) <= now);
-    if count == 0 && at_rest && taken.len() > 1 {
+    // Two of them: if one cannot be read, a copy of the other is new, and is not copied again at once.
+    let at_rest = taken.iter().filter(|pack| pack.keep_until.saturating_add(REST_MS) <= now).count();
+    if count == 0 && at_rest > 1 {
         count = taken.len();
     }
     packs.extend(taken.drain(count..));

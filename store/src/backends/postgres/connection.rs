@@ -33,7 +33,7 @@ const ALIVE: Duration = Duration::from_secs(2);
 const WORD: Duration = Duration::from_secs(5);
 const COMMIT: Duration = Duration::from_secs(30);
 /// How long a job over all tables may take.
-const LONG: Duration = Duration::from_secs(24 * 3600);
+pub(super) const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Migrations in order.
 const MIGRATIONS: &[(i64, &str, &str)] = &[

@@ -7,7 +7,7 @@
 //! searched: what is not there is an error, and never another domain's. A prepared statement is planned
 //! again by the server when it runs on another schema than before.
 
-use super::connection::{Database, Leased, answered, migrate};
+use super::connection::{Database, LONG, Leased, answered, migrate};
 use crate::error::{Error, Result};
 use crate::metadata::tx::{Fail, Isolation, Mode};
 use pfr_schema::DomainName;
@@ -78,7 +78,7 @@ impl Database {
             leased.done();
             Ok::<(), Fail>(())
         };
-        answered(self.limit, work).await.map_err(Fail::into_error)
+        answered(LONG, work).await.map_err(Fail::into_error)
     }
 
     /// Drops the tables of a domain that is being deleted.

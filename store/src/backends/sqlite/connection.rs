@@ -173,7 +173,15 @@ impl Database {
     /// Runs `job` in a read transaction: it sees one state.
     pub(super) async fn read<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
         let Some(readers) = &self.readers else { return self.write(job).await };
-        let permit = Arc::clone(&readers.permits).acquire_owned().await.map_err(|e| Error::Internal(e.to_string()))?;
+        let permit = match Arc::clone(&readers.permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            // In a task, which is always polled: a permit that was given to a caller that does not look is one
+            // that the writer may wait for.
+            Err(_) => {
+                let waits = tokio::spawn(Arc::clone(&readers.permits).acquire_owned());
+                waits.await.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Internal(e.to_string()))?
+            }
+        };
         let pool = Arc::clone(readers);
         let read = tokio::task::spawn_blocking(move || {
             // The permit belongs to the blocking task: a cancelled read still occupies its connection.

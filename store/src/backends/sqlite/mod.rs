@@ -79,7 +79,7 @@ impl Backend for SqliteMetadata {
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<SqliteTx, A, R>) -> Result<R> {
         if let Some((name, file)) = &self.domain
-            && !file.exists()
+            && matches!(file.try_exists(), Ok(false))
         {
             // The connections would go on with a file that has no name any more.
             return Err(Error::DomainUnknown(name.clone()));
