@@ -72,22 +72,41 @@ impl Target {
 
 impl Store {
     /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time: small
-    /// packs on a bucket cost a round trip each. All of them are read before the first is copied: one
-    /// that waits half-way would hold a connection that copying may wait for.
+    /// packs on a bucket cost a round trip each. The tables are asked about one after the other, so that
+    /// a collection has one connection to the database at a time.
     pub(crate) fn sources(&self, packs: Vec<PackRow>) -> impl Stream<Item = (PackRow, Result<Source>)> + Send + Unpin {
-        let load = move |pack: PackRow| async move {
-            let source = self.source(&pack).await;
-            (pack, source)
-        };
         let chunks: Vec<Vec<PackRow>> = packs.chunks(AHEAD).map(<[PackRow]>::to_vec).collect();
-        let read = futures::stream::iter(chunks).then(move |chunk| join_all(chunk.into_iter().map(load)));
+        let read = futures::stream::iter(chunks).then(move |chunk| async move {
+            let mut looked_up = Vec::with_capacity(chunk.len());
+            for pack in chunk {
+                let contents = self.contents(&pack).await;
+                looked_up.push((pack, contents));
+            }
+            let read = async |(pack, contents): (PackRow, Result<Vec<Packed>>)| {
+                let source = match contents {
+                    Ok(contents) => self.begin_source(&pack, contents).await,
+                    Err(error) => Err(error),
+                };
+                (pack, source)
+            };
+            join_all(looked_up.into_iter().map(read)).await
+        });
         Box::pin(read.flat_map(futures::stream::iter))
     }
 
-    /// Looks up what lives in a pack, and reads the first of it.
+    /// What lives in a pack, and the first bytes of it.
     pub(crate) async fn source(&self, pack: &PackRow) -> Result<Source> {
+        let contents = self.contents(pack).await?;
+        self.begin_source(pack, contents).await
+    }
+
+    async fn contents(&self, pack: &PackRow) -> Result<Vec<Packed>> {
         let mut contents = self.metadata.pack_contents(pack.id).await?;
         contents.retain(|frame| frame.health != Health::Damaged);
+        Ok(contents)
+    }
+
+    async fn begin_source(&self, pack: &PackRow, contents: Vec<Packed>) -> Result<Source> {
         let first = extents(&contents).into_iter().next().and_then(|extent| span(&contents[extent]));
         let ahead = match first {
             Some(range) if range.end - range.start <= READ => self.read_source(pack, range).await?,
