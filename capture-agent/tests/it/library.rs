@@ -1,5 +1,5 @@
-//! Saves of engines that link the agent: blocks stay pinned until their copy has landed, and nobody
-//! waits.
+//! Saves of engines that link the agent: blocks stay pinned until their copy has landed, and the
+//! engine does not wait.
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::Spec;

@@ -1,4 +1,4 @@
-//! Loads of engines that link the agent: nobody waits, nothing runs unproven, and blocks are not
+//! Loads of engines that link the agent: the engine does not wait, nothing runs unproven, and blocks are not
 //! given back under a copy.
 
 use crate::common::engine::{Core, Synthetic};

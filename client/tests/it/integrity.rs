@@ -1,5 +1,5 @@
 //! `pf verify` and `pf scrub` over a local store of which something is damaged, or cannot be read;
-//! attachments that are somebody's containers.
+//! attachments that have the form of containers.
 
 use crate::common::sample::{directory, write_checkpoint};
 use crate::common::{Registry, memory, pull_store, push_dir, repository, tag, target};

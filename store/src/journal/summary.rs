@@ -1,6 +1,6 @@
 //! Keeping the journal short: summaries, and the deletion of what they make superfluous.
 //!
-//! A summary at number L is a walk over all names that began at L. Nobody waits for it: names change meanwhile, and a page may have changes after L
+//! A summary at number L is a walk over all names that began at L. Names may change during the walk: a page may have changes after L
 //! or not. They are all in the journal before the last part of the summary is, so replaying what came after L over it comes to what it should.
 //! Until that last part is durable the summary before counts; rows of all parts are then written together. What a killed process leaves of one
 //! is known by its name.

@@ -18,7 +18,8 @@ use std::time::Duration;
 const FACTOR: u64 = 8;
 /// Tiers of small packs: the lightest has all below 1/1,024 of a full pack.
 const TIERS: u32 = 4;
-/// Small packs that are older than this are merged whatever their tiers: a store at rest has one.
+/// When two small packs are older than this, all are merged whatever their tiers: a store at rest has
+/// one.
 const REST_MS: u64 = 24 * 3600 * 1000;
 /// Packs that are merged at a time, at most.
 const MOST: usize = 4096;

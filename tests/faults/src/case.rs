@@ -222,7 +222,7 @@ impl History {
             .collect();
         for operation in &mut operations {
             if let Operation::Read { snapshot, acknowledged } = operation {
-                // Whoever reads what is being deleted is the one that a grace period is for.
+                // The grace period is for readers of snapshots that are being deleted.
                 if let Some(other) = deleted.first().and_then(|digest| self.library.get(digest)).filter(|_| self.random.random_bool(0.7)) {
                     *snapshot = Arc::clone(other);
                 }

@@ -86,8 +86,8 @@ impl Client {
             (Operation::Changed(condition, _), Some(error)) if matches!(error.code(), ErrorCode::TagMoved | ErrorCode::TagUnknown) => {
                 Operation::Refused(condition)
             }
-            // Each that may have been done, or not, doubles what must be searched: nothing was done
-            // if nobody listened.
+            // Each change of unknown outcome doubles what must be searched. A refused connection
+            // proves that nothing was done.
             (Operation::Changed(..), Some(error)) if error.to_string().contains("Connection refused") => return None,
             (Operation::Changed(condition, value), Some(error)) => {
                 ambiguous(&error);

@@ -22,6 +22,6 @@ pub struct DomainRow {
     pub name: DomainName,
     /// Milliseconds since 1970 of its creation. A domain that is made again under the same name has another time.
     pub created_at: u64,
-    /// When its deletion began, if it did: nobody may use it since.
+    /// When its deletion began, if it did: requests find no such domain since.
     pub deleting_since: Option<u64>,
 }
