@@ -102,7 +102,7 @@ fn deepest(snapshots: &[(Digest, Spec)], tokens: &[u32], salted: bool) -> (Optio
 
 async fn the_deepest_of_all_snapshots_is_found(on: Backend) {
     let cases = (proptest::collection::vec(spec(), 9..40), proptest::collection::vec((way(), any::<bool>()), 1..12), 0_usize..9);
-    property(on.some(40, 4), cases, move |(specs, asked, deleted)| async move {
+    property(on.some(24, 3), cases, move |(specs, asked, deleted)| async move {
         let rig = Rig::new(on).await;
         let store = &rig.store;
         let mut snapshots = Vec::new();

@@ -174,7 +174,7 @@ async fn compare(store: &Store, metadata: &dyn Metadata, repository: Option<&Rep
 }
 
 async fn statistics_are_what_a_count_over_all_rows_says(on: Backend) {
-    property(on.some(150, 12), proptest::collection::vec(op(), 1..24), move |ops| async move {
+    property(on.some(80, 7), proptest::collection::vec(op(), 1..24), move |ops| async move {
         let rig = Rig::new(on).await;
         let (store, metadata) = (&rig.store, &*rig.metadata);
         for op in ops {

@@ -35,7 +35,7 @@ pub struct Bound {
 
 impl Bound {
     /// For a normal run.
-    pub const NORMAL: Self = Self { subsets: 3, positions: 4, old: false, pairs: false, random: 0, most: 150 };
+    pub const NORMAL: Self = Self { subsets: 3, positions: 4, old: false, pairs: false, random: 0, most: 90 };
     /// What a planted bug must be found with.
     pub const COARSE: Self = Self { subsets: 2, positions: 2, old: false, pairs: false, random: 0, most: 600 };
     /// For a long run.

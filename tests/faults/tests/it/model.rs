@@ -6,7 +6,7 @@ use pfr_tests::seed;
 
 const WAVES: u64 = 40;
 /// Histories of a normal run.
-const HISTORIES: u64 = 12;
+const HISTORIES: u64 = 8;
 
 fn play(database: Database, seed: u64, plant: Option<Plant>) -> Result<Counts, Counterexample> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(database, seed, WAVES, plant))
