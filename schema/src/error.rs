@@ -169,7 +169,8 @@ impl FormatError {
     }
 }
 
-/// Cuts text from a foreign document: an error is logged and sent, and must not carry megabytes of whatever was wrong.
+/// Cuts text from a foreign document: an error is logged and sent, and must not carry megabytes of
+/// whatever was wrong.
 pub(crate) fn shorten(mut text: String) -> String {
     const MAX: usize = 300;
     if let Some((end, _)) = text.char_indices().nth(MAX) {
@@ -181,8 +182,8 @@ pub(crate) fn shorten(mut text: String) -> String {
 
 macro_rules! error_codes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $exit:literal, $retryable:literal, $title:literal;)*) => {
-        /// The closed set of error codes. Each has one meaning, one HTTP status, one exit code of `pf`
-        /// (see `docs/protocol.md`) and says whether trying the same again can help.
+        /// The closed set of error codes. Each has one meaning, one HTTP status, one exit code of
+        /// `pf` (see `docs/protocol.md`) and says whether trying the same again can help.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         #[serde(rename_all = "snake_case")]
@@ -297,7 +298,8 @@ error_codes! {
     NoRoom = "no_room", 507, 8, true, "There is not enough room for this";
     /// Too many requests at once.
     Overloaded = "overloaded", 503, 7, true, "Too many requests at once";
-    /// The store behind the registry cannot be reached or is full; nothing is said about what it holds.
+    /// The store behind the registry cannot be reached or is full; nothing is said about what it
+    /// holds.
     Unavailable = "unavailable", 503, 7, true, "The store behind the registry cannot be reached";
     /// The disk or quota is full.
     StorageFull = "storage_full", 507, 8, true, "The disk or quota is full";
@@ -308,7 +310,8 @@ error_codes! {
 }
 
 impl ErrorCode {
-    /// What kind of error the system's is, where it is more than that a file cannot be used: no space, no permission, no file.
+    /// What kind of error the system's is, where it is more than that a file cannot be used: no
+    /// space, no permission, no file.
     #[must_use]
     pub fn of_io(kind: std::io::ErrorKind) -> Option<Self> {
         use std::io::ErrorKind;

@@ -1,29 +1,32 @@
-/// Limits on foreign input. Every parser takes them; the defaults are what a registry enforces.
+//! Limits on input from other processes.
+
+/// Limits on input from other processes. Every parser takes them. A registry enforces the defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one JSON container or configuration: 64 MiB. A 380 K-token agent's flat manifest is
-    /// about 5 MB.
+    /// Bytes of one JSON node or configuration: 64 MiB. The flat page manifest of an agent with
+    /// 380,000 tokens has about 5 MB.
     pub document_bytes: u64,
-    /// Pages in one tree: 16 Mi.
+    /// Pages in one page tree: 16 Mi.
     pub pages: u64,
     /// Sequences in one manifest: 64 Ki.
     pub sequences: u64,
-    /// Page indices summed over the sequences of one manifest: 64 Mi. Ranges are small; what they
-    /// stand for is not.
+    /// Page indices summed over the sequences of one manifest: 64 Mi. A manifest writes them as
+    /// ranges, so a short document can name very many.
     pub sequence_pages: u64,
-    /// Raw bytes of one page: 256 MiB. Every product of a geometry stays below it.
+    /// Raw bytes of one page: 256 MiB. No product of the dimensions of a geometry may exceed it.
     pub page_bytes: u64,
     /// Raw bytes of one blob: 64 GiB.
     pub blob_bytes: u64,
     /// Tensors in one checkpoint: 64 Ki.
     pub tensors: u64,
-    /// Layers in one snapshot manifest: 4,096 (world size × groups, and attachments).
+    /// Layers in one snapshot manifest: 4,096. It has one for each rank and group, and one for each
+    /// attachment.
     pub layers: u64,
-    /// Bytes of the containers that one manifest lists: 256 MiB. A reader of a snapshot has them in
-    /// memory at once.
+    /// Bytes of the nodes that one manifest lists: 256 MiB. A reader of a snapshot has all of them
+    /// in memory at once.
     pub listed_bytes: u64,
-    /// Bytes of one object of a store's own journal: 64 MiB. A summary has as many objects as it
-    /// needs.
+    /// Bytes of one object of a store's journal: 64 MiB. A journal summary has as many objects as
+    /// it needs.
     pub journal_bytes: u64,
 }
 

@@ -332,7 +332,8 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
     }
 }
 
-/// The base URL of a registry, with that of the domain that the path names, and the repository's path.
+/// The base URL of a registry, with that of the domain that the path names, and the repository's
+/// path.
 fn with_domain(registry: String, path: &str) -> (Option<String>, &str) {
     match domain_and_path(path) {
         Some((domain, path)) if domain.is_default() => (Some(registry), path),

@@ -1,4 +1,4 @@
-//! What a snapshot's manifest, configuration and checkpoints must say alike.
+//! The fields in which a snapshot's configuration and its checkpoints must agree.
 
 use super::Key;
 use crate::error::FormatError;
@@ -10,7 +10,7 @@ const DOCUMENT: &str = "snapshot";
 /// The rank that a checkpoint layer belongs to: annotation [`RANK`], 0 without one.
 ///
 /// # Errors
-/// [`FormatError::Field`] if the annotation is no number in its shortest form.
+/// [`FormatError::Field`] if the annotation is not a decimal number without leading zeros.
 pub fn rank(layer: &Descriptor) -> Result<u32, FormatError> {
     let Some(text) = layer.annotations.get(RANK) else { return Ok(0) };
     match text.parse::<u32>() {
@@ -19,11 +19,11 @@ pub fn rank(layer: &Descriptor) -> Result<u32, FormatError> {
     }
 }
 
-/// That a snapshot means one boundary of one prefix: `boundary`, `prefix` and the keys of its
-/// checkpoints agree as far as they are given, and no rank has two checkpoints.
+/// Checks that a snapshot is of one prefix at one token position: `boundary`, `prefix` and the keys
+/// of its checkpoints agree where they are present, and no rank has two checkpoints.
 ///
 /// # Errors
-/// [`FormatError::Field`] naming the two that disagree.
+/// [`FormatError::Field`] names the two values that disagree.
 pub fn coherent(config: &SnapshotConfig, checkpoints: &[(u32, &Key)]) -> Result<(), FormatError> {
     let field = |path: &str, expected: String, found: String| Err(FormatError::field(DOCUMENT, path, expected, found));
     if let (Some(boundary), Some(prefix)) = (config.boundary, &config.prefix)
@@ -45,14 +45,14 @@ pub fn coherent(config: &SnapshotConfig, checkpoints: &[(u32, &Key)]) -> Result<
         let others = [("config.prefix", config.prefix.as_ref()), ("the key of the first checkpoint", first)];
         for (name, other) in others {
             if let Some(other) = other.filter(|other| other != key) {
-                return field("checkpoint.key", format!("{}, as {name}", words(other)), words(key));
+                return field("checkpoint.key", format!("{}, as {name}", describe(other)), describe(key));
             }
         }
     }
     Ok(())
 }
 
-fn words(key: &Key) -> String {
+fn describe(key: &Key) -> String {
     let Key { scheme, prefix, tokens, alignment, salt, adapter } = key;
     format!("{scheme} {prefix} at {tokens} tokens (alignment {alignment}, salt {salt:?}, adapter {adapter:?})")
 }

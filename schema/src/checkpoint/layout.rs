@@ -1,20 +1,23 @@
-//! Where the elements of a tensor lie: bounds of an affine layout, and the walk over it in logical
-//! order.
+//! The positions of a tensor's elements in its payload: checks the bounds of a strided layout, and
+//! walks over it in logical order.
 
 use super::{Dtype, Layout};
 use crate::error::FormatError;
 use std::ops::Range;
 
-/// Dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 32;
-/// Payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Others are hashed
-/// as they stream by; of these the whole payload must be in memory.
+/// Maximum payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Its
+/// payload must be in memory as a whole to be hashed; other tensors are hashed as a stream.
 pub const GATHER_BYTES: u64 = 256 << 20;
 
-/// What is wrong with a tensor: field, expected, found.
+/// An error in a tensor: field, expected value, found value.
 pub(super) type Wrong = (&'static str, String, String);
 
-/// Elements of a shape; an error if they or their bytes pass `limit`.
+/// The number of elements of a shape.
+///
+/// # Errors
+/// [`FormatError::TooLarge`] if they have more than `limit` bytes.
 pub(super) fn elements(shape: &[u64], dtype: Dtype, limit: u64) -> Result<u64, FormatError> {
     if shape.contains(&0) {
         return Ok(0);
@@ -27,25 +30,25 @@ pub(super) fn elements(shape: &[u64], dtype: Dtype, limit: u64) -> Result<u64, F
     }
 }
 
-/// Spans of payload elements in logical row-major order.
+/// Iterates over spans of payload elements in logical (row-major) order.
 #[derive(Clone, Debug)]
 pub(super) struct Walk {
-    /// Count and stride of the outer dimensions, outermost first, and where each stands.
+    /// Count, stride and current index of the outer dimensions, outermost first.
     outer: Vec<(u64, i64, u64)>,
-    /// Elements that lie side by side.
+    /// Number of contiguous elements in each span.
     span: u64,
     next: i64,
     done: bool,
 }
 
 impl Layout {
-    /// Whether only its writer knows where elements lie.
+    /// Whether the layout has no strides, so that only its writer can find an element.
     #[must_use]
     pub fn is_opaque(&self) -> bool {
         self.strides.is_none()
     }
 
-    /// The layout of a tensor whose elements lie side by side in logical order, first to last.
+    /// The layout of a tensor whose elements are contiguous in logical order.
     #[must_use]
     pub fn row_major(shape: &[u64]) -> Self {
         let mut strides = vec![0; shape.len()];
@@ -57,7 +60,8 @@ impl Layout {
         Self { tag: "row-major".into(), strides: Some(strides), offset: Some(0) }
     }
 
-    /// Whether a fitting payload of this layout can be walked from its first byte to its last.
+    /// Checks that every element is within a payload of `payload_elements`. Returns the walk over
+    /// them, or `None` for an opaque layout.
     pub(super) fn check(&self, shape: &[u64], payload_elements: u64) -> Result<Option<Walk>, Wrong> {
         let (strides, offset) = match (&self.strides, self.offset) {
             (None, None) => return Ok(None),
@@ -89,13 +93,13 @@ impl Layout {
 }
 
 impl Walk {
-    /// Within bounds that were checked; no dimension is zero.
+    /// The caller has checked the bounds, and that no dimension is zero.
     fn new(shape: &[u64], strides: &[i64], offset: i64) -> Self {
         let mut merged: Vec<(u64, i64, u64)> = Vec::with_capacity(shape.len());
         for (&count, &stride) in shape.iter().zip(strides).filter(|(count, _)| **count > 1) {
             match merged.last_mut() {
-                // A step of the outer dimension is as far as all of the inner one: together they
-                // are one.
+                // One step of the outer dimension is as long as the whole inner one, so both can be
+                // walked as one dimension.
                 Some((outer, far, _)) if i128::from(*far) == i128::from(stride) * i128::from(count) => {
                     (*outer, *far) = (*outer * count, stride)
                 }
@@ -106,7 +110,7 @@ impl Walk {
         Self { outer: merged, span, next: offset, done: false }
     }
 
-    /// Whether spans ascend without overlap: then a payload can be hashed as it streams by.
+    /// Whether spans ascend without overlap. A payload can then be hashed as a stream.
     pub(super) fn ascends(&self) -> bool {
         let mut extent = i128::from(self.span);
         self.outer.iter().rev().all(|(count, stride, _)| {

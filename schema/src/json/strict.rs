@@ -1,22 +1,22 @@
 //! A deserializer that reads structs from objects only.
 //!
 //! What serde derives for a struct accepts a sequence of its fields as well. In JSON that makes
-//! `[]` a configuration. This wrapper goes along with every nested value and refuses a sequence
-//! where a struct is asked for. It holds nothing and looks at nothing twice, so it costs no memory,
-//! and no time worth measuring.
+//! `[]` a configuration. This wrapper wraps every nested value too, and refuses a sequence where a
+//! struct is expected. It stores nothing and reads nothing twice, so it costs no memory and hardly
+//! any time.
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error as _, Expected, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor,
 };
 use std::fmt;
 
-/// A deserializer, a visitor, an access or a seed that hands on only what is wrapped likewise.
+/// Wraps a deserializer, a visitor, an access or a seed, and everything that it passes on.
 pub(super) struct Strict<T>(pub(super) T);
 
 /// The visitor of a struct.
 struct Object<V>(V);
 
-/// What belongs there, for messages.
+/// The expected value in error messages.
 struct AnObject;
 
 impl Expected for AnObject {

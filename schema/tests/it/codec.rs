@@ -74,7 +74,8 @@ fn a_gibibyte_of_zeros_that_claims_a_kibibyte_stops_after_one_step() {
 
 #[test]
 fn a_frame_that_states_the_right_length_and_holds_more_is_refused() {
-    // A content size of 1,000 in the frame header, and blocks with more: zstd itself must notice, or the count does.
+    // A content size of 1,000 in the frame header, and blocks with more: zstd itself must notice,
+    // or the count does.
     let mut frame = zstd(&[7; 1000]);
     let more = zstd(&[7; 5000]);
     assert_eq!(frame[4] & 0xC0, 0x40, "a two-byte content size");

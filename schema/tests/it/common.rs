@@ -5,7 +5,8 @@ use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_schema::{Algorithm, Digest, FormatError, Limits};
 use proptest::prelude::*;
 
-/// Proptest with this many cases. Nothing is written next to the sources: a failure prints its smallest input.
+/// Proptest with this many cases. Nothing is written next to the sources: a failure prints its
+/// smallest input.
 pub fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -47,7 +48,8 @@ pub fn digest(text: &str) -> Digest {
 
 pub const GEOMETRY: Geometry = Geometry { page_size_tokens: 16, n_layers: 2, n_heads: 2, head_dim: 4, dtype: Dtype::Bf16 };
 
-/// A manifest with `pages` random pages, ixs in random gaps and order, and up to 5 sequences, as unsorted parts.
+/// A manifest with `pages` random pages, ixs in random gaps and order, and up to 5 sequences, as
+/// unsorted parts.
 pub fn parts(seed: u64, pages: usize) -> (Vec<Page>, Vec<Sequence>) {
     let mut random = Random(seed);
     let mut ix = random.below(5) as u32;

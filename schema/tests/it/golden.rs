@@ -1,7 +1,8 @@
 //! Golden files: the formats may not change by accident.
 //!
-//! Every file under `tests/golden` is made here from fixed inputs and compared byte for byte. After a change that is meant,
-//! rewrite them with `PF_BLESS=1 cargo test -p pfr-schema golden` and say in the change what reads the old ones.
+//! Every file under `tests/golden` is made here from fixed inputs and compared byte for byte. After
+//! a change that is meant, rewrite them with `PF_BLESS=1 cargo test -p pfr-schema golden` and say
+//! in the change what reads the old ones.
 
 use crate::checkpoint::checkpoint;
 use crate::common::{GEOMETRY, digest};
@@ -66,7 +67,8 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let snapshot = Manifest::snapshot(&config, layers, BTreeMap::from([("run".into(), "7".into())])).to_document();
 
-    // Frames are golden with raw payloads and one fixed zstd frame: what an encoder writes may change with its version.
+    // Frames are golden with raw payloads and one fixed zstd frame: what an encoder writes may
+    // change with its version.
     let zstd = b"\x28\xb5\x2f\xfd\x20\x05\x29\x00\x00hello".to_vec();
     let frame = |codec, kind, algorithm, raw: &[u8], stored: &[u8]| {
         let digest = Digest::of(algorithm, raw);

@@ -1,4 +1,5 @@
-//! Tests of the formats, in one binary so that they link once. Each module tests the module of its name.
+//! Tests of the formats, in one binary so that they link once. Each module tests the module of its
+//! name.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

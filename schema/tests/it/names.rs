@@ -345,7 +345,8 @@ proptest! {
         }
     }
 
-    /// The parser against the grammar as a regular expression would have it, on text made of the characters that matter.
+    /// The parser against the grammar as a regular expression would have it, on text made of the
+    /// characters that matter.
     #[test]
     fn repository_names_are_exactly_the_grammar(name in "[a-c.._/-]{0,12}") {
         let component = |c: &str| {

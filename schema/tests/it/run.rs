@@ -193,9 +193,9 @@ fn appending_rewrites_the_last_run_only_and_replacing_an_unmarked_page_one_run_o
     }
 }
 
-/// What a single edit in the middle costs. There is no bound for every list: an edit shifts what follows until a mark ends a
-/// run both before and after it, and a list without marks has none. For digests as hashes give them this is how it comes out;
-/// the figures are in `docs/formats.md`.
+/// What a single edit in the middle costs. There is no bound for every list: an edit shifts what
+/// follows until a mark ends a run both before and after it, and a list without marks has none. For
+/// digests as hashes give them this is how it comes out; the figures are in `docs/formats.md`.
 #[test]
 fn a_single_edit_in_the_middle_rewrites_few_runs_of_a_hashed_list() {
     let mut random = Random(42);
@@ -242,8 +242,8 @@ proptest! {
         }
     }
 
-    /// History independence: only the pages decide, so runs before an edit stay, and from the first cut that
-    /// both lists share on everything is the same again.
+    /// History independence: only the pages decide, so runs before an edit stay, and from the first
+    /// cut that both lists share on everything is the same again.
     #[test]
     fn an_edit_leaves_what_is_before_it_and_what_follows_a_shared_cut(
         seed in any::<u64>(), count in 1_usize..5000, one_in in 50_usize..400, kind in 0..3

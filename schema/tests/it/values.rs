@@ -5,7 +5,8 @@ use pfr_schema::checkpoint::{Dtype, Layout, Proof, Tensor, value_hash};
 use pfr_schema::{Digest, ErrorCode, FormatError, Limits};
 use proptest::prelude::*;
 
-/// A way to lay out a tensor: the order of dimensions in memory, padding and direction of each, and slack around.
+/// A way to lay out a tensor: the order of dimensions in memory, padding and direction of each, and
+/// slack around.
 #[derive(Clone, Debug)]
 struct Placement {
     order: Vec<usize>,
