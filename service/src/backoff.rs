@@ -18,8 +18,8 @@ impl Backoff {
         Self { first, longest }
     }
 
-    /// The wait after `failures` failures in a row. It lies between half of the full wait and the full
-    /// wait: clients that failed together do not come back together.
+    /// The wait after `failures` failures in a row. It lies between half of the full wait and the
+    /// full wait: clients that failed together do not come back together.
     #[must_use]
     pub fn wait(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(30);
@@ -28,8 +28,8 @@ impl Backoff {
     }
 }
 
-/// A random number in `range`. The keys of the standard hasher are random enough for a wait, and cost
-/// no dependency.
+/// A random number in `range`. The keys of the standard hasher are random enough for a wait, and
+/// cost no dependency.
 #[must_use]
 pub fn jitter(range: Range<f64>) -> f64 {
     let random = RandomState::new().build_hasher().finish() as u32;

@@ -1,8 +1,8 @@
 //! Files and folders that survive a power cut.
 //!
 //! The bytes of a file are on disk once the file is synced. Its name is on disk once its folder is
-//! synced. So a file is written under a temporary name, synced, renamed, and its folder is synced: after
-//! a power cut it is the old file or the new one, whole.
+//! synced. So a file is written under a temporary name, synced, renamed, and its folder is synced:
+//! after a power cut it is the old file or the new one, whole.
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::ffi::{OsStr, OsString};
@@ -13,11 +13,12 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Extension of the temporary name that [`replace`] writes to. A crash may leave such a file behind.
+/// Extension of the temporary name that [`replace`] writes to. A crash may leave such a file
+/// behind.
 pub const UNFINISHED: &str = "new";
 
-/// Creates a folder and its parents. All entries are durable when this returns, also that of a folder
-/// that another process has just made, or one that was killed.
+/// Creates a folder and its parents. All entries are durable when this returns, also that of a
+/// folder that another process has just made, or one that was killed.
 ///
 /// # Errors
 /// Those of the file system.
@@ -64,7 +65,8 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Writes a file that only this user may read, or replaces it. The change is durable when this returns.
+/// Writes a file that only this user may read, or replaces it. The change is durable when this
+/// returns.
 ///
 /// # Errors
 /// Those of the file system. The old file is then still there.
@@ -87,7 +89,8 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Creates the file, or empties the one that a killed process left there. Links are not followed.
+    /// Creates the file, or empties the one that a killed process left there. Links are not
+    /// followed.
     ///
     /// # Errors
     /// Those of the file system.

@@ -1,8 +1,8 @@
 //! Errors as clients see them: `application/problem+json`, one shape for all servers.
 //!
 //! A handler returns a [`ApiError`]. As a response it is a status with the failure attached. The
-//! middleware of the server knows the request's id: it takes the failure out by [`of_response`], logs it
-//! and sends [`ApiError::into_problem`].
+//! middleware of the server knows the request's id: it takes the failure out by [`of_response`],
+//! logs it and sends [`ApiError::into_problem`].
 
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -74,8 +74,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Takes the failure out of a response. Refusals of the router and of extractors become failures, too.
-/// `None` for a response that is no refusal.
+/// Takes the failure out of a response. Refusals of the router and of extractors become failures,
+/// too. `None` for a response that is no refusal.
 pub fn of_response(response: &mut Response, method: &Method, path: &str) -> Option<ApiError> {
     let status = response.status();
     if let Some(failure) = response.extensions_mut().remove::<ApiError>() {

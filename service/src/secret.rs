@@ -17,8 +17,8 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The secret in an environment variable. An empty variable counts as unset. Bytes that are not text
-    /// become characters that no header carries, so the first use refuses them.
+    /// The secret in an environment variable. An empty variable counts as unset. Bytes that are not
+    /// text become characters that no header carries, so the first use refuses them.
     #[must_use]
     pub fn from_env(name: &str) -> Option<Self> {
         let text = std::env::var_os(name)?;
@@ -53,7 +53,8 @@ impl FromStr for Secret {
     }
 }
 
-/// A URL that may hold a password. `Display` and `Debug` leave out user, password, query and fragment.
+/// A URL that may hold a password. `Display` and `Debug` leave out user, password, query and
+/// fragment.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct SecretUrl(Secret);

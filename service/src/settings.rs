@@ -1,7 +1,7 @@
 //! Settings from flags, environment variables and a file, in this order.
 //!
-//! [`layered!`](crate::layered) declares a struct of optional settings: clap fills one from flags and
-//! environment, [`file()`] fills another from a file, and `or` lays the first over the second.
+//! [`layered!`](crate::layered) declares a struct of optional settings: clap fills one from flags
+//! and environment, [`file()`] fills another from a file, and `or` lays the first over the second.
 
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -64,8 +64,8 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
-/// Parses the arguments of this process. An empty environment variable counts as unset: `PF_STORE= pf
-/// ls`, or a line `PF_AGENT_LOG=` in a service's file of variables.
+/// Parses the arguments of this process. An empty environment variable counts as unset:
+/// `PF_STORE= pf ls`, or a line `PF_AGENT_LOG=` in a service's file of variables.
 ///
 /// # Errors
 /// Those of clap; help and version are among them. The usage does not depend on the environment.
