@@ -1,8 +1,9 @@
--- Metadata of a store. Times are milliseconds since 1970, digests are the algorithm number and the digest's bytes.
--- migrations/postgres has the same tables; docs/gc.md says what keeps them true.
+-- Metadata of a store. Times are milliseconds since 1970, digests are the algorithm number and the
+-- digest's bytes. migrations/postgres has the same tables; docs/gc.md says what keeps them true.
 
--- Immutable files of many frames. The row is written before the upload starts, so debris of a crash has a name.
--- keep_until: the lease of the upload. draining_since: when the last pointer to it went. claimed_until: who compacts it.
+-- Immutable files of many frames. The row is written before the upload starts, so debris of a crash
+-- has a name. keep_until: the lease of the upload. draining_since: when the last pointer to it
+-- went. claimed_until: who compacts it.
 CREATE TABLE packs (
   id             INTEGER PRIMARY KEY AUTOINCREMENT,
   key            TEXT    NOT NULL UNIQUE,
@@ -20,8 +21,9 @@ CREATE INDEX packs_empty    ON packs (id) WHERE state = 'live' AND live_bytes = 
 CREATE INDEX packs_sparse   ON packs (live_bytes) WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes;
 CREATE INDEX packs_draining ON packs (draining_since) WHERE state = 'draining';
 
--- One row a blob. refs counts the stored containers, manifests and tags that list it; keep_until is the longest lease on it.
--- health: 0 whole, 1 a container that reaches something damaged, 2 damaged.
+-- One row a blob. refs counts the stored containers, manifests and tags that list it; keep_until is
+-- the longest lease on it. health: 0 whole, 1 a container that reaches something damaged, 2
+-- damaged.
 CREATE TABLE objects (
   id         INTEGER PRIMARY KEY AUTOINCREMENT,
   domain     INTEGER NOT NULL,
@@ -52,8 +54,9 @@ CREATE TABLE healed (
   id INTEGER PRIMARY KEY
 );
 
--- One row a container. children is the sorted list of object ids, each once, as varint differences. pages, components and
--- page_bytes are a run's shape. logical_bytes is what it reaches; new_bytes is what it was the first to hold.
+-- One row a container. children is the sorted list of object ids, each once, as varint differences.
+-- pages, components and page_bytes are a run's shape. logical_bytes is what it reaches; new_bytes
+-- is what it was the first to hold.
 CREATE TABLE containers (
   object        INTEGER PRIMARY KEY REFERENCES objects (id),
   children      BLOB    NOT NULL,
@@ -70,8 +73,8 @@ CREATE TABLE repositories (
   name   TEXT    NOT NULL UNIQUE
 );
 
--- A manifest in a repository: a snapshot. used_at and pinned are what eviction from a local store goes by.
--- pinned: 0, or the sum of the reasons: 1 by hand, 2 until it is pushed.
+-- A manifest in a repository: a snapshot. used_at and pinned are what eviction from a local store
+-- goes by. pinned: 0, or the sum of the reasons: 1 by hand, 2 until it is pushed.
 CREATE TABLE manifests (
   id            INTEGER PRIMARY KEY AUTOINCREMENT,
   repository    INTEGER NOT NULL REFERENCES repositories (id),
@@ -108,7 +111,8 @@ CREATE TABLE tags (
 ) WITHOUT ROWID;
 CREATE INDEX tags_manifest ON tags (manifest);
 
--- Push sessions: leases. A committed one stays until its lease ends, so that a commit whose answer was lost can be asked for again.
+-- Push sessions: leases. A committed one stays until its lease ends, so that a commit whose answer
+-- was lost can be asked for again.
 CREATE TABLE pushes (
   id         TEXT    PRIMARY KEY,
   repository INTEGER NOT NULL REFERENCES repositories (id),
@@ -118,7 +122,8 @@ CREATE TABLE pushes (
 ) WITHOUT ROWID;
 CREATE INDEX pushes_expires ON pushes (expires);
 
--- The queue garbage collection works from: objects that may be free, and packs whose unclaimed objects may be.
+-- The queue garbage collection works from: objects that may be free, and packs whose unclaimed
+-- objects may be.
 CREATE TABLE suspects (
   id     INTEGER PRIMARY KEY AUTOINCREMENT,
   due    INTEGER NOT NULL,

@@ -1,4 +1,5 @@
--- A lease belongs to a push session: what a session uploaded, or was told is present, is kept while that session lives.
+-- A lease belongs to a push session: what a session uploaded, or was told is present, is kept while
+-- that session lives.
 
 -- number: sessions in the order in which they were opened. AUTOINCREMENT: no number is used twice.
 CREATE TABLE numbered_pushes (
@@ -16,12 +17,13 @@ ALTER TABLE numbered_pushes RENAME TO pushes;
 CREATE INDEX pushes_expires ON pushes (expires);
 CREATE INDEX pushes_open ON pushes (number) WHERE committed IS NULL;
 
--- lessee: which sessions lease the object. 0: none; N: session N alone; -N: several, none of them newer than session N.
--- keep_until is for leases that belong to no session: a container of unknown content, a pack that a rebuild took in.
+-- lessee: which sessions lease the object. 0: none; N: session N alone; -N: several, none of them
+-- newer than session N. keep_until is for leases that belong to no session: a container of unknown
+-- content, a pack that a rebuild took in.
 ALTER TABLE objects ADD COLUMN lessee INTEGER NOT NULL DEFAULT 0;
 
--- session: the entry is due as soon as that session ends.
--- released: the object was part of a snapshot or tag that was deleted. Not released: it was uploaded and never committed.
+-- session: the entry is due as soon as that session ends. released: the object was part of a
+-- snapshot or tag that was deleted. Not released: it was uploaded and never committed.
 ALTER TABLE suspects ADD COLUMN session INTEGER;
 ALTER TABLE suspects ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
 UPDATE suspects SET released = 1 WHERE object IS NOT NULL;

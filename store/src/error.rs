@@ -201,7 +201,8 @@ impl Error {
         }
     }
 
-    /// The code for a user of this machine, who can change the permissions of files; a client of a registry cannot.
+    /// The code for a user of this machine, who can change the permissions of files; a client of a
+    /// registry cannot.
     #[must_use]
     pub fn local_code(&self) -> ErrorCode {
         match self {

@@ -30,7 +30,8 @@ impl Store {
     /// Frames of `digests` in that order, with an end mark, as they lie: the reader verifies.
     ///
     /// # Errors
-    /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end mark.
+    /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end
+    /// mark.
     #[boxed]
     pub async fn frames(&self, digests: Vec<Digest>) -> Result<BoxFrames> {
         let extents = plan(locate(self, &digests).await?);

@@ -36,14 +36,17 @@ pub struct Ingested {
 }
 
 impl Store {
-    /// Takes in a stream of frames (with its end mark); returns when all of it is durable and indexed.
+    /// Takes in a stream of frames (with its end mark); returns when all of it is durable and
+    /// indexed.
     ///
-    /// Every frame is verified against its digest, off the async threads. Memory is bounded whatever the size of blobs.
-    /// If it fails, packs that were already complete stay stored under the session's lease, so a retry sends only the rest.
+    /// Every frame is verified against its digest, off the async threads. Memory is bounded
+    /// whatever the size of blobs. If it fails, packs that were already complete stay stored under
+    /// the session's lease, so a retry sends only the rest.
     ///
     /// # Errors
-    /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`], [`Error::PushUnknown`], [`Error::Full`],
-    /// [`Error::Unavailable`]; [`Error::Input`] for errors of the stream itself.
+    /// [`Error::Frame`], [`Error::Format`], [`Error::Missing`], [`Error::WrongShape`],
+    /// [`Error::PushUnknown`], [`Error::Full`], [`Error::Unavailable`]; [`Error::Input`] for errors
+    /// of the stream itself.
     pub async fn ingest<S, E>(&self, push: &LivePush, stream: S) -> Result<Ingested>
     where
         S: Stream<Item = std::result::Result<Bytes, E>> + Send + Unpin,
@@ -101,7 +104,8 @@ impl Ingest<'_> {
     {
         let mut source = Source::new(self.store, stream);
         let mut frames = Verifier::new(self.store.options.limits.clone());
-        // What is complete is being handed on, because the place is wanted or the one for large documents is taken.
+        // What is complete is being handed on, because the place is wanted or the one for large
+        // documents is taken.
         let mut leaving = false;
         loop {
             match frames.step().await.map_err(Fault::Stream)? {
@@ -146,7 +150,8 @@ impl Ingest<'_> {
         }
     }
 
-    /// Gives the place back, once everything complete was handed on; false if there is too much to hold without it.
+    /// Gives the place back, once everything complete was handed on; false if there is too much to
+    /// hold without it.
     async fn leave<S>(&mut self, source: &mut Source<'_, S>, frames: &Verifier) -> std::result::Result<bool, Fault>
     where
         S: Stream<Item = Result<Bytes>> + Send + Unpin,
@@ -166,8 +171,8 @@ impl Ingest<'_> {
         Ok(false)
     }
 
-    /// Renews leases in time while bytes are waited for: those of the open pack and its session. While a large first frame comes slowly, there is
-    /// no pack yet.
+    /// Renews leases in time while bytes are waited for: those of the open pack and its session.
+    /// While a large first frame comes slowly, there is no pack yet.
     async fn stay_alive(&mut self) -> Result<()> {
         if let Some(open) = &mut self.pack {
             return open.writer.renew().await;
@@ -267,7 +272,8 @@ fn references(whole: &Whole, limits: &Limits) -> Result<Option<NewContainer>> {
     Ok(container.map(|c| NewContainer { children: each_once(c.children()), shape: c.shape() }))
 }
 
-/// Children without those that say the same of a blob as its first mention: a run may list one page thousands of times, in few bytes.
+/// Children without those that say the same of a blob as its first mention: a run may list one page
+/// thousands of times, in few bytes.
 fn each_once(mut children: Vec<Child>) -> Vec<Child> {
     let mut first: HashMap<Digest, Child> = HashMap::new();
     children.retain(|child| match first.entry(child.digest) {

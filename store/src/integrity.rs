@@ -7,8 +7,8 @@
 //! rebuild  packs and journal ─▶ metadata, from nothing
 //! ```
 //!
-//! A quarantined blob is not given out and counts as missing, with every container above it, until it is pushed again: what a client must send is
-//! what [`Store::missing`] says, damaged or not.
+//! A quarantined blob is not given out and counts as missing, with every container above it, until
+//! it is pushed again: what a client must send is what [`Store::missing`] says, damaged or not.
 
 mod fsck;
 mod heal;
@@ -33,8 +33,9 @@ impl From<DamagedRow> for DamagedBlob {
 }
 
 impl Store {
-    /// Reads one blob where it lies and checks it against its digest; `None` if it is well, or not stored. It is quarantined if it is bad, and no longer
-    /// if it is well after all: its storage was away, or was misread. Then [`Self::reassess`] has something to do.
+    /// Reads one blob where it lies and checks it against its digest; `None` if it is well, or not
+    /// stored. It is quarantined if it is bad, and no longer if it is well after all: its storage
+    /// was away, or was misread. Then [`Self::reassess`] has something to do.
     pub(crate) async fn examine(&self, digest: &Digest) -> Result<Option<Damage>> {
         let Some(location) = self.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
         let expected = Expected { offset: location.offset, digest: *digest, frame_len: location.frame_len, header: None };
@@ -85,8 +86,9 @@ impl Pace {
     }
 }
 
-/// Reads a range of a pack from its first byte to its last, in pieces, and checks the frames in it off the async threads. `None` if the pack is not
-/// there. A pack that ends early is for [`FrameChecks::finish`] to notice.
+/// Reads a range of a pack from its first byte to its last, in pieces, and checks the frames in it
+/// off the async threads. `None` if the pack is not there. A pack that ends early is for
+/// [`FrameChecks::finish`] to notice.
 async fn read_through(
     store: &Store,
     key: &str,

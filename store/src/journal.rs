@@ -1,7 +1,9 @@
-//! The journal of names beside the packs: written before a change is acknowledged, so that a lost database loses nothing that was.
+//! The journal of names beside the packs: written before a change is acknowledged, so that a lost
+//! database loses nothing that was.
 //!
-//! A change and its row in `changes` are one transaction. [`Store::flush_journal`] copies rows into an object and only then records it, so a row
-//! is gone only when its object is durable; who is killed in between leaves the row, and the next one writes it again. A record may therefore lie
+//! A change and its row in `changes` are one transaction. [`Store::flush_journal`] copies rows into
+//! an object and only then records it, so a row is gone only when its object is durable; who is
+//! killed in between leaves the row, and the next one writes it again. A record may therefore lie
 //! in several objects: numbers tell.
 //!
 //! How it is kept short is in `summary`.
@@ -24,10 +26,12 @@ use pfr_schema::journal::{Journal, Key, Numbered, PREFIX};
 const BATCH: usize = 1000;
 
 impl Store {
-    /// Copies changes of names that are not in the journal yet into it, durably. Every change is, before it is acknowledged.
+    /// Copies changes of names that are not in the journal yet into it, durably. Every change is,
+    /// before it is acknowledged.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]: the changes stay noted, and the next call writes them.
+    /// [`Error::Unavailable`], [`Error::Full`]: the changes stay noted, and the next call writes
+    /// them.
     #[boxed]
     pub async fn flush_journal(&self) -> Result<()> {
         // Who waits here finds that the one before has written its change too.
@@ -115,7 +119,8 @@ pub(crate) fn summary_of(key: &str) -> Result<String> {
     prefix.ok_or_else(|| Error::Internal(format!("the tables say that {key} is a part of a journal summary; run fsck")))
 }
 
-/// One journal for each sequence of numbers without a gap, of at most `limit` bytes: recording it then speaks of no change that is not in it.
+/// One journal for each sequence of numbers without a gap, of at most `limit` bytes: recording it
+/// then speaks of no change that is not in it.
 fn without_gaps(changes: Vec<Unjournaled>, limit: u64) -> Vec<Journal> {
     let mut sequences: Vec<Vec<Numbered>> = Vec::new();
     let mut bytes = 0;

@@ -1,5 +1,6 @@
-//! The store of `pf`, and its heart: packs in an [`object_store`], [`Metadata`] beside them, references, leases.
-//! The same store runs behind the registry and on every GPU host; it knows no HTTP.
+//! The store of `pf`, and its heart: packs in an [`object_store`], [`Metadata`] beside them,
+//! references, leases. The same store runs behind the registry and on every GPU host; it knows no
+//! HTTP.
 //!
 //! ```text
 //! frames in ─▶ verify (digest, checksum, off the async threads) ─▶ pack, durable ─▶ one metadata transaction ─▶ acknowledged
@@ -7,11 +8,13 @@
 //! frames out ◀─ ranges of packs, as they lie ◀─ located in metadata
 //! ```
 //!
-//! What is durable when: [`Store::ingest`] returns after its packs are on disk and their rows committed;
-//! [`Store::commit`] after the tag is. What was uploaded and never committed is garbage when its lease ends.
+//! What is durable when: [`Store::ingest`] returns after its packs are on disk and their rows
+//! committed; [`Store::commit`] after the tag is. What was uploaded and never committed is garbage
+//! when its lease ends.
 //!
-//! A stored container holds its children: it is accepted only if all of them are stored, and raises their reference counts
-//! in the same transaction. So *present* means *complete*, and [`Store::missing`] may stop at the first container it finds.
+//! A stored container holds its children: it is accepted only if all of them are stored, and raises
+//! their reference counts in the same transaction. So *present* means *complete*, and
+//! [`Store::missing`] may stop at the first container it finds.
 
 mod backends;
 mod clock;
@@ -36,8 +39,8 @@ mod store;
 mod tasks;
 mod verify;
 
-/// Compiles the body of an async function here, once. The body of a plain one is compiled again in each
-/// program and each test that awaits it: half of their build time was this crate.
+/// Compiles the body of an async function here, once. The body of a plain one is compiled again in
+/// each program and each test that awaits it: half of their build time was this crate.
 use async_recursion::async_recursion as boxed;
 
 pub use backends::SqliteMetadata;

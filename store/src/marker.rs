@@ -1,7 +1,9 @@
-//! Proof that the storage is the store's own: an object that is on it before the first pack has a row, and never goes.
+//! Proof that the storage is the store's own: an object that is on it before the first pack has a
+//! row, and never goes.
 //!
-//! A bucket that was deleted, a directory whose disk is not mounted and a wrong disk have one thing in common with a lost pack: what is asked for
-//! is "not found". Only where the marker is found does that mean lost; else the storage is out of reach, and nothing is concluded from it.
+//! A bucket that was deleted, a directory whose disk is not mounted and a wrong disk have one thing
+//! in common with a lost pack: what is asked for is "not found". Only where the marker is found
+//! does that mean lost; else the storage is out of reach, and nothing is concluded from it.
 
 use crate::Store;
 use crate::boxed;
@@ -19,7 +21,8 @@ const WORDS: &str =
     "Packs and the journal of a pf store lie beside this. Without this file nothing that is missing here is taken for lost.\n";
 
 impl Store {
-    /// Makes sure of the database and of the marker before a store gets its first pack. Asks once a process.
+    /// Makes sure of the database and of the marker before a store gets its first pack. Asks once a
+    /// process.
     pub(crate) async fn mark(&self) -> Result<()> {
         let mark = || async {
             self.names_are_known().await?;
@@ -36,9 +39,10 @@ impl Store {
         self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
     }
 
-    /// What is to be done once before requests are served: makes sure of the database, and journals changes of names whose process
-    /// ended before it had done so. A full disk does not prevent the start: none of these changes was acknowledged, and a client that
-    /// repeats one waits for the journal.
+    /// What is to be done once before requests are served: makes sure of the database, and journals
+    /// changes of names whose process ended before it had done so. A full disk does not prevent the
+    /// start: none of these changes was acknowledged, and a client that repeats one waits for the
+    /// journal.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be reached.
@@ -53,8 +57,9 @@ impl Store {
         }
     }
 
-    /// That the database is not an empty one over a storage with names: numbers of changes would begin anew, and what is acknowledged from then on
-    /// could not be told from what was before. A database that was half rebuilt has no number yet either.
+    /// That the database is not an empty one over a storage with names: numbers of changes would
+    /// begin anew, and what is acknowledged from then on could not be told from what was before. A
+    /// database that was half rebuilt has no number yet either.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: it is to be rebuilt, or it is another store's.
@@ -84,10 +89,12 @@ impl Store {
         })
     }
 
-    /// That the storage is there and the store's own. To be asked before something that is not found is believed to be lost.
+    /// That the storage is there and the store's own. To be asked before something that is not
+    /// found is believed to be lost.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though packs should be there.
+    /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though packs
+    /// should be there.
     pub(crate) async fn storage_is_there(&self) -> Result<()> {
         match self.packs.head(&Path::from(KEY)).await {
             Ok(_) => Ok(()),

@@ -6,9 +6,9 @@
 //! | below the floor | refused | yes | yes |
 //! | none | refused | from the reserve, down to a quarter of it | from the reserve, down to nothing |
 //!
-//! The reserve is a file beside the database. It is cut when space is needed and grown again before anything else gets
-//! space. The file is locked (shared) while something frees space, so that no other process grows it back meanwhile.
-//! docs/decisions/0017 has the reasons.
+//! The reserve is a file beside the database. It is cut when space is needed and grown again before
+//! anything else gets space. The file is locked (shared) while something frees space, so that no
+//! other process grows it back meanwhile. docs/decisions/0017 has the reasons.
 
 mod disk;
 mod reserve;
@@ -22,7 +22,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Free bytes that a deletion works with: its pages in the log, the object of the journal, a wal-index.
+/// Free bytes that a deletion works with: its pages in the log, the object of the journal, a
+/// wal-index.
 const DELETION: u64 = 256 << 10;
 /// Free bytes that a step of collection works with, where the reserve has as many.
 const COLLECTION: u64 = 4 << 20;
@@ -36,7 +37,8 @@ const NOTHING: u64 = 512 << 10;
 /// Work that frees space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freeing {
-    /// The deletion of a tag or a snapshot. It leaves a quarter of the reserve: its bytes come back only by a collection.
+    /// The deletion of a tag or a snapshot. It leaves a quarter of the reserve: its bytes come back
+    /// only by a collection.
     Deletion,
     /// A collection. It may use the whole reserve.
     Collection,
@@ -47,12 +49,14 @@ pub enum Freeing {
 pub(crate) struct Room {
     disk: Disk,
     reserve: Reserve,
-    /// The database and its log: a transaction writes no more than there are pages, and a checkpoint no more than the log has.
+    /// The database and its log: a transaction writes no more than there are pages, and a
+    /// checkpoint no more than the log has.
     files: [PathBuf; 2],
 }
 
 impl Room {
-    /// The room beside a database file. Without a `floor` it depends on the size of the file system.
+    /// The room beside a database file. Without a `floor` it depends on the size of the file
+    /// system.
     pub(crate) fn beside(database: &Path, floor: Option<u64>) -> Self {
         let dir = database.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut log = database.as_os_str().to_owned();
@@ -65,7 +69,8 @@ impl Room {
         self.disk.space().map_or(reserve::MIN, |space| reserve::largest(space.total))
     }
 
-    /// Bytes of the reserve when it is complete: twice what the database has, within what the disk allows.
+    /// Bytes of the reserve when it is complete: twice what the database has, within what the disk
+    /// allows.
     fn whole(&self, space: &Space) -> u64 {
         let bytes = |file| std::fs::metadata(file).map_or(0, |metadata| metadata.len());
         reserve::size(space.total, self.files.iter().map(bytes).sum())
@@ -116,7 +121,8 @@ impl Room {
     /// Sees to it that there is space for work that frees space.
     ///
     /// # Errors
-    /// [`Error::Full`] for a deletion when only the part of the reserve is left that is for collections.
+    /// [`Error::Full`] for a deletion when only the part of the reserve is left that is for
+    /// collections.
     pub(crate) fn make(self: &Arc<Self>, work: Freeing) -> Result<MadeRoom> {
         if !self.is_low() {
             return Ok(MadeRoom::default());
@@ -158,7 +164,8 @@ impl MadeRoom {
         Ok(())
     }
 
-    /// Whether the disk is nearly full: then space is freed before anything is written that can wait.
+    /// Whether the disk is nearly full: then space is freed before anything is written that can
+    /// wait.
     #[must_use]
     pub fn is_tight(&self) -> bool {
         self.room.is_some()

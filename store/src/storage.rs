@@ -7,8 +7,9 @@
 //! | `gs://bucket/prefix` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, instance |
 //! | `az://container/prefix` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, … |
 //!
-//! Serving rests on nothing that an object store promises beyond "what was put whole can be read": keys are unique, so neither conditional writes nor
-//! listing are needed. Summaries of the journal list its folder, for what a killed process left there, and a rebuild lists everything.
+//! Serving rests on nothing that an object store promises beyond "what was put whole can be read":
+//! keys are unique, so neither conditional writes nor listing are needed. Summaries of the journal
+//! list its folder, for what a killed process left there, and a rebuild lists everything.
 //! [`Storage::probe`] says what holds, for the operator.
 
 mod credentials;
@@ -45,7 +46,8 @@ pub struct StorageOptions {
     pub request_timeout: Duration,
     /// How often a request that failed on the way or with a 5xx is sent again. Default 4.
     pub retries: usize,
-    /// Time after which it is not sent again: the caller is waiting, and may itself try again. Default 20 s.
+    /// Time after which it is not sent again: the caller is waiting, and may itself try again.
+    /// Default 20 s.
     pub retry_for: Duration,
 }
 
@@ -70,8 +72,8 @@ impl StorageOptions {
         Self { environment, ..Self::default() }
     }
 
-    /// Variables that begin with `prefix` and mean something to the object store. What the environment says of time limits
-    /// comes later, and wins.
+    /// Variables that begin with `prefix` and mean something to the object store. What the
+    /// environment says of time limits comes later, and wins.
     fn settings<K: FromStr>(&self, prefix: &str, client: fn(ClientConfigKey) -> K) -> Vec<(K, String)> {
         let seconds = |d: Duration| format!("{} ms", d.as_millis());
         let ours = [(ClientConfigKey::ConnectTimeout, self.connect_timeout), (ClientConfigKey::Timeout, self.request_timeout)];
@@ -123,10 +125,10 @@ pub struct Probe {
 /// The object store behind `url`. Nothing is asked of it yet.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a URL that is none of these, or credentials that cannot be; [`Error::Unavailable`] for a directory that
-/// cannot be made.
+/// [`Error::Invalid`] for a URL that is none of these, or credentials that cannot be;
+/// [`Error::Unavailable`] for a directory that cannot be made.
 pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn ObjectStore>, Storage)> {
-    // Once a process; whoever came first has chosen, and any provider does.
+    // A process can set it only once. Any provider will do, so an earlier one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     // What was given is not repeated: it may hold a secret in the wrong place.
     let expected = "expected file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX as storage";
@@ -232,14 +234,16 @@ impl Storage {
     /// A URL under which anyone can read the object at `path` for so long.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot sign, [`Error::Unavailable`] if its credentials cannot be had.
+    /// [`Error::Invalid`] if it cannot sign, [`Error::Unavailable`] if its credentials cannot be
+    /// had.
     pub async fn signed_url(&self, path: &str, expires: Duration) -> Result<String> {
         let signer = self.signer.as_ref().ok_or_else(|| Error::Invalid(format!("{} has no signed URLs", self.url)))?;
         let whole = self.prefix.parts().chain(Path::from(path).parts()).collect::<Path>();
         Ok(signer.signed_url(Method::GET, &whole, expires).await.map_err(Error::packs)?.into())
     }
 
-    /// Tries what a registry does: write, read back, list, replace, delete one small object of its own.
+    /// Tries what a registry does: write, read back, list, replace, delete one small object of its
+    /// own.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if writing or reading back fails: then it is of no use.
@@ -271,7 +275,8 @@ impl Storage {
         let again = self.packs.put_opts(&path, "replaced".into(), create).await;
         let create_if_absent = matches!(again, Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }));
         let delete = self.packs.delete(&path).await.is_ok();
-        // What starts that were killed left behind. By the storage's clock: others may be in the middle of a start.
+        // What starts that were killed left behind. By the storage's clock: others may be in the
+        // middle of a start.
         let left =
             |object: &&ObjectMeta| own.is_some_and(|own| own.last_modified.timestamp() - object.last_modified.timestamp() > LEFT_BEHIND);
         for object in listed.iter().filter(left) {

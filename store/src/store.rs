@@ -29,22 +29,26 @@ const CANDIDATES: usize = 5;
 /// Settings of a store, with the defaults of a registry.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long what a push session asked about or uploaded is safe from collection. Default 1 hour.
+    /// How long what a push session asked about or uploaded is safe from collection. Default 1
+    /// hour.
     pub lease: Duration,
-    /// Bytes after which a pack is closed; one of many tiny blobs is closed earlier. Default 64 MiB.
+    /// Bytes after which a pack is closed; one of many tiny blobs is closed earlier. Default 64
+    /// MiB.
     pub pack_bytes: u64,
     /// Uploads at full speed at once; others wait. Bounds memory to about 20 MiB each, and to
     /// 16 MiB more where blobs are tiny. One that waits for its client gives way. Default 6.
     pub ingests: usize,
-    /// Downloads that are read ahead at once; others go on piece by piece. Bounds memory to about 12 MiB each. Default 6.
+    /// Downloads that are read ahead at once; others go on piece by piece. Bounds memory to about
+    /// 12 MiB each. Default 6.
     pub outputs: usize,
-    /// Bytes that stay free on the disks of packs and metadata: nothing new is stored below that, and deletions and collections go on.
-    /// Default 64 MiB, on small disks a twentieth of them.
+    /// Bytes that stay free on the disks of packs and metadata: nothing new is stored below that,
+    /// and deletions and collections go on. Default 64 MiB, on small disks a twentieth of them.
     pub min_free: Option<u64>,
-    /// Bytes that all uploads that wait for their clients may hold together, beyond 64 KiB each. Default 32 MiB.
+    /// Bytes that all uploads that wait for their clients may hold together, beyond 64 KiB each.
+    /// Default 32 MiB.
     pub slow_bytes: u64,
-    /// How long an upload waits for its turn before it is refused as [`Error::Overloaded`]. Default 10 minutes: a local store has nobody else to
-    /// turn to.
+    /// How long an upload waits for its turn before it is refused as [`Error::Overloaded`]. Default
+    /// 10 minutes: a local store has nobody else to turn to.
     pub queue: Duration,
     /// Limits on foreign bytes.
     pub limits: Limits,
@@ -81,7 +85,8 @@ pub struct PushSession {
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) packs: Arc<dyn ObjectStore>,
-    /// The directory of the packs, if they are files: the object store neither syncs deletions nor shows unfinished uploads.
+    /// The directory of the packs, if they are files: the object store neither syncs deletions nor
+    /// shows unfinished uploads.
     pub(crate) packs_dir: Option<Arc<Path>>,
     /// Folders in it whose names are known to be durable.
     pub(crate) settled: Arc<Mutex<HashSet<String>>>,
@@ -106,7 +111,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens (or creates) the embedded store in `dir`: packs on disk with fsync, metadata in SQLite.
+    /// Opens (or creates) the embedded store in `dir`: packs on disk with fsync, metadata in
+    /// SQLite.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the directory cannot be made or opened.
@@ -154,7 +160,8 @@ impl Store {
         }
     }
 
-    /// The store of another domain, in the same process: they share settings and limits on memory, and nothing that is stored.
+    /// The store of another domain, in the same process: they share settings and limits on memory,
+    /// and nothing that is stored.
     pub(crate) fn beside(&self, packs: Arc<dyn ObjectStore>, metadata: Arc<dyn Metadata>) -> Self {
         Self {
             packs,
@@ -175,8 +182,9 @@ impl Store {
         }
     }
 
-    /// Says that the packs are files below `dir`: then collection makes deletions durable and removes what interrupted uploads left there, and
-    /// nothing new is stored while their disk is nearly full.
+    /// Says that the packs are files below `dir`: then collection makes deletions durable and
+    /// removes what interrupted uploads left there, and nothing new is stored while their disk is
+    /// nearly full.
     #[must_use]
     pub fn with_packs_dir(mut self, dir: &Path) -> Self {
         self.packs_dir = Some(Arc::from(dir));
@@ -222,17 +230,19 @@ impl Store {
         self.metadata.missing(push.clone(), wanted, self.options.lease).await
     }
 
-    /// Makes an uploaded manifest visible in the session's repository and moves `tag`, in one transaction. Ends the session.
+    /// Makes an uploaded manifest visible in the session's repository and moves `tag`, in one
+    /// transaction. Ends the session.
     ///
     /// # Errors
-    /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::Format`] if configuration and checkpoints contradict each other,
-    /// [`Error::TagMoved`], [`Error::PushUnknown`].
+    /// [`Error::BlobUnknown`] if the manifest is not stored, [`Error::Format`] if configuration and
+    /// checkpoints contradict each other, [`Error::TagMoved`], [`Error::PushUnknown`].
     #[boxed]
     pub async fn commit(&self, push: &PushId, manifest: Digest, tag: Option<Tag>, if_tag_is: Option<TagState>) -> Result<Committed> {
         self.commit_as(push, manifest, tag, if_tag_is, None).await
     }
 
-    /// The same, and eviction never takes the snapshot before `pin` is taken back with [`Store::pin`].
+    /// The same, and eviction never takes the snapshot before `pin` is taken back with
+    /// [`Store::pin`].
     ///
     /// # Errors
     /// As [`Store::commit`].
@@ -308,8 +318,8 @@ impl Store {
     /// The snapshot that a selector means.
     ///
     /// # Errors
-    /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`], [`Error::SnapshotUnknown`] (also for `tag~N` beyond the first snapshot),
-    /// [`Error::SnapshotAmbiguous`].
+    /// [`Error::RepositoryUnknown`], [`Error::TagUnknown`], [`Error::SnapshotUnknown`] (also for
+    /// `tag~N` beyond the first snapshot), [`Error::SnapshotAmbiguous`].
     #[boxed]
     pub async fn resolve(&self, repository: &RepositoryName, selector: &Selector) -> Result<Digest> {
         match selector {

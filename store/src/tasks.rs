@@ -1,12 +1,12 @@
-//! Background work: one trait for everything that is done again and again, and one [`Schedule`] that
-//! runs it.
+//! Background work: one trait for everything that is done again and again, and one [`Schedule`]
+//! that runs it.
 //!
 //! ```text
 //! Schedule ─▶ lane: one task at a time, in the order given ─▶ paused? ─▶ Task::run(budget) ─▶ next run
 //! ```
 //!
-//! A pause is a note on the storage (`notes`): it holds in every process that works on the store, it
-//! survives restarts, and it always has an end.
+//! A pause is a note on the storage (`notes`): it holds in every process that works on the store,
+//! it survives restarts, and it always has an end.
 
 pub(crate) mod notes;
 mod schedule;
@@ -40,8 +40,8 @@ pub trait Task: Send + Sync + 'static {
     /// Runs once. It ends early, in order, when the budget is used up.
     ///
     /// # Errors
-    /// A failed run does not end the schedule: the next one comes sooner than the interval says, and
-    /// later after each failure.
+    /// A failed run does not end the schedule: the next one comes sooner than the interval says,
+    /// and later after each failure.
     async fn run(&self, budget: &Budget) -> Result<RunEnd>;
 }
 

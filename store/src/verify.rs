@@ -1,4 +1,5 @@
-//! Verification of frames as they stream in: each blob is hashed once, off the async threads, several at a time.
+//! Verification of frames as they stream in: each blob is hashed once, off the async threads,
+//! several at a time.
 
 use crate::error::{Error, Result};
 use bytes::Bytes;
@@ -66,7 +67,8 @@ impl Whole {
 pub enum Incoming {
     /// A whole frame, verified.
     Whole(Whole),
-    /// A large frame begins. Its pieces are not verified until [`Incoming::Finish`] arrives: do not publish them.
+    /// A large frame begins. Its pieces are not verified until [`Incoming::Finish`] arrives: do not
+    /// publish them.
     Begin(Header),
     /// Encoded payload of the large frame.
     Piece(Bytes),
@@ -127,9 +129,10 @@ impl Check {
 
 /// Verifies a stream of frames that ends with an end mark; yields them in order.
 ///
-/// Holds at most about 10 MiB of the stream; a document larger than [`WHOLE_MAX`] is held whole under `large_documents`, so
-/// that only one such is in memory at a time: it is handed on as soon as it is verified, and the next one waits until it is dropped. Do not
-/// keep it while waiting for the next item.
+/// Holds at most about 10 MiB of the stream; a document larger than [`WHOLE_MAX`] is held whole
+/// under `large_documents`, so that only one such is in memory at a time: it is handed on as soon
+/// as it is verified, and the next one waits until it is dropped. Do not keep it while waiting for
+/// the next item.
 pub fn verified_frames<S>(stream: S, limits: Limits, large_documents: Arc<Semaphore>) -> impl Stream<Item = Result<Incoming>> + Send
 where
     S: Stream<Item = Result<Bytes>> + Send + Unpin,
@@ -172,8 +175,9 @@ enum Current {
     Pieces { check: Option<Box<Check>> },
 }
 
-/// Verifies frames whose bytes are pushed into it. It reads nothing and waits for nobody but its own hashing, so that its owner can decide when to
-/// read, and what to give back while it waits for a client.
+/// Verifies frames whose bytes are pushed into it. It reads nothing and waits for nobody but its
+/// own hashing, so that its owner can decide when to read, and what to give back while it waits for
+/// a client.
 pub(crate) struct Verifier {
     parser: Parser,
     /// A large document that begins when leave is granted.
@@ -213,7 +217,8 @@ impl Verifier {
     /// The next thing to do. After an error it is of no use any more.
     ///
     /// # Errors
-    /// What is wrong with the bytes, or the error that [`Self::end`] was told. What came before it was yielded.
+    /// What is wrong with the bytes, or the error that [`Self::end`] was told. What came before it
+    /// was yielded.
     pub(crate) async fn step(&mut self) -> Result<Step> {
         loop {
             if let Some(whole) = self.ready.pop_front() {
@@ -259,7 +264,8 @@ impl Verifier {
         }
     }
 
-    /// Yields everything that is complete before it asks for more: afterwards it holds nothing but [`Self::partial`].
+    /// Yields everything that is complete before it asks for more: afterwards it holds nothing but
+    /// [`Self::partial`].
     pub(crate) fn settle(&mut self) {
         self.dispatch();
         self.hand_on = true;
@@ -270,7 +276,8 @@ impl Verifier {
         self.partial
     }
 
-    /// Bytes to the end of the frame that is held until it is complete; none if there is no such frame.
+    /// Bytes to the end of the frame that is held until it is complete; none if there is no such
+    /// frame.
     pub(crate) fn rest(&self) -> Option<u64> {
         match &self.current {
             Some(Current::Whole(whole)) => Some(whole.header.stored_len - self.partial + CHECKSUM as u64),
@@ -338,7 +345,8 @@ impl Verifier {
                 Some(Current::Whole(mut whole)) => {
                     self.partial = 0;
                     whole.checksum = checksum;
-                    // Others wait for its permit, and so does this stream when the next one begins: it must not lie here until then.
+                    // Others wait for its permit, and so does this stream when the next one begins:
+                    // it must not lie here until then.
                     self.hand_on = whole.permit.is_some();
                     self.batch_bytes += whole.header.stored_len + 256;
                     self.batch.push(whole);

@@ -20,8 +20,9 @@ pub struct PackRange {
 }
 
 impl Store {
-    /// Where the frames of `digests` lie, in that order: for readers that fetch them from the packs themselves. What is there stays
-    /// there for a grace period after it is collected or moved, and is not read here: the reader verifies.
+    /// Where the frames of `digests` lie, in that order: for readers that fetch them from the packs
+    /// themselves. What is there stays there for a grace period after it is collected or moved, and
+    /// is not read here: the reader verifies.
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`] for what is quarantined.

@@ -1,8 +1,10 @@
 //! Giving out frames to clients that may be slow.
 //!
-//! Every download is handed out in pieces of [`PIECE`] bytes. One at full speed has a place among [`crate::Options::outputs`] and is read ahead by
-//! some MiB. One without a place is read piece by piece, as its client takes them: it needs no memory while the client is slow, and waits for
-//! nobody. A download that could use a place takes it from one whose client does not take what was read.
+//! Every download is handed out in pieces of [`PIECE`] bytes. One at full speed has a place among
+//! [`crate::Options::outputs`] and is read ahead by some MiB. One without a place is read piece by
+//! piece, as its client takes them: it needs no memory while the client is slow, and waits for
+//! nobody. A download that could use a place takes it from one whose client does not take what was
+//! read.
 
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
@@ -31,8 +33,8 @@ struct Download {
 }
 
 impl Store {
-    /// [`Store::frames`] for a client that may be slow: in small pieces, and without memory while the client does not take them. Poll it only
-    /// when the piece before was sent.
+    /// [`Store::frames`] for a client that may be slow: in small pieces, and without memory while
+    /// the client does not take them. Poll it only when the piece before was sent.
     ///
     /// # Errors
     /// As [`Store::frames`].
@@ -103,7 +105,8 @@ impl Download {
     }
 }
 
-/// Ranges of an extent from `from` on, of about `bytes` bytes in all. No frame's header lies in two of them: each can be checked.
+/// Ranges of an extent from `from` on, of about `bytes` bytes in all. No frame's header lies in two
+/// of them: each can be checked.
 fn cut_into_pieces(extent: &Extent, from: u64, bytes: u64) -> Vec<Range<u64>> {
     let len = extent.len();
     let until = len.min(from + bytes);

@@ -1,8 +1,11 @@
-//! Reading an upload: in a place at full speed, and with next to no memory while its client is slow.
+//! Reading an upload: in a place at full speed, and with next to no memory while its client is
+//! slow.
 //!
-//! A place among [`crate::Options::ingests`] covers what an upload at full speed holds, about 20 MiB. An upload without a place reads up to [`WINDOW`]
-//! bytes, or to the end of the frame it is in, and only then takes one. It gives the place back when it mostly waits for its client and others want
-//! it. What it holds without a place beyond a window counts against [`crate::Options::slow_bytes`], which all slow uploads share.
+//! A place among [`crate::Options::ingests`] covers what an upload at full speed holds, about 20
+//! MiB. An upload without a place reads up to [`WINDOW`] bytes, or to the end of the frame it is
+//! in, and only then takes one. It gives the place back when it mostly waits for its client and
+//! others want it. What it holds without a place beyond a window counts against
+//! [`crate::Options::slow_bytes`], which all slow uploads share.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -17,7 +20,8 @@ use tokio::time::Instant;
 
 /// Bytes that any upload may hold without a place.
 const WINDOW: u64 = 64 << 10;
-/// Pieces smaller than this are joined: each may keep a whole read buffer alive, and a list of them costs more than their bytes.
+/// Pieces smaller than this are joined: each may keep a whole read buffer alive, and a list of them
+/// costs more than their bytes.
 const CRUMB: usize = 16 << 10;
 /// Time for which an upload in a place may wait for its client before others come first.
 const LINGER: Duration = Duration::from_millis(20);
@@ -30,9 +34,11 @@ const SLOW: f64 = (1 << 20) as f64;
 /// Seconds for which a client that sent faster than that may then be waited for: a stall of its
 /// network, or a busy processor, does not make it slow.
 const CREDIT: f64 = 0.25;
-/// Time for which a client may be waited for while others wait for the one place for large documents.
+/// Time for which a client may be waited for while others wait for the one place for large
+/// documents.
 const LARGE_LINGER: Duration = Duration::from_secs(2);
-/// Time after which a read that brought nothing returns, so that leases are renewed and others are noticed.
+/// Time after which a read that brought nothing returns, so that leases are renewed and others are
+/// noticed.
 const TICK: Duration = Duration::from_secs(1);
 
 const NO_PLACE: &str = "the registry is busy with other uploads";
@@ -140,7 +146,8 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
     /// Takes a place, which covers what the upload holds from now on.
     pub(crate) async fn enter(&mut self) -> Result<()> {
         if self.place.is_none() {
-            // An upload that gave its place back is waited for by a client that has sent much already.
+            // An upload that gave its place back is waited for by a client that has sent much
+            // already.
             let limit = self.store.options.queue * if self.entered { AGAIN } else { 1 };
             self.place = Some(self.store.ingests.take(limit, NO_PLACE).await?);
             self.entered = true;
@@ -152,7 +159,8 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         Ok(())
     }
 
-    /// Gives the place back if `held` bytes may be held without one; else the upload keeps it, and the answer is false.
+    /// Gives the place back if `held` bytes may be held without one; else the upload keeps it, and
+    /// the answer is false.
     pub(crate) fn leave(&mut self, held: u64) -> bool {
         if !self.reserve(held + self.crumbs.len() as u64) {
             return false;
@@ -185,13 +193,15 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         self.credit = ((self.credit - waited.as_secs_f64()).max(0.0) + bytes as f64 / SLOW).min(CREDIT);
     }
 
-    /// Whether others wait for the place and the upload mostly waits for its client, or has had its turn.
+    /// Whether others wait for the place and the upload mostly waits for its client, or has had its
+    /// turn.
     fn is_in_the_way(&self) -> bool {
         let held = self.since.elapsed();
         self.store.ingests.wanted() && ((self.waited >= LINGER && self.waited * 2 >= held) || held >= SLICE)
     }
 
-    /// Receives in a place. What to do instead, if others want the place first, or nothing comes for a while.
+    /// Receives in a place. What to do instead, if others want the place first, or nothing comes
+    /// for a while.
     async fn receive(&mut self, rest: Option<u64>) -> Option<Read> {
         let (begun, before, since) = (Instant::now(), self.waited, self.since);
         let places = &self.store.ingests;

@@ -1,4 +1,5 @@
-//! Whether the documents of a manifest say the same: looked at before a commit, so that no name ever points at a contradiction.
+//! Whether the documents of a manifest say the same: looked at before a commit, so that no name
+//! ever points at a contradiction.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -9,14 +10,15 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 impl Store {
-    /// The configuration of a snapshot whose parts agree on one boundary of one prefix; none for another manifest. Costs a read of
-    /// each checkpoint's document, not of its payloads.
+    /// The configuration of a snapshot whose parts agree on one boundary of one prefix; none for
+    /// another manifest. Costs a read of each checkpoint's document, not of its payloads.
     pub(crate) async fn coherent_config(&self, manifest: &Manifest) -> Result<Option<SnapshotConfig>> {
         if !manifest.is_snapshot() {
             return Ok(None);
         }
         let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
-        // Of each only the key is kept, and one that is listed again is not read again: documents are up to 64 MiB, and a manifest lists thousands.
+        // Of each only the key is kept, and one that is listed again is not read again: documents
+        // are up to 64 MiB, and a manifest lists thousands.
         let (mut checkpoints, mut keys) = (Vec::new(), HashMap::new());
         for layer in manifest.layers_of(media_type::CHECKPOINT) {
             checkpoints.push((checkpoint::rank(layer)?, layer.digest));

@@ -11,7 +11,8 @@ use pfr_schema::{Digest, Kind, api, media_type};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 impl Store {
-    /// What differs between two snapshots. Page lists are compared through their runs: only runs that differ are read.
+    /// What differs between two snapshots. Page lists are compared through their runs: only runs
+    /// that differ are read.
     ///
     /// # Errors
     /// [`crate::Error::BlobUnknown`], [`crate::Error::Corrupt`].
@@ -69,7 +70,8 @@ impl Store {
         Ok(rows.into_iter().flatten().flat_map(|row| row.children).collect())
     }
 
-    /// Blobs outside of page trees and their sizes: the other layers, and the tensors of checkpoints.
+    /// Blobs outside of page trees and their sizes: the other layers, and the tensors of
+    /// checkpoints.
     async fn other_blobs(&self, manifest: &Manifest) -> Result<HashMap<Digest, u64>> {
         let mut blobs = HashMap::new();
         for layer in manifest.layers.iter().filter(|l| l.media_type != media_type::TREE) {

@@ -1,8 +1,9 @@
 //! Is there a snapshot that given tokens can be resumed from? The two-key rule.
 //!
-//! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens equals the snapshot's; and the
-//! *state key*, the snapshot's checkpoints carry that same key. A snapshot is legal at its own boundary and nowhere else: recurrent
-//! state cannot be cut back, and what a shorter prefix would need is not in it.
+//! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens
+//! equals the snapshot's; and the *state key*, the snapshot's checkpoints carry that same key. A
+//! snapshot is legal at its own boundary and nowhere else: recurrent state cannot be cut back, and
+//! what a shorter prefix would need is not in it.
 //!
 //! The index of prefixes finds snapshots whose page key holds, the longest first. Snapshots that it
 //! finds nearby, and the newest, say why they do not fit.
@@ -66,8 +67,8 @@ struct Matching<'a> {
 }
 
 impl Store {
-    /// The deepest boundary of a repository's snapshots at which both keys hold, and the nearest that were refused. A boundary may be as
-    /// long as the request.
+    /// The deepest boundary of a repository's snapshots at which both keys hold, and the nearest
+    /// that were refused. A boundary may be as long as the request.
     ///
     /// # Errors
     /// [`Error::RepositoryUnknown`], [`Error::Corrupt`].
@@ -103,7 +104,8 @@ impl Store {
         Ok(matching.answer())
     }
 
-    /// Snapshots by what they say about their prefix, those of most tokens first; what says nothing is refused.
+    /// Snapshots by what they say about their prefix, those of most tokens first; what says nothing
+    /// is refused.
     async fn candidates(&self, digests: Vec<Digest>, rejected: &mut Vec<api::MatchRejected>) -> Result<Vec<Candidate>> {
         let mut loads =
             futures::stream::iter(digests).map(|digest| async move { (digest, self.candidate(&digest).await) }).buffered(NEWEST);

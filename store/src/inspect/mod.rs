@@ -85,7 +85,8 @@ impl Store {
         Ok(api::Lineage { snapshots: snapshots.into_iter().map(Into::into).collect(), truncated })
     }
 
-    /// The flat page manifests of a snapshot, one for each tree that has a flat form, with the tree's group name and rank.
+    /// The flat page manifests of a snapshot, one for each tree that has a flat form, with the
+    /// tree's group name and rank.
     ///
     /// # Errors
     /// [`crate::Error::SnapshotUnknown`], [`crate::Error::Corrupt`].

@@ -18,8 +18,8 @@ const LIST: u64 = 64 << 20;
 const LARGE: u64 = 4 << 20;
 
 impl Store {
-    /// The rows of a snapshot in the index of prefixes; none if it does not say which prefix it is of.
-    /// Reads and hashes its list of tokens: 10 ms for 380,000.
+    /// The rows of a snapshot in the index of prefixes; none if it does not say which prefix it is
+    /// of. Reads and hashes its list of tokens: 10 ms for 380,000.
     pub(crate) async fn prefix_marks(&self, manifest: &Manifest, config: &SnapshotConfig) -> Result<Vec<PrefixMark>> {
         let (Some(key), Some(fingerprint)) = (config.prefix.clone(), config.fingerprint) else { return Ok(Vec::new()) };
         if key.scheme != prefix::SCHEME {
@@ -53,8 +53,9 @@ impl Store {
     }
 
     /// Puts snapshots into the index of prefixes that are not in it yet: those that were committed
-    /// before there was one, and those that a rebuild brought back. Ends early when the budget is used
-    /// up. Returns how many snapshots it indexed; what cannot be read is tried again the next time.
+    /// before there was one, and those that a rebuild brought back. Ends early when the budget is
+    /// used up. Returns how many snapshots it indexed; what cannot be read is tried again the next
+    /// time.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`].

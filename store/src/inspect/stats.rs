@@ -26,8 +26,9 @@ struct Sums {
 }
 
 impl Store {
-    /// How much snapshots share: of one repository, or of the whole store. Exact, as of each moment at which some of the snapshots are
-    /// looked at. Reads the nodes that they reach, each once, and no rows of pages; memory is a set of row ids.
+    /// How much snapshots share: of one repository, or of the whole store. Exact, as of each moment
+    /// at which some of the snapshots are looked at. Reads the nodes that they reach, each once,
+    /// and no rows of pages; memory is a set of row ids.
     ///
     /// # Errors
     /// [`crate::Error::RepositoryUnknown`].

@@ -1,7 +1,8 @@
 //! Value hashes of checkpoint tensors, recomputed while their payloads pass by.
 //!
-//! A payload whose elements lie in order is hashed piece by piece in constant memory, whatever its size. Another has at most
-//! [`pfr_schema::checkpoint::GATHER_BYTES`], as the format has it, and is held whole; one such at a time in the store.
+//! A payload whose elements lie in order is hashed piece by piece in constant memory, whatever its
+//! size. Another has at most [`pfr_schema::checkpoint::GATHER_BYTES`], as the format has it, and is
+//! held whole; one such at a time in the store.
 
 use crate::error::{Error, Result};
 use bytes::Bytes;
@@ -16,12 +17,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Values may have this many times the bytes of their payloads…
 const TIMES: u64 = 16;
-/// …and this many bytes more. Honest tensors have 8 times at most: an `f64` that is stored in one byte.
+/// …and this many bytes more. Honest tensors have 8 times at most: an `f64` that is stored in one
+/// byte.
 const BESIDES: u64 = 64 << 20;
 /// Bytes hashed between two looks at whether the caller is still there.
 const STEP: usize = 1 << 20;
 
-/// Work on blocking threads for one caller. It ends soon after the caller has left, and keeps the caller's place until then.
+/// Work on blocking threads for one caller. It ends soon after the caller has left, and keeps the
+/// caller's place until then.
 #[derive(Clone, Default)]
 pub(super) struct Work(Arc<Shared>);
 

@@ -26,22 +26,24 @@ pub struct VerifyProgress {
 }
 
 impl Store {
-    /// Proves a manifest whole: reads and hashes every blob it reaches, follows the references in the bytes, not only in metadata, and
-    /// computes the value hash of every checkpoint tensor whose layout is not opaque.
+    /// Proves a manifest whole: reads and hashes every blob it reaches, follows the references in
+    /// the bytes, not only in metadata, and computes the value hash of every checkpoint tensor
+    /// whose layout is not opaque.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] naming the first blob that is not what its name says; [`Error::WrongValue`] naming the tensor whose value is not what its
-    /// checkpoint says. A blob that is damaged where it lies is quarantined, and one that is not after all no longer.
+    /// [`Error::Corrupt`] naming the first blob that is not what its name says;
+    /// [`Error::WrongValue`] naming the tensor whose value is not what its checkpoint says. A blob
+    /// that is damaged where it lies is quarantined, and one that is not after all no longer.
     ///
-    /// [`Error::Unprovable`] for checkpoints whose values have much more bytes than their payloads: they are not computed. A caller that leaves
-    /// stops the work within a MiB of hashing.
+    /// [`Error::Unprovable`] for checkpoints whose values have much more bytes than their payloads:
+    /// they are not computed. A caller that leaves stops the work within a MiB of hashing.
     #[boxed]
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         self.verify_in(manifest, None, progress).await
     }
 
-    /// The same in a place among the verifications that run at once. The place is free when the work has ended, which may be a moment after the
-    /// caller has left.
+    /// The same in a place among the verifications that run at once. The place is free when the
+    /// work has ended, which may be a moment after the caller has left.
     ///
     /// # Errors
     /// As [`Store::verify`].
@@ -55,7 +57,8 @@ impl Store {
         let caller = Caller(Work::new(place));
         let verified = self.prove(manifest, &caller.0, progress).await;
         if let Err(Error::Corrupt { digest, .. }) = &verified {
-            // Only what is seen to be bad a second time: a bad reference or a passing fault of the storage is no damage to the blob.
+            // Only what is seen to be bad a second time: a bad reference or a passing fault of the
+            // storage is no damage to the blob.
             match self.examine(digest).await {
                 Ok(Some(damage)) => tracing::error!(%digest, reason = damage.reason, "a stored blob is damaged"),
                 Ok(None) => {}

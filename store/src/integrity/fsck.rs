@@ -17,8 +17,9 @@ const PAGE: usize = 100;
 const NAMED: usize = 1000;
 
 impl Store {
-    /// Reads every container, compares what it lists with what its row says, then recomputes all counts from the rows; with `repair`, corrects the
-    /// counts. If a container's row is wrong, nothing is corrected: what it lists is never taken for nothing.
+    /// Reads every container, compares what it lists with what its row says, then recomputes all
+    /// counts from the rows; with `repair`, corrects the counts. If a container's row is wrong,
+    /// nothing is corrected: what it lists is never taken for nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
@@ -103,7 +104,8 @@ impl Fsck<'_> {
         read
     }
 
-    /// Says of each container that cannot be read which snapshots are lost with it until it is pushed again.
+    /// Says of each container that cannot be read which snapshots are lost with it until it is
+    /// pushed again.
     async fn name_unreadable(&mut self) -> Result<()> {
         // What was let go by looking again.
         self.store.reassess().await?;

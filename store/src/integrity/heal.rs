@@ -8,8 +8,9 @@ use futures::Stream;
 use pfr_schema::{Digest, RepositoryName};
 
 impl Store {
-    /// Takes in frames of damaged blobs of a repository (children before the containers that list them, with an end mark), verified as any upload;
-    /// returns how many blobs are well again. Call [`Self::reassess`] when all is taken in.
+    /// Takes in frames of damaged blobs of a repository (children before the containers that list
+    /// them, with an end mark), verified as any upload; returns how many blobs are well again. Call
+    /// [`Self::reassess`] when all is taken in.
     ///
     /// # Errors
     /// Those of [`Self::ingest`].

@@ -29,11 +29,13 @@ const BATCH: usize = 64;
 const BATCH_BYTES: u64 = 8 << 20;
 
 impl Store {
-    /// Builds metadata from what lies on storage: blobs from packs, containers from blobs, names from the journal. For a store whose database is lost;
-    /// nothing else may use it meanwhile. What no name reaches is garbage after a day.
+    /// Builds metadata from what lies on storage: blobs from packs, containers from blobs, names
+    /// from the journal. For a store whose database is lost; nothing else may use it meanwhile.
+    /// What no name reaches is garbage after a day.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the database is not empty; [`Error::Unavailable`], [`Error::Full`]: move the half-built database away and begin again.
+    /// [`Error::Invalid`] if the database is not empty; [`Error::Unavailable`], [`Error::Full`]:
+    /// move the half-built database away and begin again.
     #[boxed]
     pub async fn rebuild(&self, progress: &mut (dyn FnMut(&RebuildReport) + Send)) -> Result<RebuildReport> {
         if !self.metadata.is_empty().await? {
@@ -125,8 +127,9 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// Proves the copies of blobs that a newer pack had too: the newest is not the one that was relied on if it was dead space, which scrub leaves
-    /// alone. A bad copy gives way to that of the pack taken in next. Returns those that are well.
+    /// Proves the copies of blobs that a newer pack had too: the newest is not the one that was
+    /// relied on if it was dead space, which scrub leaves alone. A bad copy gives way to that of
+    /// the pack taken in next. Returns those that are well.
     async fn prove(&self, digests: Vec<Digest>) -> Result<HashSet<Digest>> {
         let mut well = HashSet::new();
         for known in self.store.metadata.find(digests).await?.into_iter().flatten() {
@@ -137,8 +140,9 @@ impl Rebuild<'_> {
         Ok(well)
     }
 
-    /// Whether the frame of a container is to be taken in. If all newer frames of it say that it is a plain blob, it goes before them, as only it tells
-    /// the next rebuild; but not before a good one if it is bad.
+    /// Whether the frame of a container is to be taken in. If all newer frames of it say that it is
+    /// a plain blob, it goes before them, as only it tells the next rebuild; but not before a good
+    /// one if it is bad.
     async fn takes_place(&self, key: &str, offset: u64, header: &Header, well: &HashSet<Digest>) -> Result<bool> {
         if !well.contains(&header.digest) {
             return Ok(true);
@@ -150,8 +154,8 @@ impl Rebuild<'_> {
         Ok(check_frame(self.store, key, expected).await?.is_none())
     }
 
-    /// Looks whether the frames of a pack begin as its index says. The index has a checksum of its own and says all that a header does, so what a frame
-    /// with a bad header is, is known.
+    /// Looks whether the frames of a pack begin as its index says. The index has a checksum of its
+    /// own and says all that a header does, so what a frame with a bad header is, is known.
     async fn look_at_headers(&mut self, key: &str, index: &Index) -> Result<()> {
         let mut rest = &index.entries[..];
         while let Some(first) = rest.first() {
@@ -177,7 +181,8 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// The frames of a pack without an index: as far as one leads to the next, and only those that prove to be good.
+    /// The frames of a pack without an index: as far as one leads to the next, and only those that
+    /// prove to be good.
     async fn salvage(&self, key: &str, len: u64) -> Result<Vec<Entry>> {
         let limits = &self.store.options.limits;
         let (mut entries, mut at): (Vec<Entry>, u64) = (Vec::new(), MAGIC.len() as u64);
@@ -218,7 +223,8 @@ impl Rebuild<'_> {
                 progress(&self.report);
                 rest = after;
             }
-            // Containers may list others of their own kind: as long as some come in, others may follow.
+            // Containers may list others of their own kind: as long as some come in, others may
+            // follow.
             if refused.is_empty() || refused.len() == pending.len() {
                 return Ok(());
             }
@@ -254,7 +260,8 @@ impl Rebuild<'_> {
         Ok(refused)
     }
 
-    /// Reads a container whose frame has a bad header by what the index says of it; `None` if its payload is bad as well.
+    /// Reads a container whose frame has a bad header by what the index says of it; `None` if its
+    /// payload is bad as well.
     async fn without_header(&self, digest: &Digest) -> Result<Option<Bytes>> {
         let Some(location) = self.store.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
         let Some(header) = self.beheaded.get(&(location.pack.clone(), location.offset)) else { return Ok(None) };
@@ -270,7 +277,8 @@ impl Rebuild<'_> {
         Ok(decoded.map_err(|e| Error::Internal(e.to_string()))?.ok())
     }
 
-    /// Puts into quarantine what lies in frames with a bad header, as it would be in service: names stay, and a push heals it.
+    /// Puts into quarantine what lies in frames with a bad header, as it would be in service: names
+    /// stay, and a push heals it.
     async fn quarantine(&mut self) -> Result<()> {
         let damage = std::mem::take(&mut self.beheaded).into_iter().map(|((pack, offset), header)| Damage {
             digest: header.digest,

@@ -31,12 +31,14 @@ pub struct ScrubOptions {
 }
 
 impl Store {
-    /// Reads every live pack from its first byte to its last and compares each with its checksums. Blobs that are bad are quarantined and named with
-    /// the snapshots that reach them; a pack with a bad byte elsewhere is left for a new one. `progress` hears of every pack.
+    /// Reads every live pack from its first byte to its last and compares each with its checksums.
+    /// Blobs that are bad are quarantined and named with the snapshots that reach them; a pack with
+    /// a bad byte elsewhere is left for a new one. `progress` hears of every pack.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if storage or metadata cannot be reached, also if the storage turns out not to be the store's own: then nothing that is
-    /// missing on it is quarantined. What is bad is in the report, not an error.
+    /// [`Error::Unavailable`] if storage or metadata cannot be reached, also if the storage turns
+    /// out not to be the store's own: then nothing that is missing on it is quarantined. What is
+    /// bad is in the report, not an error.
     #[boxed]
     pub async fn scrub(&self, options: &ScrubOptions, progress: &mut (dyn FnMut(&ScrubReport) + Send)) -> Result<ScrubReport> {
         let report = ScrubReport { full: options.full, ..ScrubReport::default() };
@@ -163,7 +165,8 @@ impl Scrub<'_> {
             }
             IndexFound::Good(index) => Ok(index),
         };
-        // A frame whose header is bad does not say where the next one begins: the index does, or else the rows.
+        // A frame whose header is bad does not say where the next one begins: the index does, or
+        // else the rows.
         let (expected, end) = match &index {
             Ok(index) => (index.entries.iter().map(Expected::from).collect(), index.frames_end),
             Err(len) => (contents.iter().map(Expected::from).collect::<Vec<_>>(), *len),
@@ -242,7 +245,8 @@ fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
     Findings { damage: contents.iter().map(damage).collect(), unsound, missing: true, ..Findings::default() }
 }
 
-/// Containers whose frames do not say that they are: a rebuild would not know them. Their copies will.
+/// Containers whose frames do not say that they are: a rebuild would not know them. Their copies
+/// will.
 fn misnamed(contents: &[Packed], index: &Index) -> Option<String> {
     let entries: HashMap<u64, Kind> = index.entries.iter().map(|entry| (entry.offset, entry.header.kind)).collect();
     let other = |packed: &&Packed| entries.get(&packed.offset).is_some_and(|kind| *kind != packed.kind);

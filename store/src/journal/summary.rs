@@ -1,11 +1,13 @@
 //! Keeping the journal short: summaries, and the deletion of what they make superfluous.
 //!
-//! A summary at number L is a walk over all names that began at L. Names may change during the walk: a page may have changes after L
-//! or not. They are all in the journal before the last part of the summary is, so replaying what came after L over it comes to what it should.
-//! Until that last part is durable the summary before counts; rows of all parts are then written together. What a killed process leaves of one
-//! is known by its name.
+//! A summary at number L is a walk over all names that began at L. Names may change during the
+//! walk: a page may have changes after L or not. They are all in the journal before the last part
+//! of the summary is, so replaying what came after L over it comes to what it should. Until that
+//! last part is durable the summary before counts; rows of all parts are then written together.
+//! What a killed process leaves of one is known by its name.
 //!
-//! What the newest summary does not need may go, and nothing else, so any number of processes may do all of it at once.
+//! What the newest summary does not need may go, and nothing else, so any number of processes may
+//! do all of it at once.
 
 use super::{Store, row_of};
 use crate::boxed;
@@ -29,15 +31,16 @@ const BATCH: usize = 1000;
 const AT_ONCE: usize = 16;
 
 impl Store {
-    /// Writes a summary if there are so many objects that it pays; returns whether it did. What it makes superfluous is for
-    /// [`Self::trim_journal`] to delete.
+    /// Writes a summary if there are so many objects that it pays; returns whether it did. What it
+    /// makes superfluous is for [`Self::trim_journal`] to delete.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: the summary before still counts.
     #[boxed]
     pub async fn summarize_journal(&self) -> Result<bool> {
         let state = self.metadata.journal_state(FEW + 1).await?;
-        // A summary costs as much as there are names: it is paid for by the changes since the last one.
+        // A summary costs as much as there are names: it is paid for by the changes since the last
+        // one.
         let changes = state.last.saturating_sub(state.summary);
         if state.objects <= FEW as u64 || changes <= state.names / 4 {
             return Ok(false);
@@ -66,11 +69,12 @@ impl Store {
         self.metadata.journaled(parts.rows).await
     }
 
-    /// Deletes at most `limit` objects that the newest summary makes superfluous, and, when there are no more, those that no row names;
-    /// returns how many.
+    /// Deletes at most `limit` objects that the newest summary makes superfluous, and, when there
+    /// are no more, those that no row names; returns how many.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]: what was not deleted yet is the next one's to delete.
+    /// [`Error::Unavailable`], [`Error::Full`]: what was not deleted yet is the next one's to
+    /// delete.
     #[boxed]
     pub async fn trim_journal(&self, limit: usize) -> Result<u64> {
         let mut deleted = 0;
@@ -108,7 +112,8 @@ impl Store {
         failed
     }
 
-    /// Deletes superfluous objects that no row names: who was killed between object and row left them.
+    /// Deletes superfluous objects that no row names: who was killed between object and row left
+    /// them.
     async fn sweep_journal(&self) -> Result<usize> {
         let keys = self.journal_keys().await?;
         let rows = self.metadata.journal().await?;

@@ -1,7 +1,8 @@
-//! What indexing a pack does to the tables, computed without them: every implementation loads what is known, asks for a [`Plan`] and writes it.
+//! What indexing a pack does to the tables, computed without them: every implementation loads what
+//! is known, asks for a [`Plan`] and writes it.
 //!
-//! This is where a container comes to hold its children. Children that arrive in the same pack as their container are
-//! inserted already counted: no second write.
+//! This is where a container comes to hold its children. Children that arrive in the same pack as
+//! their container are inserted already counted: no second write.
 
 pub(crate) use super::plan::{Contains, Insert, Known, Plan, Relocate};
 use super::{Health, NewContainer, NewFrame, ObjectId, PackId};
@@ -43,7 +44,8 @@ impl Object {
     }
 }
 
-/// Every digest that frames and their containers name, each once: what to load before [`Plan::new`].
+/// Every digest that frames and their containers name, each once: what to load before
+/// [`Plan::new`].
 pub(crate) fn digests<'a>(frames: &'a [NewFrame]) -> Vec<Digest> {
     let children = |f: &'a NewFrame| f.container.iter().flat_map(|c| c.children.iter().map(|child| child.digest));
     let all: HashSet<Digest> = frames.iter().flat_map(|f| children(f).chain([f.header.digest])).collect();
@@ -51,10 +53,12 @@ pub(crate) fn digests<'a>(frames: &'a [NewFrame]) -> Vec<Digest> {
 }
 
 impl Plan {
-    /// What storing `frames` (children before the containers that list them) means, given what is stored. New objects get ids from `first_id` on.
+    /// What storing `frames` (children before the containers that list them) means, given what is
+    /// stored. New objects get ids from `first_id` on.
     ///
     /// # Errors
-    /// [`Error::Missing`] or [`Error::WrongShape`] if a container's children are not all stored as it says.
+    /// [`Error::Missing`] or [`Error::WrongShape`] if a container's children are not all stored as
+    /// it says.
     pub(crate) fn new(frames: &[NewFrame], known: HashMap<Digest, Known>, pack: PackId, first_id: ObjectId) -> Result<Self> {
         let mut planner = Planner::new(known);
         for frame in frames {
@@ -63,7 +67,8 @@ impl Plan {
             if let Some(container) = &frame.container {
                 planner.accept(frame.header.digest, frame.header.kind, container, Some(place))?;
             } else if frame.header.kind.is_container() {
-                // A rebuild finds out by the frames alone what is a container: one that says so goes before one that does not.
+                // A rebuild finds out by the frames alone what is a container: one that says so
+                // goes before one that does not.
                 planner.place(&frame.header.digest, place);
             }
         }
@@ -101,7 +106,8 @@ impl Planner {
             Entry::Vacant(entry) => {
                 let position = self.plan.insert.len();
                 let id = first_id + position as ObjectId;
-                // It starts as a plain blob; only the acceptance of its references makes it a container.
+                // It starts as a plain blob; only the acceptance of its references makes it a
+                // container.
                 self.plan.insert.push(Insert { header, offset: frame.offset, kind: Kind::Blob, refs: 0 });
                 self.plan.live_bytes += header.frame_len();
                 let known = Known {
@@ -154,8 +160,9 @@ impl Planner {
         plan.live_bytes += header.frame_len();
     }
 
-    /// Makes a stored blob a container: its children must be there as it says, and are held from now on. From then on it lies in the frame that says
-    /// that it is one, if this pack has it: a rebuild knows containers by their frames.
+    /// Makes a stored blob a container: its children must be there as it says, and are held from
+    /// now on. From then on it lies in the frame that says that it is one, if this pack has it: a
+    /// rebuild knows containers by their frames.
     fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer, place: Option<Place>) -> Result<()> {
         let held = match self.objects.get(&digest).map(|o| &o.known) {
             Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),
@@ -179,7 +186,8 @@ impl Planner {
         }
         let Some(object) = self.objects.get_mut(&digest) else { return Ok(()) };
         if object.known.health != Health::Whole {
-            // Also a blob that was damaged, and of which a rebuild could not tell that it is a container.
+            // Also a blob that was damaged, and of which a rebuild could not tell that it is a
+            // container.
             self.plan.recover.push(object.known.id);
             self.plan.healed = true;
         }
@@ -246,7 +254,8 @@ impl Planner {
     }
 }
 
-/// A child must have the length and shape that its container gives it: so a page's length is checked once, when its run is stored.
+/// A child must have the length and shape that its container gives it: so a page's length is
+/// checked once, when its run is stored.
 fn check_shape(container: Digest, child: &Child, known: &Known) -> Result<()> {
     if let Some(size) = child.size
         && size != known.size

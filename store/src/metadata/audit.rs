@@ -57,7 +57,8 @@ struct Row {
 struct Auditor {
     audit: Audit,
     rows: HashMap<ObjectId, Row>,
-    /// Children of some container are not known: references cannot be counted, so none is corrected.
+    /// Children of some container are not known: references cannot be counted, so none is
+    /// corrected.
     unknown: bool,
     /// Differences that no correction makes good.
     hopeless: bool,
@@ -213,7 +214,8 @@ impl Auditor {
         for id in ids {
             let (expected, row) = (reach.get(&id).copied().unwrap_or(0), &self.rows[&id]);
             let (at_least, found) = (row.children_bytes, row.logical_bytes);
-            // What it lists as blobs may have become containers since, whose own are not counted then.
+            // What it lists as blobs may have become containers since, whose own are not counted
+            // then.
             if !(at_least..=expected).contains(&found) {
                 self.differs(format!("container {id}"), format!("reaches {expected} bytes"), format!("{found} bytes"));
                 self.logical_bytes.push((id, expected));

@@ -87,8 +87,8 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     Ok(done)
 }
 
-/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`]. Without `marks` it is not in
-/// the index of prefixes yet.
+/// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`]. Without `marks` it is not
+/// in the index of prefixes yet.
 pub(super) async fn insert_snapshot<T: Tx>(
     tx: &mut T,
     repository: i64,

@@ -173,7 +173,8 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
     let ids = tx.new_objects(plan.insert.len()).await?;
     let mut rows: Vec<(&accept::Insert, ObjectId)> = plan.insert.iter().zip(ids.iter().copied()).collect();
     if T::CONCURRENT {
-        // In order of digests, so that two who bring the same do not wait for each other in a circle.
+        // In order of digests, so that two who bring the same do not wait for each other in a
+        // circle.
         rows.sort_by_cached_key(|(row, _)| row.header.digest.to_key());
     }
     let insert = r#"INSERT INTO objects (id, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec, lessee)

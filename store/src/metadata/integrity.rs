@@ -47,7 +47,8 @@ async fn containers<T: Tx>(tx: &mut T, kind: Kind, among: Among, after: ObjectId
 
 /// Carries marks up to every container that reaches a marked object.
 async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()> {
-    // Children come before what may list them, so one look at each kind is enough unless it lists its own.
+    // Children come before what may list them, so one look at each kind is enough unless it lists
+    // its own.
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_container()) {
         loop {
             let (mut found, mut after): (Vec<(ObjectId, BTreeSet<usize>)>, ObjectId) = (Vec::new(), 0);
@@ -74,8 +75,8 @@ async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()
     Ok(())
 }
 
-/// One transaction at a time decides about health: marks that another has not committed yet would be
-/// overlooked.
+/// One transaction at a time decides about health: marks that another has not committed yet would
+/// be overlooked.
 async fn alone<T: Tx>(tx: &mut T) -> Outcome<()> {
     const ALONE: Sql = Sql::only_postgres("SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('health ' || current_schema()::text, 0))");
     tx.query::<i64>(ALONE, &[]).await?;
@@ -104,8 +105,8 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
     if marks.is_empty() {
         return Ok(quarantined);
     }
-    // Until nothing new is found: a transaction that was storing a container above one that is marked
-    // now was waited for.
+    // Until nothing new is found: a transaction that was storing a container above one that is
+    // marked now was waited for.
     loop {
         let before = marks.len();
         climb(tx, &mut marks, Among::All).await?;
@@ -173,8 +174,8 @@ pub(super) async fn lift_quarantine<T: Tx>(tx: &mut T, good: &[(Digest, String)]
     Ok(lifted.len() as u64)
 }
 
-/// Notes that something became well, for the next reassessment. A row each time: no transaction waits
-/// for another.
+/// Notes that something became well, for the next reassessment. A row each time: no transaction
+/// waits for another.
 pub(super) async fn note_healed<T: Tx>(tx: &mut T) -> Outcome<()> {
     tx.execute("INSERT INTO healed DEFAULT VALUES", &[]).await.map(|_| ())
 }

@@ -9,9 +9,9 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::HashMap;
 
-/// PostgreSQL hands numbers out before they become visible. After this wait until nobody is writing a
-/// change, every number below the highest that is seen is seen too. To be called before anything else
-/// in a transaction that sees one state.
+/// PostgreSQL hands numbers out before they become visible. After this wait until nobody is writing
+/// a change, every number below the highest that is seen is seen too. To be called before anything
+/// else in a transaction that sees one state.
 async fn settle<T: Tx>(tx: &mut T) -> Outcome<()> {
     tx.execute(Sql::only_postgres("LOCK TABLE changes IN SHARE MODE"), &[]).await?;
     Ok(())

@@ -1,8 +1,9 @@
 //! Leases: which sessions keep an object, and until when.
 //!
-//! `objects.lessee` names the sessions (0: none; N: session N alone; -N: several, none newer than N)
-//! and the row of a session says whether it lives. So the end of a session ends its leases without a
-//! write to any object. `objects.keep_until` is a lease of its own that belongs to no session.
+//! `objects.lessee` names the sessions (0: none; N: session N alone; -N: several, none newer than
+//! N) and the row of a session says whether it lives. So the end of a session ends its leases
+//! without a write to any object. `objects.keep_until` is a lease of its own that belongs to no
+//! session.
 //!
 //! Whether a session lives is asked in a statement after the one that locked the objects: only then
 //! is every session visible that leased one of them. Sessions become visible in the order of their
@@ -13,8 +14,8 @@ use super::tx::{Outcome, Tx};
 use super::{Lease, ObjectId};
 use std::collections::{HashMap, HashSet};
 
-/// Whether a live session leases the object of the row `o`. `$now` is the parameter with the time. One
-/// range of numbers: of a condition with an OR, PostgreSQL makes a walk over all sessions.
+/// Whether a live session leases the object of the row `o`. `$now` is the parameter with the time.
+/// One range of numbers: of a condition with an OR, PostgreSQL makes a walk over all sessions.
 macro_rules! leased_by_a_session {
     ($now:literal) => {
         concat!(
@@ -73,7 +74,8 @@ impl Leases {
         Ok(Self { now, sessions: rows.into_iter().map(|(lessee, number, expires)| (lessee, (number, expires))).collect() })
     }
 
-    /// Of several sessions the oldest that lives is named: the object is looked at again when it ends.
+    /// Of several sessions the oldest that lives is named: the object is looked at again when it
+    /// ends.
     pub(super) fn of(&self, keep_until: u64, lessee: i64) -> Option<Lease> {
         match self.sessions.get(&lessee) {
             Some((number, expires)) => Some(Lease { until: *expires, session: Some(*number) }),

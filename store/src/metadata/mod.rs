@@ -142,8 +142,8 @@ macro_rules! metadata_transactions {
                 = WRITE |tx| names::delete_tag(tx, repository, tag, *expected);
             /// One snapshot.
             snapshot(repository: RepositoryName, digest: Digest) -> SnapshotRow = SNAPSHOT |tx| lists::snapshot(tx, repository, digest);
-            /// Goes from a snapshot to its first parent, `back` times or as far as the repository has
-            /// them.
+            /// Goes from a snapshot to its first parent, `back` times or as far as the repository
+            /// has them.
             ancestor(repository: RepositoryName, from: Digest, back: u64) -> Ancestor
                 = SNAPSHOT |tx| lineage::ancestor(tx, repository, from, *back);
             /// The same from the snapshot that a tag points at.
@@ -157,7 +157,8 @@ macro_rules! metadata_transactions {
             /// does, and some that share most of it.
             find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> PrefixHits
                 = SNAPSHOT |tx| prefixes::find(tx, repository, path, *below);
-            /// Snapshots that are not in the index of prefixes yet, by the row ids of their manifests.
+            /// Snapshots that are not in the index of prefixes yet, by the row ids of their
+            /// manifests.
             unprefixed(after: i64, limit: usize) -> Vec<(i64, Digest)> = READ |tx| prefixes::unprefixed(tx, *after, *limit);
             /// Puts snapshots into the index of prefixes; returns how many were not in it.
             index_prefixes(marks: Vec<(i64, Vec<PrefixMark>)>) -> u64 = GROW |tx| prefixes::index(tx, marks);
@@ -173,8 +174,8 @@ macro_rules! metadata_transactions {
             /// Repositories by name.
             repositories(after: Option<String>, limit: usize) -> Page<RepositoryInfo>
                 = READ |tx| lists::repositories(tx, after.as_deref(), *limit);
-            /// What the snapshots of a repository cost that follow the manifest `after`, some of them;
-            /// `reached` is what counts as reached before.
+            /// What the snapshots of a repository cost that follow the manifest `after`, some of
+            /// them; `reached` is what counts as reached before.
             costs(repository: RepositoryName, after: i64, reached: Arc<ObjectSet>) -> CostsPage
                 = SNAPSHOT |tx| stats::costs(tx, repository, *after, reached);
             /// Bytes of all packs that are not deleted yet.
@@ -201,12 +202,12 @@ macro_rules! metadata_transactions {
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose
             /// frames are live, emptiest first.
             claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow> = WRITE |tx| packs::claim_sparse(tx, *limit, *claim);
-            /// Small packs that may be merged, smallest first: live, unclaimed, at least half alive, and
-            /// without damage.
+            /// Small packs that may be merged, smallest first: live, unclaimed, at least half
+            /// alive, and without damage.
             small_packs(full: FullPack, limit: usize) -> Vec<PackRow> = READ |tx| small::list(tx, *full, *limit);
-            /// Claims for the caller, for the time of `claim`, small packs that are worth merging, of
-            /// those with an id below `below`; none if no tier is due. Refused while the database's disk
-            /// is nearly full: merging needs space and frees little.
+            /// Claims for the caller, for the time of `claim`, small packs that are worth merging,
+            /// of those with an id below `below`; none if no tier is due. Refused while the
+            /// database's disk is nearly full: merging needs space and frees little.
             claim_small_packs(full: FullPack, below: Option<PackId>, claim: Duration) -> Vec<PackRow>
                 = GROW |tx| small::claim(tx, *full, *below, *claim);
             /// Objects that lie in a pack, in order of offset, damaged ones too.
@@ -302,8 +303,8 @@ macro_rules! metadata_transactions {
             /// there. No new changes are noted.
             restore_names(records: Vec<Record>, last: u64) -> Vec<Record> = WRITE |tx| restore::restore_names(tx, records, *last);
 
-            /// A domain other than the default one. The catalogue is in the default domain's tables;
-            /// those of other domains have it too, and it stays empty there.
+            /// A domain other than the default one. The catalogue is in the default domain's
+            /// tables; those of other domains have it too, and it stays empty there.
             domain(name: DomainName) -> Option<DomainRow> = READ |tx| domains::domain(tx, name);
             /// Domains by name, without the default one.
             domains(after: Option<String>, limit: usize) -> Page<DomainRow>
@@ -318,14 +319,14 @@ macro_rules! metadata_transactions {
             /// # Errors
             /// [`crate::Error::DomainUnknown`].
             delete_domain(name: DomainName) -> DomainRow = WRITE |tx| domains::delete_domain(tx, name);
-            /// Domains that are being deleted, and what is next for each. `grace` passes between the
-            /// first and the last time that they are emptied, and again before the row goes.
+            /// Domains that are being deleted, and what is next for each. `grace` passes between
+            /// the first and the last time that they are emptied, and again before the row goes.
             deleted_domains(grace: Duration) -> Vec<(DomainName, DomainStep)> = READ |tx| domains::deleted_domains(tx, *grace);
             /// Whether a domain is being deleted and was not emptied for the last time. To be asked
             /// before each deletion: a new domain may have the place of one that is gone.
             may_empty_domain(name: DomainName) -> bool = READ |tx| domains::may_empty_domain(tx, name);
-            /// Notes that tables and bytes of a domain that is being deleted are gone, for the first
-            /// or the last time. Later times are not noted.
+            /// Notes that tables and bytes of a domain that is being deleted are gone, for the
+            /// first or the last time. Later times are not noted.
             domain_emptied(name: DomainName, is_last: bool) -> () = WRITE |tx| domains::domain_emptied(tx, name, *is_last);
             /// Deletes the row of a domain that was emptied for the last time.
             forget_domain(name: DomainName) -> () = WRITE |tx| domains::forget_domain(tx, name);
@@ -340,8 +341,8 @@ macro_rules! declare {
         pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
             $($(#[$attribute])* async fn $name(&self, $($argument: $type),*) -> Result<$result>;)+
 
-            /// Sees to it that there is space for work that frees space, where the metadata lie on a
-            /// disk that may be full. It is there until what is returned is dropped. Transactions
+            /// Sees to it that there is space for work that frees space, where the metadata lie on
+            /// a disk that may be full. It is there until what is returned is dropped. Transactions
             /// that store something new are refused while such a disk is nearly full.
             async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {
                 Ok(MadeRoom::default())
@@ -352,7 +353,8 @@ macro_rules! declare {
                 Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
             }
 
-            /// Rows inserted, updated or deleted since the process started: what a transaction costs.
+            /// Rows inserted, updated or deleted since the process started: what a transaction
+            /// costs.
             fn rows_written(&self) -> u64;
         }
 

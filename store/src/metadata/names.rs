@@ -1,8 +1,8 @@
 //! Changes of tags, and of any name once.
 //!
 //! Locks are taken in this order: the session that a change of names makes for itself, objects by
-//! id, the row of the manifest, tags by name, the push session, the table of changes. The transaction
-//! that holds the object of a manifest decides about everything that names it.
+//! id, the row of the manifest, tags by name, the push session, the table of changes. The
+//! transaction that holds the object of a manifest decides about everything that names it.
 
 use super::objects::{add_refs, lock, release};
 use super::sessions::{find_session, millis};
@@ -30,8 +30,8 @@ pub(super) async fn change_names<B: Backend>(
     backend.run(mode, job, |tx, (repository, change, once, lease)| Box::pin(change_once(tx, repository, change, once, *lease))).await
 }
 
-/// The session of the change comes first: a repetition waits there, holding nothing, until the first
-/// has ended.
+/// The session of the change comes first: a repetition waits there, holding nothing, until the
+/// first has ended.
 async fn change_once<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<()> {
     if let Some(session) = find_session(tx, &once.session).await? {
         return Ok(session.was_ended_by(repository, once).map(drop)?);

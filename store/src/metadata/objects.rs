@@ -18,7 +18,8 @@ struct Look {
     to_lease: Vec<(usize, ObjectId)>,
 }
 
-/// Positions of what is missing; the rest is leased to the session, with a write where it is not yet.
+/// Positions of what is missing; the rest is leased to the session, with a write where it is not
+/// yet.
 pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
     let look = backend.run(Mode::READ, (push.clone(), wanted), |tx, (push, wanted)| Box::pin(look(tx, push, wanted))).await?;
     let Look { session, mut missing, to_lease } = look;

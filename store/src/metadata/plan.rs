@@ -32,7 +32,8 @@ pub(crate) struct Insert {
     pub refs: u64,
 }
 
-/// A stored object to point to its frame in this pack: it was damaged, or its frame did not say that it is a container.
+/// A stored object to point to its frame in this pack: it was damaged, or its frame did not say
+/// that it is a container.
 #[derive(Debug)]
 pub(crate) struct Relocate {
     pub id: ObjectId,

@@ -1,4 +1,5 @@
-//! The index of prefixes: its rows, and the search for the deepest snapshot on the way of a request.
+//! The index of prefixes: its rows, and the search for the deepest snapshot on the way of a
+//! request.
 
 use super::arguments::at_most;
 use super::names::visible;
@@ -83,10 +84,10 @@ enum Look {
 }
 
 impl<T: Tx> Search<'_, T> {
-    /// The deepest of the snapshots whose tokens are known. Deeper positions are looked at first, so
-    /// the first that is found is the deepest. Looks in vain are at positions that snapshots pass
-    /// which then leave the way: as many as there are such positions, in the worst case one for each
-    /// block.
+    /// The deepest of the snapshots whose tokens are known. Deeper positions are looked at first,
+    /// so the first that is found is the deepest. Looks in vain are at positions that snapshots
+    /// pass which then leave the way: as many as there are such positions, in the worst case one
+    /// for each block.
     async fn listed(&mut self) -> Outcome<Vec<PrefixHit>> {
         let blocks = self.most / BLOCK;
         let mut looks = vec![Look::Ends(0), Look::Beyond(0, levels(blocks))];
@@ -116,8 +117,8 @@ impl<T: Tx> Search<'_, T> {
         Ok(Vec::new())
     }
 
-    /// Of these positions, with their levels, those at which there are rows, ascending; and whether a
-    /// snapshot ends there.
+    /// Of these positions, with their levels, those at which there are rows, ascending; and whether
+    /// a snapshot ends there.
     async fn existing(&mut self, positions: Vec<(u64, u32)>) -> Outcome<Vec<(u64, u32, bool)>> {
         const FIND: Sql = Sql::of_each(
             "SELECT u.key, p.tokens FROM unnest($1::bigint[]) AS u(key) JOIN LATERAL
@@ -172,7 +173,8 @@ impl<T: Tx> Search<'_, T> {
         }
     }
 
-    /// Notes snapshots that have a row at a position: they share the way up to there with the request.
+    /// Notes snapshots that have a row at a position: they share the way up to there with the
+    /// request.
     async fn note_near(&mut self, at: u64) -> Outcome<()> {
         if self.near.len() >= NEAR {
             return Ok(());

@@ -133,8 +133,8 @@ pub(super) async fn end_all<T: Tx>(tx: &mut T) -> Outcome<u64> {
     Ok(sessions.len() as u64)
 }
 
-/// Forgets sessions that expired. A transaction of its own: a push that ends renews its session while
-/// it holds objects, so a transaction that holds a session must not wait for objects.
+/// Forgets sessions that expired. A transaction of its own: a push that ends renews its session
+/// while it holds objects, so a transaction that holds a session must not wait for objects.
 pub(super) async fn forget_expired<T: Tx>(tx: &mut T) -> Outcome<u64> {
     let now = tx.now().await?;
     let expired =

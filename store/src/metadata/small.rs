@@ -1,9 +1,9 @@
 //! Small packs, and which of them are merged.
 //!
-//! A pack is small until it has half of what fills one. Small packs are in tiers by weight, each tier
-//! [`FACTOR`] times as heavy as the next. A tier is due when it has [`FACTOR`] packs: then it is merged
-//! with all lighter ones into one pack, which is heavy enough for a tier above. So a byte is copied at
-//! most once for each tier, and at most [`FACTOR`] − 1 packs are left in each.
+//! A pack is small until it has half of what fills one. Small packs are in tiers by weight, each
+//! tier [`FACTOR`] times as heavy as the next. A tier is due when it has [`FACTOR`] packs: then it
+//! is merged with all lighter ones into one pack, which is heavy enough for a tier above. So a byte
+//! is copied at most once for each tier, and at most [`FACTOR`] − 1 packs are left in each.
 
 use super::packs::{RawPack, columns, pack_row};
 use super::sessions::millis;
@@ -18,8 +18,8 @@ use std::time::Duration;
 const FACTOR: u64 = 8;
 /// Tiers of small packs: the lightest has all below 1/1,024 of a full pack.
 const TIERS: u32 = 4;
-/// When two small packs are older than this, all are merged whatever their tiers: a store at rest has
-/// one.
+/// When two small packs are older than this, all are merged whatever their tiers: a store at rest
+/// has one.
 const REST_MS: u64 = 24 * 3600 * 1000;
 /// Packs that are merged at a time, at most.
 const MOST: usize = 4096;
@@ -68,7 +68,8 @@ pub(crate) fn take(packs: &mut Vec<PackRow>, full: FullPack, now: u64) -> Vec<Pa
     let mut taken: Vec<PackRow> = packs.drain(..packs.len().min(MOST)).collect();
     taken.sort_by_key(|pack| (full.weight(pack), pack.id));
     let mut count = full.due(taken.iter().map(|pack| full.weight(pack)));
-    // Two of them: if one cannot be read, a copy of the other is new, and is not copied again at once.
+    // Two of them: if one cannot be read, a copy of the other is new, and is not copied again at
+    // once.
     let at_rest = taken.iter().filter(|pack| pack.keep_until.saturating_add(REST_MS) <= now).count();
     if count == 0 && at_rest > 1 {
         count = taken.len();

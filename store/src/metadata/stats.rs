@@ -1,10 +1,10 @@
 //! What snapshots cost: which bytes each is the first to reach, and which only it holds.
 //!
 //! A transaction takes some snapshots, the oldest first, and the set of what was reached before. It
-//! reads nodes, and no rows of pages: a page has the length that its page chunk says. What deleting a
-//! snapshot frees is among what it is the first to reach, for nothing else reaches that. So references
-//! are asked about for those alone, by ranges of row ids: of the pages of a chunk that would go, the
-//! database returns those that something else lists as well.
+//! reads nodes, and no rows of pages: a page has the length that its page chunk says. What deleting
+//! a snapshot frees is among what it is the first to reach, for nothing else reaches that. So
+//! references are asked about for those alone, by ranges of row ids: of the pages of a chunk that
+//! would go, the database returns those that something else lists as well.
 
 mod loaded;
 
@@ -23,8 +23,8 @@ const SNAPSHOTS: u64 = 64;
 /// First and last of row ids that follow each other.
 type Range = (ObjectId, ObjectId);
 
-/// The costs of the snapshots of a repository whose row ids are larger than `after`: some of them, the
-/// oldest first. `reached` is what counts as reached before.
+/// The costs of the snapshots of a repository whose row ids are larger than `after`: some of them,
+/// the oldest first. `reached` is what counts as reached before.
 pub(super) async fn costs<T: Tx>(tx: &mut T, repository: &RepositoryName, after: i64, reached: &ObjectSet) -> Outcome<CostsPage> {
     let id = visible(tx, repository).await?;
     let find = "SELECT id FROM manifests WHERE repository = $1 AND id > $2 ORDER BY id LIMIT $3";
@@ -117,7 +117,8 @@ impl Walk {
         freed
     }
 
-    /// Bytes that go with a snapshot; `shared` has the references of pages of which there are several.
+    /// Bytes that go with a snapshot; `shared` has the references of pages of which there are
+    /// several.
     fn exclusive(&self, walked: &Walked, shared: &HashMap<ObjectId, u64>) -> u64 {
         let freed = || walked.freed.iter().filter_map(|id| self.group.nodes.get(id));
         let mut bytes: u64 = freed().map(|node| node.size).sum();

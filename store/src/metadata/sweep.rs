@@ -67,7 +67,8 @@ async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) ->
         let again = |(lessee, until): (i64, u64)| leases.of(until, lessee).unwrap_or(Lease { until: now, session: None });
         let again: BTreeSet<Lease> = rest.into_iter().map(again).collect();
         for lease in again {
-            // One entry for each session: else every end of a session would double those of the others.
+            // One entry for each session: else every end of a session would double those of the
+            // others.
             let insert = "INSERT INTO suspects (due, pack, session) SELECT $1::bigint, $2::bigint, $3::bigint
                 WHERE NOT EXISTS (SELECT 1 FROM suspects WHERE session = $3::bigint AND pack = $2::bigint AND id <> $4::bigint)";
             tx.execute(insert, values![lease.until, pack, lease.session, entry]).await?;

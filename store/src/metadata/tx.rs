@@ -117,7 +117,8 @@ pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
 /// statement works on many rows: PostgreSQL gets each column as an array and runs it once, SQLite
 /// runs the prepared statement for each row. No row, no statement.
 pub(crate) trait Tx: Send {
-    /// Whether other transactions write at the same time. If not, locks and orders of locks are moot.
+    /// Whether other transactions write at the same time. If not, locks and orders of locks are
+    /// moot.
     const CONCURRENT: bool;
     /// Objects that collection deletes in one transaction, about.
     const SWEEP: usize;

@@ -8,19 +8,22 @@ use std::sync::{Arc, LazyLock};
 
 /// The default floor is this, or a twentieth of a small file system.
 const FLOOR: u64 = 64 << 20;
-/// Files and directories that can still be made when growth stops: deletions write objects of the journal.
+/// Files and directories that can still be made when growth stops: deletions write objects of the
+/// journal.
 const FILES: u64 = 64;
 
-/// Whether this process is the superuser of the machine, and not only of a namespace: ext4 keeps a twentieth of its blocks for that one. What
-/// it cuts from a full disk's reserve comes back to these blocks, and nobody else would see it.
+/// Whether this process is the superuser of the machine, and not only of a namespace: ext4 keeps a
+/// twentieth of its blocks for that one. What it cuts from a full disk's reserve comes back to
+/// these blocks, and nobody else would see it.
 static SUPERUSER: LazyLock<bool> = LazyLock::new(|| {
     let root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     let mapped = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     root && mapped.lines().any(|line| line.split_whitespace().take(2).eq(["0", "0"]))
 });
 
-/// Blocks that the superuser may take. Those that ext4 keeps for itself are free and nobody's: a fiftieth, at most 4,096; of `f_blocks`, which
-/// leaves out tables and journal, a fortieth is as much.
+/// Blocks that the superuser may take. Those that ext4 keeps for itself are free and nobody's: a
+/// fiftieth, at most 4,096; of `f_blocks`, which leaves out tables and journal, a fortieth is as
+/// much.
 fn of_superuser(stat: &rustix::fs::StatVfs) -> u64 {
     if *SUPERUSER { stat.f_bfree.saturating_sub((stat.f_blocks / 40).min(4096)) } else { 0 }
 }

@@ -1,4 +1,5 @@
-//! A file that holds space for later. Its blocks are allocated: cutting it gives them to the file system.
+//! A file that holds space for later. Its blocks are allocated: cutting it gives them to the file
+//! system.
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -45,7 +46,8 @@ impl Reserve {
         std::fs::metadata(&self.path).map_or(0, |metadata| metadata.len())
     }
 
-    /// Keeps it from being grown, in this process and others, until the file is dropped. None if it is not there and cannot be made.
+    /// Keeps it from being grown, in this process and others, until the file is dropped. None if it
+    /// is not there and cannot be made.
     pub(super) fn lock_shared(&self) -> Option<File> {
         let file = self.open().ok()?;
         file.lock_shared().ok()?;

@@ -1,21 +1,21 @@
-//! What all processes over a store must know of a task: until when it is paused, and when it last
-//! succeeded. Each is a small object beside the packs, so it needs no table, holds for every replica,
-//! and survives restarts and a rebuilt database.
+//! Notes about a background task for all processes that use a store: until when it is paused, and
+//! when it last succeeded. Each note is a small object beside the packs. So it needs no table,
+//! every replica sees it, and it survives restarts and a rebuild of the database.
 
 use crate::Store;
 use crate::error::{Error, Result};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
 
-/// Folder of the notes.
+/// Folder of the notes on storage.
 pub(crate) const PREFIX: &str = "tasks";
 
-/// What a note is about.
+/// The subject of a note.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Note {
     /// The task does not run before this time.
     PausedUntil,
-    /// The end of its last run that succeeded.
+    /// When the last successful run ended.
     SucceededAt,
 }
 
@@ -37,11 +37,12 @@ impl Store {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(Error::packs(error)),
         };
-        // A note of another form is no note: a person may have written it.
+        // Ignore content that does not parse: a person may have written it.
         Ok(std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()))
     }
 
-    /// Writes a note. It is replaced and never deleted: a deletion may be undone by a power cut.
+    /// Writes a note. Notes are overwritten and never deleted: a power cut may undo a deletion, and
+    /// the old note would apply again.
     pub(super) async fn write_note(&self, task: &str, note: Note, at: u64) -> Result<()> {
         let text = format!("{at}\n");
         self.packs.put(&note.path(task), PutPayload::from(text.into_bytes())).await.map(|_| ()).map_err(Error::packs)

@@ -213,12 +213,13 @@ impl Schedule {
     async fn shared_wait(&self, entry: &Entry, interval: Duration) -> Option<Duration> {
         let succeeded = self.in_time(self.0.store.read_note(entry.task.name(), Note::SucceededAt)).await.ok().flatten()?;
         let age = Duration::from_millis(self.now().saturating_sub(succeeded));
-        // A tenth of the interval apart: what is due in all replicas at once would run in all of them.
+        // A tenth of the interval apart: what is due in all replicas at once would run in all of
+        // them.
         Some(interval.saturating_sub(age) + interval.mul_f64(jitter(0.0..0.1)))
     }
 
-    /// Runs a task that is due, unless it is paused or another process ran it. If it ran: when it is
-    /// tried again in case it failed.
+    /// Runs a task that is due, unless it is paused or another process ran it. If it ran: when it
+    /// is tried again in case it failed.
     async fn turn(&self, entry: &Arc<Entry>) -> Option<Option<Duration>> {
         if let Some(until) = self.read_pause(entry).await {
             entry.postpone(Instant::now(), LOOK.min(Duration::from_millis(until.saturating_sub(self.now()).max(1))));

@@ -1,5 +1,5 @@
-//! A clock that is set back a day, at any moment of a store's life: leases and grace periods last longer, nothing acknowledged is lost, and when the clock
-//! has caught up nothing is left over.
+//! A clock that is set back a day, at any moment of a store's life: leases and grace periods last
+//! longer, nothing acknowledged is lost, and when the clock has caught up nothing is left over.
 
 use crate::common::{Snapshot, leaks, pieces, push, repository, snapshot, tag};
 use pfr_schema::Digest;

@@ -1,4 +1,5 @@
-//! Collection and containers of which the tables no longer say what they hold: they are kept, and the rest is collected.
+//! Collection and containers of which the tables no longer say what they hold: they are kept, and
+//! the rest is collected.
 
 use crate::common::{pieces, push, repository, snapshot};
 use object_store::memory::InMemory;

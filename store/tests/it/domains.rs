@@ -1,4 +1,5 @@
-//! Domains: nothing that is stored is shared, deletion leaves nothing, and a folder is all that moves.
+//! Domains: nothing that is stored is shared, deletion leaves nothing, and a folder is all that
+//! moves.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{page, pieces, push, repository, snapshot, tag};
@@ -216,7 +217,8 @@ async fn three_domains_take_turns_on_one_connection() {
     let stores = three(&domains).await;
     let own = |store: usize, round: u64| snapshot(&[store as u64 * 1000 + round, 5], vec![]);
     for round in 0..6 {
-        // One after the other: each statement is prepared on the tables of one domain and run on those of the next.
+        // One after the other: each statement is prepared on the tables of one domain and run on
+        // those of the next.
         for (number, store) in stores.iter().enumerate() {
             push(store, &own(number, round), "t").await.unwrap();
             // Without a transaction in the default domain, refused in a transaction in all.

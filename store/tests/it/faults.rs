@@ -1,5 +1,5 @@
-//! Packs on an object store that fails: before and after the effect, in parts, on completion, on reads. Whatever fails, nothing
-//! unfinished becomes visible and a retry succeeds.
+//! Packs on an object store that fails: before and after the effect, in parts, on completion, on
+//! reads. Whatever fails, nothing unfinished becomes visible and a retry succeeds.
 
 use crate::common::{pieces, push, repository, snapshot, tag};
 use object_store::memory::InMemory;

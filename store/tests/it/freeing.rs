@@ -1,4 +1,5 @@
-//! Freeing at once: the end of a session ends its leases, reports say what stays and why, and the dry run is the run without its writes.
+//! Freeing at once: the end of a session ends its leases, reports say what stays and why, and the
+//! dry run is the run without its writes.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, leaks, pieces, property, push, repository, snapshot};

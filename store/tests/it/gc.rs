@@ -437,7 +437,8 @@ async fn eviction_takes_the_least_recently_used_and_leaves_what_is_pinned(on: Ba
     let dry = GcOptions { dry_run: true, ..at_once() };
     assert_eq!(rig.store.evict(one * 3 + one / 2, &dry, &mut |_| ()).await.unwrap().evicted, 1);
     assert_eq!(there().await, [0, 1, 2, 3]);
-    // Leases still run, so no byte goes; that must not cost another snapshot, neither now nor next time.
+    // Leases still run, so no byte goes; that must not cost another snapshot, neither now nor next
+    // time.
     for expected in [1, 0] {
         assert_eq!(rig.store.evict(one * 3 + one / 2, &at_once(), &mut |_| ()).await.unwrap().evicted, expected);
         assert_eq!(there().await, [0, 1, 3]);

@@ -1,4 +1,5 @@
-//! What a stream of frames may cost the store: no input stops it for ever, none makes a pack's memory or transaction grow without bound.
+//! What a stream of frames may cost the store: no input stops it for ever, none makes a pack's
+//! memory or transaction grow without bound.
 
 use crate::common::{GEOMETRY, blob_frame, page, pieces, repository, store, stream};
 use bytes::Bytes;

@@ -1,4 +1,5 @@
-//! Scrub, quarantine, healing and fsck: whatever byte of a pack is wrong, it is found, and what it was comes back with the next push.
+//! Scrub, quarantine, healing and fsck: whatever byte of a pack is wrong, it is found, and what it
+//! was comes back with the next push.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, blob_frame, page, pieces, property, push, repository, snapshot, stream, tag};
@@ -66,7 +67,8 @@ fn above(snapshot: &Snapshot, damaged: Digest) -> BTreeSet<Digest> {
     chain.into_iter().chain([damaged]).collect()
 }
 
-/// A snapshot in one pack, in which one frame is dead: the blob lies in an older pack. Returns the pack's path and what lies in it.
+/// A snapshot in one pack, in which one frame is dead: the blob lies in an older pack. Returns the
+/// pack's path and what lies in it.
 async fn small(on: Backend) -> (Rig, Snapshot, Path, Vec<Packed>) {
     let rig = Rig::new(on).await;
     let session = rig.store.open_push(&repository()).await.unwrap();
@@ -342,7 +344,8 @@ async fn what_is_attached_is_its_bytes_whatever_they_are_besides(on: Backend) {
     let found = rig.store.fsck(false, &mut |_| ()).await.unwrap();
     assert_eq!(found.wrong, 0, "{found:?}");
 
-    // With a page below them damaged they are incomplete as containers, and as bytes what they were.
+    // With a page below them damaged they are incomplete as containers, and as bytes what they
+    // were.
     let page = Digest::sha256(&snapshot.pages[0]);
     let location = rig.metadata.locate(vec![page]).await.unwrap()[0].clone().unwrap();
     let pack = rig.pack_paths().await.into_iter().find(|p| p.as_ref().contains(&location.pack)).unwrap();

@@ -1,4 +1,5 @@
-//! Uploads that take longer than leases last: they are kept alive, and where that failed they leave nothing behind.
+//! Uploads that take longer than leases last: they are kept alive, and where that failed they leave
+//! nothing behind.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{blob_frame, page, pieces, repository, stream};
@@ -119,7 +120,8 @@ async fn read_back(store: &Store, blob: &[u8]) -> Vec<u8> {
     frames.concat()[start..start + blob.len()].to_vec()
 }
 
-/// Time stands still for the upload and goes on for everybody else: lease and grace period pass, and the row of its pack goes.
+/// Time stands still for the upload and goes on for everybody else: lease and grace period pass,
+/// and the row of its pack goes.
 fn row_goes(rig: &Rig) -> Hook {
     let (metadata, now, packs) = (Arc::clone(&rig.metadata), Arc::clone(&rig.now), Arc::clone(&rig.packs));
     Arc::new(move || {

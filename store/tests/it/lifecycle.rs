@@ -262,7 +262,8 @@ async fn a_shortened_digest_means_the_one_snapshot_that_begins_so(on: Backend) {
     for text in [format!("@{start}"), format!("sha256:{start}"), format!("@{}", one.digest.hex())] {
         assert_eq!(resolve(&text).await.unwrap(), one.digest, "{text}");
     }
-    // A blob with such a digest is no snapshot, nor is a snapshot of another repository, or by another algorithm.
+    // A blob with such a digest is no snapshot, nor is a snapshot of another repository, or by
+    // another algorithm.
     let page = Digest::sha256(&snapshot.pages[0]);
     assert_eq!(resolve(&format!("@{}", page.short())).await.unwrap_err().code(), ErrorCode::SnapshotUnknown);
     assert_eq!(resolve(&format!("blake3:{start}")).await.unwrap_err().code(), ErrorCode::SnapshotUnknown);

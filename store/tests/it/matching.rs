@@ -1,4 +1,5 @@
-//! `match` finds the deepest snapshot among all of a repository, by an index that is always complete.
+//! `match` finds the deepest snapshot among all of a repository, by an index that is always
+//! complete.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{pieces, property, repository, stream};

@@ -1,5 +1,5 @@
-//! Small packs become few: nothing is lost, nothing is copied without end, and a nearly full disk is
-//! left alone.
+//! Small packs become few: nothing is lost, nothing is copied without end, and a nearly full disk
+//! is left alone.
 
 use crate::common::rig::{Backend, Rig, pack_path};
 use crate::common::{Snapshot, blob_frame, leaks, push, repository, snapshot, stream};

@@ -1,4 +1,5 @@
-//! What only a shared database has: others who write at the same time, connections that are lost, servers that restart.
+//! What only a shared database has: others who write at the same time, connections that are lost,
+//! servers that restart.
 
 mod crash;
 mod sessions;
@@ -255,7 +256,8 @@ async fn of_many_who_move_a_tag_from_the_same_state_one_wins() {
             tokio::spawn(async move { store.put_tags(repository(), frames(&[i]).1, moves).await })
         });
         let outcomes: Vec<Result<()>> = join_all(moves).await.into_iter().map(|o| o.unwrap()).collect();
-        // Who finds it where he wants it has lost nothing: from the second round on that is one more at most.
+        // Who finds it where he wants it has lost nothing: from the second round on that is one
+        // more at most.
         let won = outcomes.iter().filter(|o| o.is_ok()).count();
         assert!(won == 1 || (won == 2 && round > 0), "round {round}: {outcomes:?}");
         let lost = outcomes.iter().filter_map(|o| o.as_ref().err());
@@ -371,7 +373,8 @@ async fn a_walk_over_names_and_those_who_write_them_do_not_wait_for_each_other()
     assert!(store.begin_names().await.unwrap().0 > last);
 }
 
-/// Pushes from several tasks until told to stop; returns what was acknowledged, and how many blobs were new.
+/// Pushes from several tasks until told to stop; returns what was acknowledged, and how many blobs
+/// were new.
 async fn push_until(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>) -> (BTreeSet<Digest>, u64) {
     let workers = (0..4_u64).map(|worker| {
         let (store, done) = (Arc::clone(store), Arc::clone(done));
@@ -394,7 +397,8 @@ async fn push_until(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>) -> (BTree
     (workers.into_iter().flat_map(|(acknowledged, _)| acknowledged).collect(), new)
 }
 
-/// Garbage of many snapshots, in packs of which a little is kept by snapshots whose manifests are returned.
+/// Garbage of many snapshots, in packs of which a little is kept by snapshots whose manifests are
+/// returned.
 async fn litter(store: &Arc<dyn Metadata>) -> BTreeSet<Digest> {
     let mut kept = BTreeSet::new();
     for i in 0..20_u64 {
@@ -410,7 +414,8 @@ async fn litter(store: &Arc<dyn Metadata>) -> BTreeSet<Digest> {
     kept
 }
 
-/// Collects, compacts and forgets from several tasks until told to stop; returns how many objects were deleted.
+/// Collects, compacts and forgets from several tasks until told to stop; returns how many objects
+/// were deleted.
 async fn collect_until(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>) -> u64 {
     let workers = (0..2).map(|_| {
         let (store, done) = (Arc::clone(store), Arc::clone(done));
@@ -444,14 +449,15 @@ async fn compact(store: &Arc<dyn Metadata>) -> Result<()> {
     Ok(())
 }
 
-/// Pushes and collection at the same time, beside what is `kept`, until told to stop: nobody hears of what happens to the server meanwhile,
-/// and each thing is done once.
+/// Pushes and collection at the same time, beside what is `kept`, until told to stop: nobody hears
+/// of what happens to the server meanwhile, and each thing is done once.
 async fn assert_unnoticed(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>, mut kept: BTreeSet<Digest>) {
     let before = count(&**store).await;
     let ((acknowledged, new), deleted) = tokio::join!(push_until(store, done), collect_until(store, done));
     assert!(!acknowledged.is_empty());
     assert_eq!(count(&**store).await, before + new - deleted, "what was said to be new and deleted, and what there is");
-    // Each change once, also where the answer to its commit was lost: a snapshot and a tag for each push.
+    // Each change once, also where the answer to its commit was lost: a snapshot and a tag for each
+    // push.
     assert_eq!(store.unjournaled(1_000_000).await.unwrap().len(), acknowledged.len() * 2);
     kept.extend(acknowledged);
     let snapshots: Vec<Digest> = store.snapshots(repository(), None, 100_000).await.unwrap().rows.into_iter().map(|s| s.digest).collect();
@@ -494,7 +500,8 @@ async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_restarts_or_crashes_is_waited_for() {
-    // It is only killed. The fsyncs of a shutdown and of a recovery may take longer on a slow disk than clients wait.
+    // It is only killed. The fsyncs of a shutdown and of a recovery may take longer on a slow disk
+    // than clients wait.
     let mut cluster = Cluster::start_with(Durability::Fast);
     let store = connect(&cluster.create_database()).await;
     let kept = litter(&store).await;
@@ -563,8 +570,8 @@ async fn a_pack_that_was_given_up_is_lost_to_its_upload_before_and_after_it_is_f
     assert_eq!(count(&*store).await, 0);
 }
 
-/// Makes writing to a table fail: the `n`th time that it is come by, if `when` says so. It is come by with every statement, and once more
-/// for every row at the end of the transaction.
+/// Makes writing to a table fail: the `n`th time that it is come by, if `when` says so. It is come
+/// by with every statement, and once more for every row at the end of the transaction.
 fn trip(url: &str, table: &str, when: &str, how: &str) {
     let statement = format!(
         "CREATE SEQUENCE tripped; CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -613,7 +620,8 @@ async fn a_session_that_ends_or_loses_at_any_step_is_not_noticed_and_nothing_hap
     let mut round = 0;
     for table in ["repositories", "packs", "objects", "containers", "manifests", "tags", "pushes", "suspects", "changes", "journal"] {
         for how in [ends, loses] {
-            // The first statement, the end of the transaction that is next, and one of those that follow.
+            // The first statement, the end of the transaction that is next, and one of those that
+            // follow.
             trip(&url, table, "n IN (1, 3, 5)", how);
             every_write(&store, round).await;
             let tripped = untrip(&url);
@@ -643,7 +651,8 @@ async fn an_error_that_stays_is_not_tried_for_ever_and_one_of_the_tables_not_at_
     push(&*store, &[1, 2], "t").await.unwrap();
 }
 
-/// A way to the database on which nothing comes through any more once it is silent; who connects afterwards gets through.
+/// A way to the database on which nothing comes through any more once it is silent; who connects
+/// afterwards gets through.
 async fn silenced(url: &str) -> (String, tokio::sync::watch::Sender<u64>) {
     let server = url.split(['@', '/']).find(|part| part.contains("127.0.0.1:")).unwrap().to_owned();
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
@@ -714,7 +723,8 @@ async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_the_victim_of_a_deadlock_tries_again() {
     let url = pfr_testkit::postgres::database();
-    // Ours looks for deadlocks once, when it has waited for so long: the stranger must be in one by then.
+    // Ours looks for deadlocks once, when it has waited for so long: the stranger must be in one by
+    // then.
     let patience = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''6s''', current_database()); END $$";
     drop(pfr_testkit::postgres::sql(&url, patience));
     let store = connect(&url).await;

@@ -11,7 +11,8 @@ on_every_backend!(
     what_is_bad_stays_in_quarantine_and_what_is_good_does_not_stay_because_of_it,
 );
 
-/// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read that failed.
+/// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read
+/// that failed.
 async fn accuse(store: &Store, digests: &[Digest]) {
     let locations = store.metadata().locate(digests.to_vec()).await.unwrap();
     let damage = digests.iter().zip(locations).map(|(digest, location)| Damage {

@@ -1,4 +1,5 @@
-//! Rebuilding from what lies on storage: containers that were plain blobs first, frames with bad headers, and what is no pack.
+//! Rebuilding from what lies on storage: containers that were plain blobs first, frames with bad
+//! headers, and what is no pack.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
@@ -9,7 +10,8 @@ use pfr_schema::{Digest, Kind, Limits};
 use pfr_store::{GcOptions, Store, document_frame};
 use std::time::Duration;
 
-/// New metadata from the packs and the journal of a rig. Two databases over the same packs would collect each other's: it has its own.
+/// New metadata from the packs and the journal of a rig. Two databases over the same packs would
+/// collect each other's: it has its own.
 async fn rebuilt(rig: &Rig) -> (Rig, RebuildReport) {
     let new = rig.over_memory(rig.fork().await).await;
     let report = new.store.rebuild(&mut |_| ()).await.unwrap();
@@ -41,7 +43,8 @@ async fn says(rig: &Rig, digest: &Digest) -> Kind {
     Header::parse_exact(&bytes, 0, &Limits::default()).unwrap().kind
 }
 
-/// Everything is back after the loss of the database, of the one after it, and of the one after that, with collections in between.
+/// Everything is back after the loss of the database, of the one after it, and of the one after
+/// that, with collections in between.
 async fn survives(rig: &Rig, snapshot: &Snapshot) {
     let mut current = None;
     for round in 0..3 {

@@ -18,7 +18,8 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// Longer than any of this takes, on any machine: whoever is waited for in vain is waited for longer.
+/// Longer than any of this takes, on any machine: whoever is waited for in vain is waited for
+/// longer.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -227,7 +228,8 @@ async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
     }
 }
 
-/// A snapshot with one checkpoint tensor of `elements` bytes that are all the same byte of the payload.
+/// A snapshot with one checkpoint tensor of `elements` bytes that are all the same byte of the
+/// payload.
 fn repeated(elements: u64) -> (Vec<u8>, Digest) {
     let payload = Document::new(Kind::Blob, vec![7; 16]);
     let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };

@@ -22,7 +22,8 @@ const PAGES: u8 = 14;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Pages of the chunks of each tree, configuration, a page that is attached too, repository, tag.
+    /// Pages of the chunks of each tree, configuration, a page that is attached too, repository,
+    /// tag.
     Push { trees: Vec<Vec<Vec<u8>>>, config: u8, attached: Option<u8>, repository: u8, tag: Option<u8> },
     /// The snapshot with this number of those that there are.
     Delete(usize),

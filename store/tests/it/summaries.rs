@@ -58,7 +58,8 @@ async fn a_summary_of_many_names_has_many_parts_and_all_of_them_count() {
     let base = base(&store).await;
     store.fork(&repository(), base, "fork", 200).await.unwrap();
     changes(&store, base, 150).await;
-    // A change whose writer was killed before the journal: pages have it, so it must be in the journal when the summary counts.
+    // A change whose writer was killed before the journal: pages have it, so it must be in the
+    // journal when the summary counts.
     rig.metadata.put_tags(repository(), base, vec![TagMove { tag: tag("unwritten"), expected: None }]).await.unwrap();
     let before = tags(&store).await;
     assert!(store.summarize_journal().await.unwrap());

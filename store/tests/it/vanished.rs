@@ -1,4 +1,5 @@
-//! The storage is gone, and not what lay on it: nothing is taken for lost, and all is well when it comes back.
+//! The storage is gone, and not what lay on it: nothing is taken for lost, and all is well when it
+//! comes back.
 
 use crate::common::{leaks, push, repository, snapshot};
 use pfr_schema::ErrorCode;

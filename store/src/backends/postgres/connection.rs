@@ -1,7 +1,9 @@
-//! Connections: a bounded pool, migrations under a lock, and transactions that are run again when the database asks for it.
+//! Connections: a bounded pool, migrations under a lock, and transactions that are run again when
+//! the database asks for it.
 //!
-//! A transaction is run again, whole, after a deadlock, a serialisation failure or a lost connection. If the connection was lost
-//! during COMMIT, the database is asked what became of the transaction before anything else is done: it happens once.
+//! A transaction is run again, whole, after a deadlock, a serialisation failure or a lost
+//! connection. If the connection was lost during COMMIT, the database is asked what became of the
+//! transaction before anything else is done: it happens once.
 
 use super::PostgresOptions;
 use super::error::{code, is_worth_another_try, lost_connection};
@@ -29,7 +31,8 @@ const PAUSE: Backoff = Backoff::new(Duration::from_millis(40), Duration::from_se
 /// A connection that was idle for longer is asked whether it is alive, and has so long to answer.
 const STALE: Duration = Duration::from_secs(1);
 const ALIVE: Duration = Duration::from_secs(2);
-/// How long a word about a transaction may take, and its end, which is as slow as the disks of the database and of its copies.
+/// How long a word about a transaction may take, and its end, which is as slow as the disks of the
+/// database and of its copies.
 const WORD: Duration = Duration::from_secs(5);
 const COMMIT: Duration = Duration::from_secs(30);
 /// How long a job over all tables may take.
@@ -44,8 +47,8 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (5, "small packs", include_str!("../../../../migrations/postgres/0005_small_packs.sql")),
 ];
 
-/// Rows are always found by key: plans must not change with what the planner believes about tables that it has not looked at yet.
-/// A client that hangs inside a transaction loses it and its locks.
+/// Rows are always found by key: plans must not change with what the planner believes about tables
+/// that it has not looked at yet. A client that hangs inside a transaction loses it and its locks.
 const SETTINGS: [(&str, &str); 6] = [
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
@@ -177,10 +180,11 @@ impl Database {
 }
 
 impl Database {
-    /// What became of a transaction whose COMMIT was not answered by the server that started at `server`.
+    /// What became of a transaction whose COMMIT was not answered by the server that started at
+    /// `server`.
     ///
-    /// A server that crashes forgets the ids of transactions of which nothing was written, and gives
-    /// them out again: then the status is that of another transaction. Recovery ends with a
+    /// A server that crashes forgets the ids of transactions of which nothing was written, and
+    /// gives them out again: then the status is that of another transaction. Recovery ends with a
     /// checkpoint, whose next id tells which ids were known.
     async fn was_committed(&self, id: &str, server: &str) -> Outcome<bool> {
         let started = Instant::now();
@@ -225,7 +229,8 @@ impl Database {
     }
 }
 
-/// Whether a transaction's id is one that a checkpoint did not know yet. `next` is that of the checkpoint, as epoch and id: `0:756`.
+/// Whether a transaction's id is one that a checkpoint did not know yet. `next` is that of the
+/// checkpoint, as epoch and id: `0:756`.
 fn given_out_again(id: &str, next: &str) -> bool {
     let whole = |(epoch, low): (&str, &str)| Some((epoch.parse::<u64>().ok()? << 32) | low.parse::<u64>().ok()?);
     match (id.parse::<u64>().ok(), next.split_once(':').and_then(whole)) {
@@ -259,8 +264,8 @@ pub(super) async fn answered<T>(limit: Duration, work: impl Future<Output = Outc
     })
 }
 
-/// A connection of the pool. Returned to the pool only when idle. Otherwise it is closed, which aborts
-/// the transaction.
+/// A connection of the pool. Returned to the pool only when idle. Otherwise it is closed, which
+/// aborts the transaction.
 #[derive(Debug)]
 pub(super) struct Leased {
     pub(super) connection: PoolConnection<Postgres>,
@@ -281,7 +286,8 @@ impl Drop for Leased {
     fn drop(&mut self) {
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) if self.done => {
-                // It is asked whether it is alive before others get it, and would have all the time in the world for an answer.
+                // It is asked whether it is alive before others get it, and would have all the time
+                // in the world for an answer.
                 let back = self.connection.return_to_pool();
                 drop(runtime.spawn(tokio::time::timeout(ALIVE, back)));
             }

@@ -30,7 +30,8 @@ const LIMIT: Duration = Duration::from_secs(5 * 60);
 pub struct PostgresOptions {
     /// Connections at a time, at most; who needs one more waits for it.
     pub max_connections: u32,
-    /// How long a transaction may take before its connection is taken for lost. An audit may take longer.
+    /// How long a transaction may take before its connection is taken for lost. An audit may take
+    /// longer.
     pub limit: Duration,
     /// Time instead of the database's own: for tests.
     pub clock: Option<Clock>,
@@ -42,7 +43,8 @@ impl Default for PostgresOptions {
     }
 }
 
-/// Metadata in one PostgreSQL database (15 or newer). Any number of processes may use it at the same time.
+/// Metadata in one PostgreSQL database (15 or newer). Any number of processes may use it at the
+/// same time.
 #[derive(Debug)]
 pub struct PostgresMetadata {
     database: Arc<Database>,
@@ -53,7 +55,8 @@ impl PostgresMetadata {
     /// Connects to `postgres://user:password@host:port/database` and brings its tables up to date.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer version.
+    /// [`crate::Error::Unavailable`] if it cannot be reached, or its tables were written by a newer
+    /// version.
     pub async fn connect(url: &str, options: PostgresOptions) -> Result<Arc<dyn Metadata>> {
         Ok(Arc::new(Self::open(url, options).await?).metadata())
     }

@@ -1,7 +1,8 @@
-//! Connections: one writer thread that puts all waiting transactions into one commit (one fsync), and a few readers.
+//! Connections: one writer thread that puts all waiting transactions into one commit (one fsync),
+//! and a few readers.
 //!
-//! Each job runs in a savepoint of its own, so one that fails does not take its neighbours along; it is answered only after
-//! the commit is durable.
+//! Each job runs in a savepoint of its own, so one that fails does not take its neighbours along;
+//! it is answered only after the commit is durable.
 
 mod checkpoint;
 mod files;
@@ -53,8 +54,8 @@ struct Readers {
 }
 
 impl Database {
-    /// Opens the file, or a database in memory. Without a `floor` the free space at which growth stops depends on the disk. The writer
-    /// caches `cache` KiB of pages.
+    /// Opens the file, or a database in memory. Without a `floor` the free space at which growth
+    /// stops depends on the disk. The writer caches `cache` KiB of pages.
     pub(super) async fn open(path: Option<PathBuf>, floor: Option<u64>, cache: u32) -> Result<Self> {
         let rows_written = Arc::new(AtomicU64::new(0));
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -161,8 +162,9 @@ impl Database {
                 drop(answer.send(result));
             })
         });
-        // Small writes of reads and sessions go on as well. Without space they would fail, or end the process: SQLite maps the wal-index from
-        // a file, and a page of it without its blocks is fatal (SIGBUS).
+        // Small writes of reads and sessions go on as well. Without space they would fail, or end
+        // the process: SQLite maps the wal-index from a file, and a page of it without its blocks
+        // is fatal (SIGBUS).
         let _room = self.make_room(Freeing::Deletion).await;
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.jobs.send(job).map_err(|_| Error::Internal("the metadata writer has ended".into()))?;
@@ -175,8 +177,8 @@ impl Database {
         let Some(readers) = &self.readers else { return self.write(job).await };
         let permit = match Arc::clone(&readers.permits).try_acquire_owned() {
             Ok(permit) => permit,
-            // In a task, which is always polled: a permit that was given to a caller that does not look is one
-            // that the writer may wait for.
+            // In a task, which is always polled: a permit that was given to a caller that does not
+            // look is one that the writer may wait for.
             Err(_) => {
                 let waits = tokio::spawn(Arc::clone(&readers.permits).acquire_owned());
                 waits.await.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Internal(e.to_string()))?
@@ -184,7 +186,8 @@ impl Database {
         };
         let pool = Arc::clone(readers);
         let read = tokio::task::spawn_blocking(move || {
-            // The permit belongs to the blocking task: a cancelled read still occupies its connection.
+            // The permit belongs to the blocking task: a cancelled read still occupies its
+            // connection.
             let _permit = permit;
             let idle = pool.idle.lock().pop();
             let mut tx = match idle {
@@ -287,7 +290,8 @@ impl Writer<'_> {
         }
     }
 
-    /// The next job. While the database is held alone it is shared again as soon as that is possible.
+    /// The next job. While the database is held alone it is shared again as soon as that is
+    /// possible.
     fn next(&mut self, queue: &mpsc::Receiver<Job>) -> std::result::Result<Job, mpsc::RecvError> {
         loop {
             let Some(readers) = self.readers.filter(|readers| readers.files.is_alone()) else { return queue.recv() };
@@ -299,7 +303,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Opens the database shared with other processes, if there is space for that and no read is under way.
+    /// Opens the database shared with other processes, if there is space for that and no read is
+    /// under way.
     fn share(&mut self, readers: &Readers) {
         if !readers.files.can_share() {
             return;
@@ -316,9 +321,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Closes the connections of readers as well. A process's connections share what SQLite knows of
-    /// the log. If one of them was opened while the disk was read-only, that stays read-only until the
-    /// last of them is closed.
+    /// Closes the connections of readers as well. A process's connections share what SQLite knows
+    /// of the log. If one of them was opened while the disk was read-only, that stays read-only
+    /// until the last of them is closed.
     fn close_all(&mut self) {
         // Later reads wait behind this, so it ends with the reads that are under way.
         let _all = self.readers.map(|readers| {
@@ -334,7 +339,8 @@ impl Writer<'_> {
     }
 }
 
-/// Runs a job and those that wait behind it in one transaction; returns how to answer them, and why the transaction failed if it did.
+/// Runs a job and those that wait behind it in one transaction; returns how to answer them, and why
+/// the transaction failed if it did.
 fn transact(connection: &mut SqliteTx, first: Job, queue: &mpsc::Receiver<Job>) -> (Vec<Reply>, Option<rusqlite::Error>) {
     let mut replies = Vec::new();
     let begun = connection.execute_batch("BEGIN IMMEDIATE");
@@ -345,7 +351,8 @@ fn transact(connection: &mut SqliteTx, first: Job, queue: &mpsc::Receiver<Job>) 
         }
         Ok(()) => {
             replies.push(first(Some(&mut *connection)));
-            // Once SQLite has rolled the transaction back on its own, another job would commit alone, and be told that nothing happened.
+            // Once SQLite has rolled the transaction back on its own, another job would commit
+            // alone, and be told that nothing happened.
             while replies.len() < BATCH
                 && !connection.is_autocommit()
                 && let Ok(next) = queue.try_recv()

@@ -3,9 +3,9 @@
 /// What SQLite has no need of: its only writer locks everything, and its columns have no width.
 const NOT_NEEDED: [&str; 7] = [" FOR NO KEY UPDATE", " FOR KEY SHARE", " FOR UPDATE", " SKIP LOCKED", "::bigint", "/* ", " */"];
 
-/// Translates a statement. Where PostgreSQL takes a list, SQLite takes it as JSON, but the list that is
-/// parameter `keys`: for that one the statement is run for each element. Where PostgreSQL works on
-/// rows from `unnest`, SQLite runs the statement for each row.
+/// Translates a statement. Where PostgreSQL takes a list, SQLite takes it as JSON, but the list
+/// that is parameter `keys`: for that one the statement is run for each element. Where PostgreSQL
+/// works on rows from `unnest`, SQLite runs the statement for each row.
 pub(super) fn translate(postgres: &str, keys: Option<usize>) -> String {
     let mut text = each_row(postgres);
     for word in NOT_NEEDED {
@@ -51,7 +51,8 @@ fn lists(text: &str) -> String {
     out + rest
 }
 
-/// Rows from `unnest($1, …) AS u(…)` of an UPDATE or INSERT: `u.name` is the parameter of that column.
+/// Rows from `unnest($1, …) AS u(…)` of an UPDATE or INSERT: `u.name` is the parameter of that
+/// column.
 fn each_row(postgres: &str) -> String {
     let parts = || {
         let (before, rest) = postgres.split_once("FROM unnest(")?;

@@ -1,4 +1,5 @@
-//! Metadata in SQLite: WAL, `synchronous=FULL`, one writer thread that batches commits, a few readers.
+//! Metadata in SQLite: WAL, `synchronous=FULL`, one writer thread that batches commits, a few
+//! readers.
 
 mod connection;
 mod dialect;
@@ -34,13 +35,14 @@ impl SqliteMetadata {
     /// Opens (or creates) the file and brings its tables up to date.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`] if it cannot be opened, is no database, or was written by a newer version.
+    /// [`crate::Error::Unavailable`] if it cannot be opened, is no database, or was written by a
+    /// newer version.
     pub async fn open(path: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
         Self::open_above(path, clock, None).await
     }
 
-    /// The same; what stores something new is refused while fewer than `floor` bytes are free on the
-    /// file's disk. By default that is 64 MiB, or a twentieth of a smaller file system.
+    /// The same; what stores something new is refused while fewer than `floor` bytes are free on
+    /// the file's disk. By default that is 64 MiB, or a twentieth of a smaller file system.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -48,7 +50,8 @@ impl SqliteMetadata {
         Ok(erased(Self { database: Database::open(Some(path.to_owned()), floor, CACHE).await?, clock, domain: None }))
     }
 
-    /// The metadata of another domain than the default one, with a smaller cache: there may be many.
+    /// The metadata of another domain than the default one, with a smaller cache: there may be
+    /// many.
     pub(crate) async fn of_domain(name: &DomainName, path: &Path, clock: Clock, floor: Option<u64>) -> Result<Arc<dyn Metadata>> {
         let database = Database::open(Some(path.to_owned()), floor, SMALL_CACHE).await?;
         Ok(erased(Self { database, clock, domain: Some((name.clone(), path.to_owned())) }))
@@ -67,8 +70,8 @@ impl SqliteMetadata {
     }
 }
 
-/// Not in an async function: the transactions are compiled where this is, which must be here and not
-/// in each program that opens a store.
+/// Not in an async function: the transactions are compiled where this is, which must be here and
+/// not in each program that opens a store.
 #[inline(never)]
 fn erased(database: SqliteMetadata) -> Arc<dyn Metadata> {
     Arc::new(database)

@@ -1,4 +1,4 @@
-//! Tables of the first version.
+//! Upgrades of a database, and transactions that wait for something other than SQLite.
 
 use super::*;
 use crate::metadata::Lease;

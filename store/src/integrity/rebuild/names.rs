@@ -27,7 +27,8 @@ struct Replay {
 }
 
 impl Rebuild<'_> {
-    /// Replays the newest summary that is whole, and what came after it. Objects are read one at a time.
+    /// Replays the newest summary that is whole, and what came after it. Objects are read one at a
+    /// time.
     pub(super) async fn names(&mut self) -> Result<()> {
         let mut replay = Replay::default();
         let mut changes = Vec::new();
@@ -79,12 +80,14 @@ impl Rebuild<'_> {
         for rows in replay.rows.chunks(BATCH) {
             self.store.metadata.journaled(rows.to_vec()).await?;
         }
-        // Numbers go on where they were. Last: a database without a number is one that was not rebuilt to the end, and is not used.
+        // Numbers go on where they were. Last: a database without a number is one that was not
+        // rebuilt to the end, and is not used.
         self.store.metadata.restore_names(Vec::new(), replay.last).await?;
         self.count().await
     }
 
-    /// Rows of the parts of a summary, if all of them are there and well. One whose writer was killed lacks the last part: that is no damage.
+    /// Rows of the parts of a summary, if all of them are there and well. One whose writer was
+    /// killed lacks the last part: that is no damage.
     async fn whole(&mut self, set: &str, parts: &BTreeMap<u32, String>) -> Result<Option<Vec<JournalRow>>> {
         let (mut rows, mut whole, mut ended) = (Vec::new(), true, false);
         for (number, key) in (0..).zip(parts) {

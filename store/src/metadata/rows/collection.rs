@@ -16,7 +16,8 @@ pub struct Collected {
     pub frame_bytes: u64,
     /// Push sessions that had ended.
     pub sessions: u64,
-    /// Containers that nothing holds and whose children are not known: they are left alone for a day, with everything below them.
+    /// Containers that nothing holds and whose children are not known: they are left alone for a
+    /// day, with everything below them.
     pub deferred: u64,
     /// Whether more is due.
     pub more: bool,

@@ -20,7 +20,8 @@ pub enum DomainStep {
 pub struct DomainRow {
     /// Name.
     pub name: DomainName,
-    /// Milliseconds since 1970 of its creation. A domain that is made again under the same name has another time.
+    /// Milliseconds since 1970 of its creation. A domain that is made again under the same name has
+    /// another time.
     pub created_at: u64,
     /// When its deletion began, if it did: requests find no such domain since.
     pub deleting_since: Option<u64>,

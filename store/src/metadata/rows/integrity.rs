@@ -8,14 +8,17 @@ use pfr_schema::{Digest, Kind, RepositoryName};
 pub enum Health {
     /// As far as is known.
     Whole = 0,
-    /// A container that reaches something damaged: it counts as missing until it and what is damaged are pushed again.
+    /// A container that reaches something damaged: it counts as missing until it and what is
+    /// damaged are pushed again.
     Incomplete = 1,
-    /// Its bytes are not what its digest says: quarantined. Not given out, and missing to who pushes.
+    /// Its bytes are not what its digest says: quarantined. Not given out, and missing to who
+    /// pushes.
     Damaged = 2,
 }
 
 impl Health {
-    /// The worst that something wanted as `kind` may have: what is wanted as a blob is its bytes, and not what they reach as a container.
+    /// The worst that something wanted as `kind` may have: what is wanted as a blob is its bytes,
+    /// and not what they reach as a container.
     pub(crate) fn enough_for(kind: Kind) -> Self {
         if kind.is_container() { Self::Whole } else { Self::Incomplete }
     }

@@ -18,7 +18,8 @@ pub struct JournalRow {
     pub first: u64,
     /// See `first`.
     pub last: u64,
-    /// Whether it is a part of a summary. Rows of a summary are written together, when all its parts are durable.
+    /// Whether it is a part of a summary. Rows of a summary are written together, when all its
+    /// parts are durable.
     pub summary: bool,
     /// Records in it.
     pub records: u64,

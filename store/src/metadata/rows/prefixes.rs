@@ -1,10 +1,10 @@
 //! The index of prefixes: what a snapshot writes into it, and the way along which a request looks.
 //!
-//! Every snapshot has a row at the positions of its chain of prefix keys that the digits of its length
-//! name, in blocks and base 16: one of 0x5a3 blocks at 0x500, 0x5a0 and 0x5a3. So a search goes digit
-//! by digit: the largest digit at which any snapshot has a row comes first, and where no snapshot has
-//! one, all longer prefixes are excluded. It makes a few dozen look-ups, whatever the number of
-//! snapshots and the length of the request.
+//! Every snapshot has a row at the positions of its chain of prefix keys that the digits of its
+//! length name, in blocks and base 16: one of 0x5a3 blocks at 0x500, 0x5a0 and 0x5a3. So a search
+//! goes digit by digit: the largest digit at which any snapshot has a row comes first, and where no
+//! snapshot has one, all longer prefixes are excluded. It makes a few dozen look-ups, whatever the
+//! number of snapshots and the length of the request.
 
 use pfr_schema::checkpoint::Key;
 use pfr_schema::{Digest, api, prefix};
@@ -100,7 +100,8 @@ impl PrefixPath {
 
 impl PrefixMark {
     /// The rows of a snapshot with this key. `path` is that of its tokens, or none if they are not
-    /// known: then it has one row at the beginning of its identity, and is found there by its length.
+    /// known: then it has one row at the beginning of its identity, and is found there by its
+    /// length.
     #[must_use]
     pub fn of(key: &Key, path: Option<&PrefixPath>, fingerprint: &Digest) -> Vec<Self> {
         let end = |key: &Digest, proof: &Key| Self { key: short(key), tokens: tokens_of(proof), proof: short(&proof.prefix) };
@@ -125,8 +126,8 @@ pub(crate) fn levels(blocks: u64) -> u32 {
     (u64::BITS - blocks.leading_zeros()).div_ceil(DIGIT)
 }
 
-/// The positions that a search looks at from `at`, a position whose last `level` digits are zeros: one
-/// more digit each, with the number of digits behind it.
+/// The positions that a search looks at from `at`, a position whose last `level` digits are zeros:
+/// one more digit each, with the number of digits behind it.
 pub(crate) fn steps(at: u64, level: u32, blocks: u64) -> impl Iterator<Item = (u64, u32)> {
     let digits = (0..level).flat_map(|level| (1..1_u64 << DIGIT).map(move |digit| (digit << (level * DIGIT), level)));
     digits.map(move |(step, level)| (at + step, level)).filter(move |(at, _)| *at <= blocks)

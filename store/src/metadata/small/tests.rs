@@ -130,7 +130,8 @@ fn day(pushes_between_runs: usize) -> Day {
     Day { packs: full + small.len(), ideal, most_small, written: (pushed + copied) as f64 / pushed as f64 }
 }
 
-/// The numbers of docs/decisions/0031: run with `--nocapture`, and with another `FACTOR` and `TIERS`.
+/// The numbers of docs/decisions/0031: run with `--nocapture`, and with another `FACTOR` and
+/// `TIERS`.
 #[test]
 fn a_day_of_small_pushes_leaves_at_most_twice_the_packs_that_are_needed() {
     for (pushes_between_runs, most_written) in [(1, 5.0), (10, 4.0), (100, 3.5), (1000, 2.5)] {

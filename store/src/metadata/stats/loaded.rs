@@ -42,8 +42,8 @@ pub(super) struct Group {
 type RawNode = (ObjectId, u64, u64, Option<u64>, u64, Option<Vec<u8>>);
 
 impl Group {
-    /// Loads what some manifests reach and `reached` lacks; returns of how many manifests: what is in
-    /// memory is bounded, and one is loaded in any case.
+    /// Loads what some manifests reach and `reached` lacks; returns of how many manifests: what is
+    /// in memory is bounded, and one is loaded in any case.
     pub(super) async fn load<T: Tx>(tx: &mut T, reached: &ObjectSet, manifests: &[ObjectId]) -> Outcome<(Self, usize)> {
         let mut group = Self::default();
         group.load_nodes(tx, reached, manifests.iter().copied().filter(|id| is_open(reached, *id)).collect()).await?;
@@ -86,8 +86,8 @@ impl Group {
         }
     }
 
-    /// The page chunks below some nodes that are not loaded, and below how many nodes: as many as have
-    /// `most` bytes of lists, but one at least.
+    /// The page chunks below some nodes that are not loaded, and below how many nodes: as many as
+    /// have `most` bytes of lists, but one at least.
     fn chunks_below(&self, roots: &[ObjectId], most: u64) -> (Vec<ObjectId>, usize) {
         let (mut seen, mut chunks, mut bytes) = (HashSet::new(), Vec::new(), 0);
         for (taken, root) in roots.iter().enumerate() {

@@ -7,7 +7,8 @@ use crate::metadata::tx::{Backend, Mode};
 use pfr_schema::Digest;
 
 const CONTAINERS: i64 = 3000;
-/// Objects of a set. A container counts with the bytes of its list: two thirds of those found are left.
+/// Objects of a set. A container counts with the bytes of its list: two thirds of those found are
+/// left.
 const ROOM: usize = 100;
 
 /// Containers that list the same blob, in one pack, and the pack in the queue.
@@ -39,8 +40,8 @@ async fn count<T: Tx>(tx: &mut T) -> Outcome<(u64, u64)> {
     Ok((objects, tx.one("SELECT count(*) FROM suspects", &[]).await?))
 }
 
-/// Fills the tables and takes one set after the other: how many sets, the longest queue, the objects
-/// that are left.
+/// Fills the tables and takes one set after the other: how many sets, the longest queue, the
+/// objects that are left.
 async fn sets<B: Backend>(database: &B) -> (i64, u64, u64) {
     database.run(Mode::WRITE, (), |tx, ()| Box::pin(fill(tx))).await.expect("rows");
     let (mut sets, mut longest) = (0, 0);

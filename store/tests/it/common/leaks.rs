@@ -1,4 +1,4 @@
-//! That a store takes up exactly what it holds.
+//! Checks that a store keeps nothing but what its snapshots reach.
 
 use crate::common::rig::Rig;
 use pfr_store::{ObjectId, PackState, Store};
@@ -22,12 +22,13 @@ pub fn files(dir: &Path) -> BTreeMap<String, u64> {
     files
 }
 
-/// Whether a key of the storage is a pack's or a stranger's, and not the journal's or the store's marker.
+/// Whether a key on storage is one that only packs should have: neither the journal's nor the
+/// marker.
 pub fn is_pack(key: &str) -> bool {
     !key.starts_with("journal/") && key != "pf-store"
 }
 
-/// Frame bytes of everything that snapshots reach, and how many objects that are.
+/// Frame bytes and number of all objects that snapshots reach.
 pub async fn reachable(store: &Store) -> (u64, u64) {
     let mut level: Vec<ObjectId> = Vec::new();
     for repository in store.repositories(None, 1000).await.unwrap().rows {
@@ -44,27 +45,27 @@ pub async fn reachable(store: &Store) -> (u64, u64) {
     (bytes, seen.len() as u64)
 }
 
-/// What storage and tables of the rig's store hold is exactly what snapshots reach.
+/// Asserts that storage and tables of the rig's store hold exactly what snapshots reach.
 pub async fn assert_none(rig: &Rig) {
     assert_holds_only(&rig.store, rig.pack_files().await).await;
 }
 
-/// The same for a store in a directory.
+/// Asserts the same of a store in a directory.
 pub async fn assert_none_in(store: &Store, dir: &Path) {
     let mut found = files(&dir.join("packs"));
     found.retain(|name, _| is_pack(name));
     assert_holds_only(store, found).await;
 }
 
-/// Every object where packs are is a pack's, every pack is live and as long as it should be, and what objects take up is exactly what
-/// snapshots reach.
+/// Asserts that every object among `found` is a live pack of the right length, and that packs hold
+/// exactly the bytes that snapshots reach.
 async fn assert_holds_only(store: &Store, found: BTreeMap<String, u64>) {
     let packs = store.metadata().packs(None, 100_000).await.unwrap();
-    let strangers: Vec<_> = packs.iter().filter(|pack| pack.state != PackState::Live).collect();
-    assert!(strangers.is_empty(), "packs that should be gone: {strangers:?}");
+    let leftover: Vec<_> = packs.iter().filter(|pack| pack.state != PackState::Live).collect();
+    assert!(leftover.is_empty(), "packs that should be gone: {leftover:?}");
     let expected: BTreeMap<String, u64> =
         packs.iter().map(|pack| (format!("{}/{}.pfpack", &pack.key[pack.key.len() - 2..], pack.key), pack.bytes)).collect();
-    assert_eq!(found, expected, "files against rows");
+    assert_eq!(found, expected, "files on storage are not those of the table");
     let live: u64 = packs.iter().map(|pack| pack.live_bytes).sum();
     assert_eq!(live, reachable(store).await.0, "bytes of objects that no snapshot reaches");
     for pack in &packs {

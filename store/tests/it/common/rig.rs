@@ -31,7 +31,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Of very many cases those that a backend gets which takes its time for each; together they still see most.
+    /// Of very many cases those that a backend gets which takes its time for each; together they
+    /// still see most.
     pub fn some(self, many: u32, few: u32) -> u32 {
         if self == Self::Memory { many } else { few }
     }
@@ -41,7 +42,8 @@ impl Backend {
     }
 }
 
-/// Makes a test `name::backend` of each function, which takes a [`Backend`], for each backend that is named.
+/// Makes a test `name::backend` of each function, which takes a [`Backend`], for each backend that
+/// is named.
 macro_rules! on_backends {
     ($backends:tt: $($name:ident),+ $(,)?) => { $( on_backends!(@one $name $backends); )+ };
     (@one $name:ident [$($test:ident = $backend:ident),+]) => {
@@ -264,7 +266,8 @@ impl Rig {
         self.list(None).await.into_iter().filter(|p| p.as_ref().ends_with(".pfpack")).collect()
     }
 
-    /// Everything where packs are, without the journal and the store's marker, with its size; in a directory also what the object store does not show.
+    /// Everything where packs are, without the journal and the store's marker, with its size; in a
+    /// directory also what the object store does not show.
     pub async fn pack_files(&self) -> BTreeMap<String, u64> {
         let mut files = match &self.place.dir {
             Some((dir, _)) => leaks::files(dir),
@@ -293,7 +296,8 @@ impl Rig {
         self.put(path, bytes).await;
     }
 
-    /// Runs a statement on the tables from outside, with bytes as `x'…'`; the first value that it returns.
+    /// Runs a statement on the tables from outside, with bytes as `x'…'`; the first value that it
+    /// returns.
     pub fn sql(&self, statement: &str) -> String {
         match &self.tables {
             Tables::Memory => unreachable!("tables in memory cannot be spoilt from outside"),

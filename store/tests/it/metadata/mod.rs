@@ -1,5 +1,5 @@
-//! Behaviour suite of [`Metadata`]: random transactions against a model in memory. Every implementation is added to
-//! [`backends`]; where two differ, one of them is wrong.
+//! Behaviour suite of [`Metadata`]: random transactions against a model in memory. Every
+//! implementation is added to [`backends`]; where two differ, one of them is wrong.
 
 mod housekeeping;
 mod model;
@@ -36,7 +36,8 @@ async fn postgres(clock: Clock) -> Arc<dyn Metadata> {
     metadata
 }
 
-/// Runs the same transactions on every implementation and compares what they say with the model and with each other.
+/// Runs the same transactions on every implementation and compares what they say with the model and
+/// with each other.
 fn leave_the_state_of_the_model(ops: &[Op]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

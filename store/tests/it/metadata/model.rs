@@ -264,7 +264,8 @@ impl Model {
         found
     }
 
-    /// Takes away what collection deleted: it must not take what something holds or a lease covers, and must leave nothing else.
+    /// Takes away what collection deleted: it must not take what something holds or a lease covers,
+    /// and must leave nothing else.
     pub fn collected(&mut self, gone: &BTreeSet<Digest>) {
         let mut left = gone.clone();
         while !left.is_empty() {
@@ -321,7 +322,8 @@ impl Model {
         cleared
     }
 
-    /// The tables equal the model: objects, kinds, references, children, health, tags, snapshots; and they agree with themselves.
+    /// The tables equal the model: objects, kinds, references, children, health, tags, snapshots;
+    /// and they agree with themselves.
     pub async fn check(&self, metadata: &dyn Metadata, universe: &Universe) {
         let digests = universe.digests();
         let rows = metadata.find(digests.clone()).await.unwrap();

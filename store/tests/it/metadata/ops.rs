@@ -125,8 +125,8 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Runs the operations, compares after each; at the end lets every lease end and expects what is reachable and nothing else. Returns what
-/// the implementation said about everything now and then.
+/// Runs the operations, compares after each; at the end lets every lease end and expects what is
+/// reachable and nothing else. Returns what the implementation said about everything now and then.
 pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) -> Vec<String> {
     let mut said = Vec::new();
     let universe = Universe::new();

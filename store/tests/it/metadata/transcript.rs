@@ -1,4 +1,5 @@
-//! Everything that can be asked of metadata, as text without row ids: two implementations that were told the same must say the same.
+//! Everything that can be asked of metadata, as text without row ids: two implementations that were
+//! told the same must say the same.
 
 use super::model::Universe;
 use crate::common::repository;
@@ -54,8 +55,8 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
     text
 }
 
-/// Changes and the journal. Only the order of numbers means something: a transaction that is taken back may use some up. Returns where a
-/// walk over all names begins.
+/// Changes and the journal. Only the order of numbers means something: a transaction that is taken
+/// back may use some up. Returns where a walk over all names begins.
 async fn changes(text: &mut String, metadata: &dyn Metadata) -> NamesCursor {
     let (unjournaled, journal) = (metadata.unjournaled(1000).await.unwrap(), metadata.journal().await.unwrap());
     let (last, cursor) = metadata.begin_names().await.unwrap();

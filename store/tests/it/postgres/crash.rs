@@ -71,7 +71,8 @@ async fn an_id_that_a_crashed_server_gives_out_again_is_not_taken_for_a_commit()
     let mut way = Way::to(&url).await;
     let store = connect(&way.url).await;
     store.open_push(PushId(unique("push")), repository(), LEASE).await.unwrap();
-    // Else the log of the transaction could be written before its commit, and the server would know its id after the crash.
+    // Else the log of the transaction could be written before its commit, and the server would know
+    // its id after the crash.
     let writer = cluster.sql(&url, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'");
     assert!(Command::new("kill").args(["-STOP", &writer]).status().unwrap().success());
     way.armed.store(true, Ordering::SeqCst);

@@ -1,8 +1,10 @@
-//! Checkpoints beside the writer: a thread of its own carries committed pages from the log into the database file.
+//! Checkpoints beside the writer: a thread of its own carries committed pages from the log into the
+//! database file.
 //!
-//! SQLite does it within the commit that makes the log too long. With random keys that is a third of a second, for which everybody who waits
-//! for the writer waits too (docs/decisions/0015). Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of the two can
-//! damage the database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the program.
+//! SQLite does it within the commit that makes the log too long. With random keys that is a third
+//! of a second, for which everybody who waits for the writer waits too (docs/decisions/0015).
+//! Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of the two can damage the
+//! database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the program.
 
 use super::files::Files;
 use rusqlite::hooks::Wal;
@@ -15,16 +17,19 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Pages that are worth a checkpoint: 16 MiB, less on a small disk. A few in tests, so that they see many.
+/// Pages that are worth a checkpoint: 16 MiB, less on a small disk. A few in tests, so that they
+/// see many.
 const WORTH: c_int = if cfg!(test) { 8 } else { 8 << 10 };
-/// A log so many times as long as is worth a checkpoint is carried by the writer itself: the log begins anew only when nothing in it is left to be
-/// carried, and a writer without a pause is always ahead of the other thread.
+/// A log so many times as long as is worth a checkpoint is carried by the writer itself: the log
+/// begins anew only when nothing in it is left to be carried, and a writer without a pause is
+/// always ahead of the other thread.
 const TOO_LONG: c_int = 8;
 
 thread_local!(static PAGES_IN_LOG: Cell<c_int> = const { Cell::new(0) });
 thread_local!(static WORTH_HERE: Cell<c_int> = const { Cell::new(WORTH) });
 
-/// Pages that are worth a checkpoint where so many bytes are kept for one: what waits in the log must fit into the reserve.
+/// Pages that are worth a checkpoint where so many bytes are kept for one: what waits in the log
+/// must fit into the reserve.
 pub(super) fn worth(reserve: u64) -> c_int {
     c_int::try_from(reserve / super::files::PAGE).unwrap_or(WORTH).clamp(8, WORTH)
 }
@@ -44,7 +49,8 @@ pub(super) fn watch(writer: &Connection, worth: c_int) {
     }));
 }
 
-/// Carries the whole log into the database and cuts it, so that its bytes are free. Waits for no reader: then the log stays as long as it is.
+/// Carries the whole log into the database and cuts it, so that its bytes are free. Waits for no
+/// reader: then the log stays as long as it is.
 pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
     writer.busy_timeout(Duration::ZERO)?;
     let busy: rusqlite::Result<i64> = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
@@ -58,8 +64,9 @@ pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
 /// How often a checkpoint that fails is worth a line.
 const LINE: Duration = Duration::from_secs(60);
 
-/// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite does not carry again what it has carried:
-/// the next checkpoint would succeed and let the log go. Who starts anew reads the whole log (and so does PostgreSQL, by the same means).
+/// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite
+/// does not carry again what it has carried: the next checkpoint would succeed and let the log go.
+/// Who starts anew reads the whole log (and so does PostgreSQL, by the same means).
 pub(super) fn failed(error: &rusqlite::Error) {
     thread_local!(static SAID: Cell<Option<Instant>> = const { Cell::new(None) });
     match error.sqlite_error() {
@@ -121,8 +128,9 @@ impl Checkpointer {
     }
 }
 
-/// Carries what no reader stands in the way of; how many pages of the log are carried then. Waits for nobody, and nobody waits for it. The
-/// connection is closed again: after an outage of the disk none may be left that was opened while it was read-only.
+/// Carries what no reader stands in the way of; how many pages of the log are carried then. Waits
+/// for nobody, and nobody waits for it. The connection is closed again: after an outage of the disk
+/// none may be left that was opened while it was read-only.
 fn carry(path: &Path) -> rusqlite::Result<c_int> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     connection.execute_batch("PRAGMA synchronous = FULL")?;

@@ -1,8 +1,9 @@
 //! The files of a database: how they are opened, also on a disk without space.
 //!
-//! SQLite needs space before it reads the first page: the wal-index (`-shm`) is a file that every start makes anew. The
-//! reserve has room for it. If even that is spent, the database is opened with the wal-index in memory. Then no other
-//! process can open it, so it is opened in the usual way again as soon as there is space.
+//! SQLite needs space before it reads the first page: the wal-index (`-shm`) is a file that every
+//! start makes anew. The reserve has room for it. If even that is spent, the database is opened
+//! with the wal-index in memory. Then no other process can open it, so it is opened in the usual
+//! way again as soon as there is space.
 
 use super::checkpoint;
 use crate::error::Error;
@@ -17,7 +18,8 @@ use std::time::{Duration, Instant};
 pub(super) const PAGE: u64 = 2048;
 /// How long to wait for another process that is at the database.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of the reserve that are released at a time: for a wal-index, and for pages of the log that make the database larger.
+/// Bytes of the reserve that are released at a time: for a wal-index, and for pages of the log that
+/// make the database larger.
 const INDEX: u64 = 64 << 10;
 const PAGES: u64 = 512 << 10;
 /// Free bytes with which a wal-index is made in a file again.
@@ -87,7 +89,8 @@ impl Files {
     /// The writer's connection, when no other one is open in this process. It needs no free space.
     pub(super) fn open(&self) -> Result<Connection, Failed> {
         self.alone.store(false, Ordering::Relaxed);
-        // A wal-index that is there and misses blocks would end the process (SIGBUS): not even tried.
+        // A wal-index that is there and misses blocks would end the process (SIGBUS): not even
+        // tried.
         if self.room.is_low()
             && !self.room.has(INDEX)
             && !self.room.give(INDEX)
@@ -124,8 +127,8 @@ impl Files {
         connected
     }
 
-    /// A connection for the writer. SQLite does not wait for who sets up the log of a new database, or cleans away that of one nobody uses
-    /// any more: so this does.
+    /// A connection for the writer. SQLite does not wait for who sets up the log of a new database,
+    /// or cleans away that of one nobody uses any more: so this does.
     pub(super) fn connect(&self, patience: Duration) -> Result<Connection, Failed> {
         let start = Instant::now();
         loop {
@@ -155,7 +158,8 @@ impl Files {
         }
     }
 
-    /// On a disk that is nearly full: gives the bytes of the log back and completes the reserve. To be called between transactions.
+    /// On a disk that is nearly full: gives the bytes of the log back and completes the reserve. To
+    /// be called between transactions.
     pub(super) fn save_space(&self, writer: &Connection) {
         if !self.room.is_low() {
             return;
@@ -190,7 +194,8 @@ pub(super) fn in_memory() -> Result<Connection, Failed> {
 
 fn set_up(connection: Connection, patience: Duration, worth: i32, cache: u32) -> Result<Connection, Failed> {
     connection.busy_timeout(patience)?;
-    // Keys are digests: a transaction touches about as many pages as objects, and writes each twice. Half of the usual page is half of that.
+    // Keys are digests: a transaction touches about as many pages as objects, and writes each
+    // twice. Half of the usual page is half of that.
     connection.execute_batch(&format!("PRAGMA page_size = {PAGE}"))?;
     let kept = LOG_KEPT * i64::from(worth) * PAGE as i64;
     connection.execute_batch(&format!(
@@ -225,7 +230,8 @@ fn migrate(connection: &Connection) -> Result<(), Failed> {
     Ok(connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len()))?)
 }
 
-/// Whether it was opened while the disk was read-only: SQLite then falls back to reading, and stays with it whatever becomes of the disk.
+/// Whether it was opened while the disk was read-only: SQLite then falls back to reading, and stays
+/// with it whatever becomes of the disk.
 pub(super) fn is_read_only(connection: &Connection) -> bool {
     connection.is_readonly(rusqlite::MAIN_DB).unwrap_or(false)
 }
@@ -234,7 +240,8 @@ fn is_busy(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }
 
-/// Whether a full disk can be the cause: SQLite says "disk I/O error" for a wal-index that does not fit.
+/// Whether a full disk can be the cause: SQLite says "disk I/O error" for a wal-index that does not
+/// fit.
 fn lacks_space(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::CannotOpen))
 }

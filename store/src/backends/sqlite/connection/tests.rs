@@ -140,7 +140,8 @@ async fn the_log_stays_short_although_the_writer_never_pauses() {
         tokio::spawn(async move {
             while !*stopped.borrow() {
                 assert!(rows(&database).await.values().all(|rows| *rows == 20), "a reader sees whole transactions");
-                // What a reader sees cannot be written over: with one at every moment the log would grow for ever.
+                // What a reader sees cannot be written over: with one at every moment the log would
+                // grow for ever.
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         })
