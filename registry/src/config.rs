@@ -1,7 +1,8 @@
-//! Settings: declared once, with documentation, unit, default and the name of the environment variable.
+//! Settings: declared once, with documentation, unit, default and the name of the environment
+//! variable.
 //!
-//! A flag wins over the environment, the environment over the file, the file over the default. The file denies unknown keys:
-//! a misspelt limit must not silently be none.
+//! A flag wins over the environment, the environment over the file, the file over the default. The
+//! file denies unknown keys: a misspelt limit must not silently be none.
 
 use crate::http::timeout::Pace;
 use pfr_service::settings::{self, FileError};
@@ -47,50 +48,62 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Directory of the store: packs and metadata. Made if it does not exist. Required unless both --database and --storage are given.
+    /// Directory of the store: packs and metadata. Made if it does not exist. Required unless both
+    /// --database and --storage are given.
     data: PathBuf = PathBuf::new(), "PF_REGISTRY_DATA", "DIR";
-    /// PostgreSQL for the metadata, `postgres://USER:PASSWORD@HOST/DATABASE` [default: none]: without one, SQLite in --data. Better
-    /// given by the environment or the file: command lines can be read by everyone on the machine.
+    /// PostgreSQL for the metadata, `postgres://USER:PASSWORD@HOST/DATABASE` [default: none]:
+    /// without one, SQLite in --data. Better given by the environment or the file: command lines
+    /// can be read by everyone on the machine.
     database: SecretUrl = SecretUrl::default(), "PF_REGISTRY_DATABASE", "URL", hide_env_values = true;
-    /// Connections to PostgreSQL, at most [default: 16]. All registries together must stay below what it allows.
+    /// Connections to PostgreSQL, at most [default: 16]. All registries together must stay below
+    /// what it allows.
     database_connections: u32 = 16, "PF_REGISTRY_DATABASE_CONNECTIONS", "N";
-    /// Where the packs are, `file:///DIR`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX` [default: none]: without
-    /// it, in --data. Credentials and endpoint come from the usual variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …). Several registries
+    /// Where the packs are, `file:///DIR`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
+    /// `az://CONTAINER/PREFIX` [default: none]: without it, in --data. Credentials and endpoint
+    /// come from the usual variables (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL …). Several registries
     /// may share one storage if they share one --database.
     storage: String = String::new(), "PF_REGISTRY_STORAGE", "URL";
-    /// How often a request to the storage that failed on its way or with a 5xx is sent again [default: 4]; 0 for never. Then the client
-    /// is told `unavailable`.
+    /// How often a request to the storage that failed on its way or with a 5xx is sent again
+    /// [default: 4]; 0 for never. Then the client is told `unavailable`.
     storage_retries: u32 = 4, "PF_REGISTRY_STORAGE_RETRIES", "N";
     /// Seconds after the first try within which such a request is sent again [default: 20].
     storage_retry_seconds: u64 = 20, "PF_REGISTRY_STORAGE_RETRY_SECONDS", "S";
-    /// Send clients to the storage for large downloads, by URLs that it signs [default: false]. Clients must be able to reach it.
+    /// Send clients to the storage for large downloads, by URLs that it signs [default: false].
+    /// Clients must be able to reach it.
     redirect_downloads: bool = false, "PF_REGISTRY_REDIRECT_DOWNLOADS", "BOOL", num_args = 0..=1, default_missing_value = "true";
-    /// Seconds for which such a URL can be used [default: 900]. Must be less than what collected packs are kept.
+    /// Seconds for which such a URL can be used [default: 900]. Must be less than what collected
+    /// packs are kept.
     redirect_seconds: u64 = 900, "PF_REGISTRY_REDIRECT_SECONDS", "S";
     /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
     listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
-    /// Listen on an address that other machines can reach [default: false]. There are no tokens yet: whoever reaches the port
-    /// can read, change and delete everything.
+    /// Listen on an address that other machines can reach [default: false]. There are no tokens
+    /// yet: whoever reaches the port can read, change and delete everything.
     insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
-    /// Requests worked on at once [default: 256], and as many streams of frames. A request that waits for its client does not count; health and
-    /// metrics are exempt.
+    /// Requests worked on at once [default: 256], and as many streams of frames. A request that
+    /// waits for its client does not count; health and metrics are exempt.
     max_requests: usize = 256, "PF_REGISTRY_MAX_REQUESTS", "N";
-    /// Seconds for which a request waits for its turn before it is refused with 503 and Retry-After [default: 30].
+    /// Seconds for which a request waits for its turn before it is refused with 503 and Retry-After
+    /// [default: 30].
     queue_seconds: u64 = 30, "PF_REGISTRY_QUEUE_SECONDS", "S";
-    /// Uploads taken in at full speed at once [default: 6], each with about 20 MiB of memory. One that waits for its client gives way.
+    /// Uploads taken in at full speed at once [default: 6], each with about 20 MiB of memory. One
+    /// that waits for its client gives way.
     max_uploads: usize = 6, "PF_REGISTRY_MAX_UPLOADS", "N";
-    /// Downloads read ahead at once [default: 6], each with about 12 MiB of memory. Others go on piece by piece.
+    /// Downloads read ahead at once [default: 6], each with about 12 MiB of memory. Others go on
+    /// piece by piece.
     max_downloads: usize = 6, "PF_REGISTRY_MAX_DOWNLOADS", "N";
-    /// Bytes that all uploads that wait for their clients may hold together [default: 33554432], beyond 64 KiB each.
+    /// Bytes that all uploads that wait for their clients may hold together [default: 33554432],
+    /// beyond 64 KiB each.
     slow_upload_bytes: u64 = 32 << 20, "PF_REGISTRY_SLOW_UPLOAD_BYTES", "BYTES";
-    /// Connections held at once [default: 1024], each with up to 128 KiB of what its client sent. When another one comes, the one that was idle for
-    /// longest is closed.
+    /// Connections held at once [default: 1024], each with up to 128 KiB of what its client sent.
+    /// When another one comes, the one that was idle for longest is closed.
     max_connections: usize = 1024, "PF_REGISTRY_MAX_CONNECTIONS", "N";
-    /// Bytes a second that a client must send, or take, of a body [default: 16384], averaged over the whole body; 0 for no minimum.
+    /// Bytes a second that a client must send, or take, of a body [default: 16384], averaged over
+    /// the whole body; 0 for no minimum.
     body_bytes_per_second: u64 = 16 << 10, "PF_REGISTRY_BODY_BYTES_PER_SECOND", "BYTES";
     /// Seconds that a client may be behind that rate before it is cut [default: 30].
     body_idle_seconds: u64 = 30, "PF_REGISTRY_BODY_IDLE_SECONDS", "S";
-    /// A connection that is idle, or still sending headers, after this many seconds is closed [default: 60].
+    /// A connection that is idle, or still sending headers, after this many seconds is closed
+    /// [default: 60].
     header_seconds: u64 = 60, "PF_REGISTRY_HEADER_SECONDS", "S";
     /// Seconds that a client may take in all to send a JSON body [default: 120].
     json_body_seconds: u64 = 120, "PF_REGISTRY_JSON_BODY_SECONDS", "S";
@@ -98,32 +111,40 @@ settings! {
     max_json_bytes: usize = 16 << 20, "PF_REGISTRY_MAX_JSON_BYTES", "BYTES";
     /// Digests in one request [default: 100000].
     max_digests: usize = 100_000, "PF_REGISTRY_MAX_DIGESTS", "N";
-    /// Bytes of frames that clients are told to put in one request [default: 67108864]. A single larger blob is allowed.
+    /// Bytes of frames that clients are told to put in one request [default: 67108864]. A single
+    /// larger blob is allowed.
     max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "BYTES";
-    /// Seconds for which an unfinished push keeps what it uploaded or asked about [default: 3600]. Each use renews it.
+    /// Seconds for which an unfinished push keeps what it uploaded or asked about [default: 3600].
+    /// Each use renews it.
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
     /// Bytes after which a pack is closed [default: 67108864].
     pack_bytes: u64 = 64 << 20, "PF_REGISTRY_PACK_BYTES", "BYTES";
-    /// Bytes that stay free on the disks of packs and metadata [default: 0]: pushes are refused below that, deletions and collections are
-    /// not. 0 is 64 MiB, or a twentieth of a smaller disk.
+    /// Bytes that stay free on the disks of packs and metadata [default: 0]: pushes are refused
+    /// below that, deletions and collections are not. 0 is 64 MiB, or a twentieth of a smaller
+    /// disk.
     min_free_bytes: u64 = 0, "PF_REGISTRY_MIN_FREE_BYTES", "BYTES";
-    /// Seconds between collections of garbage, about [default: 300]; 0 for never. Each replica may run them.
+    /// Seconds between collections of garbage, about [default: 300]; 0 for never. Each replica may
+    /// run them.
     gc_interval_seconds: u64 = 300, "PF_REGISTRY_GC_INTERVAL_SECONDS", "S";
-    /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer than any download.
+    /// Seconds for which a pack that nothing points to stays on storage [default: 3600]: longer
+    /// than any download.
     gc_grace_seconds: u64 = 3600, "PF_REGISTRY_GC_GRACE_SECONDS", "S";
-    /// Seconds between scrubs, which read every pack, about [default: 0]; 0 for never. A scrub by one replica counts for all.
+    /// Seconds between scrubs, which read every pack, about [default: 0]; 0 for never. A scrub by
+    /// one replica counts for all.
     scrub_interval_seconds: u64 = 0, "PF_REGISTRY_SCRUB_INTERVAL_SECONDS", "S";
     /// Bytes that such a scrub reads a second, at most [default: 33554432]; 0 for no limit.
     scrub_bytes_per_second: u64 = 32 << 20, "PF_REGISTRY_SCRUB_BYTES_PER_SECOND", "BYTES";
     /// Base URL of the registry that is asked for what is not here; empty for none [default: none].
     upstream: String = String::new(), "PF_REGISTRY_UPSTREAM", "URL";
-    /// Seconds for which a tag that came from the upstream is served before it is looked at again [default: 60].
+    /// Seconds for which a tag that came from the upstream is served before it is looked at again
+    /// [default: 60].
     upstream_ttl_seconds: u64 = 60, "PF_REGISTRY_UPSTREAM_TTL_SECONDS", "S";
     /// Seconds that requests in flight get to finish at shutdown [default: 30].
     shutdown_grace: u64 = 30, "PF_REGISTRY_SHUTDOWN_GRACE", "S";
     /// Form of the log on standard error [default: text].
     log_format: LogFormat = LogFormat::Text, "PF_REGISTRY_LOG_FORMAT", "FORMAT";
-    /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default: info].
+    /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default:
+    /// info].
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
 }
 

@@ -1,4 +1,4 @@
-//! Groups of failures, for the OpenAPI document: which problems an endpoint may answer with.
+//! Groups of errors for the OpenAPI document: the problems that an endpoint may answer with.
 
 use pfr_schema::ErrorCode::{self, *};
 use pfr_schema::api::Problem;
@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
-/// What any request may meet.
+/// Errors of any request.
 const ANY: &[ErrorCode] = &[InvalidRequest, InvalidName, DomainUnknown, Overloaded, Unavailable, Internal];
-/// What any request with a body may meet.
+/// Further errors of any request with a body.
 const BODY: &[ErrorCode] = &[TooLarge, Timeout];
 
 macro_rules! groups {
@@ -24,7 +24,7 @@ macro_rules! groups {
 }
 
 groups! {
-    /// Of the readiness probe.
+    /// The readiness probe.
     Ready = [&[Unavailable]];
     /// Reads that name no repository.
     Listing = [ANY, &[CorruptStore]];
@@ -41,7 +41,7 @@ groups! {
     Opening = [ANY, &[StorageFull]];
     /// Ending a session.
     Aborting = [ANY, &[PushUnknown, StorageFull]];
-    /// Asking in a session.
+    /// Requests for missing blobs in a session.
     Pushing = [ANY, BODY, &[PushUnknown, StorageFull]];
     /// Uploads.
     Uploading = [ANY, BODY, &[
@@ -59,7 +59,7 @@ groups! {
     Pausing = [ANY, BODY, &[NotFound, StorageFull]];
     /// Reads about collections.
     Collected = [ANY, &[NotFound]];
-    /// Changes of names.
+    /// Changes of tags and snapshots.
     Tagging = [ANY, BODY, &[AmbiguousDigest, RepositoryUnknown, SnapshotUnknown, TagUnknown, TagMoved, StorageFull]];
 }
 

@@ -1,7 +1,7 @@
-//! The lock of a data directory: one registry serves it, and none serves it while it is rebuilt.
+//! The lock of a data directory: at most one registry serves it, and none while it is rebuilt.
 //!
-//! The directory itself is locked, so that a full disk needs no new file. The lock ends with the
-//! process. `gc`, `scrub` and `fsck` need no lock: they may run beside a registry.
+//! The lock is on the directory itself, so it works on a full disk too. It ends with the process.
+//! `gc`, `scrub` and `fsck` need no lock: they may run beside a registry.
 
 use crate::config::Config;
 use crate::error::Error;
@@ -18,12 +18,12 @@ pub struct DataLock {
 }
 
 impl DataLock {
-    /// Locks the data directory, and creates it if it does not exist. None where the metadata are
-    /// in PostgreSQL: any number of registries may share that.
+    /// Locks the data directory, and creates it if it does not exist. Returns `None` if the
+    /// metadata are in PostgreSQL: any number of registries may share a database.
     ///
     /// # Errors
-    /// [`Error::Locked`] if another process has it, [`Error::Store`] if it cannot be created or
-    /// opened.
+    /// [`Error::Locked`] if another process holds the lock, [`Error::Store`] if the directory
+    /// cannot be created or opened.
     pub fn take(config: &Config) -> Result<Option<Self>, Error> {
         if !config.database.is_empty() {
             return Ok(None);
@@ -36,10 +36,10 @@ impl DataLock {
         let dir = File::open(data).map_err(failed)?;
         match dir.try_lock() {
             Ok(()) => {
-                // Truncates first: on a full disk the file is empty and does not name an earlier
-                // process.
+                // Truncate first: if the disk is full, the file is then empty and does not name an
+                // earlier process.
                 if let Err(error) = std::fs::write(data.join(HOLDER), "").and_then(|()| note_holder(data)) {
-                    tracing::debug!(%error, "the process id cannot be written to the data directory");
+                    tracing::debug!(%error, "writing the process id to the data directory failed");
                 }
                 Ok(Some(Self { _dir: dir }))
             }

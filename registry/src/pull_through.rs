@@ -75,8 +75,8 @@ impl PullThrough {
         Ok(Some(Arc::new(Self { upstream, store: store.clone(), pulls, tags, passed: Arc::new(Semaphore::new(PASSED)) })))
     }
 
-    /// Makes the snapshot of a selector available here, if the upstream has it. Returns its digest where
-    /// only the upstream can resolve the selector.
+    /// Makes the snapshot of a selector available here, if the upstream has it. Returns its digest
+    /// where only the upstream can resolve the selector.
     async fn ensure(
         &self,
         remote: &Remote,
@@ -164,7 +164,8 @@ impl PullThrough {
         Ok(None)
     }
 
-    /// The upstream's list, if nothing of the repository is here. Else the handler lists what is here.
+    /// The upstream's list, if nothing of the repository is here. Else the handler lists what is
+    /// here.
     async fn list(&self, remote: &Remote, repository: &RepositoryName, route: &str, uri: &Uri) -> Result<Option<Response>, ApiError> {
         match self.store.tags(repository, None, 1).await {
             Err(error) if error.code() == ErrorCode::RepositoryUnknown => {}
@@ -179,13 +180,13 @@ impl PullThrough {
         }))
     }
 
-    /// Frames of blobs that are not here, passed on and not kept: only a read of a snapshot stores it.
-    /// The reader verifies them.
+    /// Frames of blobs that are not here, passed on and not kept: only a read of a snapshot stores
+    /// it. The reader verifies them.
     async fn frames(&self, remote: &Remote, unserved: UnservedFrames) -> Result<Response, ApiError> {
         let frames = remote.frames(unserved.repository(), unserved.digests()).await.map_err(|error| failure(&error))?;
         drop(unserved);
-        // Only after the upstream has begun to answer: registries that ask each other must not wait for
-        // each other's permits.
+        // Only after the upstream has begun to answer: registries that ask each other must not wait
+        // for each other's permits.
         let permit = wait_for(&self.passed, QUEUE, "the registry passes on as many downloads as it may; try again in a moment").await?;
         let sent = metrics::counter!(BYTES_SENT);
         let frames = frames.map_err(unavailable).inspect_ok(move |bytes| {

@@ -1,7 +1,8 @@
 //! The map of the service: every route, and the OpenAPI document that is made from the same list.
 //!
-//! Paths are those of the default domain; `http::base` takes the base path of another one off before
-//! the router sees it. `/` and `/v2` are free: the user interface and the OCI distribution API go there.
+//! Paths are those of the default domain; `http::base` takes the base path of another one off
+//! before the router sees it. `/` and `/v2` are free: the user interface and the OCI distribution
+//! API go there.
 
 use crate::app::App;
 use crate::auth::{Action, action_of};

@@ -87,8 +87,8 @@ impl Scope for Catalogue {
     }
 }
 
-/// Proof that the caller may push to a repository, and that the session in the request's path is one
-/// of this repository.
+/// Proof that the caller may push to a repository, and that the session in the request's path is
+/// one of this repository.
 pub(crate) struct Session {
     /// The domain that both are in.
     pub(crate) domain: Arc<Domain>,

@@ -11,7 +11,8 @@ use tokio::sync::watch;
 /// Entries and packs counted for the metrics: more than that is a backlog in any case.
 const COUNTED: usize = 10_000;
 
-/// Full packs that small ones are merged into in one run on schedule: 4 GiB. Other tasks wait for it.
+/// Full packs that small ones are merged into in one run on schedule: 4 GiB. Other tasks wait for
+/// it.
 const MERGES: usize = 64;
 
 /// Runs collections, on request and as tasks. Cheap to clone; clones share the count of running

@@ -1,7 +1,7 @@
 //! Background work of a registry: its tasks, and the collector that they share with requests.
 //!
-//! All tasks are made here, and [`pfr_store::Schedule`] runs them. A new one is a struct with a name,
-//! an interval and a `run`, and one line in [`schedule`].
+//! All tasks are made here, and [`pfr_store::Schedule`] runs them. A new one is a struct with a
+//! name, an interval and a `run`, and one line in [`schedule`].
 
 mod collector;
 mod tasks;

@@ -90,8 +90,8 @@ pub(crate) enum Command {
     /// store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Scrub(scrub::Scrub),
-    /// Compares the tables with what the stored nodes say. May run beside a registry that serves the
-    /// same store.
+    /// Compares the tables with what the stored nodes say. May run beside a registry that serves
+    /// the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use

@@ -1,4 +1,4 @@
-//! `pf-registry scrub`.
+//! `pf-registry scrub`: finds damaged blobs and fetches them again from another registry.
 
 use super::Settings;
 use super::tool::{Which, lines, on_store, print};
@@ -12,19 +12,19 @@ use pfr_service::Secret;
 use pfr_store::{ScrubOptions, Store};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Digests asked of the other registry at a time.
+/// Digests in one request to the other registry.
 const BATCH: usize = 1000;
 
 /// Arguments of `scrub`.
 #[derive(Args)]
 pub(crate) struct Scrub {
-    /// Decode and hash every blob, and not only compare checksums.
+    /// Decode and hash every blob. Without this, compare only checksums.
     #[arg(long)]
     full: bool,
     /// Read at most this much per second, such as 100MB.
     #[arg(long, value_name = "SIZE")]
     rate: Option<ByteSize>,
-    /// Another registry that has the same snapshots: what is damaged is fetched from it.
+    /// Another registry that has the same snapshots, to fetch damaged blobs from.
     #[arg(long, value_name = "URL")]
     heal_from: Option<String>,
     /// Token for that registry.
@@ -67,7 +67,7 @@ pub(super) fn run(args: Scrub) -> Result<(), Error> {
             0 => Ok(()),
             unread => {
                 let unread = count(unread as u64, "pack");
-                let reason = format!("{unread} could not be read, nothing is known of what lies there: run it again");
+                let reason = format!("{unread} could not be read, so it is not known whether their blobs are good: run the scrub again");
                 Err(Error::Work(pfr_store::Error::Unavailable { what: "packs", reason }))
             }
         };
@@ -77,14 +77,15 @@ pub(super) fn run(args: Scrub) -> Result<(), Error> {
     Err(Error::Found(found.join(" and ")))
 }
 
-/// Fetches damaged blobs, repository by repository. A blob that one does not have, another may.
+/// Fetches damaged blobs, repository by repository: another repository may have a blob that the
+/// first one lacks.
 async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result<(), Error> {
     let kinds = kinds(store, damaged).await?;
     let mut of: BTreeMap<RepositoryName, BTreeSet<(Kind, Digest)>> = BTreeMap::new();
     for blob in damaged {
         let names = blob.snapshots.iter().filter_map(|name| name.split_once('@')?.0.parse::<RepositoryName>().ok());
         for repository in names {
-            // In order of kinds: children before the nodes that list them.
+            // Sorted by kind, so that children come before the nodes that list them.
             of.entry(repository).or_default().insert((kinds.get(&blob.digest).copied().unwrap_or(Kind::Blob), blob.digest));
         }
     }
@@ -102,7 +103,7 @@ async fn heal(store: &Store, mirror: &Remote, damaged: &[DamagedBlob]) -> Result
             }
         }
     }
-    // Also after an early end: blobs that arrived have completed nodes.
+    // After an error too: the blobs that arrived may have completed nodes.
     store.reassess().await.map_err(Error::Work)?;
     result
 }
@@ -125,7 +126,7 @@ async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, dige
     let reason = match mirror.frames(repository, digests.to_vec()).await {
         Ok(frames) => match store.heal(repository, digests, frames).await {
             Ok(_) => return Ok(Next::Batch),
-            // An error of the own store.
+            // The error is about our own store.
             Err(error @ (pfr_store::Error::Unavailable { .. } | pfr_store::Error::NotPermitted { .. } | pfr_store::Error::Full(_))) => {
                 return Err(Error::Work(error));
             }

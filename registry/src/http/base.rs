@@ -1,7 +1,8 @@
 //! The base path of a domain: `/domains/NAME` before `/v1/…`.
 //!
 //! It is taken off before the router sees the path, so every route of the API is there for every
-//! domain, and routes, metrics and layers know one path each. Nothing outside `/v1` belongs to a domain.
+//! domain, and routes, metrics and layers know one path each. Nothing outside `/v1` belongs to a
+//! domain.
 
 use crate::problem::ApiError;
 use axum::http::request::Parts;

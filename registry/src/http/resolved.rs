@@ -1,7 +1,7 @@
 //! References that were resolved before the handler: the handler reads them instead of its path.
 
-/// Path segments with the text to read instead, by the name of the segment. `tag~N` becomes a digest
-/// here when only an upstream registry knows the way to it.
+/// Path segments with the text to read instead, by the name of the segment. `tag~N` becomes a
+/// digest here when only an upstream registry knows the way to it.
 #[derive(Clone, Default)]
 pub(crate) struct ResolvedRefs(Vec<(&'static str, String)>);
 

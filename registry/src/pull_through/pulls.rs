@@ -53,7 +53,8 @@ impl Pulls {
         pull.await
     }
 
-    /// Starts a pull in its own task: the reader that asked first may leave while others wait for it.
+    /// Starts a pull in its own task: the reader that asked first may leave while others wait for
+    /// it.
     fn start(self: &Arc<Self>, remote: Remote, key: Key) -> Shared<BoxFuture<'static, Done>> {
         let pulls = Arc::clone(self);
         let task = tokio::spawn(async move {
@@ -64,8 +65,8 @@ impl Pulls {
     }
 
     async fn pull(&self, remote: &Remote, repository: &RepositoryName, digest: Digest) -> Done {
-        // The upstream may have to pull the snapshot itself first. A permit is taken only afterwards, so
-        // that registries that ask each other do not wait for each other's permits.
+        // The upstream may have to pull the snapshot itself first. A permit is taken only
+        // afterwards, so that registries that ask each other do not wait for each other's permits.
         match remote.lineage(repository, &Selector::Digest(digest), 1).await {
             Ok(_) => {}
             Err(error) if is_unknown(&error) => return Ok(()),

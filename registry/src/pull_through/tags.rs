@@ -56,8 +56,8 @@ impl Tags {
         if here.is_some() && before.is_some_and(|seen| seen.at.elapsed() < self.ttl) {
             return Ok(());
         }
-        // The database remembers a tag that was put here for the upstream, also by another replica or
-        // before a restart.
+        // The database remembers a tag that was put here for the upstream, also by another replica
+        // or before a restart.
         let agreed = before.and_then(|b| b.agreed).or(here.filter(|_| row.is_some_and(|row| row.followed)));
         let mut seen = Seen { at: Instant::now(), agreed, diverged: before.and_then(|b| b.diverged) };
         match self.follow(remote, repository, tag, here, &mut seen, via).await {
@@ -67,7 +67,8 @@ impl Tags {
             }
             result => result?,
         }
-        // After the pull, not before: other readers must not take the old tag for a fresh one meanwhile.
+        // After the pull, not before: other readers must not take the old tag for a fresh one
+        // meanwhile.
         seen.at = Instant::now();
         self.seen().put(key, seen);
         Ok(())
@@ -116,9 +117,9 @@ impl Tags {
     }
 }
 
-/// Whether the tag, which is `here`, only lags behind the upstream's, which is `there`. A tag that was
-/// moved here stays where it was put. The upstream may know that snapshot nevertheless: it may ask
-/// this registry as this registry asks it.
+/// Whether the tag, which is `here`, only lags behind the upstream's, which is `there`. A tag that
+/// was moved here stays where it was put. The upstream may know that snapshot nevertheless: it may
+/// ask this registry as this registry asks it.
 async fn lags_behind(remote: &Remote, repository: &RepositoryName, here: Digest, there: Digest, seen: &mut Seen) -> Result<bool, ApiError> {
     if seen.agreed == Some(here) {
         return Ok(true);

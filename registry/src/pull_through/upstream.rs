@@ -31,8 +31,8 @@ impl Upstream {
         Ok(Some(Self { remote: Remote::new(&config.upstream, options)?, id: uuid::Uuid::now_v7().to_string() }))
     }
 
-    /// The upstream for a request that came through the registries in `via`. None if this registry is
-    /// one of them, or if they are too many.
+    /// The upstream for a request that came through the registries in `via`. None if this registry
+    /// is one of them, or if they are too many.
     pub(super) fn for_request(&self, via: &Via) -> Option<Remote> {
         let hops: Vec<&str> = via.0.split(',').map(str::trim).filter(|hop| !hop.is_empty()).collect();
         if hops.len() >= HOPS || hops.contains(&self.id.as_str()) {
@@ -59,7 +59,8 @@ pub(super) fn is_unknown(error: &Error) -> bool {
     matches!(error.code(), BlobUnknown | RepositoryUnknown | SnapshotUnknown | TagUnknown)
 }
 
-/// The failure that the reader gets. An upstream that cannot be asked has not said that it has nothing.
+/// The failure that the reader gets. An upstream that cannot be asked has not said that it has
+/// nothing.
 pub(super) fn failure(error: &Error) -> ApiError {
     let code = error.code();
     let (code, detail) = match error {

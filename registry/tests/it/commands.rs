@@ -1,4 +1,5 @@
-//! The command line of `pf-registry`: help, sizes, errors as JSON, and mirrors that have nothing to do.
+//! The command line of `pf-registry`: help, sizes, errors as JSON, and mirrors that have nothing to
+//! do.
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry};

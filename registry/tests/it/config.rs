@@ -1,4 +1,5 @@
-//! Settings: the template is true, names follow one rule, and nothing misspelt is taken for nothing.
+//! Settings: the template is true, names follow one rule, and nothing misspelt is taken for
+//! nothing.
 
 use clap::{Args as _, CommandFactory as _};
 use pfr_registry::config::{Config, Overrides, SettingsError};

@@ -110,7 +110,8 @@ async fn a_collection_that_a_stop_ends_says_so() {
     let mut registry = Registry::start_over(store.clone()).await;
     let sample = snapshot(0..20, vec![]);
     registry.push(REPO, &sample, Some("t")).await;
-    // The deletion is in the tables and not in the journal: that is the first thing that a collection writes.
+    // The deletion is in the tables and not in the journal: that is the first thing that a
+    // collection writes.
     switch.set(Trouble::Unreachable);
     refused(registry.delete(&format!("/v1/repositories/{REPO}/snapshots/{}", sample.manifest)).await, ErrorCode::Unavailable).await;
     switch.set(Trouble::Hang);

@@ -1,4 +1,5 @@
-//! The tools of `pf-registry` on a store that is hurt: the real program, its exit codes, and another registry to heal from.
+//! The tools of `pf-registry` on a store that is hurt: the real program, its exit codes, and
+//! another registry to heal from.
 
 use pfr_schema::api::{DamagedBlob, FsckReport, RebuildReport, ScrubReport};
 use pfr_schema::codec::Codec;
@@ -136,7 +137,8 @@ fn hurt_all(data: &Path) {
 async fn what_one_registry_cannot_heal_is_reported_and_the_rest_is_healed() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (hurt, good) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    // What both have; what the other has damaged too; what is in a repository, by name the first, that it lacks.
+    // What both have; what the other has damaged too; what is in a repository, by name the first,
+    // that it lacks.
     let (shared, both, lacked) = (vec![1; 10_000], vec![2; 10_000], vec![3; 10_000]);
     push(good.path(), &both).await;
     hurt_all(good.path());

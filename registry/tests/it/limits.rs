@@ -1,4 +1,5 @@
-//! Clients that send too much, too slowly, or all at once: they are refused or cut, and what they held is free again.
+//! Clients that send too much, too slowly, or all at once: they are refused or cut, and what they
+//! held is free again.
 
 use crate::common::snapshot::{Snapshot, page, snapshot, stream};
 use crate::common::trouble::{self, Trouble};

@@ -1,4 +1,5 @@
-//! What operators scrape: every metric described, its unit in its name, and moved by what it counts.
+//! What operators scrape: every metric described, its unit in its name, and moved by what it
+//! counts.
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry, refused};

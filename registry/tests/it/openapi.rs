@@ -1,4 +1,5 @@
-//! The API's document is what clients are written against: a change of it is a decision, not an accident.
+//! The API's document is what clients are written against: a change of it is a decision, not an
+//! accident.
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -46,7 +47,8 @@ fn every_operation_has_an_id_words_and_its_failures() {
     assert!(!ids.is_empty());
 }
 
-/// What JSON Schema 2020-12, which OpenAPI 3.1 uses, says of a schema's own words. Nested schemas are looked at in their turn.
+/// What JSON Schema 2020-12, which OpenAPI 3.1 uses, says of a schema's own words. Nested schemas
+/// are looked at in their turn.
 fn check_schema(schema: &Value, place: &str) {
     let Some(words) = schema.as_object() else {
         assert!(schema.is_boolean(), "{place} is no schema: {schema}");

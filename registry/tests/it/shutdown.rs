@@ -1,4 +1,5 @@
-//! Shutdown: what is in flight finishes, what does not finish is cut, and the process says how it ended.
+//! Shutdown: what is in flight finishes, what does not finish is cut, and the process says how it
+//! ended.
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry, held_request};

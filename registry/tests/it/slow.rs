@@ -50,7 +50,8 @@ impl Slow {
         Self { address: registry.address, push, digest: blob.digest }
     }
 
-    /// Opens a connection and begins; then sends, or takes, some bytes now and then for as long as the registry lets it.
+    /// Opens a connection and begins; then sends, or takes, some bytes now and then for as long as
+    /// the registry lets it.
     async fn go(self, way: Way, number: u64) -> std::io::Result<()> {
         let Self { address, push, digest } = self;
         let mut stream = TcpStream::connect(address).await?;
@@ -266,7 +267,8 @@ mod long {
         best
     }
 
-    /// `cargo nextest run -p pfr-registry --run-ignored all -E 'test(slow::long::)' --no-capture` prints the ratios.
+    /// `cargo nextest run -p pfr-registry --run-ignored all -E 'test(slow::long::)' --no-capture`
+    /// prints the ratios.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_innocent_client_beside_five_hundred_slow_ones_takes_about_as_long_as_alone() {
         let registry = Registry::start().await;

@@ -149,7 +149,8 @@ impl Registry {
     }
 }
 
-/// A request that the registry is serving: it has asked for the body (100 Continue), and got nothing of it yet.
+/// A request that the registry is serving: it has asked for the body (100 Continue), and got
+/// nothing of it yet.
 pub async fn held_request(registry: &Registry, method: &str, path: &str, content_type: &str, length: usize) -> TcpStream {
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n"
