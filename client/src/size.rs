@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Sizes in bytes, as users write them in options and settings.
 
 use serde::Deserialize;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[serde(try_from = "String")]
 pub struct ByteSize(pub u64);
 
-/// Units, with what they stand for.
+/// Units in lower case, and their bytes.
 const UNITS: [(&str, u64); 11] = [
     ("", 1),
     ("b", 1),
@@ -39,7 +39,7 @@ impl FromStr for ByteSize {
             Ok(whole) => whole.checked_mul(factor).ok_or_else(wrong)?,
             Err(_) => {
                 let number: f64 = digits.parse().map_err(|_| wrong())?;
-                // Below 2^53 every whole number is exact. Above, single bytes do not matter.
+                // Below 2^53 the result is exact. Above, an error of a few bytes does not matter.
                 (number * factor as f64) as u64
             }
         };

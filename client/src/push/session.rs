@@ -17,13 +17,13 @@ use pfr_store::document_frame;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Requests with frames in flight.
+/// Uploads in flight at a time.
 const IN_FLIGHT: usize = 4;
 
 /// How often a push asks which blobs the registry lacks before it fails.
 const ROUNDS: u32 = 3;
 
-/// Frames that were sent and acknowledged.
+/// What the registry has acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub blobs: u64,
@@ -44,12 +44,13 @@ impl<'a> Session<'a> {
         Ok(Self { source, remote, target, progress, push })
     }
 
-    /// Everything but the opening.
+    /// Uploads what the registry lacks, then commits.
     pub async fn run(&self, total_bytes: u64, sent: &mut Sent) -> Result<api::Committed> {
         let manifest = self.source.manifest();
         let mut rounds = 1;
-        while let Err(error) = self.bring(total_bytes, sent).await {
-            // Blobs were collected since the registry reported them as present: ask again.
+        while let Err(error) = self.upload_missing(total_bytes, sent).await {
+            // A collection deleted blobs after the registry had reported them as present: ask
+            // again.
             if error.code() != ErrorCode::MissingBlobs || rounds >= ROUNDS {
                 return Err(error);
             }
@@ -59,13 +60,15 @@ impl<'a> Session<'a> {
         let request = api::CommitRequest { manifest: manifest.digest, tag: self.target.tag.clone(), if_tag_is: self.target.if_tag_is };
         let committed = self.remote.commit(&self.target.repository, &self.push.id, &request).await?;
         if committed.digest != manifest.digest {
-            return Err(self.remote.protocol(format!("{} was to be committed, it committed {}", manifest.digest, committed.digest)));
+            return Err(self
+                .remote
+                .protocol(format!("the request was to commit {}, the answer says {}", manifest.digest, committed.digest)));
         }
         Ok(committed)
     }
 
-    /// Makes the registry hold everything that the manifest reaches, and the manifest.
-    async fn bring(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
+    /// Uploads what the registry lacks of the manifest and of all that it reaches.
+    async fn upload_missing(&self, total_bytes: u64, sent: &mut Sent) -> Result<()> {
         let plan = self.plan().await?;
         if self.progress.bytes_deduplicated() == 0 {
             self.progress.add_bytes_deduplicated(total_bytes.saturating_sub(plan.bytes()));
@@ -98,8 +101,8 @@ impl<'a> Session<'a> {
         plan(self.source.manifest(), self.source, self, self.source.limits()).await
     }
 
-    /// Renews the leases of a push that takes longer than one lease: asking about blobs leases
-    /// them. Ends only with an error.
+    /// Renews the leases while the push runs: the registry leases each blob that the client asks
+    /// about. Returns only with an error.
     async fn keep_leases(&self) -> Error {
         let every = Duration::from_millis((self.push.lease_seconds.saturating_mul(1000) / 3).max(100));
         loop {
@@ -137,7 +140,7 @@ impl Sent {
     }
 }
 
-/// A request's body. Containers are encoded as they are taken.
+/// The body of an upload. Each node is encoded only when the connection takes it, to save memory.
 fn body(source: &OpenedSource, batch: &Batch) -> BoxFrames {
     let containers = Arc::clone(&batch.containers);
     let documents = stream::iter(0..containers.len()).map(move |i| Ok::<Bytes, Error>(document_frame(&containers[i])));
@@ -151,7 +154,7 @@ impl PlanDestination for Session<'_> {
         let most = usize::try_from(self.push.max_digests).unwrap_or(usize::MAX).max(1);
         let mut lacking = Vec::new();
         for (part, items) in items.chunks(most).enumerate() {
-            // By kind, remembering where each came from.
+            // The request groups digests by kind; `order` maps its positions back to `items`.
             let mut order = Vec::with_capacity(items.len());
             let mut groups = Vec::new();
             for kind in Kind::ALL {

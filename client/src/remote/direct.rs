@@ -129,7 +129,7 @@ impl Remote {
         self.round_trips.fetch_add(1, Ordering::Relaxed);
         let idle = self.options.idle_timeout;
         let mut pace = Pace::new(&self.options);
-        let silent = |_| Trouble::Broken(format!("no byte for {} seconds", idle.as_secs()));
+        let silent = |_| Trouble::Broken(format!("no byte arrived for {} seconds", idle.as_secs()));
         let broken = |error: reqwest::Error| Trouble::Broken(reason(&error));
         let (start, end) = (part.range.start + got.len() as u64, part.range.end);
         let request = self.direct.client.get(part.url.clone()).header(RANGE, format!("bytes={start}-{}", end - 1));

@@ -102,7 +102,7 @@ impl Remote {
             now = watch => {
                 let reason = match now {
                     0 => return Err(self.silent(idle, attempt)),
-                    now => format!("it took {now} bytes in {} seconds, at least {least} expected", idle.as_secs()),
+                    now => format!("it took {now} bytes in {} seconds, expected at least {least}", idle.as_secs()),
                 };
                 return Err(Error::Unreachable { url: self.url().to_owned(), reason, attempts: attempt });
             }

@@ -1,4 +1,4 @@
-//! Endpoints that name and delete.
+//! Requests about tags, forks, and deletion of snapshots.
 
 use super::Remote;
 use super::read::page;
@@ -25,7 +25,7 @@ impl Remote {
         self.request(|| key.on(self.client.delete(url.clone()))).await.map(|_| ())
     }
 
-    /// Tags by name.
+    /// Lists tags in the order of their names: at most `limit`, from the one after `after`.
     ///
     /// # Errors
     /// `repository_unknown`.
@@ -33,7 +33,7 @@ impl Remote {
         self.get(page(self.repository_path(repository, &["tags"]), after, limit)).await
     }
 
-    /// One tag.
+    /// Reads one tag.
     ///
     /// # Errors
     /// `repository_unknown`, `tag_unknown`.
@@ -51,7 +51,7 @@ impl Remote {
         self.json(|| key.on(build())).await
     }
 
-    /// Deletes a tag, if given only from this state.
+    /// Deletes a tag. With `expected`, only if the tag is in that state.
     ///
     /// # Errors
     /// `tag_unknown`, `tag_moved`.
@@ -80,9 +80,9 @@ impl Remote {
     }
 }
 
-/// An idempotency key. It tells the registry that a request repeats one whose answer was lost: it
-/// is the same in all tries. The registry changes names once for each key, and answers every try as
-/// it answered the first.
+/// An idempotency key: all attempts of one request carry the same. The registry makes the change
+/// once for each key, and answers each attempt as it answered the first. So a client may repeat a
+/// request whose answer was lost.
 struct Key(String);
 
 impl Key {

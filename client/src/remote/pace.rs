@@ -1,16 +1,17 @@
-//! Limits how slowly an answer may come: silence is not the only way to hold a reader for ever.
+//! The minimum speed of an answer. A timeout for silence is not enough: a server that sends one
+//! byte now and then would keep a reader waiting for ever.
 
 use super::{Remote, RemoteOptions};
 use crate::error::Error;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 
-/// The reason why an answer is given up.
+/// Why the client stops reading an answer.
 #[derive(Debug)]
 pub(super) enum Slow {
-    /// No byte came: the connection may be dead, and another one may help.
+    /// No byte arrived. The connection may be dead, so a retry on a new one may help.
     Silent(String),
-    /// Too few bytes came: a retry would be no faster.
+    /// Too few bytes arrived. A retry would be no faster.
     Trickle(String),
 }
 
@@ -22,7 +23,7 @@ impl std::fmt::Display for Slow {
 }
 
 impl Remote {
-    /// The error of an answer that is given up.
+    /// The error for an answer that is too slow.
     pub(super) fn slow(&self, slow: Slow) -> Error {
         match slow {
             Slow::Silent(reason) => self.cut(reason),
@@ -31,12 +32,12 @@ impl Remote {
     }
 }
 
-/// The speed of one answer. Only the time spent waiting for its next bytes counts: a reader may
-/// take its time.
+/// Measures the speed of one answer. Only the time spent waiting for the next bytes counts: a slow
+/// reader does not make the answer slow.
 #[derive(Debug)]
 pub(super) struct Pace {
     window: Duration,
-    /// Bytes that a window of waiting must bring.
+    /// Bytes that must arrive in each window of waiting.
     least: u64,
     waited: Duration,
     bytes: u64,
@@ -44,12 +45,12 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Of an answer of any length.
+    /// Measures an answer of any length.
     pub fn new(options: &RemoteOptions) -> Self {
         Self { window: options.idle_timeout, least: least(options), waited: Duration::ZERO, bytes: 0, end: None }
     }
 
-    /// Of an answer that must be whole before long.
+    /// Measures an answer that must be complete within `answer_timeout`.
     pub fn of_document(options: &RemoteOptions) -> Self {
         Self { end: Some((Instant::now() + options.answer_timeout, options.answer_timeout)), ..Self::new(options) }
     }
@@ -57,7 +58,7 @@ impl Pace {
     /// Waits for the next piece.
     ///
     /// # Errors
-    /// The reason, if the answer comes too slowly.
+    /// [`Slow`] if the answer is too slow.
     pub async fn next<E>(&mut self, piece: impl Future<Output = Result<Option<Bytes>, E>>) -> Result<Result<Option<Bytes>, E>, Slow> {
         tokio::pin!(piece);
         loop {
@@ -86,9 +87,9 @@ impl Pace {
 
     fn close_window(&mut self) -> Result<(), Slow> {
         match self.bytes {
-            0 => Err(Slow::Silent(format!("no byte for {}", seconds(self.window)))),
+            0 => Err(Slow::Silent(format!("no byte arrived for {}", seconds(self.window)))),
             bytes if bytes < self.least => {
-                let reason = format!("{bytes} bytes came in {}, at least {} expected", seconds(self.window), self.least);
+                let reason = format!("{bytes} bytes arrived in {}, expected at least {}", seconds(self.window), self.least);
                 Err(Slow::Trickle(reason))
             }
             _ => {
@@ -99,7 +100,7 @@ impl Pace {
     }
 }
 
-/// Bytes that must move while `idle_timeout` is waited.
+/// Bytes that must arrive within `idle_timeout`.
 pub(super) fn least(options: &RemoteOptions) -> u64 {
     (options.idle_timeout.as_secs_f64() * options.min_rate as f64) as u64
 }
@@ -126,7 +127,8 @@ mod tests {
         Ok(Some(vec![0; bytes].into()))
     }
 
-    /// Reads pieces of so many bytes, one every 20 ms, until it is told to stop.
+    /// Reads up to 100 pieces of `bytes` bytes, one every 20 ms. Returns how many it read, and why
+    /// it stopped.
     async fn read(mut pace: Pace, bytes: usize) -> (usize, Option<String>) {
         for pieces in 0..100 {
             match pace.next(after(20, bytes)).await {
@@ -139,24 +141,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_trickle_is_given_up_and_a_steady_stream_is_not() {
+    async fn a_trickle_fails_and_a_steady_stream_does_not() {
         let (pieces, reason) = read(Pace::new(&options()), 1).await;
-        assert!(pieces <= 11 && reason.unwrap().contains("at least 1000 expected"), "{pieces}");
+        assert!(pieces <= 11 && reason.unwrap().contains("expected at least 1000"), "{pieces}");
         assert_eq!(read(Pace::new(&options()), 4096).await, (100, None));
     }
 
     #[tokio::test]
-    async fn a_document_has_to_be_complete_before_long() {
+    async fn a_document_must_be_complete_within_the_answer_timeout() {
         let (pieces, reason) = read(Pace::of_document(&options()), 4096).await;
         assert!(pieces <= 16 && reason.unwrap().contains("not complete"), "{pieces}");
     }
 
     #[tokio::test]
-    async fn silence_is_given_up_and_the_readers_own_time_does_not_count() {
+    async fn silence_fails_and_the_readers_own_time_does_not_count() {
         let mut pace = Pace::new(&RemoteOptions { min_rate: 0, ..options() });
         assert!(pace.next(after(10, 1)).await.unwrap().unwrap().is_some());
         tokio::time::sleep(Duration::from_millis(250)).await;
-        assert!(pace.next(after(10, 1)).await.unwrap().unwrap().is_some(), "only 20 ms were waited for the answer");
-        assert!(Pace::new(&options()).next(after(10_000, 1)).await.unwrap_err().to_string().contains("no byte for 0.2 seconds"));
+        assert!(pace.next(after(10, 1)).await.unwrap().unwrap().is_some(), "the reader waited only 20 ms for the answer");
+        assert!(Pace::new(&options()).next(after(10_000, 1)).await.unwrap_err().to_string().contains("no byte arrived for 0.2 seconds"));
     }
 }

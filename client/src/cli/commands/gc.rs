@@ -184,8 +184,8 @@ pub async fn pin(context: &mut Context, args: args::Pin) -> Result<(), Failure> 
     context.out.line(format!("{word} {repository} {}", context.out.paint.yellow(&digest.short())))
 }
 
-/// Tidies the local store after a push or pull into it: merges small packs if that is due or, if its
-/// size is limited, evicts snapshots. A failure is only a note: the push or pull is done.
+/// Tidies the local store after a push or pull into it: merges small packs if that is due or, if
+/// its size is limited, evicts snapshots. A failure is only a note: the push or pull is done.
 pub async fn tidy(context: &Context, store: &Store) {
     let options = GcOptions { grace: Duration::ZERO, merges: 1, ..GcOptions::default() };
     let Some(most) = context.max_store_size() else {
