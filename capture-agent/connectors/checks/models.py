@@ -28,7 +28,10 @@ def dense() -> torch.nn.Module:
 
 
 def hybrid() -> torch.nn.Module:
-    """Three layers of gated linear attention, one of attention. vLLM's CPU kernels want head dimensions of 128 and bfloat16."""
+    """Three layers of gated linear attention, one of attention.
+
+    vLLM's CPU kernels need head dimensions of 128 and bfloat16.
+    """
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(

@@ -1,7 +1,8 @@
-"""Stands between an engine and its agent, leaves groups out of what the engine says, or refuses to fill.
+"""A proxy between an engine and its agent, for two faults.
 
-So a snapshot is made in which a hybrid model's recurrent state is missing, as by a connector that does not know of it; and an engine
-learns after it has allocated blocks that they will not be filled.
+It can remove groups from the engine's messages: the agent then captures a hybrid model without its
+recurrent state, as with a connector that does not know about that state. And it can refuse `fill`:
+the engine then has to free blocks that it has already allocated.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pf_connector.wire import receive, send
 
 
 class Proxy:
-    """Listens at `path`, speaks with the agent at `agent`."""
+    """Listens on the socket `path` and forwards to the agent's socket `agent`."""
 
     def __init__(self, path: Path, agent: Path) -> None:
         self.omit = ""
-        """Groups whose names begin so are left out; empty for none."""
+        """Removes the groups whose names start with this; empty removes none."""
         self.refuse_fill = False
         self._agent = str(agent)
         self._open: list[socket.socket] = []
@@ -33,14 +34,14 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Ends all connections: members connect and register again."""
+        """Closes all connections, so that members connect and register again."""
         with self._lock:
             sockets, self._open = self._open, []
         for sock in sockets:
             _shut(sock)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Stops listening and closes all connections."""
         self._server.close()
         self.cut()
 
@@ -59,7 +60,7 @@ class Proxy:
                 with self._lock:
                     self._open += [engine, agent]
                 self._register(engine, agent)
-                # The engine hears both the agent and the proxy's own refusals.
+                # Two threads write to the engine: the agent's messages, and refusals by the proxy.
                 speaking = threading.Lock()
                 back = threading.Thread(target=self._pump, args=(agent, engine, speaking, False), daemon=True)
                 back.start()
@@ -107,14 +108,14 @@ class Proxy:
 
 
 class _Replay:
-    """A socket of which some bytes were read already."""
+    """A socket that first returns bytes that were already read from it."""
 
     def __init__(self, sock: socket.socket, read: bytes) -> None:
         self._sock = sock
         self._read = read
 
     def recv(self, size: int) -> bytes:
-        """As a socket's."""
+        """Like `socket.recv`."""
         if self._read:
             piece, self._read = self._read[:size], self._read[size:]
             return piece

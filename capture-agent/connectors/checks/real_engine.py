@@ -1,4 +1,4 @@
-"""Runs the connectors with real engines, real agents and a real registry, and says what was proven.
+"""Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
 python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [transformers]
 """
@@ -16,7 +16,7 @@ CHECKS = ("vllm-dense", "vllm-hybrid", "transformers")
 
 
 def main() -> int:
-    """Command line; 0 if everything holds."""
+    """Runs the checks. Returns 0 if all of them pass, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True)
     parser.add_argument("--binaries", required=True, type=Path)
@@ -39,7 +39,7 @@ def main() -> int:
             outcomes = [Outcome("it runs", False, str(error))]
         failed |= not all(outcome.holds for outcome in outcomes)
         tables.append((name, time.monotonic() - started, outcomes))
-        note(f"{name}: {'holds' if all(o.holds for o in outcomes) else 'FAILS'} after {tables[-1][1]:.0f} s")
+        note(f"{name}: {'passed' if all(o.holds for o in outcomes) else 'FAILED'} after {tables[-1][1]:.0f} s")
     for name, seconds, outcomes in tables:
         print(f"\n{name} ({seconds:.0f} s)")
         for outcome in outcomes:

@@ -1,4 +1,7 @@
-"""Five families of hybrid models, captured in the middle of a generation and continued by a fresh process on another host."""
+"""Captures five families of hybrid models in the middle of a generation.
+
+A new process on another host continues each of them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ BEFORE, AFTER = 9, 24
 
 
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
-    """All families, with one registry and two hosts."""
+    """Checks all families with one registry and two hosts."""
     fresh(folder)
     registry = Registry(binaries, folder / "registry")
     a = Host("host A", binaries, folder / "a", registry.url)
@@ -63,7 +66,7 @@ def _family(family: str, python: str, a: Host, b: Host, reference: str) -> list[
     equal = done["tokens"] == full["tokens"] and done["logits"] == full["logits"]
     seen = (
         f"T={boundary}, {len(done['tokens'])} tokens; {report['state_bytes']:,} bytes of state, "
-        f"{restored['values_computed']} values proven, oracle {'compared' if restored['oracle'] else 'not compared'}, {report['exactness']}"
+        f"{restored['values_computed']} values checked, logits {'compared' if restored['oracle'] else 'not compared'}, {report['exactness']}"
     )
     return [Outcome(f"{family}: a fresh process continues with the same logits, bit for bit", right and equal, seen), refused]
 
