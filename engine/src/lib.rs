@@ -5,10 +5,12 @@
 //! can be interrupted and continued from stored state. The product itself does not use this crate.
 //! It has two faces:
 //!
-//! * [`Engine`]: SmolLM2-135M-Instruct in this process, in ordinary memory — for snapshot directories and measurements.
-//! * [`serve`]: a process of its own (`pf-kv serve`) with its state in shared memory ([`shared`], [`blocks`]), which registers with
-//!   a capture agent ([`attach`]) like any engine. It runs one of two cores ([`compute`]): SmolLM2 again, or a random [`hybrid`]
-//!   with recurrent state and a sliding window.
+//! * [`Engine`]: SmolLM2-135M-Instruct in this process, in ordinary memory — for snapshot
+//!   directories and measurements.
+//! * [`serve`]: a process of its own (`pf-kv serve`) with its state in shared memory ([`shared`],
+//!   [`blocks`]), which registers with a capture agent ([`attach`]) like any engine. It runs one of
+//!   two cores ([`compute`]): SmolLM2 again, or a random [`hybrid`] with recurrent state and a
+//!   sliding window.
 //!
 //! What all of it promises, bit for bit: the same tokens give the same pages and scores in every
 //! run, on every machine, with any number of threads, however the prompt is cut, in whatever

@@ -1,4 +1,4 @@
-//! What each call answers.
+//! The answer to each call of the agent.
 
 use super::agent::{Agent, Member, named, oracle, parts};
 use super::process::{Process, prompt};
@@ -22,7 +22,7 @@ fn start(model: &str, arguments: &[&str]) -> (Process, Member, tempfile::TempDir
 }
 
 #[test]
-fn a_registration_tells_where_everything_lies() {
+fn a_registration_says_where_every_block_is() {
     for (model, groups) in [("smollm2", vec!["main"]), ("hybrid", vec!["main", "window", "state"])] {
         let (engine, member, _dir) =
             start(model, &["--name", "a", "--deployment", "quantization=q4", "--deployment", "graph_buckets=[1,2]"]);
@@ -73,22 +73,22 @@ fn the_table_has_every_sequence_with_its_columns() {
     assert_eq!((long.salt.as_str(), long.adapter.as_deref()), ("tenant", Some("lora-1")));
     assert!(long.unrecorded.is_empty());
     assert_eq!((long.blocks["main"].len(), long.blocks["window"].len(), long.blocks["state"].len()), (5, 5, 1));
-    // Token 70 sees 31..=70: column 0 has fallen out, column 1 holds token 31.
+    // Token 70 attends to tokens 31..=70: column 0 is outside the window, column 1 holds token 31.
     let null: Vec<bool> = long.blocks["window"].iter().map(|block| *block == 0).collect();
     assert_eq!(null, [true, false, false, false, false]);
     assert_eq!((short.blocks["main"].len(), short.blocks["window"].len()), (1, 1));
-    // The fork shares pages and not state.
+    // The fork shares pages, but not state.
     assert_eq!((&fork.blocks["main"], &fork.blocks["window"]), (&long.blocks["main"], &long.blocks["window"]));
     let states: BTreeSet<u32> = table.sequences.iter().map(|s| s.blocks["state"][0]).collect();
     assert_eq!(states.len(), 3);
-    // A block that several hold is counted once; all that are held are in the table.
+    // The engine counts a block of several sequences once. The table has every block in use.
     let used = engine.memory()["used"].clone();
     for group in ["main", "window", "state"] {
         let held: BTreeSet<u32> = table.sequences.iter().flat_map(|s| s.blocks[group].clone()).collect();
         let null = member.group(group).null_block;
         assert_eq!(used[group], json!(held.into_iter().filter(|b| Some(*b) != null).collect::<Vec<_>>()), "{group}");
     }
-    // The fork copies its page when it writes.
+    // The fork copies the last page before it writes to it.
     member.tell(ToEngine::Resume {});
     engine.generate(&fork.id, 1);
     member.tell(ToEngine::Pause {});
@@ -98,7 +98,7 @@ fn the_table_has_every_sequence_with_its_columns() {
 }
 
 #[test]
-fn calls_at_the_wrong_time_or_for_nobody_are_refused() {
+fn calls_at_the_wrong_time_or_for_an_unknown_sequence_are_refused() {
     let (mut engine, mut member, _dir) = start("hybrid", &[]);
     let seq = engine.open(&prompt(3));
     let code = |result: Result<Value, pfr_schema::engine::CallError>| result.unwrap_err().code;
@@ -107,23 +107,23 @@ fn calls_at_the_wrong_time_or_for_nobody_are_refused() {
     assert_eq!(code(member.try_call(pin(&seq))), ErrorCode::InvalidRequest);
     member.tell(ToEngine::Resume {});
     member.tell(ToEngine::Pause {});
-    for nobody in ["seq-9", "seq-01", "seq-1 ", "", "x"] {
-        let only = TableRequest { sequence: Some(nobody.into()) };
-        assert_eq!(code(member.try_call(ToEngine::Table(only))), ErrorCode::SequenceUnknown, "{nobody:?}");
-        assert_eq!(code(member.try_call(pin(nobody))), ErrorCode::SequenceUnknown);
-        assert_eq!(code(member.try_call(ToEngine::Activate(named(nobody)))), ErrorCode::SequenceUnknown);
-        assert_eq!(member.oracle(nobody, 3).top, []);
+    for unknown in ["seq-9", "seq-01", "seq-1 ", "", "x"] {
+        let only = TableRequest { sequence: Some(unknown.into()) };
+        assert_eq!(code(member.try_call(ToEngine::Table(only))), ErrorCode::SequenceUnknown, "{unknown:?}");
+        assert_eq!(code(member.try_call(pin(unknown))), ErrorCode::SequenceUnknown);
+        assert_eq!(code(member.try_call(ToEngine::Activate(named(unknown)))), ErrorCode::SequenceUnknown);
+        assert_eq!(member.oracle(unknown, 3).top, []);
     }
-    assert_eq!(code(member.try_call(ToEngine::Discard(named(&seq)))), ErrorCode::SequenceUnknown, "it runs");
+    assert_eq!(code(member.try_call(ToEngine::Discard(named(&seq)))), ErrorCode::SequenceUnknown, "a running sequence cannot be discarded");
     assert_eq!(code(member.try_call(ToEngine::Unpin(Pinned { pin: 77 }))), ErrorCode::InvalidRequest);
     member.tell(ToEngine::Resume {});
-    assert_eq!(member.oracle(&seq, 9).top, [], "idle: that step will not come");
+    assert_eq!(member.oracle(&seq, 9).top, [], "the engine is idle: it will not compute that step");
     assert_eq!(member.oracle(&seq, 2).top.len(), 8, "the prompt's last step");
     let all: pfr_schema::engine::Oracle =
         member.call(ToEngine::Oracle(OracleRequest { sequence: seq.clone(), boundary: 3, top: u32::MAX }));
     assert_eq!(all.top.len(), pfr_engine::hybrid::VOCABULARY);
-    let score = |(_, bits): &(u32, u32)| f32::from_bits(*bits);
-    assert!(all.top.windows(2).all(|two| score(&two[0]) > score(&two[1]) || two[0].0 < two[1].0), "best first");
+    let logit = |(_, bits): &(u32, u32)| f32::from_bits(*bits);
+    assert!(all.top.windows(2).all(|two| logit(&two[0]) > logit(&two[1]) || two[0].0 < two[1].0), "highest logit first");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn an_allocation_is_checked_and_given_back() {
     let allocated = try_allocate(&mut member, prompt(71), 70, json!({"temperature": 0})).unwrap();
     assert_eq!(allocated.blocks["window"].iter().map(|b| *b == 0).collect::<Vec<_>>(), [true, false, false, false, false]);
     assert_eq!(engine.memory()["used"]["main"].as_array().unwrap().len(), 5);
-    // It is nobody's sequence yet.
+    // The sequence cannot generate before it is activated.
     let error = engine.ask(&json!({"generate": {"sequence": allocated.sequence, "count": 1}}), "error");
     assert_eq!(error["code"], "sequence_unknown");
     member.tell(ToEngine::Pause {});
@@ -162,7 +162,7 @@ fn an_allocation_is_checked_and_given_back() {
     let again: Result<Value, _> = member.try_call(ToEngine::Activate(named(&allocated.sequence)));
     assert_eq!(again.unwrap_err().code, ErrorCode::SequenceUnknown);
     assert_eq!(engine.memory()["used"], before["used"]);
-    // With no block left there is no looking ahead, and that is an error, not a wrong answer.
+    // Computing the next step needs a block. With none left that is an error, not a wrong answer.
     let seq = engine.open(&prompt(23 * 16));
     let full = engine.open(&prompt(16));
     let refused: Result<Value, _> = member.try_call(oracle(&full, 16));
@@ -172,7 +172,7 @@ fn an_allocation_is_checked_and_given_back() {
 }
 
 #[test]
-fn a_pin_keeps_sealed_blocks_whatever_becomes_of_the_sequence() {
+fn a_pin_keeps_sealed_blocks_after_the_sequence_is_freed() {
     let (mut engine, mut member, _dir) = start("hybrid", &["--dirty", "6"]);
     let seq = engine.open(&prompt(70));
     member.tell(ToEngine::Pause {});
@@ -184,24 +184,24 @@ fn a_pin_keeps_sealed_blocks_whatever_becomes_of_the_sequence() {
         bytes.into_iter().partition(|((group, column, _), _)| group != "state" && *column < 4)
     };
     let (sealed, open) = split(before);
-    // As in real engines, a pin does not keep the sequence from writing on: only copies of these
-    // are safe.
+    // As in real engines, the sequence may still write to its open blocks, pinned or not: only a
+    // copy of them stays as it was.
     engine.generate(&seq, 1);
     let (still, changed) = split(member.bytes(&blocks));
     assert!(still == sealed && open.iter().all(|(key, bytes)| changed[key] != *bytes));
-    // Its window moves on, it is freed, and others take all the room there is.
+    // Its window moves on, it is freed, and another sequence takes all blocks.
     engine.generate(&seq, 40);
     engine.ask(&json!({"free": {"sequence": seq}}), "freed");
     let others = engine.open(&prompt(18 * 16));
     assert!(split(member.bytes(&blocks)).0 == sealed);
     member.tell(ToEngine::Unpin(pin));
-    assert!(split(member.bytes(&blocks)).0 != sealed, "now they are anybody's");
+    assert!(split(member.bytes(&blocks)).0 != sealed, "unpinned blocks are used again");
     engine.ask(&json!({"free": {"sequence": others}}), "freed");
     assert_eq!(engine.memory()["used"]["main"], json!([]));
 }
 
 #[test]
-fn verbs_that_are_not_served_are_not_served() {
+fn calls_of_verbs_that_were_switched_off_are_refused() {
     let (engine, mut member, _dir) = start("hybrid", &["--no-verb", "pin", "--no-verb", "oracle", "--no-verb", "allocate"]);
     assert_eq!(member.register.verbs, [Verb::Pause, Verb::Table]);
     for call in [
