@@ -1,4 +1,4 @@
-//! The command line: what is imported, where it goes, and what is printed about it.
+//! The command `pf import processfork`: its arguments and its output.
 
 use crate::{self as import, ImageReport, Outcome, Target};
 use pfr_client::Progress;
@@ -17,8 +17,8 @@ Examples:
   pf import processfork ~/.processfork --repository team/old
   pf import processfork ~/.processfork/images/9f86d081884c….json --local
 
-Images of agent KIND go to PREFIX/KIND, tagged with the first 16 digits of their own digest. Run it again whenever there \
-are more of them: what is there already is neither made nor sent twice.";
+Images of agent KIND go to PREFIX/KIND. Each gets the first 16 digits of its own digest as its tag. Run the command again \
+when there are more images: it neither makes nor sends what is there already.";
 
 /// Import the images of ProcessFork stores, with their lineage
 #[derive(Debug, clap::Parser)]
@@ -26,16 +26,16 @@ are more of them: what is there already is neither made nor sent twice.";
 pub struct ImportProcessfork {
     #[command(flatten)]
     global: Global,
-    /// Directories of stores, or single images within them; an image's ancestors come along
+    /// Directories of stores, or single images in them; with an image come its ancestors
     #[arg(value_name = "STORE|FILE", required = true, value_hint = clap::ValueHint::AnyPath)]
     paths: Vec<PathBuf>,
-    /// Repository, of a registry too, below which they go
+    /// Import into repositories below this one; it may name a registry
     #[arg(long, value_name = "PREFIX", default_value = "processfork")]
     repository: Reference,
-    /// Into the local store, not into a registry
+    /// Import into the local store, not into a registry
     #[arg(long)]
     local: bool,
-    /// Only read and check everything but the contents of pages
+    /// Import nothing: read and check everything except the contents of pages
     #[arg(long)]
     dry_run: bool,
 }
@@ -52,7 +52,7 @@ impl Program for ImportProcessfork {
     }
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Serialize)]
 struct Report {
     imported: usize,
@@ -85,7 +85,7 @@ async fn processfork(context: &mut Context, args: ImportProcessfork) -> Result<(
             Err(error) => break Err(Failure::from(error)),
         }
     };
-    // The image at which it ended is neither done nor waiting.
+    // The image that ended the import is neither in `reports` nor waiting.
     let not_tried = images.waiting() + usize::from(ended.is_err());
     let report = Report::new(reports, not_tried);
     let failed = report.failed;
@@ -158,10 +158,10 @@ fn outcome(outcome: Outcome) -> &'static str {
     }
 }
 
-/// What cannot be seen in the table.
+/// Errors and notes, which the table has no column for.
 fn remarks(image: &ImageReport) -> Vec<String> {
     let error = image.error.iter().map(|error| error.message.clone());
-    // A failed image has no lineage to speak of.
+    // A failed image has no snapshot, so it has no lineage either.
     let missing = image.parents_missing.iter().filter(|_| image.error.is_none());
     let missing = missing.map(|parent| format!("without its parent {}, which is not among the imported images", parent.short()));
     error.chain(missing).chain(image.notes.iter().cloned()).collect()
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_what_there_is_to_say() {
+    fn the_summary_leaves_out_what_is_zero() {
         let report = |imported, failed, not_tried| Report { imported, unchanged: 0, planned: 0, failed, not_tried, images: Vec::new() };
         assert_eq!(summary(&report(0, 0, 0)), "0 images");
         assert_eq!(summary(&report(0, 0, 3)), "3 images: 3 not tried");

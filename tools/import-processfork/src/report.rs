@@ -1,62 +1,63 @@
-//! What became of an image.
+//! The report on each image.
 
 use pfr_client::{Error, Result};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use serde::Serialize;
 
-/// What became of an image.
+/// The result for one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is a snapshot now.
+    /// The import made a snapshot of it.
     Imported,
-    /// It was one already.
+    /// The repository had the snapshot already.
     Unchanged,
-    /// It would be one.
+    /// A run without `--dry-run` would import it.
     Planned,
-    /// It cannot be one.
+    /// It cannot be imported.
     Failed,
 }
 
-/// Why an image cannot be a snapshot.
+/// Why an image cannot be imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     /// The kind of error.
     pub code: ErrorCode,
-    /// What, and where.
+    /// What is wrong, and where.
     pub message: String,
 }
 
-/// One image.
+/// The report on one image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageReport {
-    /// Its digest; where it has none, the file that should be one.
+    /// Its digest, or the path of the file if that is not a readable image.
     pub image: String,
-    /// What became of it.
+    /// The result.
     pub outcome: Outcome,
     /// Whether the repository did not have the snapshot before.
     pub created: bool,
-    /// Kind of its agent.
+    /// The kind of agent that it was captured from.
     pub agent: Option<String>,
-    /// Where it went.
+    /// The repository of the snapshot.
     pub repository: Option<RepositoryName>,
-    /// The tag that it got.
+    /// The tag of the snapshot.
     pub tag: Option<Tag>,
-    /// The snapshot.
+    /// The digest of the snapshot.
     pub digest: Option<Digest>,
     /// The snapshot's parents.
     pub parents: Vec<Digest>,
-    /// Images that are parents of it and are not among the snapshots: it was imported without them.
+    /// Parents of the image that are not among the imported images: the snapshot does not list
+    /// them.
     pub parents_missing: Vec<Digest>,
-    /// Pages.
+    /// Pages of the snapshot.
     pub pages: u64,
     /// Layers that became attachments.
     pub attachments: u64,
-    /// Raw bytes of everything in it.
+    /// Raw bytes of all blobs of the snapshot.
     pub bytes_raw: u64,
     /// Raw bytes that the destination lacked.
     pub bytes_new: u64,
-    /// What else is worth knowing.
+    /// Remarks for the user.
     pub notes: Vec<String>,
     /// Why it failed.
     pub error: Option<Refusal>,
@@ -83,9 +84,9 @@ impl ImageReport {
         }
     }
 
-    /// The same, failed; an error that is not the image's is passed on.
+    /// This report with outcome `Failed`. Passes on an error that is not about the image.
     pub(super) fn failed(self, error: Error) -> Result<Self> {
-        if !is_the_images(&error) {
+        if !is_about_image(&error) {
             return Err(error);
         }
         let error = Some(Refusal { code: error.code(), message: error.to_string() });
@@ -93,9 +94,9 @@ impl ImageReport {
     }
 }
 
-/// Whether an error is about an image rather than about where it goes to: then the next one may do
-/// better.
-fn is_the_images(error: &Error) -> bool {
+/// Whether an error is about the image and not about the destination: if so, the import goes on
+/// with the next image.
+fn is_about_image(error: &Error) -> bool {
     let about_bytes = |code| {
         use ErrorCode as C;
         matches!(

@@ -1,4 +1,5 @@
-//! Interchange with ProcessFork: its own crates write, we read, and back.
+//! Exchange with ProcessFork: its crates write what the import reads, and read what the import
+//! writes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop and say where")]
 
