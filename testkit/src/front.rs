@@ -1,5 +1,5 @@
-//! An HTTP front between a client and a registry. A rule decides for each request whether it is passed
-//! on, refused, held or redirected, and whether its answer is lost, cut or changed.
+//! An HTTP front between a client and a registry. A rule decides for each request whether it is
+//! passed on, refused, held or redirected, and whether its answer is lost, cut or changed.
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
@@ -101,7 +101,8 @@ impl Front {
         Self::start_at(Ipv4Addr::LOCALHOST.into(), registry, rule)
     }
 
-    /// Serves on an address until the process ends. It has a thread of its own, so that a test may block.
+    /// Serves on an address until the process ends. It has a thread of its own, so that a test may
+    /// block.
     pub fn start_at(address: IpAddr, registry: &str, rule: impl FnMut(&Seen) -> Fate + Send + 'static) -> Self {
         // The client asks for a TLS provider, although it speaks none here.
         drop(rustls::crypto::ring::default_provider().install_default());

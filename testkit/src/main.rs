@@ -1,4 +1,5 @@
-//! `pf-rig run -- COMMAND…`: runs a command with servers to test against, named in its environment, and tears them down when it ends.
+//! `pf-rig run -- COMMAND…`: runs a command with servers to test against, named in its environment,
+//! and tears them down when it ends.
 
 use pfr_testkit::postgres::{self, Cluster, Durability};
 use pfr_testkit::run;

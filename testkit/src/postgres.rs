@@ -1,7 +1,8 @@
 //! PostgreSQL clusters: a data directory of their own, one port on loopback, no passwords.
 //!
-//! A cluster takes about two seconds to make, so a run of many tests shares one: `pf-rig run -- COMMAND` puts its URL into
-//! [`VARIABLE`], and [`database`] makes a fresh database in it. Tests that kill or restart the server start their own.
+//! A cluster takes about two seconds to make, so a run of many tests shares one:
+//! `pf-rig run -- COMMAND` puts its URL into [`VARIABLE`], and [`database`] makes a fresh database
+//! in it. Tests that kill or restart the server start their own.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -25,7 +26,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 pub enum Durability {
     /// As in production: what is committed survives a kill and would survive a power cut.
     Real,
-    /// No fsync: what is committed survives a kill of the server, not of the machine. Several times faster.
+    /// No fsync: what is committed survives a kill of the server, not of the machine. Several times
+    /// faster.
     Fast,
 }
 
@@ -103,7 +105,8 @@ impl Cluster {
         psql(&self.bin, url, statement)
     }
 
-    /// Stops the server in the way of an operator (sessions are ended, transactions rolled back) and starts it again on the same port.
+    /// Stops the server in the way of an operator (sessions are ended, transactions rolled back)
+    /// and starts it again on the same port.
     pub fn restart(&mut self) {
         self.stop(Signal::INT);
         self.start_again();
@@ -111,7 +114,8 @@ impl Cluster {
 
     /// Kills every process of the server, as a crash would.
     pub fn kill9(&mut self) {
-        // Children first: they would otherwise outlive the postmaster for a moment and hold the data directory.
+        // Children first: they would otherwise outlive the postmaster for a moment and hold the
+        // data directory.
         let children = format!("/proc/{0}/task/{0}/children", self.server.id());
         let children = std::fs::read_to_string(children).unwrap_or_default();
         drop(self.server.kill());
@@ -182,7 +186,8 @@ impl Drop for Cluster {
     }
 }
 
-/// URL of a fresh database: in the run's cluster if there is one, else in one that this process starts on first use.
+/// URL of a fresh database: in the run's cluster if there is one, else in one that this process
+/// starts on first use.
 #[must_use]
 pub fn database() -> String {
     static OWN: OnceLock<Cluster> = OnceLock::new();
@@ -229,7 +234,8 @@ fn spawn(bin: &Path, dir: &Path, port: u16, durability: Durability) -> Child {
     command.current_dir(dir).process_group(0).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 
-/// A shell that waits for our end of a pipe to close, which happens however we end. Then it stops the server and removes the directory.
+/// A shell that waits for our end of a pipe to close, which happens however we end. Then it stops
+/// the server and removes the directory.
 fn reaper(dir: &Path) -> (Child, ChildStdin) {
     let script = r#"
         trap '' INT TERM HUP
@@ -290,7 +296,8 @@ fn binaries() -> PathBuf {
     })
 }
 
-/// Empties every table of a database but `kept`; row ids begin again. A tenth of what a fresh database costs.
+/// Empties every table of a database but `kept`; row ids begin again. A tenth of what a fresh
+/// database costs.
 pub fn empty(url: &str, kept: &str) {
     let statement = format!(
         "DO $$ BEGIN EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') || ' RESTART IDENTITY CASCADE'

@@ -1,15 +1,15 @@
-//! What this run of the tests is asked to do, by variables of the environment.
+//! Settings of a test run, from environment variables.
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `PF_LONG=1` | the long run: random tests draw a new seed |
 //! | `PF_SEED=N` | every random test uses this seed, to repeat a failure |
-//! | `PF_REQUIRE=mounts,gpu` | a test that needs one of these capabilities fails where the machine lacks it, instead of being skipped |
+//! | `PF_REQUIRE=mounts,gpu` | a test that needs one of these capabilities fails if the machine lacks it, instead of being skipped |
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 
-/// Names of what a machine may lack, as `PF_REQUIRE` lists them.
+/// Capabilities that a machine may lack, as `PF_REQUIRE` names them.
 ///
 /// * `mounts`: the right to mount a tmpfs
 /// * `loop-devices`: the right to mount ext4 over a loop device, and a kernel that can make it fail
@@ -19,10 +19,11 @@ use std::hash::{BuildHasher as _, Hasher as _};
 /// * `ptrace`: the right to trace child processes
 pub const CAPABILITIES: [&str; 6] = ["mounts", "loop-devices", "prlimit", "python", "gpu", "ptrace"];
 
-/// Lists the capabilities that this machine is meant to have.
+/// The variable that lists the capabilities that this machine must have.
 const REQUIRE: &str = "PF_REQUIRE";
 
-/// The seed of a normal run. A failure then belongs to the change under test.
+/// The seed of a normal run. It is always the same, so that a new failure comes from the change
+/// under test.
 const FIXED: u64 = 20_260_801;
 
 /// Whether this is the long run.
@@ -31,13 +32,14 @@ pub fn long() -> bool {
     std::env::var("PF_LONG").is_ok_and(|value| !matches!(value.as_str(), "" | "0"))
 }
 
-/// A random number, from the keys of the standard hasher: no dependency is needed for it.
+/// A random number from the keys of the standard hasher, which needs no dependency.
 #[must_use]
 pub fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// The seed of a random test: `PF_SEED`, else a new one in the long run and always the same in the normal run. Prints it.
+/// The seed of a random test, which it also prints. `PF_SEED` if that is set; otherwise a new one
+/// in the long run, and a fixed one in the normal run.
 #[must_use]
 pub fn seed() -> u64 {
     let given = std::env::var("PF_SEED").ok();
@@ -47,20 +49,20 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// Says that the test is not run, because this machine lacks `capability`.
+/// Prints that the test is not run because this machine lacks `capability`.
 ///
 /// # Panics
-/// If `PF_REQUIRE` lists the capability: this machine is meant to have it, so a missing one is a failure.
+/// If `PF_REQUIRE` lists the capability: the machine must have it, so the test fails.
 pub fn skip(capability: &str, reason: &str) {
     println!("{}", refusal(capability, reason, &std::env::var(REQUIRE).unwrap_or_default()).unwrap_or_else(|failure| panic!("{failure}")));
 }
 
 /// The line that a skipped test prints, or the reason why it may not be skipped.
 fn refusal(capability: &str, reason: &str, required: &str) -> Result<String, String> {
-    assert!(CAPABILITIES.contains(&capability), "{capability:?} is no capability: {CAPABILITIES:?}");
+    assert!(CAPABILITIES.contains(&capability), "unknown capability {capability:?}, expected one of {CAPABILITIES:?}");
     let mut names = required.split(',').map(str::trim).filter(|name| !name.is_empty());
     if let Some(unknown) = names.clone().find(|name| !CAPABILITIES.contains(name)) {
-        return Err(format!("{REQUIRE} names {unknown:?}, which is none of {CAPABILITIES:?}"));
+        return Err(format!("{REQUIRE} names the unknown capability {unknown:?}, expected some of {CAPABILITIES:?}"));
     }
     match names.any(|name| name == capability) {
         true => Err(format!("{REQUIRE} says that this machine has {capability:?}, but {reason}")),
@@ -73,7 +75,7 @@ mod tests {
     use super::refusal;
 
     #[test]
-    fn a_skipped_test_fails_where_the_machine_is_meant_to_have_the_capability() {
+    fn a_skipped_test_fails_if_the_machine_must_have_the_capability() {
         for required in ["mounts", "gpu,mounts", " gpu , mounts ,"] {
             let failure = refusal("mounts", "this process may not mount", required).unwrap_err();
             assert!(failure.contains("mounts") && failure.contains("this process may not mount"), "{failure}");
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_requirement_is_not_taken_for_none() {
+    fn an_unknown_requirement_fails() {
         assert!(refusal("gpu", "there is none", "mount").unwrap_err().contains("\"mount\""));
     }
 }

@@ -1,8 +1,10 @@
-//! An S3 server: SeaweedFS, one process with master, volume server, filer and S3 gateway, its data in a temporary directory.
+//! An S3 server: SeaweedFS, one process with master, volume server, filer and S3 gateway, its data
+//! in a temporary directory.
 //!
-//! SeaweedFS and not a mock, because it checks signatures and their expiry, honours `If-None-Match`, keeps what it acknowledged over
-//! a kill, and refuses parts that S3 refuses. It is up after about three seconds, so one serves a whole test run: `pf-rig run` puts
-//! [`VARIABLE`] into the environment, and [`Server::shared`] finds it there.
+//! SeaweedFS and not a mock, because it checks signatures and their expiry, honours
+//! `If-None-Match`, keeps what it acknowledged over a kill, and refuses parts that S3 refuses. It
+//! is up after about three seconds, so one serves a whole test run: `pf-rig run` puts [`VARIABLE`]
+//! into the environment, and [`Server::shared`] finds it there.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -12,7 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Names the run's server to its tests: the addresses of its S3 gateway and of its filer, with a space between.
+/// Names the run's server to its tests: the addresses of its S3 gateway and of its filer, with a
+/// space between.
 pub const VARIABLE: &str = "PF_TEST_S3";
 /// Path of the `weed` binary, where it is not where `./check` puts it.
 pub const BINARY: &str = "PF_TEST_WEED";
@@ -26,7 +29,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Another process may take a port in the moment between our looking and the server's taking it.
 const ATTEMPTS: usize = 5;
 
-/// An S3 server on loopback. One that this process started is killed when dropped, or when this process dies.
+/// An S3 server on loopback. One that this process started is killed when dropped, or when this
+/// process dies.
 pub struct Server {
     gateway: SocketAddr,
     filer: SocketAddr,
@@ -39,7 +43,8 @@ struct Own {
     running: Option<Running>,
 }
 
-/// The server under a shell that outlives neither it nor us: it waits for our end of a pipe to close.
+/// The server under a shell that outlives neither it nor us: it waits for our end of a pipe to
+/// close.
 struct Running {
     shell: Child,
     pid: String,
@@ -90,8 +95,9 @@ impl Server {
             .arg(binary())
             .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0", "-s3.port.iceberg=0"])
             .args(["-s3.port.lance=0", "-s3.iam=false", "-master.volumeSizeLimitMB=256"])
-            // Each bucket takes seven volumes, which are files that grow. By default there are as many as would fit if all were full,
-            // and on a disk with little space left the last tests of a run then find none.
+            // Each bucket takes seven volumes, which are files that grow. By default there are as
+            // many as would fit if all were full, and on a disk with little space left the last
+            // tests of a run then find none.
             .args(["-volume.max=100000", "-volume.minFreeSpace=100MiB"])
             .arg(format!("-dir={}", own.dir.path().join("data").display()))
             .arg(format!("-s3.config={}", own.dir.path().join("s3.json").display()))
@@ -153,7 +159,8 @@ impl Server {
     /// A fresh bucket; its name.
     #[must_use]
     pub fn bucket(&self) -> String {
-        // Random, for all processes of a run share the server; by the keys of the standard hasher, which need no dependency.
+        // Random, for all processes of a run share the server; by the keys of the standard hasher,
+        // which need no dependency.
         let name = format!("t{:016x}", RandomState::new().build_hasher().finish());
         self.make_bucket(&name);
         name
@@ -171,8 +178,8 @@ impl Server {
         assert_eq!(deleted, Some(204), "the S3 server does not delete a bucket");
     }
 
-    /// A fresh prefix in the bucket of everybody who asks for one, as `s3://BUCKET/PREFIX`. A bucket takes seven volumes to be made; a
-    /// prefix takes nothing.
+    /// A fresh prefix in the bucket of everybody who asks for one, as `s3://BUCKET/PREFIX`. A
+    /// bucket takes seven volumes to be made; a prefix takes nothing.
     #[must_use]
     pub fn prefix(&self) -> String {
         let made = || status(self.filer, "POST", "/buckets/shared/") == Some(201);
@@ -256,8 +263,8 @@ fn address(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-/// Ports that nobody listens on, held all at once so that they differ. Below those that the system hands out by itself: clients of
-/// other tests must not get them.
+/// Ports that nobody listens on, held all at once so that they differ. Below those that the system
+/// hands out by itself: clients of other tests must not get them.
 fn free_ports() -> [u16; 8] {
     let mut held: Vec<TcpListener> = Vec::new();
     let mut candidate = std::process::id().wrapping_mul(97);

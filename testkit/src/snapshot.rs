@@ -1,7 +1,7 @@
 //! Snapshots of made-up pages.
 //!
-//! Pages have numbers: the same number is the same page, in every snapshot of a [`Shape`]. Page `i` of a
-//! tree has K bytes number `2n` and V bytes number `2n + 1` for n = `numbers[i]`.
+//! Pages have numbers: the same number is the same page, in every snapshot of a [`Shape`]. Page `i`
+//! of a tree has K bytes number `2n` and V bytes number `2n + 1` for n = `numbers[i]`.
 
 use crate::frames;
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
@@ -40,7 +40,8 @@ impl Shape {
         usize::try_from(self.geometry.page_bytes(&Limits::default()).unwrap()).unwrap()
     }
 
-    /// The bytes with this number. They cannot be compressed, and differ from those of other numbers.
+    /// The bytes with this number. They cannot be compressed, and differ from those of other
+    /// numbers.
     #[must_use]
     pub fn page(self, number: u64) -> Vec<u8> {
         bytes(number, self.page_bytes())
