@@ -1,8 +1,11 @@
-//! One random history, from a seed: waves of concurrent operations, crashes, jumps of the clock, the loss of the database.
+//! One random history, from a seed: waves of concurrent operations, crashes, jumps of the clock,
+//! the loss of the database.
 //!
-//! A wave runs up to five operations at once on all replicas; a schedule drawn from the seed decides at every step which of them goes on, and
-//! who is killed where. After the wave the world is compared with the oracle. Everything acknowledged is read from the disk and compared byte
-//! for byte after every wave; the store's own proof runs at the end, as do collection and the search for what is left over.
+//! A wave runs up to five operations at once on all replicas; a schedule drawn from the seed
+//! decides at every step which of them goes on, and who is killed where. After the wave the world
+//! is compared with the oracle. Everything acknowledged is read from the disk and compared byte for
+//! byte after every wave; the store's own proof runs at the end, as do collection and the search
+//! for what is left over.
 
 use crate::check::{self, Library};
 use crate::gate::{self, Gate, Progress, Task};
@@ -89,7 +92,8 @@ impl std::fmt::Display for Counterexample {
 /// Plays `waves` waves of the history `seed`.
 ///
 /// # Errors
-/// [`Counterexample`] if something acknowledged is lost or corrupt, something leaked, or an answer has no explanation.
+/// [`Counterexample`] if something acknowledged is lost or corrupt, something leaked, or an answer
+/// has no explanation.
 pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant>) -> Result<Counts, Counterexample> {
     let mut random = StdRng::seed_from_u64(seed);
     let setup = Setup {
@@ -317,7 +321,7 @@ impl History {
             0 => Manner::Partial,
             1 => Manner::Aborted,
             2 => Manner::Broken,
-            _ => Manner::Whole,
+            _ => Manner::Complete,
         };
         Operation::Push { repository, snapshot, tag, manner }
     }
@@ -385,7 +389,8 @@ impl History {
         Ok(changes)
     }
 
-    /// Looks whether those that waited for others can go on; waits for one of them if nobody else is there to go on.
+    /// Looks whether those that waited for others can go on; waits for one of them if nobody else
+    /// is there to go on.
     async fn unblock(&mut self, running: &mut [Running], changes: &mut Vec<(Change, Outcome)>, wait: bool) -> Result<(), String> {
         let mut freed = false;
         for one in running.iter_mut() {
@@ -442,7 +447,8 @@ impl History {
 
     // ---- the loss of the database
 
-    /// All replicas die and the database is gone: what was acknowledged comes back from packs and journal, even if the first attempt is killed.
+    /// All replicas die and the database is gone: what was acknowledged comes back from packs and
+    /// journal, even if the first attempt is killed.
     async fn rebuild(&mut self) -> Result<(), String> {
         let cut_at = self.chance(0.5).then(|| self.random.random_range(0..300_u64));
         self.log.push(format!("the database is lost; rebuild, a first attempt dies at {cut_at:?}"));
@@ -473,7 +479,8 @@ impl History {
             self.world.lose_database().await.map_err(|e| e.to_string())?;
         }
         let report = self.world.observer.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild: {e}"))?;
-        // A deletion that failed before it was journaled may have freed bytes already: the oracle knows whether anything told of is lost.
+        // A deletion that failed before it was journaled may have freed bytes already: the oracle
+        // knows whether anything told of is lost.
         self.log.push(format!("rebuilt, lost: {:?}", report.lost));
         let debris = report.refused.iter().filter_map(|words| words.split(": ").next()).filter(|key| !key.contains(' '));
         self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
@@ -521,7 +528,7 @@ impl History {
         for (name, repository) in self.oracle.names.clone() {
             for digest in repository.snapshots.keys() {
                 let Some(snapshot) = self.library.get(digest) else { continue };
-                let (answer, _) = operations::push(&self.world.observer, &name, snapshot, None, Manner::Whole).await;
+                let (answer, _) = operations::push(&self.world.observer, &name, snapshot, None, Manner::Complete).await;
                 answer.map_err(|e| format!("pushing {name}@{digest} again: {e}"))?;
             }
         }

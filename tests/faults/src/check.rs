@@ -1,4 +1,5 @@
-//! What must hold: every acknowledged byte is there, names are explained, and in the end nothing is left over.
+//! What must hold: every acknowledged byte is there, names are explained, and in the end nothing is
+//! left over.
 
 use crate::names::{Names, Repository};
 use crate::snapshots::Snapshot;
@@ -48,8 +49,8 @@ fn reached<'a>(names: &Names, library: &'a Library) -> BTreeMap<Digest, &'a [u8]
     snapshots.filter_map(|digest| library.get(digest)).flat_map(|s| s.blobs.iter().map(|(digest, bytes)| (*digest, &bytes[..]))).collect()
 }
 
-/// Reads every blob that names reach from the disk itself, past the store's own readers, and compares it with what was pushed.
-/// Returns how many bytes.
+/// Reads every blob that names reach from the disk itself, past the store's own readers, and
+/// compares it with what was pushed. Returns how many bytes.
 ///
 /// # Errors
 /// In words: what is lost or corrupt.
@@ -115,7 +116,8 @@ async fn all_packs(store: &Store) -> Result<Vec<PackRow>> {
     }
 }
 
-/// Ends all leases and grace periods, collects until nothing is left to do, and compares storage and tables with what names reach.
+/// Ends all leases and grace periods, collects until nothing is left to do, and compares storage
+/// and tables with what names reach.
 ///
 /// # Errors
 /// In words: what leaked, or is wrong.
@@ -169,8 +171,8 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     }
     let journal = store.metadata().journal().await.map_err(|e| e.to_string())?;
     named.extend(journal.into_iter().map(|row| row.key));
-    // A journal object whose writer died before its row waits for the next summary, which finds it by its name: a few hundred at most.
-    // And the marker lies there for good.
+    // A journal object whose writer died before its row waits for the next summary, which finds it
+    // by its name: a few hundred at most. And the marker lies there for good.
     let found: BTreeMap<String, u64> =
         world.disk.keys().into_iter().filter(|(key, _)| named.contains(key) || !(key.starts_with(PREFIX) || key == "pf-store")).collect();
     let leaked: Vec<_> = found.iter().filter(|(key, _)| !named.contains(*key)).collect();

@@ -1,4 +1,4 @@
-//! A storage that fails: slowly, before the effect, after it, in the middle, and for want of space.
+//! A storage that fails: slowly, before the effect, after it, in the middle, or for lack of space.
 //!
 //! Every call passes the task's gate before and after, so a schedule decides which task goes first
 //! and which is killed in between.
@@ -12,8 +12,8 @@ use object_store::{Error, ObjectStore, ObjectStoreExt as _, Result};
 use pfr_testkit::storage::{Call, Hooks, Moment, hooked};
 use std::sync::Arc;
 
-/// `inner` in this weather. With `tears`, a write that fails can leave a part of its bytes under
-/// its key: buckets cannot, file systems without rename can.
+/// Wraps `inner` so that its calls fail as `weather` draws. With `tears`, a write that fails can
+/// leave a part of its bytes under its key: buckets cannot, file systems without rename can.
 pub fn failing(inner: Arc<dyn ObjectStore>, weather: Weather, tears: bool) -> Arc<dyn ObjectStore> {
     hooked(Arc::clone(&inner), Arc::new(Failing { inner, weather, tears }))
 }

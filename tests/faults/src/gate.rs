@@ -1,8 +1,9 @@
 //! Gates: where a task can be held, killed or overtaken.
 //!
-//! Every call of metadata and of the object store passes a gate before and after it. A task stands at its gate until the schedule
-//! lets it through, so the order of all transactions and all requests follows from the seed, and "killed between any two steps"
-//! is: dropped while it stands at a gate.
+//! Every call of metadata and of the object store passes a gate before and after it. A task stands
+//! at its gate until the schedule lets it through, so the order of all transactions and all
+//! requests follows from the seed, and "killed between any two steps" is: dropped while it stands
+//! at a gate.
 
 use parking_lot::Mutex;
 use std::cell::RefCell;
@@ -100,7 +101,8 @@ pub async fn glance<T>(task: &mut Task<T>, gate: &Arc<Gate>) -> Progress<T> {
     std::future::poll_fn(|cx| Poll::Ready(poll(task, gate, cx))).await
 }
 
-/// Runs a task until it stands at its gate or ends. One that does neither, and is in no call, for `timeout` is blocked by another.
+/// Runs a task until it stands at its gate or ends. One that does neither, and is in no call, for
+/// `timeout` is blocked by another.
 pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, timeout: Duration) -> Progress<T> {
     let going = std::future::poll_fn(|cx| match poll(task, gate, cx) {
         Progress::Blocked => Poll::Pending,
@@ -116,7 +118,8 @@ pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, timeout: Duration) -> 
     }
 }
 
-/// Counts a call as under way until it is dropped: who waits for its end is not blocked by another task.
+/// Counts a call as under way until it is dropped: who waits for its end is not blocked by another
+/// task.
 pub struct Call(Option<Arc<Gate>>);
 
 impl Call {

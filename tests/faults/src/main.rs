@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Plays random histories over real stores and proves after each step that nothing acknowledged is lost, and at the end that nothing is left over.
+/// Plays random histories over real stores and proves after each step that nothing acknowledged is
+/// lost, and at the end that nothing is left over.
 #[derive(Parser)]
 struct Cli {
     /// Seed of the first history; the next ones count up.

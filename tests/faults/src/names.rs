@@ -1,4 +1,5 @@
-//! The oracle: what names there are, which changes explain what is seen, and which of them must survive the loss of the database.
+//! The oracle: what names there are, which changes explain what is seen, and which of them must
+//! survive the loss of the database.
 
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, RepositoryName, Tag};
@@ -122,9 +123,11 @@ impl Change {
 pub struct Oracle {
     /// As they are seen.
     pub names: Names,
-    /// As they were after the last acknowledged change: what the loss of the database must not lose.
+    /// As they were after the last acknowledged change: what the loss of the database must not
+    /// lose.
     durable: Names,
-    /// Changes since, that nobody was told of: each of them may be lost with the database, but only the last ones.
+    /// Changes since, that nobody was told of: each of them may be lost with the database, but only
+    /// the last ones.
     tail: Vec<Change>,
 }
 
@@ -164,7 +167,8 @@ impl Oracle {
     /// # Errors
     /// In words, if something acknowledged is lost or something else appeared.
     pub fn rebuilt(&mut self, seen: &Names) -> Result<(), String> {
-        // Which of the untold changes were written beside the packs before all was lost: any of them may be.
+        // Which of the untold changes were written beside the packs before all was lost: any of
+        // them may be.
         let mut possible = vec![self.durable.clone()];
         for change in &self.tail {
             let with: Vec<Names> = possible.iter().filter_map(|names| change.apply(names)).collect();
@@ -184,7 +188,8 @@ fn untold(order: &[(Change, bool)]) -> usize {
     order.iter().rev().take_while(|(_, acknowledged)| !acknowledged).count()
 }
 
-/// Finds an order that explains `seen`; of several the one that leaves the most in doubt, so that no right store is ever accused.
+/// Finds an order that explains `seen`; of several the one that leaves the most in doubt, so that
+/// no right store is ever accused.
 fn search(
     names: &Names,
     changes: &[(Change, Outcome)],

@@ -1,4 +1,4 @@
-//! What clients and operators do, and what they may be told.
+//! The operations of clients and operators, and which errors each of them may get.
 
 use crate::gate;
 use crate::names::{Change, Outcome};
@@ -13,16 +13,16 @@ use pfr_store::{Error, GcOptions, ScrubOptions, Store};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// How a push goes.
+/// How much of a push happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// To its end.
-    Whole,
-    /// A part of the frames, then silence.
+    /// All of it.
+    Complete,
+    /// A part of the frames is uploaded, and nothing more.
     Partial,
-    /// Everything but the commit, then an abort.
+    /// All frames are uploaded, then the session is aborted.
     Aborted,
-    /// The stream of frames breaks in the middle; tried again.
+    /// The first upload breaks in the middle. The second one and the commit succeed.
     Broken,
 }
 
@@ -31,53 +31,53 @@ pub enum Manner {
 pub enum Operation {
     /// A push.
     Push {
-        /// Where to.
+        /// The repository.
         repository: RepositoryName,
-        /// What.
+        /// The snapshot.
         snapshot: Arc<Snapshot>,
-        /// Under which tag, and where that must be.
+        /// The tag to move, and the state that it must have before.
         tag: Option<(Tag, Option<TagState>)>,
-        /// How.
+        /// How much of the push happens.
         manner: Manner,
     },
-    /// Names change.
+    /// A change of tags or snapshots.
     Change(Change),
     /// A collection.
     Gc(GcOptions),
-    /// The tables are audited.
+    /// An audit of the tables.
     Audit,
-    /// Packs are read and checked; every blob is hashed if it is a full one.
+    /// A scrub; `true` hashes every blob.
     Scrub(bool),
-    /// A snapshot is read whole.
+    /// A read of all blobs of a snapshot.
     Read {
-        /// Its blobs.
+        /// The snapshot.
         snapshot: Arc<Snapshot>,
-        /// Whether it must be there: nobody deletes it meanwhile.
+        /// Whether the snapshot must be there, since no task deletes it meanwhile.
         acknowledged: bool,
     },
 }
 
-/// What the circumstances excuse.
+/// Circumstances of a case that explain errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Excuses {
-    /// Calls fail now and then.
+    /// Calls of storage or metadata fail at random.
     pub faults: bool,
-    /// The clock jumps, or packs go without a grace period.
+    /// The clock jumps, or packs are deleted without a grace period.
     pub time: bool,
-    /// A rebuild took in what was good of torn packs.
+    /// A rebuild adopted the readable frames of torn packs.
     pub torn: bool,
 }
 
 /// How an operation ended.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// What it may have changed.
+    /// The change that it may have made.
     pub change: Option<(Change, Outcome)>,
     /// Whether it was acknowledged.
     pub acknowledged: bool,
-    /// In words, for the list of operations.
+    /// The answer in words, for the list of operations.
     pub answer: String,
-    /// What must never happen.
+    /// The broken promise, if there is one.
     pub violation: Option<String>,
 }
 
@@ -97,27 +97,28 @@ impl Ended {
     }
 }
 
-/// The names were not as the change needs them.
+/// Whether the store refused a change because of the state of tags and snapshots.
 fn refused(error: &Error) -> bool {
     matches!(error, Error::TagMoved { .. } | Error::TagUnknown { .. } | Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))
 }
 
-/// Whether circumstances explain an error. Bugs and damage have no excuse.
+/// Whether circumstances explain an error. Nothing excuses a bug or damage.
 fn excused(error: &Error, excuses: Excuses) -> bool {
     match error.code() {
         ErrorCode::Internal | ErrorCode::CorruptStore => false,
         ErrorCode::Unavailable | ErrorCode::StorageFull if !matches!(error, Error::PackLost(_)) => excuses.faults,
-        // What was asked about or uploaded is safe until the lease ends: nothing of it can be missing while time goes as it should.
+        // A lease protects what the push asked about or uploaded. While the clock does not jump,
+        // nothing of it can be missing.
         _ => refused(error) || excuses.time || matches!(error, Error::Input(_)),
     }
 }
 
 impl Operation {
-    /// What it changes, if it gets that far.
+    /// The change that it makes if it succeeds.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
         match self {
-            Self::Push { repository, snapshot, tag, manner: Manner::Whole | Manner::Broken } => Some(Change::Commit {
+            Self::Push { repository, snapshot, tag, manner: Manner::Complete | Manner::Broken } => Some(Change::Commit {
                 repository: repository.clone(),
                 snapshot: snapshot.digest,
                 parents: snapshot.parents.clone(),
@@ -128,7 +129,7 @@ impl Operation {
         }
     }
 
-    /// Carries it out.
+    /// Runs the operation on `store`.
     pub async fn run(self, store: Store, excuses: Excuses) -> Ended {
         let change = self.change();
         match self {
@@ -178,7 +179,7 @@ impl Operation {
 async fn apply(store: &Store, change: Change) -> Result<(), Error> {
     match change {
         Change::Tags { repository, snapshot, moves } => {
-            // Forks are tags that must not exist yet, all at once; the rest moves one by one.
+            // A fork makes several tags in one transaction. Other tags are moved one by one.
             let prefix = moves.first().and_then(|(tag, _)| tag.as_str().strip_suffix("-1").map(str::to_owned));
             match (prefix, moves) {
                 (Some(prefix), moves) => {
@@ -211,8 +212,9 @@ fn stream_of(frames: Vec<Bytes>, broken_at: Option<usize>) -> Frames {
     }
 }
 
-/// The client's way: ask from the top down, send what is missing from the bottom up, commit; ask again if the answer was lost.
-/// Also says whether an earlier attempt may have happened.
+/// Pushes as the client does: asks what is missing from the top down, sends it from the bottom up,
+/// and commits; repeats the commit if its answer was lost. The `bool` says whether an earlier
+/// attempt to commit may have succeeded.
 pub(crate) async fn push(
     store: &Store,
     repository: &RepositoryName,
@@ -230,7 +232,7 @@ pub(crate) async fn push(
     match manner {
         Manner::Partial => return (Ok(()), false),
         Manner::Aborted => return (store.abort(&session.id).await, false),
-        Manner::Whole | Manner::Broken => {}
+        Manner::Complete | Manner::Broken => {}
     }
     let (tag, expected) = tag.unzip();
     let mut unsure = false;
@@ -269,9 +271,9 @@ async fn upload(store: &Store, session: &pfr_store::LivePush, snapshot: &Snapsho
             }
             gate::pass().await;
         }
-        Manner::Whole | Manner::Aborted => {}
+        Manner::Complete | Manner::Aborted => {}
     }
-    // Large pushes come in several requests.
+    // The client sends a large push in several requests.
     let cut = if frames.len() > 12 { frames.len() / 2 } else { frames.len() };
     for part in [&frames[..cut], &frames[cut..]] {
         if !part.is_empty() {
@@ -281,20 +283,21 @@ async fn upload(store: &Store, session: &pfr_store::LivePush, snapshot: &Snapsho
     Ok(())
 }
 
-/// Reads every blob as a client does: located once, taken slowly, hashed by the reader.
+/// Reads every blob as a client does: locates all of them once, reads slowly, and hashes each.
 async fn read(store: &Store, snapshot: &Snapshot, acknowledged: bool, excuses: Excuses) -> Ended {
     let mut located = false;
     let answer = read_all(store, snapshot, &mut located).await;
     let mut ended = Ended::new(None, &answer, false, excuses);
     match answer {
-        // Deleted meanwhile: not there, or there until the reader is done, because packs drain for longer than any read.
+        // Another task may have deleted the snapshot. Then either no blob is found at the start, or
+        // every one can be read to the end: the grace period is longer than any read.
         Err(error) if !acknowledged && !located => ended.violation = (error.code() == ErrorCode::Internal).then(|| error.to_string()),
         Err(error) if excuses.time && error.code() != ErrorCode::Internal => ended.violation = None,
         Err(error) if located && error.code() == ErrorCode::BlobUnknown => {
             ended.violation = Some(format!("in the middle of a read: {error}"))
         }
         Ok(read) if read != snapshot.blobs.keys().copied().collect() => {
-            ended.violation = Some(format!("of {} a reader got other blobs than it asked for", snapshot.digest));
+            ended.violation = Some(format!("a read of {} returned other blobs than it asked for", snapshot.digest));
         }
         _ => {}
     }

@@ -15,7 +15,8 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Transactions {
     inner: Arc<dyn Metadata>,
-    /// The same metadata with a clock that runs ahead: a planted bug, collection that does not respect leases.
+    /// The same metadata with a clock that runs ahead: a planted bug, collection that does not
+    /// respect leases.
     collects: Arc<dyn Metadata>,
     /// Another planted bug: packs go as soon as they drain.
     no_grace: bool,

@@ -4,7 +4,7 @@ use pfr_tests::{Pf, Registry, Shape, SmallDisk, SnapshotDir};
 use std::io::Write as _;
 use std::path::Path;
 
-/// Takes every byte that is left.
+/// Writes to a file until the disk is full.
 fn fill(path: &Path) {
     let mut file = std::fs::File::create(path).unwrap();
     while file.write_all(&[1; 4096]).is_ok() {}

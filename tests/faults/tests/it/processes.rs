@@ -1,5 +1,5 @@
-//! Real registries, clients and collections, killed at random over one store: an acknowledged push survives, and in the end nothing is
-//! left over.
+//! Real registries, clients and collections, killed at random over one store: an acknowledged push
+//! survives, and in the end nothing is left over.
 
 use pfr_testkit::postgres::{self, Cluster, Durability};
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary, files, seed, wait_for};
@@ -69,7 +69,8 @@ impl Place {
             .unwrap()
     }
 
-    /// Files that belong to packs. What a start that was killed leaves of its probe goes with a start an hour later.
+    /// Files that belong to packs. What a start that was killed leaves of its probe goes with a
+    /// start an hour later.
     fn left(&self) -> Vec<PathBuf> {
         let paths = files(&self.packs).into_iter().map(|(path, _)| path);
         paths.filter(|path| !path.starts_with("journal") && !path.starts_with("probe") && path != Path::new("pf-store")).collect()
