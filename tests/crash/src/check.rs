@@ -1,4 +1,5 @@
-//! What must hold of a store that a power cut left: it opens, has what was acknowledged, serves nothing corrupt, goes on, and leaks nothing.
+//! What must hold of a store that a power cut left: it opens, has what was acknowledged, serves
+//! nothing corrupt, goes on, and leaks nothing.
 
 use crate::oracle::View;
 use crate::states::{State, States};
@@ -23,14 +24,16 @@ const COLLECTIONS: usize = 8;
 
 type Result<T = ()> = std::result::Result<T, String>;
 
-/// Where states are written out: in memory if there is some to be had as files, so that the store's own syncs cost nothing.
+/// Where states are written out: in memory if there is some to be had as files, so that the store's
+/// own syncs cost nothing.
 #[must_use]
 pub fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()) } else { tempfile::tempdir() }.unwrap()
 }
 
-/// Writes out each state and checks it, until `enough` have failed; returns what is wrong with those, in words.
+/// Writes out each state and checks it, until `enough` have failed; returns what is wrong with
+/// those, in words.
 pub fn each<C>(states: &States<'_>, counts: fn(&Path) -> bool, enough: usize, check: C) -> Vec<String>
 where
     C: Fn(&Path, usize) -> Result + Sync,
@@ -137,7 +140,8 @@ fn expect(found: &View, allowed: &[View]) -> Result {
     if allowed.contains(found) { Ok(()) } else { Err(format!("LOST: found {found:#?}\nallowed were {allowed:#?}")) }
 }
 
-/// Every byte of every snapshot is read and hashed, and the tables agree with it and with each other.
+/// Every byte of every snapshot is read and hashed, and the tables agree with it and with each
+/// other.
 ///
 /// # Errors
 /// In words: what is corrupt or wrong.

@@ -7,7 +7,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a mapped file holds after a power cut, in these states: neither zeros nor what the program wrote.
+/// What a mapped file holds after a power cut, in these states: neither zeros nor what the program
+/// wrote.
 const GARBAGE: u8 = 0xa5;
 
 /// Files and directories. Cheap to clone: contents are shared until they are written.
@@ -61,7 +62,8 @@ impl Disk {
         }
     }
 
-    /// Lets an operation reach the disk. Nodes that it mentions are there from the first operation on.
+    /// Lets an operation reach the disk. Nodes that it mentions are there from the first operation
+    /// on.
     pub fn apply(&mut self, action: &Action) {
         match action {
             Action::Name { directory, name, node, .. } => self.name(*directory, name.clone(), *node),
@@ -108,7 +110,8 @@ impl Disk {
         }
     }
 
-    /// What a reader could tell it by: every path, and every content. `counts` says which paths matter.
+    /// What a reader could tell it by: every path, and every content. `counts` says which paths
+    /// matter.
     #[must_use]
     pub fn digest(&self, mapped: &BTreeSet<Node>, counts: impl Fn(&Path) -> bool) -> Digest {
         let mut text = Vec::new();
@@ -128,7 +131,8 @@ impl Disk {
         Digest::sha256(&text)
     }
 
-    /// Writes it out below `to`, which is an empty directory. `counts` says which paths are written.
+    /// Writes it out below `to`, which is an empty directory. `counts` says which paths are
+    /// written.
     ///
     /// # Errors
     /// Those of the file system.

@@ -9,7 +9,8 @@
 //! check     the store opens, has what was acknowledged, serves nothing corrupt, takes pushes, leaks nothing
 //! ```
 //!
-//! docs/decisions/0028 says why the operations are recorded by a tracer, and what is assumed of a file system.
+//! docs/decisions/0028 says why the operations are recorded by a tracer, and what is assumed of a
+//! file system.
 
 #![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that cannot go on should stop and say where")]
 

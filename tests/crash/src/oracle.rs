@@ -29,12 +29,14 @@ pub enum Change {
 pub struct History(Vec<(usize, usize, Change)>);
 
 impl History {
-    /// A change that was asked for when there were `begun` operations, and told to be done when there were `told`.
+    /// A change that was asked for when there were `begun` operations, and told to be done when
+    /// there were `told`.
     pub fn note(&mut self, begun: usize, told: usize, change: Change) {
         self.0.push((begun, told, change));
     }
 
-    /// What may be visible if the power goes after `at` operations: what was told, with or without what was asked for then.
+    /// What may be visible if the power goes after `at` operations: what was told, with or without
+    /// what was asked for then.
     #[must_use]
     pub fn allowed(&self, at: usize) -> Vec<View> {
         let mut views = vec![View::default()];

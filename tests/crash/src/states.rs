@@ -1,8 +1,10 @@
-//! Which states a power cut may leave: at every sync, which of the operations before it reached the disk.
+//! Which states a power cut may leave: at every sync, which of the operations before it reached the
+//! disk.
 //!
-//! An operation that no sync has made durable may have reached the disk or not, whatever happened to the others, and a write may have reached it in
-//! part. What may lie on the disk between two syncs may also lie there right before the second: so the states right before each sync, and at the
-//! end, are all states. There are too many to open each, so a [`Bound`] says which are.
+//! An operation that no sync has made durable may have reached the disk or not, whatever happened
+//! to the others, and a write may have reached it in part. What may lie on the disk between two
+//! syncs may also lie there right before the second: so the states right before each sync, and at
+//! the end, are all states. There are too many to open each, so a [`Bound`] says which are.
 
 use crate::disk::{Disk, Tear};
 use crate::trace::{Action, Node, Trace};
@@ -20,10 +22,11 @@ const SECTOR: usize = 512;
 pub struct Bound {
     /// With so many pending operations or fewer, every subset of them.
     pub subsets: usize,
-    /// With more: so many beginnings, ends, single operations that are lost or are all that is kept, evenly spread; all that
-    /// there are if fewer.
+    /// With more: so many beginnings, ends, single operations that are lost or are all that is
+    /// kept, evenly spread; all that there are if fewer.
     pub positions: usize,
-    /// Whether that goes for operations, too, that were pending at the moment before. Else they are lost or kept together.
+    /// Whether that goes for operations, too, that were pending at the moment before. Else they are
+    /// lost or kept together.
     pub old: bool,
     /// Of these beginnings, each without each single operation.
     pub pairs: bool,
@@ -69,7 +72,8 @@ type Kept = Vec<(usize, Option<Tear>)>;
 pub struct States<'a> {
     trace: &'a Trace,
     moments: Vec<Moment>,
-    /// Distinct states, each at the last moment at which it may be found: then most was acknowledged.
+    /// Distinct states, each at the last moment at which it may be found: then most was
+    /// acknowledged.
     pub states: Vec<State>,
     /// States before those that are the same were put together.
     pub enumerated: usize,
@@ -252,7 +256,8 @@ impl Moment {
         found
     }
 
-    /// All of one file or directory is lost, or is all that is kept; or a file has its size and not its bytes.
+    /// All of one file or directory is lost, or is all that is kept; or a file has its size and not
+    /// its bytes.
     fn by_target(&self, trace: &Trace, looked_at: &[usize], found: &mut Vec<Kept>) {
         let target = |at: usize| trace.ops[at].action.target();
         let targets: BTreeSet<Node> = looked_at.iter().filter_map(|at| target(*at)).collect();
@@ -282,7 +287,8 @@ fn spread(count: usize, most: usize) -> Vec<usize> {
     (0..most).map(|i| i * (count - 1) / (most - 1)).collect()
 }
 
-/// In which ways a write may be torn: at the first sector boundary, in the middle, with only its end there, with only its size.
+/// In which ways a write may be torn: at the first sector boundary, in the middle, with only its
+/// end there, with only its size.
 fn tears(action: &Action) -> Vec<Tear> {
     let Action::Write { offset, bytes, .. } = action else { return Vec::new() };
     let first = SECTOR - (*offset as usize % SECTOR);

@@ -113,7 +113,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The trace of the same program without those syncs that `dropped` names by their number and path, as if it had never called them.
+    /// The trace of the same program without those syncs that `dropped` names by their number and
+    /// path, as if it had never called them.
     #[must_use]
     pub fn without_syncs(&self, dropped: impl Fn(usize, &Path, Synced) -> bool) -> Self {
         let mut trace = self.clone();
@@ -121,7 +122,8 @@ impl Trace {
             if let Action::Sync(synced) = op.action
                 && dropped(at, &op.path, synced)
             {
-                // A sync of a file that does not exist covers nothing, and positions stay as they are.
+                // A sync of a file that does not exist covers nothing, and positions stay as they
+                // are.
                 op.action = Action::Sync(Synced::File(Node::MAX));
             }
         }

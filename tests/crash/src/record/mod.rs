@@ -1,7 +1,9 @@
-//! Records what real programs do to the files below one directory, by tracing their system calls (ptrace).
+//! Records what real programs do to the files below one directory, by tracing their system calls
+//! (ptrace).
 //!
-//! Nothing escapes a tracer: not SQLite's own writes, nor calls that go past the C library. A call that may change files and is not modelled
-//! fails the recording, so a new one cannot be overlooked. At most one thread at a time is inside a call that changes files: the trace is then
+//! Nothing escapes a tracer: not SQLite's own writes, nor calls that go past the C library. A call
+//! that may change files and is not modelled fails the recording, so a new one cannot be
+//! overlooked. At most one thread at a time is inside a call that changes files: the trace is then
 //! the order in which they took place.
 
 mod calls;
@@ -126,9 +128,11 @@ impl Tracer {
         Self { model, seen: HashSet::new(), inside: None, waiting: VecDeque::new() }
     }
 
-    /// Runs in one thread from start to end: the kernel takes requests about a traced process from that thread only.
+    /// Runs in one thread from start to end: the kernel takes requests about a traced process from
+    /// that thread only.
     fn run(mut self, mut command: Command, started: &Sender<Pid>) -> Result<WaitStatus, String> {
-        // SAFETY: between fork and exec the child makes one system call, which allocates nothing and takes no lock.
+        // SAFETY: between fork and exec the child makes one system call, which allocates nothing
+        // and takes no lock.
         unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
         let child = command.spawn().map_err(|e| format!("{command:?}: {e}"))?;
         let leader = Pid::from_raw(child.id() as i32);
@@ -188,7 +192,8 @@ impl Tracer {
         self.let_in();
     }
 
-    /// Lets threads into their calls, until one is inside a call that changes files. Calls that change none go on in any case.
+    /// Lets threads into their calls, until one is inside a call that changes files. Calls that
+    /// change none go on in any case.
     fn let_in(&mut self) {
         let mut still = VecDeque::new();
         while let Some(entered @ (thread, number, arguments)) = self.waiting.pop_front() {

@@ -12,7 +12,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// What ends the names of files that may be mapped to be written: SQLite's wal-index, which every start makes anew.
+/// What ends the names of files that may be mapped to be written: SQLite's wal-index, which every
+/// start makes anew.
 const MAPPED: &str = "-shm";
 
 /// FICLONE and FICLONERANGE of `linux/fs.h`.
@@ -223,8 +224,8 @@ impl Model {
         // No other thread has changed it since: what lies there is what was written.
         let read = File::open(process::descriptor(thread, descriptor)).and_then(|found| found.read_exact_at(&mut bytes, offset));
         if let Err(error) = read {
-            // Only a kill closes a file while a thread that writes to it is stopped. Nothing follows
-            // the write then, and nothing has synced it: any power cut may lose it.
+            // Only a kill closes a file while a thread that writes to it is stopped. Nothing
+            // follows the write then, and nothing has synced it: any power cut may lose it.
             assert!(process::place(thread, descriptor).is_none(), "{}: {error}", path.display());
             return;
         }
@@ -265,7 +266,8 @@ impl Model {
         self.note(path, Action::Name { directory, name, node, needs });
     }
 
-    /// A name means something else now. The file system gives the number of a node without names to the next one.
+    /// A name means something else now. The file system gives the number of a node without names to
+    /// the next one.
     fn means(&mut self, directory: Node, name: OsString, node: Option<Node>) {
         let before = match node {
             Some(node) => self.names.insert((directory, name), node),

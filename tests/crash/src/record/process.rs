@@ -34,7 +34,8 @@ pub(super) fn number(thread: Pid, address: u64) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes))
 }
 
-/// A path as a call was given it, with its directory resolved: its last component is not followed. None if its directory is not there.
+/// A path as a call was given it, with its directory resolved: its last component is not followed.
+/// None if its directory is not there.
 pub(super) fn path(thread: Pid, directory: i32, address: u64) -> Option<PathBuf> {
     let mut bytes = vec![0; PATH];
     let memory = memory(thread)?;

@@ -1,4 +1,5 @@
-//! A program that calls one sync less is found out: its trace is that of the real one without those syncs.
+//! A program that calls one sync less is found out: its trace is that of the real one without those
+//! syncs.
 
 use crate::registry::{Life, recorded};
 use crate::store::wrong;
@@ -7,7 +8,8 @@ use pfr_crash::trace::{Action, Synced, Trace};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a path stands for: names of packs, of their folders and of objects of the journal are random.
+/// What a path stands for: names of packs, of their folders and of objects of the journal are
+/// random.
 fn class(path: &Path, synced: Synced) -> String {
     let text = path.to_string_lossy().into_owned();
     let parts: Vec<&str> = text.split('/').collect();
@@ -28,7 +30,8 @@ fn class(path: &Path, synced: Synced) -> String {
     format!("{what} {place}")
 }
 
-/// Syncs of the log that `PRAGMA synchronous = NORMAL` leaves out: all but the last ones before the database is written.
+/// Syncs of the log that `PRAGMA synchronous = NORMAL` leaves out: all but the last ones before the
+/// database is written.
 fn of_commits_only(trace: &Trace) -> Vec<usize> {
     let mut left_out = Vec::new();
     let mut last = None;

@@ -1,4 +1,5 @@
-//! What a power cut leaves of an agent that has captured a snapshot and promised to push it: both, or neither was told.
+//! What a power cut leaves of an agent that has captured a snapshot and promised to push it: both,
+//! or neither was told.
 
 use nix::sys::signal::Signal;
 use pfr_crash::check::{REPOSITORY, each, folder, run, sound};

@@ -1,4 +1,5 @@
-//! The life of a registry, recorded: pushes, commits, deletions, a collection with compaction, WAL checkpoints, a kill, restarts.
+//! The life of a registry, recorded: pushes, commits, deletions, a collection with compaction, WAL
+//! checkpoints, a kill, restarts.
 
 use nix::sys::signal::Signal;
 use pfr_crash::check::{DATA, REPOSITORY, folder};
@@ -14,7 +15,8 @@ use tempfile::TempDir;
 
 /// How long leases last: what is deleted is collected after that.
 const LEASE: Duration = Duration::from_secs(1);
-/// More bytes than any disk has: then the log of the metadata is cut after every transaction, and nothing new is stored.
+/// More bytes than any disk has: then the log of the metadata is cut after every transaction, and
+/// nothing new is stored.
 const FULL: &str = "1152921504606846976";
 
 /// What was recorded, and what the clients were told.
