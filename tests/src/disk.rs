@@ -27,7 +27,8 @@ impl SmallDisk {
         &self.0
     }
 
-    /// Makes it read-only (`ro`) or writable again (`rw`). Waits until nobody has a file open for writing, as the system wants it.
+    /// Makes it read-only (`ro`) or writable again (`rw`). Waits until nobody has a file open for
+    /// writing, as the system wants it.
     pub fn remount(&self, how: &str) {
         let options = format!("remount,{how}");
         let remount = || Command::new("mount").args(["-o", &options]).arg(&self.0).stderr(Stdio::null()).status().unwrap();
@@ -41,14 +42,16 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A file system on a device of its own that turns itself read-only at its first error, whoever has files open on it.
+/// A file system on a device of its own that turns itself read-only at its first error, whoever has
+/// files open on it.
 pub struct LoopDisk {
     image: PathBuf,
     at: PathBuf,
 }
 
 impl LoopDisk {
-    /// Makes and mounts one in `folder`. Where that is not allowed it says so and returns `None`; see [`skip`].
+    /// Makes and mounts one in `folder`. Where that is not allowed it says so and returns `None`;
+    /// see [`skip`].
     #[must_use]
     pub fn mount(folder: &Path, megabytes: u64) -> Option<Self> {
         let disk = Self { image: folder.join("image"), at: folder.join("disk") };

@@ -1,4 +1,5 @@
-//! Harness of the end-to-end tests: the real binaries as child processes, snapshot directories, a network that can be cut.
+//! Harness of the end-to-end tests: the real binaries as child processes, snapshot directories, a
+//! network that can be cut.
 //!
 //! Everything random follows from a seed that is printed; `PF_SEED` repeats a run.
 
@@ -31,7 +32,8 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// An address of this machine that only this process asks for: a port of 127.0.0.1 that is free for a moment goes to another test.
+/// An address of this machine that only this process asks for: a port of 127.0.0.1 that is free for
+/// a moment goes to another test.
 #[must_use]
 pub fn own_address() -> std::net::Ipv4Addr {
     let [_, a, b, c] = std::process::id().to_be_bytes();

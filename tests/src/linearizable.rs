@@ -1,9 +1,12 @@
-//! Whether a history of one tag is linearizable: whether every operation can have taken place at one moment between its call and its answer.
+//! Whether a history of one tag is linearizable: whether every operation can have taken place at
+//! one moment between its call and its answer.
 //!
-//! The search is that of Wing and Gong, with the memory of Lowe: a configuration (which operations took place, and where the tag is then) that led
-//! nowhere is not tried again. An operation whose answer was lost took place at any time after its call, or never. So a configuration is not
-//! tried either if another one has the same certain operations and value, and needed fewer of the lost ones: it can go on in every way that this
-//! one can. Without that, twenty lost answers would be a million configurations for each step.
+//! The search is that of Wing and Gong, with the memory of Lowe: a configuration (which operations
+//! took place, and where the tag is then) that led nowhere is not tried again. An operation whose
+//! answer was lost took place at any time after its call, or never. So a configuration is not tried
+//! either if another one has the same certain operations and value, and needed fewer of the lost
+//! ones: it can go on in every way that this one can. Without that, twenty lost answers would be a
+//! million configurations for each step.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -75,7 +78,8 @@ impl Event {
     }
 }
 
-/// Whether the events of one tag, which does not exist at first, can be put in an order that explains all answers.
+/// Whether the events of one tag, which does not exist at first, can be put in an order that
+/// explains all answers.
 ///
 /// # Errors
 /// In words: how far an order goes at most, and what comes then.
@@ -149,9 +153,11 @@ impl Search<'_> {
         if before.certain >= self.longest.0 {
             self.longest = (before.certain, before.value, next.iter().map(|event| (*event, self.events[*event])).collect());
         }
-        // The last one is tried first: what is certain and was called first, before what may never have taken place.
+        // The last one is tried first: what is certain and was called first, before what may never
+        // have taken place.
         let (certain, mut lost): (Vec<usize>, Vec<usize>) = next.into_iter().partition(|event| self.events[*event].is_certain());
-        // Of several that do the same, all of them called by now, it does not matter which one is left.
+        // Of several that do the same, all of them called by now, it does not matter which one is
+        // left.
         let mut kinds = Vec::new();
         lost.retain(|event| {
             let operation = self.events[*event].operation;
@@ -266,13 +272,15 @@ mod tests {
 
     #[test]
     fn twenty_lost_answers_are_decided_soon() {
-        // All called at first, and what each wrote may be seen whenever nothing else is. Half of them write the same.
+        // All called at first, and what each wrote may be seen whenever nothing else is. Half of
+        // them write the same.
         let mut events: Vec<Event> = (0..20).map(|i| event(0, 1, Lost(Condition::None, Some(100 + i.min(10))))).collect();
         for round in 0..20_usize {
             let at = 10 + 10 * round as u64;
             events.push(event(at, at + 3, put(round)));
             events.push(event(at + 1, at + 4, put(50 + round)));
-            // Every third round sees a lost one: three distinct, and then those that write the same.
+            // Every third round sees a lost one: three distinct, and then those that write the
+            // same.
             let seen = if round % 3 == 0 { 108 + (round / 3).min(2) } else { round };
             events.push(event(at + 6, at + 7, Read(Some(seen))));
         }

@@ -59,7 +59,8 @@ impl Proxy {
         format!("http://{}", self.address)
     }
 
-    /// Cuts all connections after `bytes` more bytes (both directions together); new ones then work again until the next cut.
+    /// Cuts all connections after `bytes` more bytes (both directions together); new ones then work
+    /// again until the next cut.
     pub fn cut_after(&self, bytes: u64) {
         self.state.budget.store(i64::try_from(bytes).unwrap(), Ordering::SeqCst);
     }

@@ -50,7 +50,8 @@ impl Registry {
         Self::spawn(data, listen, launch)
     }
 
-    /// A registry over an empty directory of its own, or over none (`data` is false), with more options and variables.
+    /// A registry over an empty directory of its own, or over none (`data` is false), with more
+    /// options and variables.
     #[must_use]
     pub fn start_with(data: bool, options: &[&str], environment: &[(String, String)]) -> Self {
         let dir = TempDir::new().unwrap();

@@ -15,7 +15,8 @@ pub struct SnapshotDir {
 }
 
 impl SnapshotDir {
-    /// Writes a directory whose page `i` has K number `2n` and V number `2n+1` for n = `numbers[i]`.
+    /// Writes a directory whose page `i` has K number `2n` and V number `2n+1` for n =
+    /// `numbers[i]`.
     #[must_use]
     pub fn write(path: &Path, shape: Shape, numbers: &[u64]) -> Self {
         directory::write(path, "page_manifest.json", shape, numbers);

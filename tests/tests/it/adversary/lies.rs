@@ -18,7 +18,8 @@ fn pushed() -> (Registry, SnapshotDir, Pf) {
     (registry, dir, pf)
 }
 
-/// Pulls, and repeats a failed request once. A liar that lies at every try lies at the third too: more tries would only wait.
+/// Pulls, and repeats a failed request once. A liar that lies at every try lies at the third too:
+/// more tries would only wait.
 fn pull(host: &Pf, into_directory: bool) -> Output {
     let out = host.path("out");
     let target = into_directory.then(|| out.to_str().unwrap());
@@ -109,7 +110,8 @@ fn frames_that_are_not_what_was_asked_for_are_refused_and_nothing_is_published()
     same_files(&host.path("out"), &dir.path, "the registry itself");
 }
 
-/// The same frames with the same names, lengths and checksums that fit, and other bytes: only a digest can tell.
+/// The same frames with the same names, lengths and checksums that fit, and other bytes: only a
+/// digest can tell.
 fn forged(stream: &[u8]) -> Vec<u8> {
     let limits = pfr_schema::Limits::default();
     let (mut at, mut frames) = (0, Vec::new());

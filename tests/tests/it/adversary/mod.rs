@@ -1,4 +1,5 @@
-//! A registry that lies, a network that cuts at the worst byte, a directory that is a trap: nothing wrong is ever published.
+//! A registry that lies, a network that cuts at the worst byte, a directory that is a trap: nothing
+//! wrong is ever published.
 
 mod cuts;
 mod lies;

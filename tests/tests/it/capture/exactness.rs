@@ -2,7 +2,8 @@
 
 use pfr_tests::{Host, Model, Registry};
 
-/// Captures on one host after `prompt + generated` tokens, restores on another, and compares the next tokens and scores.
+/// Captures on one host after `prompt + generated` tokens, restores on another, and compares the
+/// next tokens and scores.
 fn resume_elsewhere(model: Model, prompt: usize, generated: usize, next: usize) {
     let registry = Registry::start();
     let (a, b) = (Host::new(&registry.url()), Host::new(&registry.url()));

@@ -1,10 +1,12 @@
-//! Whoever dies in the middle: the engine goes on, nothing half-done appears, and the next try works.
+//! Whoever dies in the middle: the engine goes on, nothing half-done appears, and the next try
+//! works.
 
 use pfr_tests::{Host, Model, Registry, SmallDisk, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use std::time::{Duration, Instant};
 
-/// Kills something after a random part of the time that the work takes, and gives back what the work said.
+/// Kills something after a random part of the time that the work takes, and gives back what the
+/// work said.
 fn interrupted(mut work: std::process::Child, after: Duration, kill: impl FnOnce()) -> bool {
     let start = Instant::now();
     wait_for("the moment to kill", 60, || (start.elapsed() >= after || work.try_wait().unwrap().is_some()).then_some(()));
@@ -66,7 +68,8 @@ fn restores_of_a_killed_agent(rounds: usize) {
         let after = Duration::from_micros(random.random_range(0..40_000));
         let done = interrupted(work, after, || host.kill_agent());
         if !done {
-            // Either the sequence was activated and only the answer was lost, or nothing of it is left.
+            // Either the sequence was activated and only the answer was lost, or nothing of it is
+            // left.
             let nothing_left = wait_for("the engine to notice", 30, || {
                 if engine.fingerprint() == before { Some(true) } else { (engine.sequences().len() > 1).then_some(false) }
             });
@@ -130,7 +133,8 @@ fn a_capture_waits_for_a_registry_that_is_away_and_survives_the_agent() {
     registry.kill();
     let report = host.pf.json(&["snapshot", "e", "team/agent:x", "--sequence", &sequence]);
     assert_ne!(report["push"]["state"], "done", "{report}");
-    // The engine has long gone on; the agent is killed and comes back; the push is still to be done.
+    // The engine has long gone on; the agent is killed and comes back; the push is still to be
+    // done.
     engine.generate(&sequence, 5);
     host.kill_agent();
     host.start_agent();

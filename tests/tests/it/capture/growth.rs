@@ -1,4 +1,4 @@
-//! What a capture costs follows what is new.
+//! A capture and a restore move only what is new.
 
 use pfr_tests::{Host, Model, Registry};
 
@@ -19,7 +19,7 @@ fn a_grown_session_moves_its_new_pages_only() {
 
     engine.generate(&sequence, 20);
     let grown = host.snapshot("e", "team/agent:main", &["--sequence", &sequence]);
-    // 100 → 120 tokens: the partial page is another one now, and one is new.
+    // 100 → 120 tokens: the partial page has changed, and one page is new.
     assert_eq!(grown["pages"], 8, "{grown}");
     assert_eq!(grown["resident_bytes"], 8 * page);
     assert_eq!(grown["moved_bytes"], 2 * page, "{grown}");

@@ -1,4 +1,5 @@
-//! Capture and restore, through the real binaries: two hosts, their agents, a registry, the reference engine.
+//! Capture and restore, through the real binaries: two hosts, their agents, a registry, the
+//! reference engine.
 
 mod demo;
 mod equality;

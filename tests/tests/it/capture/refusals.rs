@@ -1,5 +1,5 @@
-//! Fast but wrong is impossible: what does not fit is refused with an error of its own, and the engine is as it was.
-//! (Forged documents and misbehaving memory are in the agent's own tests.)
+//! Fast but wrong is impossible: what does not fit is refused with an error of its own, and the
+//! engine is as it was. (Forged documents and misbehaving memory are in the agent's own tests.)
 
 use pfr_tests::{Engine, Host, Model, Proxy, Registry, Tamper, files};
 

@@ -60,7 +60,8 @@ fn seconds(settings: &str, key: &str) -> u64 {
 fn the_time_until_deleted_bytes_are_free_is_that_of_the_defaults() {
     let settings = text("registry/pf-registry.toml");
     let (interval, grace) = (seconds(&settings, "gc-interval-seconds"), seconds(&settings, "gc-grace-seconds"));
-    // Half an interval until the first collection, the grace period, half an interval until the next one.
+    // Half an interval until the first collection, the grace period, half an interval until the
+    // next one.
     let sentence = format!("about {} minutes", (interval + grace) / 60);
     let pages = ["docs/operations.md", "docs/quickstart.md", "docs/concepts.md", "docs/troubleshooting.md"];
     for page in pages {

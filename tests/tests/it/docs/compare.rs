@@ -1,7 +1,8 @@
 //! Whether a program printed what a page shows.
 //!
-//! `…` stands for any text in a line, and alone on a line for any lines. What is another one each time (digests, ids, times)
-//! and how wide columns are does not count. Everything else does, sizes too: the pages that are pushed are made from a seed.
+//! `…` stands for any text in a line, and alone on a line for any lines. What is another one each
+//! time (digests, ids, times) and how wide columns are does not count. Everything else does, sizes
+//! too: the pages that are pushed are made from a seed.
 
 /// Compares; the error names the first line that was not found.
 pub fn compare(shown: &[String], actual: &str) -> Result<(), String> {
@@ -90,7 +91,8 @@ fn varies(text: &str) -> Option<(usize, &'static str)> {
     None
 }
 
-/// The length of `pattern` if `text` begins like it: `0` is a digit, `x` a hex digit, anything else itself.
+/// The length of `pattern` if `text` begins like it: `0` is a digit, `x` a hex digit, anything else
+/// itself.
 fn shape(text: &str, pattern: &str) -> Option<usize> {
     let like = |(t, p): (u8, u8)| match p {
         b'0' => t.is_ascii_digit(),

@@ -1,4 +1,5 @@
-//! The files that operators copy: annotated settings and units of systemd. The real programs read them.
+//! The files that operators copy: annotated settings, which the real programs read, and systemd
+//! units.
 
 use super::page::root;
 use pfr_tests::{binary, own_address, wait_for};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-/// Keys of a settings file, also of those that are commented out.
+/// All keys of a settings file, including those that are commented out.
 pub fn keys(text: &str) -> BTreeSet<String> {
     text.lines().filter_map(|line| Some(key(line)?.0.to_owned())).collect()
 }
@@ -19,7 +20,7 @@ fn key(line: &str) -> Option<(&str, &str)> {
     (!key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'-')).then_some((key, value))
 }
 
-/// A settings file with every key in force.
+/// A settings file in which no key is commented out.
 fn uncommented(text: &str) -> String {
     text.lines().filter_map(key).map(|(key, value)| format!("{key} = {value}\n")).collect()
 }
@@ -40,7 +41,7 @@ const EXAMPLES: [Example; 3] = [
         args: &["gc", "--dry-run", "--data"],
         variable: "PF_REGISTRY_CONFIG",
     },
-    // It has no command that ends by itself: the unit below is started with this file.
+    // `pf-agent` has no command that ends by itself. A test below starts its unit with this file.
     Example { file: "capture-agent/pf-agent.toml", program: "pf-agent", args: &["serve"], variable: "PF_AGENT_CONFIG" },
 ];
 
@@ -63,7 +64,7 @@ fn the_annotated_settings_have_every_key_and_parse() {
     for example in &EXAMPLES {
         let dir = tempfile::tempdir().unwrap();
         let text = std::fs::read_to_string(root().join(example.file)).unwrap();
-        // The parser names all keys that it knows when it meets one that it does not know.
+        // The parser's error about an unknown key lists all keys that it knows.
         let refused = example.run("no-such-key = 1\n", dir.path());
         let error = String::from_utf8(refused.stderr).unwrap();
         let (_, known) = error.split_once("expected one of").unwrap_or_else(|| panic!("{}: {error}", example.program));
@@ -103,17 +104,17 @@ impl Unit {
         Self { text: std::fs::read_to_string(&path).unwrap(), path }
     }
 
-    /// The value of a key. It is there once.
+    /// The value of a key that occurs exactly once.
     fn get(&self, key: &str) -> &str {
         let values: Vec<&str> = self.text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).collect();
-        let [value] = values[..] else { panic!("{}: {key} is there {} times", self.path.display(), values.len()) };
+        let [value] = values[..] else { panic!("{}: {key} occurs {} times", self.path.display(), values.len()) };
         value
     }
 
-    /// What systemd says of it, with our program where the unit looks for it.
+    /// Lets systemd check the unit, with our program where the unit expects it.
     fn verify(&self, program: &str) {
         if Command::new("systemd-analyze").arg("--version").stdout(Stdio::null()).status().is_err() {
-            println!("systemd is not here: its own check of {} is left out", self.path.display());
+            println!("systemd is not installed: {} is not checked by systemd-analyze", self.path.display());
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -122,11 +123,11 @@ impl Unit {
         std::fs::write(&copy, self.text.replace(installed, binary(program).to_str().unwrap())).unwrap();
         let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        // It warns of a key that it does not know, and succeeds.
+        // systemd-analyze only warns about an unknown key, and succeeds.
         assert!(output.status.success() && said.trim().is_empty(), "{}: {said}", self.path.display());
     }
 
-    /// The command that it starts, with the settings file of the repository.
+    /// The command that the unit starts, with the settings file of the repository.
     fn command(&self, program: &str, settings: &str) -> Command {
         let mut words = self.get("ExecStart").split(' ');
         assert_eq!(words.next().unwrap(), format!("/usr/local/bin/{program}"));
@@ -140,7 +141,7 @@ impl Unit {
     }
 }
 
-/// Sends the signal by which the unit stops the program, and expects it to end well.
+/// Sends the unit's stop signal to the program and expects exit code 0.
 fn stop(mut child: Child, signal: &str) {
     let signal = signal.strip_prefix("SIG").unwrap();
     assert!(Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success());
@@ -164,7 +165,7 @@ fn the_unit_of_the_registry_starts_and_stops_it() {
     assert!(settings.contains(&data), "the settings file does not use the unit's state directory: {data}");
     let dir = tempfile::tempdir().unwrap();
     let mut command = unit.command("pf-registry", "registry/pf-registry.toml");
-    // As the unit's EnvironmentFile would: variables win over the file.
+    // Environment variables override the settings file, as those of the unit's EnvironmentFile do.
     command.env("PF_REGISTRY_DATA", dir.path().join("data")).env("PF_REGISTRY_LISTEN", format!("{}:0", own_address()));
     let mut child = command.spawn().unwrap();
     let line = first_line(&mut child);
@@ -178,7 +179,8 @@ fn the_unit_of_the_registry_gives_it_time_to_drain() {
     let settings = std::fs::read_to_string(root().join("registry/pf-registry.toml")).unwrap();
     let grace = settings.lines().find_map(|line| line.strip_prefix("shutdown-grace = ")).unwrap();
     let (grace, limit): (u64, u64) = (grace.parse().unwrap(), unit.get("TimeoutStopSec").parse().unwrap());
-    // Requests in flight, then a collection that was asked for, then two seconds for blocking work.
+    // Up to one grace period for requests in flight, one for a collection on request, and two
+    // seconds for blocking work.
     assert!(limit > 2 * grace + 2, "{limit} s are not enough for a grace of {grace} s");
     assert!(unit.get("LimitNOFILE").parse::<u64>().unwrap() >= 4096);
 }
@@ -191,7 +193,7 @@ fn the_unit_of_the_agent_starts_and_stops_it() {
     let dir = tempfile::tempdir().unwrap();
     let manager = UnixDatagram::bind(dir.path().join("notify")).unwrap();
     manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // Every key of the annotated file is in force; what belongs to this machine is given by flags.
+    // Every key of the annotated file is set. Flags override those that depend on this machine.
     let settings = uncommented(&std::fs::read_to_string(root().join("capture-agent/pf-agent.toml")).unwrap());
     std::fs::write(dir.path().join("pf-agent.toml"), &settings).unwrap();
     std::fs::write(dir.path().join("token"), "a token\n").unwrap();

@@ -1,5 +1,6 @@
-//! The documentation is run: every command line of the README and of the pages, in the order in which a reader types them, with
-//! its output compared where it is shown. [`page`] says how a block is marked, [`shell`] where it is run, [`compare`] what counts.
+//! The documentation is run: every command line of the README and of the pages, in the order in
+//! which a reader types them, with its output compared where it is shown. [`page`] says how a block
+//! is marked, [`shell`] where it is run, [`compare`] what counts.
 
 mod claims;
 mod compare;
@@ -17,7 +18,8 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use usage::Helps;
 
-/// Pages share the ports that they name. Each test is a process of its own under nextest; elsewhere they wait for each other.
+/// Pages share the ports that they name. Each test is a process of its own under nextest; elsewhere
+/// they wait for each other.
 static PORTS: Mutex<()> = Mutex::new(());
 
 /// Runs all blocks of a page.
@@ -28,7 +30,8 @@ fn run(name: &str) {
     for block in &page.blocks {
         match (&block.mark, &shell) {
             (Mark::NotRun(_), _) => continue,
-            // The README and the quick start begin with how the programs get on the path; the other pages take it for done.
+            // The README and the quick start begin with how the programs get on the path; the other
+            // pages take it for done.
             (Mark::Run, None) if says_how(&page) => shell = Some(Shell::new()),
             (Mark::Run, Some(_)) => {}
             (Mark::Run, None) | (Mark::Fresh, _) => {

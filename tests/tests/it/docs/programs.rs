@@ -1,4 +1,5 @@
-//! `docs/programs.md` against `--help`: every command of every program, and every option of every command.
+//! `docs/programs.md` against `--help`: every command of every program, and every option of every
+//! command.
 
 use super::page::root;
 use super::usage::Helps;

@@ -1,5 +1,6 @@
-//! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built. No other machine is reached:
-//! what the pages call `127.0.0.1` is an address of this process's own, and their database and bucket are the test servers'.
+//! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built.
+//! No other machine is reached: what the pages call `127.0.0.1` is an address of this process's
+//! own, and their database and bucket are the test servers'.
 
 use super::page::{Step, root};
 use pfr_testkit::{postgres, s3};
@@ -12,7 +13,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a command may take, or one in the background until it is ready. A debug build on a busy machine is slow.
+/// How long a command may take, or one in the background until it is ready. A debug build on a busy
+/// machine is slow.
 const LIMIT: Duration = Duration::from_secs(120);
 /// What the home directory is called on the pages.
 const HOME: &str = "/home/you";

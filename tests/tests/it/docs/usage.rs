@@ -1,4 +1,5 @@
-//! Whether a command line names commands and options that the programs have, as their `--help` tells.
+//! Whether a command line names commands and options that the programs have, as their `--help`
+//! tells.
 
 use pfr_tests::binary;
 use std::collections::{BTreeMap, BTreeSet};

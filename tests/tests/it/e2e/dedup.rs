@@ -85,7 +85,8 @@ fn rows_written_by_a_fork_do_not_grow_with_what_it_shares() {
         pf.run(&["push", fork.arg(), &format!("a:fork-{round}")]).ok();
         rows.push(registry.metric("pf_store_rows_written_total") - before);
     }
-    // A run holds up to 1,024 pages; re-writing the last one is what a fork costs, whatever the snapshot's size.
+    // A run holds up to 1,024 pages; re-writing the last one is what a fork costs, whatever the
+    // snapshot's size.
     assert!(rows.iter().all(|r| *r < 2.0 * 1024.0 + 150.0), "{rows:?}");
 }
 

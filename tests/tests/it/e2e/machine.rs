@@ -1,5 +1,5 @@
-//! The machine fails the registry: a disk that turns read-only, no file handles left. Errors are clear, reads go on as far as they can, and it recovers by
-//! itself.
+//! The machine fails the registry: a disk that turns read-only, no file handles left. Errors are
+//! clear, reads go on as far as they can, and it recovers by itself.
 
 use pfr_tests::{LoopDisk, Pf, Registry, Shape, SmallDisk, SnapshotDir, skip, wait_for};
 use std::io::{Read as _, Write as _};
@@ -73,7 +73,8 @@ fn a_registry_that_starts_on_a_read_only_disk_serves_reads_and_takes_pushes_once
     let push = pf.command(&["push", second.arg(), "a:second", "--retries", "60"]).spawn().unwrap();
     wait_for("the push to be told", 60, || (errors(&registry, "unavailable") > 0).then_some(()));
     wait_for("the log to say why", 60, || registry.log().contains("readonly database").then_some(()));
-    // A read that goes on while the disk becomes writable keeps what its process knows of the log read-only.
+    // A read that goes on while the disk becomes writable keeps what its process knows of the log
+    // read-only.
     let pushed = AtomicBool::new(false);
     let output = std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -103,8 +104,9 @@ fn a_file_system_that_turns_itself_read_only_costs_nothing_that_was_acknowledged
     pf.run(&["push", first.arg(), "a:first"]).ok();
     let before = pf.visible();
     disk.fail();
-    // SQLite maps its shared memory from a file: the system may end the process (SIGBUS) when that can no longer be written. Either way this push is
-    // not acknowledged, and what was is there afterwards.
+    // SQLite maps its shared memory from a file: the system may end the process (SIGBUS) when that
+    // can no longer be written. Either way this push is not acknowledged, and what was is there
+    // afterwards.
     let output = pf.run(&["push", second.arg(), "a:second", "--retries", "1"]);
     assert_eq!(output.code, 7, "{output:?}");
     registry.kill();
@@ -151,7 +153,8 @@ fn refusals(registry: &Registry) -> usize {
     registry.log().matches("cannot accept").count()
 }
 
-/// Opens connections that say nothing until the registry has no file left for another; no more of them than the system queues.
+/// Opens connections that say nothing until the registry has no file left for another; no more of
+/// them than the system queues.
 fn exhaust(registry: &Registry) -> Vec<TcpStream> {
     let before = refusals(registry);
     let idle = (0..100).map(|_| TcpStream::connect(registry.address()).unwrap()).collect();

@@ -1,4 +1,5 @@
-//! End to end, through the real binaries. One binary with a module for each theme: it links once.
+//! End-to-end tests through the real programs. All are modules of one test binary, so that it links
+//! only once.
 
 mod concurrency;
 mod crash;

@@ -1,4 +1,5 @@
-//! Every refusal: message, exit code, and nothing changed. Through the real `pf` and a real registry.
+//! Every refusal: message, exit code, and nothing changed. Through the real `pf` and a real
+//! registry.
 
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files};
 use std::os::unix::fs::symlink;

@@ -98,7 +98,8 @@ impl Upload {
     }
 }
 
-/// The JSON of an answer that says yes, or that of a full disk or a lease that ended; nothing else is expected.
+/// The JSON of an answer that says yes, or that of a full disk or a lease that ended; nothing else
+/// is expected.
 async fn answer(response: Response) -> Result<Result<Value, Value>, reqwest::Error> {
     let (status, text) = (response.status(), response.text().await?);
     let value = serde_json::from_str(&text).unwrap_or_default();
@@ -206,7 +207,8 @@ impl Trial {
         }
     }
 
-    /// Collects until so many bytes are free, with the program and by request in turn, and a kill on the way.
+    /// Collects until so many bytes are free, with the program and by request in turn, and a kill
+    /// on the way.
     async fn collect(&mut self, wanted: u64) {
         let mut killed = tool(self.registry.data(), "gc", &["--grace", "0"]).spawn().unwrap();
         tokio::time::sleep(Duration::from_millis(self.random.random_range(0..200))).await;
@@ -263,7 +265,8 @@ fn available(dir: &Path) -> u64 {
     text.lines().last().unwrap().trim().parse().unwrap()
 }
 
-/// Fills the disk, deletes, collects and pushes again, with kills in between and the disk full to the last byte every other round.
+/// Fills the disk, deletes, collects and pushes again, with kills in between and the disk full to
+/// the last byte every other round.
 async fn rounds(disk: &Path, folder: &Path, rounds: u64, left: Option<u64>) {
     if let Some(left) = left {
         let taken = std::fs::File::create(disk.join("others")).unwrap();
@@ -323,7 +326,8 @@ fn a_registry_starts_without_a_free_byte_and_without_its_reserve() {
     let dir = SnapshotDir::write(&pf.path("dir"), Shape::SMALL, &(0..40).collect::<Vec<_>>());
     pf.run(&["push", dir.arg(), "a:b"]).ok();
     registry.kill();
-    // As a kill during a start leaves it: the index of the log is gone, and so is what was kept for it.
+    // As a kill during a start leaves it: the index of the log is gone, and so is what was kept for
+    // it.
     for gone in ["metadata.sqlite-reserve", "metadata.sqlite-shm"] {
         std::fs::remove_file(link.join(gone)).unwrap();
     }

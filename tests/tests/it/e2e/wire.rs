@@ -1,4 +1,5 @@
-//! Raw requests that no honest client makes: each is refused, nothing is visible, the registry lives on.
+//! Raw requests that no honest client makes: each is refused, nothing is visible, the registry
+//! lives on.
 
 use pfr_schema::frame::{self, Header};
 use pfr_schema::{Digest, Kind, codec::Codec};

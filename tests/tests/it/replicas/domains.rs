@@ -1,5 +1,6 @@
-//! Domains over every pair of metadata and storage: tenants that know nothing of each other, deletion seen by other replicas, creation and deletion
-//! whose registry is killed, and a move to another registry.
+//! Domains over every pair of metadata and storage: tenants that know nothing of each other,
+//! deletion seen by other replicas, creation and deletion whose registry is killed, and a move to
+//! another registry.
 
 use super::backend::{Backend, Database, Packs, assert_same};
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files, seed, wait_for};
@@ -116,7 +117,8 @@ fn a_replica_notices_that_another_one_deleted_a_domain() {
     host(&first, "acme").run(&["verify", "a:t"]).ok();
 }
 
-/// A registry that is killed while it makes a domain, while the domain is used, and while it is deleted.
+/// A registry that is killed while it makes a domain, while the domain is used, and while it is
+/// deleted.
 fn kills(database: Database, packs: Packs, rounds: u32) {
     let mut random = StdRng::seed_from_u64(seed());
     let backend = Backend::new(database, packs);

@@ -18,7 +18,8 @@ fn overlapping_pushes(rounds: usize) {
     let mut registries: Vec<Registry> = (0..3).map(|_| backend.registry(&[])).collect();
     for round in 0..rounds {
         let hosts: Vec<Pf> = (0..HOSTS).map(|i| Pf::new(&registries[i % 3].url())).collect();
-        // Neighbours share most of their pages; hosts 0 and 5 push the same through different registries.
+        // Neighbours share most of their pages; hosts 0 and 5 push the same through different
+        // registries.
         let start = |host: usize| (1000 * round + 60 * (host % 5)) as u64;
         let dirs: Vec<SnapshotDir> = (0..HOSTS)
             .map(|i| SnapshotDir::write(&hosts[i].path("dir"), Shape::SMALL, &(start(i)..start(i) + 400).collect::<Vec<_>>()))

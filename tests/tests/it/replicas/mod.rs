@@ -1,4 +1,5 @@
-//! Registries over every pair of metadata and storage, several of them over one, and what happens when the storage goes away.
+//! Registries over every pair of metadata and storage, several of them over one, and what happens
+//! when the storage goes away.
 
 pub mod backend;
 mod domains;

@@ -17,7 +17,8 @@ enum Outage {
     Killed,
 }
 
-/// Takes the storage away in each of these ways, and brings it back while a pull and a push wait for it.
+/// Takes the storage away in each of these ways, and brings it back while a pull and a push wait
+/// for it.
 fn outages(ways: &[Outage]) {
     let mut s3 = s3::Server::start();
     let storage = format!("s3://{}/p", s3.bucket());
@@ -39,7 +40,8 @@ fn outages(ways: &[Outage]) {
             &(0..300).map(|n| 1000 + n + n * round as u64).collect::<Vec<_>>(),
         );
         let tag = format!("a:new-{round}");
-        // On a busy machine the server is not back within the seconds that a command waits by itself.
+        // On a busy machine the server is not back within the seconds that a command waits by
+        // itself.
         let pull = pf.command(&["pull", "a:first", out.to_str().unwrap(), "--retries", "60"]).spawn().unwrap();
         let push = pf.command(&["push", new.arg(), &tag, "--retries", "60"]).spawn().unwrap();
         wait_for("both to be told that the bucket is away", 120, || (unavailable(&registry) >= before + 2).then_some(()));

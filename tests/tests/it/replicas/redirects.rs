@@ -59,7 +59,8 @@ fn a_client_that_cannot_reach_the_bucket_gets_everything_from_the_registry() {
 
 #[test]
 fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
-    // Two replicas over one store: the URLs of one outlast this test, those of the other end at once.
+    // Two replicas over one store: the URLs of one outlast this test, those of the other end at
+    // once.
     let backend = Backend::new(Database::Postgres, Packs::Bucket);
     let registry = backend.registry(&["--redirect-downloads"]);
     let brief = backend.registry(&["--redirect-downloads", "--redirect-seconds", "1"]);
