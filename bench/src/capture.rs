@@ -1,7 +1,9 @@
-//! Capture and restore through the real programs: how long an engine stands still, and what moves, by length of the session.
+//! Capture and restore through the real programs: how long an engine stands still, and what moves,
+//! by length of the session.
 //!
-//! The engine is the reference engine in shared memory. The floor of a capture is the same bytes hashed once and written with one
-//! fsync; all sessions take turns, so that a busy machine disturbs each alike.
+//! The engine is the reference engine in shared memory. The floor of a capture is the same bytes
+//! hashed once and written with one fsync; all sessions take turns, so that a busy machine disturbs
+//! each alike.
 
 use crate::Result;
 use crate::contender::sibling;

@@ -1,4 +1,4 @@
-//! Who is measured.
+//! The programs that are measured.
 
 pub mod docker;
 pub mod floor;
@@ -9,7 +9,7 @@ use crate::meter::Meter;
 use crate::workload::Workload;
 use std::path::{Path, PathBuf};
 
-/// Somebody who can store a workload and give it back.
+/// A program that can store a workload and give it back.
 pub trait Contender {
     /// Name in tables.
     fn name(&self) -> &'static str;

@@ -1,9 +1,11 @@
-//! The floor: what the machine can do with the same bytes. One program, no network, no metadata: every byte is read once from
-//! the page cache, hashed once with SHA-256, compared, and written into 64 MiB files that are on disk when it returns.
+//! The floor: what the machine can do with the same bytes. One program, no network, no metadata:
+//! every byte is read once from the page cache, hashed once with SHA-256, compared, and written
+//! into 64 MiB files that are on disk when it returns.
 //!
-//! Each thread reads a blob into its buffer, hashes it while it is in the cache of its core, and writes the buffer when it is
-//! full. There are more threads than cores: while one waits for the disk, another one hashes. Files are written past
-//! the page cache (`O_DIRECT`) where [`Plan::direct`] says so; which is better depends on the disk, and `pf-bench floor` finds out.
+//! Each thread reads a blob into its buffer, hashes it while it is in the cache of its core, and
+//! writes the buffer when it is full. There are more threads than cores: while one waits for the
+//! disk, another one hashes. Files are written past the page cache (`O_DIRECT`) where
+//! [`Plan::direct`] says so; which is better depends on the disk, and `pf-bench floor` finds out.
 
 use crate::Result;
 use crate::workload::Blob;

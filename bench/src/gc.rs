@@ -1,4 +1,5 @@
-//! Collection: what it costs by the number of live objects, and what it does to pushes and reads beside it.
+//! Garbage collection: its cost by the number of live objects, and its effect on concurrent pushes
+//! and reads.
 
 mod beside;
 pub mod rows;
@@ -14,31 +15,31 @@ use std::path::PathBuf;
 /// Arguments of `gc`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Live objects of the stores
+    /// Live objects of each store
     #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000")]
     live: Vec<u64>,
     /// Objects that become garbage in each round
     #[arg(long, default_value_t = 100_000)]
     garbage: u64,
-    /// Rounds; in each, every store in turn
+    /// Rounds; each round measures every store once
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Objects deleted in one transaction
     #[arg(long, default_value_t = 8000)]
     batch: usize,
-    /// Live objects above which rows are written straight into the tables
+    /// Write rows straight into the tables of stores with more live objects than this
     #[arg(long, default_value_t = 1_000_000)]
     straight_above: u64,
-    /// Live objects of the store that is pushed to and read from beside a collection; 0 leaves that out
+    /// Live objects of the store for pushes and reads during a collection; 0 to leave that out
     #[arg(long, default_value_t = 1_000_000)]
     beside_live: u64,
-    /// Batches of the collection that runs beside
+    /// Objects that this collection deletes in one transaction
     #[arg(long, value_delimiter = ',', default_value = "8000,250")]
     beside_batches: Vec<usize>,
     /// Directory on disk to work in [default: the system's temporary directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Writes everything measured
+    /// Write all measurements as JSON
     #[arg(long)]
     json: Option<PathBuf>,
     /// Date to record
@@ -108,7 +109,7 @@ fn print_sweeps(stores: &[sweep::Store]) {
     println!();
 }
 
-/// Collects until nothing is due: seconds, and objects deleted.
+/// Collects until nothing is due. Returns seconds and the number of objects deleted.
 pub async fn drain(metadata: &dyn pfr_store::Metadata, batch: usize) -> Result<(f64, u64)> {
     let (seconds, (done, _), _) = sweep::drain(metadata, batch).await?;
     Ok((seconds, done.released + done.unclaimed))

@@ -1,4 +1,5 @@
-//! `pf-bench`: measures `pf` against the floor of the machine and against peers, in alternation, in one run.
+//! `pf-bench`: measures `pf` against the floor of the machine and against peers, in alternation, in
+//! one run.
 //!
 //! ```text
 //! run     push and pull of a workload: floor, pf, docker-registry        runner ─▶ contender/* ─▶ meter ─▶ report/*

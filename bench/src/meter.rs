@@ -1,4 +1,5 @@
-//! One measurement: wall time from outside, processor time of everybody involved, and what the step says of itself.
+//! One measurement: wall time, processor time of client and server, and the numbers that the
+//! programs report themselves.
 
 use crate::Result;
 use crate::usage::processor;
@@ -6,24 +7,24 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
 
-/// What is measured.
+/// A step that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// Everything into an empty store.
+    /// Push the workload into an empty registry.
     Push,
-    /// The same again: nothing is new.
+    /// Push it again: nothing is new.
     Repush,
-    /// A fork of it, one page of a hundred new.
+    /// Push a fork of it, in which one page in a hundred is new.
     PushFork,
-    /// Everything into an empty local store.
+    /// Pull it into an empty local store.
     PullStore,
-    /// Everything into an empty directory.
+    /// Pull it into an empty directory.
     PullDir,
 }
 
 impl Step {
-    /// All, in the order they are shown.
+    /// All steps, in the order of the tables.
     pub const ALL: [Self; 5] = [Self::Push, Self::PullStore, Self::PullDir, Self::PushFork, Self::Repush];
 
     /// Name in tables.
@@ -38,27 +39,27 @@ impl Step {
     }
 }
 
-/// What a step says of itself.
+/// Numbers that the programs of a step report themselves; `None` if they do not.
 #[derive(Clone, Debug, Default)]
-pub struct Said {
+pub struct Reported {
     /// Bytes of frames or bodies moved over HTTP.
     pub bytes_moved: Option<u64>,
-    /// Requests.
+    /// HTTP requests.
     pub round_trips: Option<u64>,
-    /// Most memory of the client process, bytes.
+    /// Peak memory of the client process, bytes.
     pub client_memory: Option<u64>,
-    /// Most memory of the server process so far, bytes.
+    /// Peak memory of the server process since its start, bytes.
     pub server_memory: Option<u64>,
 }
 
 /// One measurement.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Where: `disk` or `tmpfs`.
+    /// `disk` or `tmpfs`.
     pub place: String,
-    /// Who.
+    /// Name of the contender.
     pub contender: &'static str,
-    /// What.
+    /// The step.
     pub step: Step,
     /// Round, from 0.
     pub round: usize,
@@ -66,34 +67,42 @@ pub struct Sample {
     pub raw_bytes: u64,
     /// Wall time.
     pub seconds: f64,
-    /// Time of a following `syncfs`: nothing for who syncs by itself.
+    /// Time of a `syncfs` after the step: near zero for a program that syncs what it writes.
     pub sync_seconds: f64,
     /// Processor time of client and server.
     pub processor_seconds: f64,
     /// Processor time of everything else on the machine.
     pub others_seconds: f64,
-    /// What the step says.
-    pub said: Said,
+    /// Numbers that the programs report themselves.
+    pub reported: Reported,
 }
 
 /// Takes measurements of one contender in one round.
 pub struct Meter<'a> {
-    /// Where.
+    /// `disk` or `tmpfs`.
     pub place: &'a str,
-    /// Who.
+    /// Name of the contender.
     pub contender: &'static str,
-    /// Round.
+    /// Round, from 0.
     pub round: usize,
-    /// Where samples go.
+    /// The samples of the whole run.
     pub samples: &'a mut Vec<Sample>,
 }
 
 impl Meter<'_> {
-    /// Measures `work`. What was written before is on disk when it starts, so nobody pays for somebody else.
-    pub fn measure(&mut self, step: Step, raw_bytes: u64, dir: &Path, servers: &[u32], work: impl FnOnce() -> Result<Said>) -> Result<()> {
+    /// Measures `work`. Syncs the file system first, so that the step does not wait for writes of
+    /// an earlier one.
+    pub fn measure(
+        &mut self,
+        step: Step,
+        raw_bytes: u64,
+        dir: &Path,
+        servers: &[u32],
+        work: impl FnOnce() -> Result<Reported>,
+    ) -> Result<()> {
         settle(dir)?;
         let (before, start) = (processor(servers), Instant::now());
-        let said = work().map_err(|e| format!("{} on {}, {}: {e}", self.contender, self.place, step.name()))?;
+        let reported = work().map_err(|e| format!("{} on {}, {}: {e}", self.contender, self.place, step.name()))?;
         let seconds = start.elapsed().as_secs_f64();
         let after = processor(servers);
         let start = Instant::now();
@@ -111,7 +120,7 @@ impl Meter<'_> {
             sync_seconds,
             processor_seconds: ours,
             others_seconds: (all - ours).max(0.0),
-            said,
+            reported,
         });
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! The store alone, in this process: how fast metadata answers and grows, how fast bytes come in and go out, what a commit costs,
-//! and what many small pushes leave.
+//! The store alone, in this process: how fast metadata answers and grows, how fast bytes come in
+//! and go out, what a commit costs, and what many small pushes leave.
 
 mod bytes;
 mod commits;

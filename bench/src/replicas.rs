@@ -1,4 +1,5 @@
-//! One registry process against three on the same PostgreSQL and the same storage, in alternation: pushes of overlapping snapshots.
+//! One registry process against three on the same PostgreSQL and the same storage, in alternation:
+//! pushes of overlapping snapshots.
 
 use crate::Result;
 use crate::contender::pf::serve;
@@ -49,7 +50,7 @@ pub struct Args {
     /// Rounds
     #[arg(long, default_value_t = 5)]
     rounds: u64,
-    /// Writes everything measured
+    /// Write all measurements as JSON
     #[arg(long)]
     json: Option<PathBuf>,
     /// What else to record, for example what the processes were limited to

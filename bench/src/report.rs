@@ -44,7 +44,7 @@ impl From<Spread> for [f64; 3] {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of `values`; `None` if there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -57,11 +57,11 @@ impl Spread {
 
 /// One row: a contender's step in a place.
 pub struct Row<'a> {
-    /// Where.
+    /// `disk` or `tmpfs`.
     pub place: &'a str,
-    /// Who.
+    /// Name of the contender.
     pub contender: &'static str,
-    /// What.
+    /// The step.
     pub step: Step,
     /// Its samples, by round.
     pub samples: Vec<&'a Sample>,
@@ -69,11 +69,12 @@ pub struct Row<'a> {
     pub seconds: Spread,
     /// Time relative to the floor's, each round by itself.
     pub of_floor: Option<Spread>,
-    /// Processor time relative to the floor's, likewise: what others do on the machine matters less to it.
+    /// Processor time relative to the floor's, each round by itself: other processes on the machine
+    /// change it less than wall time.
     pub processor_of_floor: Option<Spread>,
-    /// How often as fast as docker-registry, each round by itself.
+    /// Speed relative to docker-registry's, each round by itself.
     pub of_docker: Option<Spread>,
-    /// What it waits for.
+    /// The resource that the step waits for.
     pub limit: &'static str,
 }
 
@@ -120,10 +121,10 @@ impl Row<'_> {
             cpu_of_floor: self.processor_of_floor,
             of_docker_registry: self.of_docker,
             limit: self.limit,
-            bytes_moved: median(|s| s.said.bytes_moved),
-            round_trips: median(|s| s.said.round_trips),
-            client_memory: median(|s| s.said.client_memory),
-            server_memory: median(|s| s.said.server_memory),
+            bytes_moved: median(|s| s.reported.bytes_moved),
+            round_trips: median(|s| s.reported.round_trips),
+            client_memory: median(|s| s.reported.client_memory),
+            server_memory: median(|s| s.reported.server_memory),
         }
     }
 }
@@ -184,7 +185,8 @@ impl Report {
         self.samples.iter().filter(|s| s.place == place && s.contender == contender && s.step == step).collect()
     }
 
-    /// What most of the time went to: processors (nearly all in use), the disk (nearly as long as writing alone takes), or neither.
+    /// What most of the time went to: processors (nearly all in use), the disk (nearly as long as
+    /// writing alone takes), or neither.
     fn limit(&self, place: &str, step: Step, samples: &[&Sample]) -> &'static str {
         let median = |f: fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map_or(0.0, |s| s.median);
         let (wall, own, others) = (median(|s| s.seconds), median(|s| s.processor_seconds), median(|s| s.others_seconds));

@@ -1,5 +1,5 @@
-//! Runs the contenders in turn: every round each of them once in each place, in rotated order, so that what changes on the machine
-//! in the meantime changes for all.
+//! Runs the contenders in turn: in each round, each of them once in each place, in rotated order. A
+//! change on the machine during the run then affects all of them.
 
 use crate::Result;
 use crate::contender::docker::{Docker, INSTALL};
@@ -25,7 +25,7 @@ pub struct Args {
     /// Directory on disk to work in [default: the system's temporary directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Directory in memory to work in, besides
+    /// A second directory to work in, in memory
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
     /// Only these contenders: floor, write-only, pf, docker-registry
@@ -37,7 +37,7 @@ pub struct Args {
     /// Write the samples as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Date to put into the JSON
+    /// Date to write into the JSON
     #[arg(long)]
     date: Option<String>,
     /// The client [default: beside this program]
@@ -48,7 +48,7 @@ pub struct Args {
     pf_registry: Option<PathBuf>,
 }
 
-/// A directory to work in, and the workload in a file system that it reads from.
+/// A directory to work in, and the workload on the same file system.
 struct Place {
     name: &'static str,
     dir: PathBuf,
@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<()> {
                 used.push(dir);
             }
         }
-        // After each round: a run that is cut short has still found something.
+        // After each round, so that an interrupted run keeps its results.
         report.rounds = round + 1;
         args.save(&report)?;
     }
@@ -139,13 +139,13 @@ fn places(args: &Args, workload: Workload) -> Result<Vec<Place>> {
     Ok(places)
 }
 
-/// Room for the input, a registry and what is pulled from it.
+/// Whether `dir` is in memory and has room for the workload, a registry and a pulled copy.
 fn has_room(dir: &Path, workload: &Workload) -> bool {
     let room = rustix::fs::statvfs(dir).map_or(0, |s| s.f_bavail * s.f_frsize);
     file_system(dir) == "tmpfs" && room > 5 * workload.base.bytes()
 }
 
-/// A contender that outlives the round.
+/// Lends a contender that outlives the round.
 struct Borrowed<'a>(&'a mut Docker);
 
 impl Contender for Borrowed<'_> {

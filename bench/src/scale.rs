@@ -1,4 +1,5 @@
-//! From measured costs to fleets: rates, rows, bytes, replicas, cost, and what gives out first. A simulation with real tables checks the arithmetic.
+//! From measured costs to fleets: rates, rows, bytes, replicas, cost, and what gives out first. A
+//! simulation with real tables checks the arithmetic.
 
 mod costs;
 mod model;

@@ -1,4 +1,5 @@
-//! What processes use, read from `/proc`: processor time, peak memory, and how busy the whole machine was.
+//! What processes use, read from `/proc`: processor time, peak memory, and how busy the whole
+//! machine was.
 
 use crate::Result;
 use std::io::Read as _;
@@ -7,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Processor seconds: of this process with its children that have ended, of `servers`, and of the whole machine.
+/// Processor seconds: of this process with its children that have ended, of `servers`, and of the
+/// whole machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Processor {
     /// Ours.

@@ -1,4 +1,5 @@
-//! The workload: snapshot directories of TinyLlama's shape with real KV bytes, made once by `pf-kv` and kept in a cache.
+//! The workload: snapshot directories of TinyLlama's shape with real KV bytes, made once by `pf-kv`
+//! and kept in a cache.
 
 use crate::Result;
 use serde::Deserialize;
@@ -147,8 +148,9 @@ pub fn warm_dir(dir: &Path) -> Result<()> {
     each_file(dir, &mut |path| read_through(path, &mut buffer))
 }
 
-/// Empties every file below `dir` and leaves the files: what they held is free again. Removing thousands of files here would
-/// slow down whoever makes files next, for ext4 steps over inodes that were freed in the last minutes one by one.
+/// Empties every file below `dir` and leaves the files: what they held is free again. Removing
+/// thousands of files here would slow down the next program that creates files: ext4 skips, one by
+/// one, each inode that was freed in the last minutes.
 pub fn empty_dir(dir: &Path) -> Result<()> {
     each_file(dir, &mut |path| Ok(File::options().write(true).open(path)?.set_len(0)?))
 }

@@ -1,16 +1,17 @@
-//! docker-registry (the Debian package, CNCF distribution 2.8) behind a plain HTTP client: what a registry of blobs can do with
-//! pages, a blob a page, driven as well as its protocol allows.
+//! docker-registry (the Debian package, CNCF distribution 2.8) behind a plain HTTP client: what a
+//! registry of blobs can do with pages, a blob a page, driven as well as its protocol allows.
 //!
-//! Push: for each blob HEAD, then POST and PUT if it is not there; then the manifest. The registry does not sync, so a push is
-//! not durable when it is acknowledged; the time of a following `syncfs` is recorded besides. Pull: the manifest, then each blob,
-//! hashed as it comes and written to a file of its own; then one `syncfs` and a rename of the directory, which is what `pf pull`
+//! Push: for each blob HEAD, then POST and PUT if it is not there; then the manifest. The registry
+//! does not sync, so a push is not durable when it is acknowledged; the time of a following
+//! `syncfs` is recorded besides. Pull: the manifest, then each blob, hashed as it comes and written
+//! to a file of its own; then one `syncfs` and a rename of the directory, which is what `pf pull`
 //! promises too. Connections are kept alive; how many there are is tried out first.
 
 mod client;
 
 use super::{Contender, free_port};
 use crate::Result;
-use crate::meter::{Meter, Said, Step};
+use crate::meter::{Meter, Reported, Step};
 use crate::usage::{Server, peak_memory};
 use crate::workload::{Snapshot, Workload, warm_dir};
 use client::Client;
@@ -37,13 +38,14 @@ impl Docker {
     pub fn find() -> Result<Option<Self>> {
         let dirs = std::env::var_os("PATH").unwrap_or_default();
         let program = std::env::split_paths(&dirs).map(|dir| dir.join("docker-registry")).find(|path| path.is_file());
-        // Once a process; whoever came first has chosen, and plain HTTP does not care.
+        // A process can set it only once. It does not matter which one is set: this is plain HTTP.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         Ok(program.map(|program| Self { program, runtime, connections: 8 }))
     }
 
-    /// Tries numbers of connections on a part of the workload and keeps the best; says what it found.
+    /// Tries numbers of connections on a part of the workload and keeps the best; says what it
+    /// found.
     pub fn tune(&mut self, workload: &Workload, parent: &Path) -> Result<String> {
         let part = Snapshot { dir: workload.base.dir.clone(), blobs: workload.base.blobs.iter().take(TRIAL_BLOBS).cloned().collect() };
         part.warm()?;
@@ -68,7 +70,8 @@ impl Docker {
         std::fs::create_dir_all(&data)?;
         let port = free_port()?;
         let config = dir.join("docker-registry.yml");
-        // Digests known to exist are kept in memory, as its documentation advises; nothing is logged.
+        // Digests known to exist are kept in memory, as its documentation advises; nothing is
+        // logged.
         std::fs::write(
             &config,
             format!(
@@ -108,7 +111,7 @@ impl Contender for Docker {
         let said = |before: client::Moved| {
             let now = client.moved();
             let (bytes, requests) = (now.bytes - before.bytes, now.requests - before.requests);
-            Said { bytes_moved: Some(bytes), round_trips: Some(requests), server_memory: peak_memory(pid), client_memory: None }
+            Reported { bytes_moved: Some(bytes), round_trips: Some(requests), server_memory: peak_memory(pid), client_memory: None }
         };
         let mut push = |step: Step, snapshot: &Snapshot, tag: &str| {
             let before = client.moved();

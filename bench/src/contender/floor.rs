@@ -3,7 +3,7 @@
 use super::Contender;
 use crate::Result;
 use crate::floor::{Piece, Plan, copy};
-use crate::meter::{Meter, Said, Step};
+use crate::meter::{Meter, Reported, Step};
 use crate::workload::{Workload, warm_dir};
 use std::path::Path;
 
@@ -25,13 +25,13 @@ impl Contender for Floor {
         workload.base.warm()?;
         meter.measure(Step::Push, raw, dir, &[], || {
             packed = copy(&pieces, &dir.join("pushed"), self.plan)?;
-            Ok(Said::default())
+            Ok(Reported::default())
         })?;
         if self.plan.hash {
             warm_dir(&dir.join("pushed"))?;
             meter.measure(Step::PullStore, raw, dir, &[], || {
                 copy(&packed, &dir.join("pulled"), self.plan)?;
-                Ok(Said::default())
+                Ok(Reported::default())
             })?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::Contender;
 use crate::Result;
-use crate::meter::{Meter, Said, Step};
+use crate::meter::{Meter, Reported, Step};
 use crate::usage::{Server, peak_memory, run};
 use crate::workload::{Workload, empty_dir, warm_dir};
 use serde::Deserialize;
@@ -19,7 +19,7 @@ pub struct Pf {
     pub registry: PathBuf,
 }
 
-/// What `--json` says, of push or pull.
+/// The fields that are read from `--json` of a push or a pull.
 #[derive(Deserialize)]
 struct Report {
     #[serde(rename = "sent_bytes", alias = "received_bytes")]
@@ -27,7 +27,7 @@ struct Report {
     round_trips: u64,
 }
 
-/// Starts the registry `program` with `arguments` on a free port; its base URL.
+/// Starts the registry `program` with `arguments` on a free port. Returns it with its base URL.
 pub fn serve(program: &Path, arguments: &[&OsStr]) -> Result<(Server, String)> {
     let mut child = Command::new(program)
         .args(["serve", "--listen", "127.0.0.1:0", "--log", "warn"])
@@ -69,7 +69,7 @@ impl Contender for Pf {
             meter.measure(step, raw, dir, &servers, || {
                 let ran = run(&mut command)?;
                 let report: Report = serde_json::from_slice(&ran.stdout)?;
-                Ok(Said {
+                Ok(Reported {
                     bytes_moved: Some(report.moved_bytes),
                     round_trips: Some(report.round_trips),
                     client_memory: Some(ran.peak_memory),

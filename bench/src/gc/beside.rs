@@ -156,7 +156,8 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
     Ok(Gathered { push: pushing.await??, read: reading.await??, swept, seconds })
 }
 
-/// Pushes a snapshot of pages from `first` on; seconds from the open session to the acknowledged commit.
+/// Pushes a snapshot of pages from `first` on; seconds from the open session to the acknowledged
+/// commit.
 async fn push(store: &Store, first: u64) -> Result<f64> {
     let pages: Vec<u64> = (first..first + PAGES).collect();
     let made = Made::new(GEOMETRY, &pages);

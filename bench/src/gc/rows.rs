@@ -1,4 +1,5 @@
-//! Snapshots as rows, without bytes: what a push leaves in the tables, made through the same transactions.
+//! Snapshots as rows, without bytes: what a push leaves in the tables, made through the same
+//! transactions.
 
 use crate::Result;
 use pfr_schema::codec::Codec;
@@ -140,7 +141,8 @@ impl<'a> Rows<'a> {
         Ok(manifest)
     }
 
-    /// A snapshot of `objects` new objects in runs of `run_pages`, which also holds `shared`; the manifest and its first run.
+    /// A snapshot of `objects` new objects in runs of `run_pages`, which also holds `shared`; the
+    /// manifest and its first run.
     pub async fn snapshot(
         &mut self,
         repository: &RepositoryName,
@@ -159,7 +161,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Pages of the runs of a snapshot of `objects` objects: three are configuration, tree and manifest, one each run.
+/// Pages of the runs of a snapshot of `objects` objects: three are configuration, tree and
+/// manifest, one each run.
 pub fn lengths(objects: u64, run_pages: usize) -> Vec<usize> {
     let mut left = objects.saturating_sub(3).max(3);
     let mut lengths = Vec::new();

@@ -1,4 +1,5 @@
-//! Ten million rows straight into the tables: what many pushes would have left there, at the speed of the disk.
+//! Ten million rows straight into the tables: what many pushes would have left there, at the speed
+//! of the disk.
 
 use super::rows::{DOCUMENT_BYTES, PACK, PAGE_BYTES, StoredRun, digest, lengths, run_bytes, shape};
 use crate::Result;
@@ -13,10 +14,11 @@ const OBJECT: &str = "INSERT INTO objects (id, digest, size, kind, refs, keep_un
 const CONTAINER: &str = "INSERT INTO containers (object, children, pages, components, page_bytes, logical_bytes, new_bytes)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)";
 
-/// Fills tables that exist and are empty with snapshots of `per_snapshot` objects each; objects written, and a run that others may list.
+/// Fills tables that exist and are empty with snapshots of `per_snapshot` objects each; objects
+/// written, and a run that others may list.
 pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_pages: usize) -> Result<(u64, StoredRun)> {
     let connection = Connection::open(path)?;
-    // Who made the tables may still be closing them.
+    // The connection that made the tables may still be closing.
     let mut tries = 0;
     while let Err(error) = connection.execute_batch("PRAGMA journal_mode = OFF") {
         tries += 1;

@@ -1,4 +1,5 @@
-//! The same garbage in stores of different sizes: the time follows the garbage, or it does not.
+//! Collects the same amount of garbage from stores of different sizes, to show whether the time
+//! depends on the size.
 
 use super::Args;
 use super::rows::{Ahead, LEASE, Rows, StoredRun};
@@ -13,11 +14,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Objects of a snapshot: 8 runs of 512 pages, or fewer.
+/// Maximum number of objects of a snapshot: 8 page chunks of 512 pages, and three documents.
 pub const SNAPSHOT: u64 = 8 * (2 * 512 + 1) + 3;
-/// Pages of a full run.
+/// Pages of a full page chunk.
 pub const RUN: usize = 512;
-/// Numbers of blobs pushed in rounds start here.
+/// The number of the first blob that a round pushes; the live blobs have lower numbers.
 const FIRST_GARBAGE: u64 = 1 << 40;
 
 /// A store and what was measured in it.
@@ -25,46 +26,46 @@ const FIRST_GARBAGE: u64 = 1 << 40;
 pub struct Store {
     /// Live objects.
     pub live: u64,
-    /// Rows of the tables were written straight.
+    /// Whether its rows were written straight into the tables.
     pub straight: bool,
-    /// Objects in it when its size was taken: live, and the garbage of a round.
+    /// Objects when the database was measured: the live ones and the garbage of one round.
     pub objects: u64,
-    /// Bytes of the database then.
+    /// Bytes of the database at that time.
     pub database_bytes: u64,
-    /// Seconds of the first look at all packs of the live objects.
+    /// Seconds of the first collection, which looks at all packs of the live objects.
     pub base_look_seconds: f64,
-    /// Rounds.
+    /// Measurements, by round.
     pub rounds: Vec<Round>,
 }
 
-/// A round.
+/// Measurements of one round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Round {
     /// Objects pushed that become garbage.
     pub pushed: u64,
-    /// Pushing their rows: transactions of a pack each, one fsync each.
+    /// Seconds to insert their rows: for each pack one transaction with one fsync.
     pub push_seconds: f64,
-    /// The look at their packs when leases end: nothing is deleted.
+    /// Seconds of the collection after their leases have ended, which deletes nothing.
     pub look_seconds: f64,
-    /// Deleting their snapshots: names only.
+    /// Seconds to delete their snapshots, which deletes no objects yet.
     pub delete_seconds: f64,
     /// Objects collected.
     pub swept: u64,
-    /// Collecting them.
+    /// Seconds to collect them.
     pub sweep_seconds: f64,
-    /// Transactions it took.
+    /// Transactions of that collection.
     pub transactions: u64,
-    /// The longest.
+    /// Seconds of the longest of these transactions.
     pub longest_transaction_seconds: f64,
-    /// Packs that it emptied, and the time to mark them.
+    /// Packs that the collection emptied.
     pub retired: u64,
-    /// See `retired`.
+    /// Seconds to mark those packs as emptied.
     pub retire_seconds: f64,
-    /// A collection when nothing is due.
+    /// Seconds of a collection when nothing is due.
     pub idle_seconds: f64,
 }
 
-/// A store in a file of results: spreads over its rounds.
+/// A store in a file of results, with the spread of each measurement over the rounds.
 #[derive(Serialize)]
 pub struct Case {
     live: u64,
@@ -86,7 +87,7 @@ pub struct Case {
 }
 
 impl Store {
-    /// Its medians.
+    /// The spreads over the rounds.
     pub fn case(&self) -> Case {
         let of = |value: fn(&Round) -> f64| Spread::of(self.rounds.iter().map(value));
         Case {
@@ -144,7 +145,8 @@ pub fn database(dir: &Path) -> PathBuf {
     dir.join("metadata.sqlite")
 }
 
-/// Fills a new database with `live` objects; a run of it that others may list.
+/// Fills a new database with `live` objects. Returns it, their number, and a page chunk that other
+/// snapshots may list.
 pub async fn fill(dir: &Path, live: u64, straight_above: u64, ahead: &Ahead) -> Result<(Arc<dyn Metadata>, u64, StoredRun)> {
     let metadata = SqliteMetadata::open(&database(dir), ahead.clock()).await?;
     if live > straight_above {
@@ -176,7 +178,8 @@ async fn open(disk: &Path, live: u64, args: &Args) -> Result<Open> {
     Ok(Open { dir, metadata, ahead, shared, report })
 }
 
-/// Collects until nothing is due: seconds, what it did, and the longest transaction.
+/// Collects until nothing is due. Returns the seconds, the results with the number of transactions,
+/// and the seconds of the longest transaction.
 pub async fn drain(metadata: &dyn Metadata, batch: usize) -> Result<(f64, (Collected, u64), f64)> {
     let (start, mut longest, mut all, mut transactions) = (Instant::now(), Duration::ZERO, Collected::default(), 0);
     loop {
@@ -195,7 +198,8 @@ pub async fn drain(metadata: &dyn Metadata, batch: usize) -> Result<(f64, (Colle
     }
 }
 
-/// Pushes snapshots of `objects` objects in all, which nobody will want; their manifests.
+/// Pushes snapshots with `objects` objects in all, which will become garbage. Returns their
+/// manifests.
 pub async fn push_garbage(
     metadata: &dyn Metadata,
     name: &RepositoryName,
@@ -222,7 +226,7 @@ impl Open {
         self.ahead.advance(2 * LEASE);
         let (look_seconds, (looked, _), _) = drain(&*self.metadata, args.batch).await?;
         if looked.released + looked.unclaimed > 0 {
-            return Err(format!("{looked:?}: something was collected that is held").into());
+            return Err(format!("{looked:?}: the collection deleted objects that snapshots hold").into());
         }
         if self.report.rounds.is_empty() {
             self.report.database_bytes = database(self.dir.path()).metadata()?.len();

@@ -1,4 +1,5 @@
-//! What it costs to commit a fork with a few new pages, for a snapshot and for one ten times as large.
+//! The cost of committing a fork with a few new pages: of a snapshot, and of one ten times as
+//! large.
 
 use super::{line, timed};
 use crate::Result;
@@ -12,7 +13,7 @@ use pfr_testkit::snapshot::Shape;
 use std::convert::Infallible;
 use std::path::Path;
 
-/// Pages of 32 bytes: a commit never looks into them.
+/// Pages of 32 bytes: a commit does not read pages, so their size does not matter.
 const GEOMETRY: Geometry = Geometry { page_size_tokens: 4, n_layers: 1, n_heads: 1, head_dim: 4, dtype: Dtype::Bf16 };
 /// New pages of a fork.
 const NEW: u64 = 16;
@@ -33,14 +34,14 @@ pub async fn run(disk: &Path, pages: usize, rounds: usize) -> Result<()> {
             commit.push(committing * 1e3);
             rows.push((store.metadata().rows_written() - before) as f64);
         }
-        line(&format!("fork of {pages} pages with {NEW} new: upload of pages and containers"), &upload, "ms");
+        line(&format!("fork of {pages} pages with {NEW} new: upload of pages and nodes"), &upload, "ms");
         line(&format!("fork of {pages} pages with {NEW} new: commit"), &commit, "ms");
         line(&format!("fork of {pages} pages with {NEW} new: rows written"), &rows, "rows");
     }
     Ok(())
 }
 
-/// Sends what is new from page `known` on, and commits; seconds of both.
+/// Uploads the pages from number `known` on, and commits. Returns the seconds of each.
 async fn push(store: &Store, pages: &[u64], known: usize) -> Result<(f64, f64)> {
     let made = Shape::of(GEOMETRY).snapshot(pages).build();
     let (tree, runs) = (&made.trees[0], &made.trees[0].runs);

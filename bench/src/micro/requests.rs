@@ -1,4 +1,5 @@
-//! Requests whose time must not follow what the store holds: statistics of forks, `match` among very many snapshots, `tag~N`.
+//! Requests whose time must not grow with the store: statistics of forks, `match` among very many
+//! snapshots, `tag~N`.
 
 use super::{line, timed};
 use crate::Result;
@@ -23,16 +24,16 @@ use std::sync::Arc;
 /// Arguments of `requests`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Forks of an agent of 300 page chunks of 256 page blobs
+    /// Forks of an agent that has 300 page chunks of 256 page blobs
     #[arg(long, default_value_t = 1000)]
     forks: u64,
-    /// Snapshots in the index of prefixes
+    /// Snapshots in the prefix index
     #[arg(long, default_value_t = 1_000_000)]
     prefixes: usize,
-    /// Snapshots of a chain
+    /// Snapshots in a chain, each the parent of the next
     #[arg(long, default_value_t = 10_001)]
     chain: usize,
-    /// Rounds; the median counts
+    /// Rounds; the tables show the median
     #[arg(long, default_value_t = 7)]
     rounds: usize,
     /// Directory on disk to work in [default: the system's temporary directory]
@@ -45,14 +46,14 @@ pub struct Args {
 
 /// Tokens of a request.
 const TOKENS: u32 = 380_000;
-/// Tokens that all agents begin with.
+/// Tokens at the beginning that all agents have in common.
 const COMMON: u32 = 16_000;
 /// Snapshots of an agent.
 const STEPS: usize = 1000;
 /// Snapshots restored or indexed in one transaction.
 const BATCH: usize = 5000;
 
-/// Measures and prints a line each.
+/// Measures each request and prints a line for it.
 pub fn run(args: &Args) -> Result<()> {
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = describe(&[("disk", &disk)]);
@@ -84,7 +85,7 @@ async fn statistics(store: &Store, metadata: &dyn Metadata, args: &Args) -> Resu
     let base = rows.commit(&repository, &runs, None, None).await?;
     runs.pop();
     for _ in 0..args.forks {
-        // The last page chunk of the agent with eight other pages at its end.
+        // The last page chunk of the agent, with eight other pages at its end.
         let new = rows.pages(8);
         let mut forked = runs.clone();
         forked.push(rows.run(&[&last[..240], &new].concat()));
@@ -96,14 +97,14 @@ async fn statistics(store: &Store, metadata: &dyn Metadata, args: &Args) -> Resu
         times.push(took * 1e3);
         let fork = stats.snapshots.last().ok_or("no snapshot")?;
         if stats.snapshots.len() as u64 != args.forks + 1 || fork.exclusive / PAGE_BYTES != 16 {
-            return Err(format!("a fork holds {} bytes alone, of {} snapshots", fork.exclusive, stats.snapshots.len()).into());
+            return Err(format!("{} bytes are only in the fork, {} snapshots", fork.exclusive, stats.snapshots.len()).into());
         }
     }
     line(&format!("statistics of {} forks of 76,800 page blobs in 300 page chunks (goal: 50 ms on SQLite)", args.forks), &times, "ms");
     Ok(())
 }
 
-/// Snapshots without pages, each with the one before it as its parent if it is a chain.
+/// Makes `count` snapshots without pages. In a chain, the parent of each is the one before it.
 async fn snapshots(metadata: &dyn Metadata, repository: &RepositoryName, count: usize, chain: bool) -> Result<Vec<Digest>> {
     let digest = |number: usize| Digest::sha256(format!("{repository} {number}").as_bytes());
     let header = |digest, kind| Header { codec: Codec::Raw, kind, digest, raw_len: 600, stored_len: 600 };
@@ -158,7 +159,7 @@ async fn ancestors(store: &Store, metadata: &dyn Metadata, args: &Args) -> Resul
     Ok(())
 }
 
-/// The tokens of an agent, which leaves the way of agent 0 at some position.
+/// The tokens of an agent: those of agent 0 up to position `leaves`, then its own.
 fn tokens(agent: u32, leaves: u32) -> Vec<u32> {
     (0..TOKENS).map(|i| if i < leaves { i } else { i ^ (agent << 20) }).collect()
 }
@@ -176,7 +177,7 @@ fn key(path: &PrefixPath, tokens: u64) -> Key {
     Key { scheme: prefix::SCHEME.into(), prefix, tokens, alignment: 1, salt: String::new(), adapter: None }
 }
 
-/// The tokens of a step of an agent.
+/// The prefix length of an agent's snapshot number `step`.
 fn length(step: usize) -> u64 {
     let own = u64::from(TOKENS - COMMON);
     u64::from(COMMON) + (step as u64 + 1) * own / (STEPS as u64 + 1)
@@ -203,10 +204,10 @@ async fn matches(store: &Store, metadata: &dyn Metadata, args: &Args) -> Result<
     }
     let (mut hashing, stranger) = (Vec::new(), u32::try_from(args.prefixes / STEPS)? + 1);
     for (what, asked, hit) in [
-        ("the last of an agent", tokens(0, COMMON), true),
-        ("one in the middle of an agent", tokens(stranger, TOKENS / 2), true),
-        ("none, after the beginning of all", tokens(stranger, COMMON), false),
-        ("none, and no token in common", tokens(stranger, 0), false),
+        ("a hit, the last snapshot of an agent", tokens(0, COMMON), true),
+        ("a hit, a snapshot in the middle of an agent", tokens(stranger, TOKENS / 2), true),
+        ("a miss after the common beginning", tokens(stranger, COMMON), false),
+        ("a miss, no token in common", tokens(stranger, 0), false),
     ] {
         let mut times = Vec::new();
         for _ in 0..args.rounds {
@@ -221,7 +222,8 @@ async fn matches(store: &Store, metadata: &dyn Metadata, args: &Args) -> Result<
         line(&format!("search among {} prefixes for {TOKENS} tokens: {what}", args.prefixes), &times, "ms");
     }
     line(&format!("prefix keys of {TOKENS} tokens"), &hashing, "ms");
-    // A repository whose snapshots can be read, in the same index.
+    // Snapshots with their bytes, since `match` reads the manifest that it finds. The same index
+    // has them.
     let few: RepositoryName = "bench/few".parse()?;
     let asked = tokens(0, COMMON);
     for step in 0..16 {
@@ -237,12 +239,12 @@ async fn matches(store: &Store, metadata: &dyn Metadata, args: &Args) -> Result<
                 return Err(format!("{what}: {found:?}").into());
             }
         }
-        line(&format!("match of {TOKENS} tokens, all of it, {what} (goal: 10 ms on SQLite)"), &times, "ms");
+        line(&format!("match of {TOKENS} tokens, the whole request, {what} (goal: 10 ms on SQLite)"), &times, "ms");
     }
     Ok(())
 }
 
-/// A snapshot of tokens and nothing else.
+/// Pushes a snapshot that has tokens and no pages.
 async fn push(store: &Store, repository: &RepositoryName, tokens: &[u32]) -> Result<()> {
     let path = path(tokens.to_vec());
     let prefix = Some(key(&path, tokens.len() as u64));

@@ -1,7 +1,7 @@
 //! Results as JSON: one line for each field of the run, and in a list one line for each case.
 //!
-//! A [`Spread`](super::Spread) is `[min, median, max]`. Numbers have four significant digits: a run repeats no better.
-//! Nothing in a result names a host or a path.
+//! A [`Spread`](super::Spread) is `[min, median, max]`. Numbers have four significant digits: a run
+//! repeats no better. Nothing in a result names a host or a path.
 
 use crate::Result;
 use serde::Serialize;

@@ -1,11 +1,12 @@
-//! The table on stdout, in Markdown so that it can be pasted.
+//! Prints the results as a Markdown table, so that they can be pasted into the documentation.
 
 use super::{Report, Row, Spread};
 use crate::meter::{Sample, Step};
 use std::fmt::Write as _;
 
-/// Goals, as ratios inside a run.
+/// Goal: at most this many times the floor's time in the same run.
 const OF_FLOOR: f64 = 2.5;
+/// Goal: at least this many times docker-registry's speed in the same run.
 const OF_DOCKER: f64 = 5.0;
 
 /// Renders a run.
@@ -28,7 +29,7 @@ pub fn render(report: &Report) -> String {
     for note in &report.notes {
         line(format!("{note}\n"));
     }
-    line("| where | what | who | seconds (min–max) | GB/s | × floor's time | × floor's CPU | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | requests |".into());
+    line("| place | step | contender | seconds (min–max) | GB/s | × floor's time | × floor's CPU | × docker-registry's speed | CPU s | others' CPU s | limit | MiB client / server | MB moved | requests |".into());
     line("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|".into());
     let rows = report.rows();
     for row in &rows {
@@ -50,7 +51,7 @@ fn median(row: &Row<'_>, value: impl Fn(&Sample) -> Option<u64>, unit: u64) -> S
 fn cells(row: &Row<'_>) -> String {
     let Spread { median: seconds, min, max } = row.seconds;
     let raw = row.samples.first().map_or(0, |s| s.raw_bytes) as f64;
-    let whole = matches!(row.step, Step::Push | Step::PullStore | Step::PullDir);
+    let moves_everything = matches!(row.step, Step::Push | Step::PullStore | Step::PullDir);
     let ratio = |spread: Option<Spread>| spread.map_or_else(|| "–".into(), |s| format!("{:.2} ({:.2}–{:.2})", s.median, s.min, s.max));
     let of = |value: fn(&Sample) -> f64| Spread::of(row.samples.iter().map(|s| value(s))).map_or(0.0, |s| s.median);
     let sync = of(|s| s.sync_seconds);
@@ -60,17 +61,17 @@ fn cells(row: &Row<'_>) -> String {
         row.place,
         row.step.name(),
         row.contender,
-        if whole { format!("{:.2}", raw / seconds / 1e9) } else { "–".into() },
+        if moves_everything { format!("{:.2}", raw / seconds / 1e9) } else { "–".into() },
         ratio(row.of_floor),
         row.processor_of_floor.map_or_else(|| "–".into(), |s| format!("{:.2}", s.median)),
         ratio(row.of_docker),
         of(|s| s.processor_seconds),
         of(|s| s.others_seconds),
         row.limit,
-        median(row, |s| s.said.client_memory, 1 << 20),
-        median(row, |s| s.said.server_memory, 1 << 20),
-        median(row, |s| s.said.bytes_moved, 1_000_000),
-        median(row, |s| s.said.round_trips, 1),
+        median(row, |s| s.reported.client_memory, 1 << 20),
+        median(row, |s| s.reported.server_memory, 1 << 20),
+        median(row, |s| s.reported.bytes_moved, 1_000_000),
+        median(row, |s| s.reported.round_trips, 1),
     )
 }
 

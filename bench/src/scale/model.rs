@@ -1,41 +1,42 @@
-//! The closed form: one session gone through by arithmetic gives rates and lives of everything; Little's law gives what lies there.
+//! The model of a fleet. It adds up what one session creates and for how long each object lives;
+//! Little's law (number = rate × lifetime) then gives the size of the store.
 
 use super::costs::Costs;
 use super::workload::{Assumptions, Workload};
 use serde::Serialize;
 
-/// What one session does to the registry, in all.
+/// What one session, with its forks, adds to the registry.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Session {
-    /// Hours from its first snapshot to the first of the next.
+    /// Hours from its first snapshot to the first one of the next session.
     pub hours: f64,
     /// Snapshots.
     pub pushes: f64,
     /// New pages.
     pub pages: f64,
-    /// New runs.
+    /// New page chunks.
     pub runs: f64,
-    /// Objects: pages' components, runs, three documents a snapshot.
+    /// New objects: components of pages, page chunks, and three documents for each snapshot.
     pub objects: f64,
-    /// Entries of new containers.
+    /// Entries of new nodes.
     pub children: f64,
-    /// References of stored objects that are raised.
+    /// Reference counts of stored objects that it raises.
     pub raised: f64,
-    /// Digests asked for.
+    /// Digests in its requests for missing blobs.
     pub asked: f64,
-    /// Hours that its objects live, added up.
+    /// Sum of the lifetimes of its objects, hours.
     pub object_hours: f64,
-    /// Hours that its pages live, added up.
+    /// Sum of the lifetimes of its pages, hours.
     pub page_hours: f64,
-    /// Hours that its containers' entries live, added up.
+    /// Sum of the lifetimes of its nodes' entries, hours.
     pub children_hours: f64,
-    /// Hours that its containers live, added up.
+    /// Sum of the lifetimes of its nodes, hours.
     pub container_hours: f64,
     /// Pages of the session at its end, without the shared prefix.
     pub own_pages: f64,
 }
 
-/// Goes through a session and its forks.
+/// Adds up a session and its forks.
 pub fn session(w: &Workload) -> Session {
     let shared = (w.start_pages as f64 * w.shared).floor() as u64;
     let mut all = Session { hours: w.session_turns as f64 / w.turns_per_hour, ..Session::default() };
@@ -53,10 +54,11 @@ pub fn fork_turn(w: &Workload, fork: u64) -> u64 {
     (fork + 1) * w.session_turns / (w.forks + 1)
 }
 
-/// Adds a sequence that has `pages` stored pages, to which the first turn adds `more`, and every turn the growth.
+/// Adds a sequence that starts with `pages` stored pages. Every turn adds `growth_pages`, the first
+/// one `more` besides.
 fn sequence(w: &Workload, all: &mut Session, mut pages: u64, more: u64, turns: u64) {
     let components = w.components as f64;
-    // Garbage waits for half of the time between collections, on average.
+    // On average, garbage waits for half of the time between two collections.
     let kept = w.retention_hours + w.gc_interval_hours / 2.0;
     for turn in 0..turns {
         let after = pages + w.growth_pages + if turn == 0 { more } else { 0 };
@@ -75,7 +77,8 @@ fn sequence(w: &Workload, all: &mut Session, mut pages: u64, more: u64, turns: u
         all.raised += (pages - complete_before * w.run_pages) as f64 * components + complete_before as f64;
         all.asked += in_runs + tree + 3.0;
         all.page_hours += new_pages * to_the_end;
-        // A run that is not full is written anew by the next turn; a full one stays as long as the sequence.
+        // The next turn replaces a page chunk that is not full. A full one stays as long as the
+        // sequence.
         all.object_hours += (new_pages * components + full_runs) * to_the_end + (is_partial + 3.0) * kept;
         all.container_hours += full_runs * to_the_end + (is_partial + 2.0) * kept;
         let full_children = full_runs * w.run_pages as f64 * components;
@@ -93,27 +96,27 @@ pub struct Fleet {
     pub pushes: f64,
     /// Requests to the registry.
     pub requests: f64,
-    /// Objects inserted, and as many collected.
+    /// Objects inserted; collections delete as many.
     pub objects_in: f64,
-    /// References raised, and as many lowered.
+    /// Reference counts raised; as many are lowered.
     pub raised: f64,
-    /// Digests asked for.
+    /// Digests in requests for missing blobs.
     pub asked: f64,
-    /// Bytes from hosts.
+    /// Bytes uploaded by hosts.
     pub bytes_in: f64,
-    /// Bytes to hosts.
+    /// Bytes downloaded by hosts.
     pub bytes_out: f64,
-    /// Requests of the bucket that write.
+    /// Writing requests to the bucket.
     pub bucket_puts: f64,
-    /// Requests of the bucket that read.
+    /// Reading requests to the bucket.
     pub bucket_gets: f64,
-    /// Snapshots there are.
+    /// Snapshots in the registry.
     pub snapshots: f64,
-    /// Objects there are.
+    /// Objects in the registry.
     pub objects: f64,
-    /// Containers there are.
+    /// Nodes in the registry.
     pub containers: f64,
-    /// Bytes of all snapshots, each alone: what they would take without sharing.
+    /// Sum of the bytes of all snapshots, as if they shared nothing.
     pub logical_bytes: f64,
     /// Bytes in the bucket.
     pub bucket_bytes: f64,
@@ -121,7 +124,8 @@ pub struct Fleet {
     pub bucket_objects: f64,
     /// Bytes of the tables on SQLite.
     pub database_bytes: f64,
-    /// Of these, indexes over digests: what random look-ups want in memory.
+    /// Of these, bytes of the indexes over digests. Random look-ups are fast if these fit into
+    /// memory.
     pub index_bytes: f64,
     /// Share of its time that one SQLite writer is busy at peaks.
     pub sqlite_busy: f64,
@@ -131,16 +135,16 @@ pub struct Fleet {
     pub replicas: f64,
     /// PostgreSQL machines.
     pub databases: f64,
-    /// Each month.
+    /// Cost of a month.
     pub cost: Cost,
 }
 
-/// Cost of a month, in the currency of the prices.
+/// Cost of a month, in the currency of [`Prices`](super::workload::Prices).
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Cost {
     /// Bytes in the bucket.
     pub bucket: f64,
-    /// Its requests.
+    /// Requests to the bucket.
     pub requests: f64,
     /// Replicas.
     pub replicas: f64,
@@ -148,7 +152,7 @@ pub struct Cost {
     pub databases: f64,
     /// Traffic.
     pub traffic: f64,
-    /// All of it.
+    /// The sum of these.
     pub total: f64,
 }
 
@@ -168,7 +172,8 @@ pub fn fleet(a: &Assumptions, costs: &Costs, hosts: f64) -> Fleet {
     f.bytes_out = rate * w.moves * s.own_pages * stored_page;
     f.requests = f.pushes * c.requests_per_push + rate * w.moves * (4.0 + s.own_pages * stored_page / c.pack_bytes);
     let pushed_bytes = f.bytes_in / f.pushes;
-    // A pack (and its parts, and the end of a multi-part upload) and a journal object for each push; packs deleted again are free.
+    // Each push writes a journal object and a pack; a large pack takes a request for each part, one
+    // to begin and one to complete the upload. Deletions cost nothing.
     let parts = (pushed_bytes / c.part_bytes).ceil();
     f.bucket_puts = f.pushes * (if parts > 1.0 { parts + 2.0 } else { 1.0 } + 1.0);
     f.bucket_gets = f.bytes_out / c.range_bytes;
@@ -189,7 +194,7 @@ pub fn fleet(a: &Assumptions, costs: &Costs, hosts: f64) -> Fleet {
             + f.requests * c.request_seconds
             + f.asked / costs.asked);
     let network = c.peak * f.bytes_in.max(f.bytes_out * (1.0 - c.redirected));
-    // Two, so that one may fail.
+    // At least two, so that one may fail.
     f.replicas = (f.cores / (c.replica_cores * c.headroom)).max(network / (c.replica_network * c.headroom)).ceil().max(2.0);
     f.databases = postgres(a, &f).into_iter().fold(0.0, f64::max).ceil().max(1.0);
     f.cost = Cost {
@@ -204,7 +209,7 @@ pub fn fleet(a: &Assumptions, costs: &Costs, hosts: f64) -> Fleet {
     f
 }
 
-/// How many PostgreSQL machines rows, commits, memory and disk ask for.
+/// How many PostgreSQL machines are needed for rows, commits, memory and disk, in this order.
 pub fn postgres(a: &Assumptions, f: &Fleet) -> [f64; 4] {
     let c = &a.capacity;
     let rows = c.peak * (2.0 * f.objects_in + 2.0 * f.raised + 8.0 * f.pushes);
@@ -216,20 +221,21 @@ pub fn postgres(a: &Assumptions, f: &Fleet) -> [f64; 4] {
     ]
 }
 
-/// What gives out, and at how many hosts.
+/// A resource that runs out, and the fleet size at which it does.
 #[derive(Clone, Debug, Serialize)]
 pub struct Limit {
-    /// What.
+    /// The resource.
     pub what: &'static str,
-    /// At how many hosts.
+    /// GPU hosts at which it runs out.
     pub hosts: f64,
-    /// Whether it rests on numbers measured in this run, or on the capacities assumed.
+    /// Whether the number follows from measurements of this run, or else from assumed capacities.
     pub measured: bool,
-    /// What to do then.
+    /// What to add then.
     pub then: &'static str,
 }
 
-/// What gives out in order of fleet size. Everything but a constant grows with the number of hosts.
+/// All limits, in order of fleet size. Every load is proportional to the number of hosts, except
+/// for constants that do not matter at this size.
 pub fn limits(a: &Assumptions, costs: &Costs) -> Vec<Limit> {
     const AT: f64 = 1000.0;
     let (f, c) = (fleet(a, costs, AT), &a.capacity);
@@ -267,15 +273,16 @@ mod tests {
             Workload { session_turns: 1, forks: 0, start_pages: 64, shared: 0.5, growth_pages: 0, run_pages: 16, ..Workload::default() };
         let s = session(&w);
         assert_eq!((s.pages, s.runs, s.objects), (32.0, 2.0, 64.0 + 2.0 + 3.0));
-        assert_eq!((s.raised, s.children), (2.0, 64.0 + 4.0 + 2.0), "two shared runs are listed, not written");
+        assert_eq!((s.raised, s.children), (2.0, 64.0 + 4.0 + 2.0), "two shared page chunks are listed, not written");
     }
 
     #[test]
-    fn a_turn_writes_the_last_run_anew() {
+    fn a_turn_replaces_the_last_page_chunk() {
         let w =
             Workload { session_turns: 2, forks: 0, start_pages: 16, shared: 0.0, growth_pages: 4, run_pages: 16, ..Workload::default() };
         let s = session(&w);
-        // 20 pages: a full run and one of 4; then 24: the full one stays, one of 8 replaces that of 4.
+        // 20 pages are a full page chunk and one of 4. With 24, the full one stays, and one of 8
+        // replaces that of 4.
         assert_eq!((s.pages, s.runs, s.raised), (24.0, 3.0, 8.0 + 1.0));
     }
 }

@@ -1,4 +1,5 @@
-//! A small fleet, event by event, with real tables: pushes, forks, retention and collection over simulated hours.
+//! Simulates a small fleet event by event on real tables: pushes, forks, retention and collection
+//! over simulated hours.
 
 use super::costs::Costs;
 use super::model::{self, fork_turn};
@@ -14,7 +15,7 @@ use std::collections::BinaryHeap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A fleet small enough that all of its transactions are made.
+/// A fleet that is small enough to run all its transactions.
 fn workload() -> Workload {
     Workload {
         agents_per_host: 1.0,
@@ -28,25 +29,25 @@ fn workload() -> Workload {
         session_turns: 20,
         forks: 1,
         fork_turns: 3,
-        // Longer than leases, which keep everything for an hour.
+        // Longer than a lease, which keeps everything for an hour.
         retention_hours: 1.5,
         gc_interval_hours: 0.1,
         ..Workload::default()
     }
 }
 
-/// A number computed and measured.
+/// A number from the model, and the same from the simulation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// What.
+    /// What is compared.
     pub what: &'static str,
-    /// By the closed form.
+    /// The model's number.
     pub computed: f64,
-    /// In the simulation.
+    /// The simulation's number.
     pub measured: f64,
 }
 
-/// What happens next, at milliseconds; ties in order of numbers.
+/// An event. The queue orders events by time in milliseconds, then by number.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Delete { snapshot: usize },
@@ -55,17 +56,17 @@ enum Event {
     Turn { sequence: usize },
 }
 
-/// A sequence of pages that grows.
+/// A session or a fork: a sequence of pages that grows.
 #[derive(Clone)]
 struct Sequence {
     agent: usize,
     /// Digests of the components of its pages.
     components: Vec<Digest>,
     runs: Vec<StoredRun>,
-    /// Pages that its first turn finds stored.
+    /// Pages that are stored before its first turn.
     stored: usize,
     turn: u64,
-    /// None for a session.
+    /// Turns of a fork; `None` for a session.
     fork_turns: Option<u64>,
     parent: Option<Digest>,
 }
@@ -111,18 +112,20 @@ pub async fn run(tmpfs: &Path, hosts: usize, costs: &Costs) -> Result<Vec<Compar
     world.prefixes().await?;
     let session = w.session_turns as f64 / w.turns_per_hour;
     for agent in 0..hosts {
-        // Spread evenly, so that the fleet is in its steady state once the first sessions have been forgotten.
+        // Sessions start at even distances, so that the fleet is in its steady state once the first
+        // ones are deleted.
         world.at((agent as f64 / hosts as f64 * session * HOUR) as u64, Event::Turn { sequence: agent });
         let prefix = world.prefixes[agent % world.prefixes.len()].clone();
         world.sequences.push(Some(Sequence { agent, ..prefix }));
     }
-    // Sessions start one after the other until `session`; the first are forgotten a session and the retention after that.
+    // Agents start one after the other until `session`. The snapshots of the first sessions are
+    // deleted one session and the retention later.
     let steady = 2.0 * session + w.retention_hours + 3.5 * w.gc_interval_hours;
     let window = session;
     for tick in 1..=((steady + window) / w.gc_interval_hours) as u64 {
         world.at((tick as f64 * w.gc_interval_hours * HOUR) as u64, Event::Collect);
     }
-    // Between collections, where garbage is at its mean.
+    // Half-way between two collections, when there is as much garbage as on average.
     world.at((steady * HOUR) as u64, Event::Measure);
     world.play().await?;
     let (pushes, swept) = (world.pushes, world.swept);
@@ -145,9 +148,9 @@ pub async fn run(tmpfs: &Path, hosts: usize, costs: &Costs) -> Result<Vec<Compar
         compare("pushes an hour", fleet.pushes * 3600.0, per_hour(world.pushes - pushes)),
         compare("objects inserted an hour", fleet.objects_in * 3600.0, per_hour(self::inserted(&path)? - inserted)),
         compare("objects collected an hour", fleet.objects_in * 3600.0, per_hour(world.swept - swept)),
-        compare("snapshots there are", fleet.snapshots, mean(live.snapshots)),
-        compare("objects there are", fleet.objects, mean(live.objects)),
-        compare("containers there are", fleet.containers, mean(live.containers)),
+        compare("snapshots in the store", fleet.snapshots, mean(live.snapshots)),
+        compare("objects in the store", fleet.objects, mean(live.objects)),
+        compare("nodes in the store", fleet.containers, mean(live.containers)),
         compare("stored bytes", fleet.bucket_bytes, mean(live.page_bytes)),
         compare("bytes of the tables", fleet.database_bytes, mean(live.table_bytes)),
     ])
@@ -158,7 +161,7 @@ fn inserted(path: &Path) -> Result<u64> {
     Ok(count as u64)
 }
 
-/// What there is, added up over samples.
+/// Sums over all samples of what the store holds.
 #[derive(Default)]
 struct Live {
     snapshots: f64,
@@ -190,7 +193,7 @@ impl World<'_> {
         self.events.push(Reverse((at, self.number, event)));
     }
 
-    /// The prefixes that sessions share: snapshots that nobody deletes.
+    /// Makes the prefixes that sessions share. Their snapshots are never deleted.
     async fn prefixes(&mut self) -> Result<()> {
         let pages = (self.w.start_pages as f64 * self.w.shared) as usize;
         for _ in 0..self.w.prefixes {
@@ -203,7 +206,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Until the next measurement.
+    /// Runs events until the next measurement.
     async fn play(&mut self) -> Result<()> {
         while let Some(Reverse((at, _, event))) = self.events.pop() {
             self.ahead.advance(Duration::from_millis(at - self.now));
@@ -262,5 +265,6 @@ impl World<'_> {
     }
 }
 
-/// The lease is part of the arithmetic: what is retained for less than a lease lives for a lease.
+// `workload` retains snapshots for longer than a lease. With a shorter retention, the lease would
+// keep objects longer than the model says.
 const _: () = assert!(LEASE.as_secs() == 3600);

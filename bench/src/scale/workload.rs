@@ -1,8 +1,9 @@
-//! What the fleet does, what machines can do, and what things cost: everything that is not measured, in one file.
+//! All assumptions of the model: what the fleet does, what machines can do, and unit prices. None
+//! of them is measured.
 
 use serde::{Deserialize, Serialize};
 
-/// A TOML file of assumptions; what it leaves out has the defaults below.
+/// A TOML file of assumptions. A missing key has the default that is given below.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Assumptions {
@@ -14,27 +15,29 @@ pub struct Assumptions {
     pub prices: Prices,
 }
 
-/// What agents do. Every agent works through one session after the other; each turn ends with a snapshot.
+/// What agents do. Every agent runs one session after the other. Each turn ends with a snapshot.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workload {
     /// Agents on a GPU host. Default 8.
     pub agents_per_host: f64,
-    /// Blobs a page: K and V. Default 2.
+    /// Blobs for each page: K and V. Default 2.
     pub components: u64,
-    /// Raw bytes of a page, all components. Default 360,448: 16 tokens of TinyLlama, 22 KiB a token.
+    /// Raw bytes of a page, all components. Default 360,448: 16 tokens of TinyLlama, 22 KiB for
+    /// each token.
     pub page_bytes: f64,
-    /// Stored bytes a raw byte. Default 1: no tensor codec.
+    /// Stored bytes for each raw byte. Default 1: no tensor codec.
     pub stored_ratio: f64,
-    /// Mean pages of a full run. Default 314: what cutting by content gives between 64 and 1,024.
+    /// Mean pages of a full page chunk. Default 314: the mean when content decides where chunks of
+    /// 64 to 1,024 pages end.
     pub run_pages: u64,
     /// Pages of the context that a session starts with. Default 512: 8,192 tokens.
     pub start_pages: u64,
-    /// Share of these that other sessions have too (system prompt, tools). Default 0.5.
+    /// Share of these that other sessions have in common (system prompt, tools). Default 0.5.
     pub shared: f64,
     /// Different such prefixes in the fleet. Default 100.
     pub prefixes: u64,
-    /// Pages a turn adds. Default 32: 512 tokens.
+    /// Pages that a turn adds. Default 32: 512 tokens.
     pub growth_pages: u64,
     /// Turns of an agent in an hour. Default 20.
     pub turns_per_hour: f64,
@@ -48,7 +51,8 @@ pub struct Workload {
     pub retention_hours: f64,
     /// Hours between collections. Default 0.25.
     pub gc_interval_hours: f64,
-    /// Times that a session moves to another host, which pulls all of it but the shared prefix. Default 1.
+    /// Times that a session moves to another host. The host pulls everything except the shared
+    /// prefix. Default 1.
     pub moves: f64,
 }
 
@@ -81,7 +85,7 @@ impl Default for Workload {
 pub struct Capacity {
     /// Peaks are this many times the mean. Default 3.
     pub peak: f64,
-    /// Share of a machine that is planned for. Default 0.6.
+    /// Share of a machine that a plan may use. Default 0.6.
     pub headroom: f64,
     /// Cores of a replica. Default 8.
     pub replica_cores: f64,
@@ -93,7 +97,7 @@ pub struct Capacity {
     pub postgres_rows: f64,
     /// Commits of one PostgreSQL in a second. Default 3,000.
     pub postgres_commits: f64,
-    /// Bytes of a PostgreSQL row over those of SQLite. Default 1.6.
+    /// Bytes of a row in PostgreSQL, relative to SQLite. Default 1.6.
     pub postgres_bytes_ratio: f64,
     /// Memory of a database machine that indexes may fill, bytes. Default 192 GiB.
     pub database_memory: f64,
@@ -142,7 +146,8 @@ impl Default for Capacity {
     }
 }
 
-/// Unit prices in any one currency: round numbers of the usual order, nobody's offer. Put your own in.
+/// Unit prices in any one currency. The defaults are round numbers of a usual size and not those of
+/// any provider: replace them.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
