@@ -1,5 +1,6 @@
 #![no_main]
-//! A checkpoint that parses is read back from its own bytes; checking payloads against it ends in a proof or a refusal.
+//! A checkpoint that parses is read back from its own bytes; checking payloads against it ends in a
+//! proof or a refusal.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_schema::checkpoint::Checkpoint;

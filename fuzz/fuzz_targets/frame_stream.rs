@@ -1,8 +1,8 @@
 #![no_main]
 //! A stream means the same however it is split, and a stream that parses is its own bytes.
 //!
-//! The first byte says how long the pieces are. So that mutation gets past the checksums, headers and the end mark are given
-//! right ones where their magic and length allow.
+//! The first byte says how long the pieces are. So that mutation gets past the checksums, headers
+//! and the end mark are given right ones where their magic and length allow.
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
 #![no_main]
-//! An object of the journal that parses is written and read back as the same, and its key says what it is. A key that parses prints as itself.
+//! An object of the journal that parses is written and read back as the same, and its key says what
+//! it is. A key that parses prints as itself.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_schema::Limits;

@@ -1,8 +1,8 @@
 #![no_main]
 //! A pack's tail that parses is its own bytes.
 //!
-//! The input is an index and a footer; the pack before them is as long as the footer says. The index gets a right
-//! checksum and length, so that mutation reaches the entries.
+//! The input is an index and a footer; the pack before them is as long as the footer says. The
+//! index gets a right checksum and length, so that mutation reaches the entries.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_schema::Limits;

@@ -1,5 +1,6 @@
 #![no_main]
-//! An image or a page manifest of ProcessFork's that parses keeps every limit, and its names are names of files.
+//! Each ProcessFork image or page manifest that the parser accepts is within all limits, and each
+//! layer name in it is a valid file name.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_import_processfork::cache::Cache;
@@ -24,6 +25,6 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(Cache::Pages { manifest, verbatim }) = Cache::parse(bytes, &limits) {
         let canonical = manifest.to_bytes();
         assert_eq!(canonical == bytes, verbatim);
-        assert_eq!(FlatManifest::parse(&canonical, &limits).expect("bytes of ours parse"), manifest);
+        assert_eq!(FlatManifest::parse(&canonical, &limits).expect("the parser accepts what we write"), manifest);
     }
 });

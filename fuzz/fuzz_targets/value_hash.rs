@@ -1,5 +1,6 @@
 #![no_main]
-//! Any layout over any payload is refused or hashed without a read outside of it, and the same whole as in pieces.
+//! Any layout over any payload is refused or hashed without a read outside of it, and the same
+//! whole as in pieces.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_schema::Limits;
