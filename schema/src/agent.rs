@@ -20,9 +20,9 @@ pub struct EngineInfo {
     pub verbs: Vec<Verb>,
     /// Ranks.
     pub world: u32,
-    /// Its deployment.
+    /// Its engine configuration.
     pub deployment: BTreeMap<String, Value>,
-    /// Digest of the deployment.
+    /// Digest of the engine configuration.
     pub fingerprint: Digest,
     /// Names of its groups.
     pub groups: Vec<String>,
@@ -42,12 +42,12 @@ pub enum EngineState {
     Ready {},
     /// A capture or restore is running.
     Busy {
-        /// What.
+        /// The operation that is running.
         with: String,
     },
     /// Members are missing.
     Incomplete {
-        /// Which.
+        /// The missing members.
         missing: String,
     },
 }
@@ -287,6 +287,6 @@ pub struct DrainFailure {
     pub engine: String,
     /// The sequence.
     pub sequence: String,
-    /// Why.
+    /// The error.
     pub problem: crate::api::Problem,
 }

@@ -95,7 +95,7 @@ api! {
         pub code: ErrorCode,
         /// Whether trying the same again can help.
         pub retryable: bool,
-        /// Blobs that a container lists and the registry lacks (the first few).
+        /// Blobs that a node lists and the registry lacks (the first few).
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub missing: Vec<Digest>,
         /// The request's id, as in the server's log.
@@ -167,7 +167,7 @@ api! {
         pub digest: Digest,
         /// Whether this repository did not have it before.
         pub created: bool,
-        /// Raw bytes it reaches, each blob counted once a container.
+        /// Raw bytes it reaches. A blob counts once for each node that lists it.
         pub logical_bytes: u64,
         /// Raw bytes that it brought first.
         pub new_bytes: u64,
@@ -462,7 +462,7 @@ api! {
     pub struct Verified {
         /// The snapshot.
         pub digest: Digest,
-        /// Blobs read, containers included.
+        /// Blobs read, nodes included.
         pub blobs: u64,
         /// Raw bytes hashed.
         pub bytes: u64,
@@ -496,22 +496,22 @@ api! {
         pub freed_bytes: u64,
         /// Push sessions that had ended and were forgotten.
         pub sessions: u64,
-        /// Packs that nothing points to any more: they drain.
+        /// Packs that nothing points to any more: they wait for the end of the grace period.
         pub packs_emptied: u64,
-        /// Packs whose upload never ended: they drain.
+        /// Packs whose upload never ended: they wait for it too.
         pub packs_abandoned: u64,
-        /// Packs whose live frames were copied together: they drain.
+        /// Packs whose live frames were copied by compaction: they are emptied.
         pub packs_compacted: u64,
-        /// Small packs whose live frames were copied together: they drain.
+        /// Small packs whose live frames were copied by merging: they are emptied.
         #[serde(default)]
         pub packs_merged: u64,
         /// Bytes of the frames that were copied.
         pub moved_bytes: u64,
-        /// Packs whose bytes were deleted: the grace period since they began to drain had passed.
+        /// Packs whose bytes were deleted: the grace period since they were emptied had passed.
         pub packs_deleted: u64,
         /// Their bytes on storage.
         pub deleted_bytes: u64,
-        /// Bytes of deleted packs that stay on storage for the grace period.
+        /// Bytes of emptied packs, which stay on storage for the grace period.
         pub draining_bytes: u64,
         /// When the grace period of the last of them ends: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -523,7 +523,8 @@ api! {
         pub journal_deleted: u64,
         /// Snapshots evicted to keep a local store within its size.
         pub evicted: u64,
-        /// Containers that nothing holds and of which the tables do not say what they hold: kept for a day, with all below them. `fsck` names them.
+        /// Nodes that nothing holds and whose children are not known, because their rows cannot be
+        /// read: kept for a day, with all below them. `fsck` names them.
         #[serde(default, alias = "parked")] // the name in reports of earlier runs
         pub deferred: u64,
         /// What ended it early.
@@ -689,7 +690,7 @@ api! {
     pub struct FsckReport {
         /// Objects looked at.
         pub objects: u64,
-        /// Containers read and compared with their rows.
+        /// Nodes read and compared with their rows.
         pub containers: u64,
         /// Packs looked at.
         pub packs: u64,
@@ -710,7 +711,7 @@ api! {
         pub refused: Vec<String>,
         /// Blobs.
         pub objects: u64,
-        /// Containers.
+        /// Nodes.
         pub containers: u64,
         /// Objects of the journal that were read.
         pub journal: u64,

@@ -1,4 +1,4 @@
-//! Containers: blobs that list other blobs. The one place where references are followed.
+//! Nodes (in code: containers): blobs that list other blobs. Only this module follows references.
 
 use crate::checkpoint::Checkpoint;
 use crate::digest::Digest;
@@ -9,23 +9,23 @@ use crate::run::{Run, Shape};
 use crate::snapshot::Manifest;
 use crate::tree::PageTree;
 
-/// A reference from a container to a blob, and what the container says about it.
+/// A reference from a node to a blob, and what the node says about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Child {
     /// The blob.
     pub digest: Digest,
     /// How it is to be read.
     pub kind: Kind,
-    /// Its raw bytes, where the container says so.
+    /// Its raw bytes, if the node gives them.
     pub size: Option<u64>,
-    /// The shape of a run, where the container says so.
+    /// The shape of a page chunk, if the node gives it.
     pub shape: Option<Shape>,
 }
 
-/// A parsed container.
+/// A parsed node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Container {
-    /// A run of pages.
+    /// A page chunk.
     Run(Run),
     /// A page tree.
     Tree(PageTree),
@@ -39,7 +39,7 @@ impl Container {
     /// Parses `bytes` as `kind`; `None` for a plain blob.
     ///
     /// # Errors
-    /// [`FormatError`]: a container that cannot be parsed is never taken for one without children.
+    /// [`FormatError`]: a node that cannot be parsed is never taken for one without children.
     pub fn parse(kind: Kind, bytes: &[u8], limits: &Limits) -> Result<Option<Self>, FormatError> {
         Ok(match kind {
             Kind::Blob => None,

@@ -22,7 +22,7 @@ pub enum Algorithm {
     Sha512 = 3,
 }
 
-#[expect(clippy::len_without_is_empty, reason = "a length of digests, not a container")]
+#[expect(clippy::len_without_is_empty, reason = "the length of a digest, not of a collection")]
 impl Algorithm {
     /// Every algorithm, in the order of its number.
     pub const ALL: [Self; 3] = [Self::Sha256, Self::Blake3, Self::Sha512];

@@ -3,12 +3,12 @@
 use crate::digest::Digest;
 use crate::kind::Kind;
 
-/// A container as bytes, with its name.
+/// A node as bytes, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
     /// SHA-256 of the bytes.
     pub digest: Digest,
-    /// What kind of container (or blob) it is.
+    /// What kind of node (or blob) it is.
     pub kind: Kind,
     /// The bytes.
     pub bytes: Vec<u8>,

@@ -54,7 +54,7 @@ pub enum Message<C> {
     Error {
         /// The call's id.
         id: u64,
-        /// Why.
+        /// The reason.
         error: CallError,
     },
 }

@@ -65,7 +65,7 @@ pub enum FormatError {
         reason: String,
     },
     /// A frame stream ended early.
-    #[error("frame stream is cut at byte {position}: {reason}")]
+    #[error("frame stream ends early at byte {position}: {reason}")]
     Truncated {
         /// Byte offset at which the stream ended.
         position: u64,
@@ -100,7 +100,7 @@ pub enum FormatError {
         /// What the bytes hash to.
         found: String,
     },
-    /// A blob does not have the length that a container gives it.
+    /// A blob does not have the length that a node gives it.
     #[error("wrong length: {digest} has {found} bytes, {expected} expected")]
     LengthMismatch {
         /// The blob.
@@ -131,7 +131,7 @@ pub enum FormatError {
         found: String,
     },
     /// The logical type does not hold a stored value exactly.
-    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be said in {logical}")]
+    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be represented in {logical}")]
     InexactStorage {
         /// The tensor's name; its kind where it has none.
         tensor: String,
@@ -228,13 +228,13 @@ error_codes! {
     Truncated = "truncated", 422, 4, false, "A frame stream ended before its end mark";
     /// Bytes do not hash to their name.
     DigestMismatch = "digest_mismatch", 422, 4, false, "Bytes do not hash to their name";
-    /// A blob has another length than a container says.
-    LengthMismatch = "length_mismatch", 422, 4, false, "A blob has another length than a container says";
+    /// A blob has another length than a node says.
+    LengthMismatch = "length_mismatch", 422, 4, false, "A blob has another length than a node says";
     /// A stored blob no longer hashes to its name.
     CorruptStore = "corrupt_store", 500, 4, false, "A stored blob is damaged";
-    /// A container lists blobs that are not stored; `missing` names some of them.
-    MissingBlobs = "missing_blobs", 422, 5, false, "A container lists blobs that are not stored";
-    /// No such domain: it was never made, or is deleted.
+    /// A node lists blobs that are not stored; `missing` names some of them.
+    MissingBlobs = "missing_blobs", 422, 5, false, "A node lists blobs that are not stored";
+    /// No such domain: it was never made, or was deleted.
     DomainUnknown = "domain_unknown", 404, 5, false, "No such domain";
     /// No such repository.
     RepositoryUnknown = "repository_unknown", 404, 5, false, "No such repository";
@@ -246,26 +246,26 @@ error_codes! {
     BlobUnknown = "blob_unknown", 404, 5, false, "No such blob";
     /// No such push session: it was committed, aborted or has expired.
     PushUnknown = "push_unknown", 404, 5, false, "No such push session";
-    /// No such page.
-    NotFound = "not_found", 404, 5, false, "No such page";
+    /// No such address.
+    NotFound = "not_found", 404, 5, false, "No such address";
     /// The tag does not point where the caller said.
     TagMoved = "tag_moved", 412, 3, false, "The tag does not point where the caller said";
     /// A token is needed.
     Unauthorized = "unauthorized", 401, 6, false, "A token is needed";
-    /// Not permitted: by the token, or by the permissions of a file.
+    /// The token or the permissions of a file do not permit it.
     Denied = "denied", 403, 6, false, "Not permitted";
     /// A payload does not hash to its payload_hash.
     PayloadHashMismatch = "payload_hash_mismatch", 422, 4, false, "A payload does not hash to its payload_hash";
     /// A tensor's logical value does not hash to its value_hash.
     ValueHashMismatch = "value_hash_mismatch", 422, 4, false, "A tensor's value does not hash to its value_hash";
     /// A stored value cannot be converted to the logical type without loss.
-    InexactStorage = "inexact_storage", 422, 4, false, "A stored value cannot be said in the logical type";
-    /// The snapshot has another number of pages than its boundary needs.
-    PageCountMismatch = "page_count_mismatch", 409, 4, false, "The snapshot has another number of pages than its boundary needs";
+    InexactStorage = "inexact_storage", 422, 4, false, "A stored value cannot be represented in the logical type";
+    /// The snapshot has another number of pages than its prefix length needs.
+    PageCountMismatch = "page_count_mismatch", 409, 4, false, "The snapshot has another number of pages than its prefix length needs";
     /// The engine's pages have another shape than the snapshot's.
     GeometryMismatch = "geometry_mismatch", 409, 4, false, "The engine's pages have another shape than the snapshot's";
-    /// The snapshot was taken from another deployment (weights, kernels, parallelism …).
-    FingerprintMismatch = "fingerprint_mismatch", 409, 4, false, "The snapshot was taken from another deployment";
+    /// The snapshot is of another engine configuration (weights, kernels, parallelism …).
+    FingerprintMismatch = "fingerprint_mismatch", 409, 4, false, "The snapshot is of another engine configuration";
     /// Tokens, salt or adapter are not those of the snapshot's prefix.
     PrefixMismatch = "prefix_mismatch", 409, 4, false, "Tokens, salt or adapter are not those of the snapshot's prefix";
     /// A group of layers that the engine requires is not in the snapshot, or the other way round.
@@ -274,13 +274,13 @@ error_codes! {
     MissingState = "missing_state", 409, 4, false, "State tensors are missing";
     /// The snapshot has other ranks than the engine.
     RankMismatch = "rank_mismatch", 409, 4, false, "The snapshot has other ranks than the engine";
-    /// Pages, state and tokens do not lie at one boundary.
-    BoundaryMismatch = "boundary_mismatch", 409, 4, false, "Pages, state and tokens do not lie at one boundary";
+    /// Pages, state and tokens are not at one token position.
+    BoundaryMismatch = "boundary_mismatch", 409, 4, false, "Pages, state and tokens are not at one token position";
     /// The engine's memory does not hold what was written to it.
     LiveMismatch = "live_mismatch", 409, 4, false, "The engine's memory does not hold what was written to it";
     /// The logits of the first step after the restore differ from those that were recorded.
     OracleMismatch = "oracle_mismatch", 409, 4, false, "The logits of the first step after the restore differ";
-    /// A page changed while it was read: the engine did not keep still.
+    /// A page changed while it was read: the engine did not pause.
     TornCopy = "torn_copy", 409, 4, true, "A page changed while it was read";
     /// The snapshot would not be exact, and exactness was asked for.
     NotExact = "not_exact", 409, 3, false, "The snapshot would not be exact";
@@ -294,7 +294,7 @@ error_codes! {
     EngineLost = "engine_lost", 503, 7, true, "The engine went away or did not answer";
     /// The engine refused or broke the protocol.
     EngineRefused = "engine_refused", 502, 70, false, "The engine refused or broke the protocol";
-    /// Not enough memory, GPU memory, disk or ring for this; nothing was begun.
+    /// Not enough memory, GPU memory, disk or ring for this; nothing was changed.
     NoRoom = "no_room", 507, 8, true, "There is not enough room for this";
     /// Too many requests at once.
     Overloaded = "overloaded", 503, 7, true, "Too many requests at once";

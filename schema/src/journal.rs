@@ -1,7 +1,7 @@
 //! The journal: changes of names, kept beside the packs, so that a lost database loses nothing that
 //! was acknowledged.
 //!
-//! Packs alone bring back blobs and containers; which of them are snapshots of which repository,
+//! Packs alone bring back blobs and nodes; which of them are snapshots of which repository,
 //! and where tags point, is said here. An object of the journal is one JSON document, named by a
 //! number in it and by the digest of its bytes:
 //!

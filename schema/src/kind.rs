@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 /// How a blob is to be read. The discriminant is its stable number in binary formats.
 ///
-/// A blob has at most one kind besides `Blob`: the containers' formats exclude each other. A stored
-/// container satisfies a wish for a plain blob of the same bytes; not the other way round, since
-/// only a container holds its children.
+/// A blob has at most one kind besides `Blob`: the nodes' formats exclude each other. A stored
+/// node satisfies a wish for a plain blob of the same bytes; not the other way round, since
+/// only a node holds its children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub enum Kind {
     /// Bytes that list nothing.
     Blob = 0,
-    /// A run of pages.
+    /// A page chunk.
     Run = 1,
     /// A page tree.
     Tree = 2,

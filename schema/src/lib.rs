@@ -1,9 +1,9 @@
 //! Formats of `pf`: everything that two processes must agree on, and no I/O.
 //!
-//! A *blob* is opaque bytes named by the digest of its raw bytes. A *container* is a blob that
-//! lists other blobs: a [`run`] lists pages, a [`tree`] lists runs, a [`checkpoint`] lists tensors,
-//! a [`snapshot`] manifest lists all of these. [`container`] is the one place where references are
-//! followed. Blobs travel and rest as [`frame`]s; a [`pack`] is many frames and an index.
+//! A *blob* is opaque bytes named by the digest of its raw bytes. A *node* is a blob that lists
+//! other blobs: a page chunk ([`run`]) lists pages, a page [`tree`] lists page chunks, a
+//! [`checkpoint`] lists tensors, a [`snapshot`] manifest lists all of these. Only [`container`]
+//! follows references. Blobs travel and rest as [`frame`]s; a [`pack`] is many frames and an index.
 //!
 //! The specification in words is `docs/formats.md`; golden files under `tests/golden` keep both
 //! true.

@@ -1,4 +1,4 @@
-//! Runs: a few hundred consecutive page entries as one immutable container, so that forks share
+//! Runs: a few hundred consecutive page entries as one immutable node, so that forks share
 //! lists.
 //!
 //! ```text

@@ -200,7 +200,7 @@ impl Manifest {
             too_many("a blob in bytes", descriptor.size, limits.blob_bytes)?;
         }
         let listed = manifest.layers.iter().filter(|layer| layer.kind().is_container()).map(|layer| layer.size);
-        too_many("bytes of containers in a manifest", listed.fold(0, u64::saturating_add), limits.listed_bytes)?;
+        too_many("bytes of nodes in a manifest", listed.fold(0, u64::saturating_add), limits.listed_bytes)?;
         if manifest.is_snapshot() && manifest.config.media_type != media_type::CONFIG {
             return field("$.config.mediaType", media_type::CONFIG, manifest.config.media_type);
         }
@@ -218,7 +218,7 @@ impl Manifest {
         self.layers.iter().filter(move |l| l.media_type == media_type)
     }
 
-    /// The manifest as a named container: compact JSON.
+    /// The manifest as a named node: compact JSON.
     #[must_use]
     pub fn to_document(&self) -> Document {
         Document::new(Kind::Manifest, json::bytes(self))

@@ -322,7 +322,7 @@ impl PageTree {
         json::bytes(self)
     }
 
-    /// The tree as a named container.
+    /// The tree as a named node.
     #[must_use]
     pub fn to_document(&self) -> Document {
         Document::new(Kind::Tree, self.to_bytes())

@@ -57,7 +57,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// That these are the payload's bytes.
+    /// Checks that these bytes are the payload.
     ///
     /// # Errors
     /// [`FormatError::LengthMismatch`], [`FormatError::PayloadHashMismatch`].
@@ -71,9 +71,9 @@ impl Tensor {
         Err(FormatError::PayloadHashMismatch { tensor: self.short_name(), expected, found })
     }
 
-    /// That these bytes, read by the tensor's layout, have its value. What lies between the
-    /// elements does not matter, so this holds of a live slot, too. The bytes of an opaque tensor
-    /// can only be compared as they are.
+    /// Checks that these bytes, read by the tensor's layout, have its value. Bytes between the
+    /// elements do not count, so a live slot of an engine can be checked too. The bytes of an
+    /// opaque tensor are compared as they are.
     ///
     /// # Errors
     /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`];

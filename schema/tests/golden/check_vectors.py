@@ -1,4 +1,7 @@
-"""Checks checkpoint-vectors.json against docs/checkpoint-abi.md, with nothing but Python's standard library."""
+"""Checks checkpoint-vectors.json against docs/checkpoint-abi.md.
+
+Uses Python's standard library only.
+"""
 import fractions, hashlib, itertools, json, math, struct, sys
 
 FLOATS = {"f64": (11, 52, 1), "f32": (8, 23, 1), "f16": (5, 10, 1), "bf16": (8, 7, 1), "fp8e4m3": (4, 3, 0), "fp8e5m2": (5, 2, 1)}

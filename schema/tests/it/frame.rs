@@ -78,7 +78,7 @@ fn forged(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 #[test]
 fn a_stream_without_frames_is_an_end_mark() {
     assert_eq!(parse(&end_mark(0)).unwrap(), [Seen::End]);
-    assert_eq!(parse(b"").unwrap_err().to_string(), "frame stream is cut at byte 0: no end mark");
+    assert_eq!(parse(b"").unwrap_err().to_string(), "frame stream ends early at byte 0: no end mark");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn what_is_missing_is_said() {
         (header + 9, "no end mark"),
         (header + 12, "inside a header"),
     ] {
-        assert_eq!(parse(&bytes[..at]).unwrap_err().to_string(), format!("frame stream is cut at byte {at}: {reason}"));
+        assert_eq!(parse(&bytes[..at]).unwrap_err().to_string(), format!("frame stream ends early at byte {at}: {reason}"));
         assert_eq!(parse(&bytes[..at]).unwrap_err().code(), ErrorCode::Truncated);
     }
 }
@@ -172,7 +172,7 @@ fn each_wrong_field_is_refused_with_the_position_of_its_frame() {
         ("stored length", forged(u64_at(16, 6)), format!("{digest} says 6 stored bytes for 7 raw ones (raw)")),
         ("huge", forged(u64_at(8, u64::MAX)), format!("{digest} says it has {} bytes, the limit is {}", u64::MAX, limits.blob_bytes)),
         (
-            "huge container",
+            "huge node",
             forged(|b| {
                 b[6] = Kind::Tree as u8;
                 u64_at(8, limits.document_bytes + 1)(b);

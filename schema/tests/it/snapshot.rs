@@ -121,11 +121,12 @@ fn limits_of_manifests_and_configurations_are_enforced() {
     );
     let mut large = manifest();
     large.layers.iter_mut().for_each(|layer| layer.size = 800);
-    // A tree and a checkpoint; the attachment is not read by who looks into a snapshot.
+    // A tree and a checkpoint. A reader of a snapshot does not load attachments, so they do not
+    // count.
     assert_refused(
         "containers",
         Manifest::parse(&large.to_document().bytes, &limits),
-        "bytes of containers in a manifest is too large: 1600, the limit is 1500",
+        "bytes of nodes in a manifest is too large: 1600, the limit is 1500",
         TooLarge,
     );
     let spaces = vec![b' '; MAX_BYTES as usize + 1];

@@ -1,4 +1,4 @@
-//! Vectors of the canonical value: written here, and checked by whoever implements it again.
+//! Test vectors of the canonical value, for other implementations to check against.
 
 use crate::common::digest;
 use pfr_schema::Limits;
