@@ -31,7 +31,7 @@ pub fn start(format: LogFormat, filter: &str) -> Result<(), String> {
 /// Starts the log, and leaves panics to the program.
 ///
 /// # Errors
-/// The same.
+/// The reason, if the filter does not parse or a log was started before.
 pub fn subscribe(format: LogFormat, filter: &str) -> Result<(), String> {
     let filter: Targets = filter.parse().map_err(|e: tracing_subscriber::filter::ParseError| e.to_string())?;
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr);
