@@ -7,7 +7,7 @@ CREATE UNIQUE INDEX pushes_number ON pushes (number);
 CREATE INDEX pushes_open ON pushes (number) WHERE committed IS NULL;
 
 -- lessee: which sessions lease the object. 0: none; N: session N alone; -N: several, none of them
--- newer than session N. keep_until is for leases that belong to no session: a container of unknown
+-- newer than session N. keep_until is for leases that belong to no session: a node of unknown
 -- content, a pack that a rebuild took in.
 ALTER TABLE objects ADD COLUMN lessee bigint NOT NULL DEFAULT 0;
 

@@ -3,7 +3,7 @@
 
 -- Immutable files of many frames. The row is written before the upload starts, so debris of a crash
 -- has a name. keep_until: the lease of the upload. draining_since: when the last pointer to it
--- went. claimed_until: who compacts it.
+-- went. claimed_until: until when a compaction has it.
 CREATE TABLE packs (
   id             INTEGER PRIMARY KEY AUTOINCREMENT,
   key            TEXT    NOT NULL UNIQUE,
@@ -21,8 +21,8 @@ CREATE INDEX packs_empty    ON packs (id) WHERE state = 'live' AND live_bytes = 
 CREATE INDEX packs_sparse   ON packs (live_bytes) WHERE state = 'live' AND live_bytes > 0 AND live_bytes * 2 < frame_bytes;
 CREATE INDEX packs_draining ON packs (draining_since) WHERE state = 'draining';
 
--- One row a blob. refs counts the stored containers, manifests and tags that list it; keep_until is
--- the longest lease on it. health: 0 whole, 1 a container that reaches something damaged, 2
+-- One row a blob. refs counts the stored nodes, manifests and tags that list it; keep_until is
+-- the longest lease on it. health: 0 whole, 1 a node that reaches something damaged, 2
 -- damaged.
 CREATE TABLE objects (
   id         INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -49,12 +49,12 @@ CREATE TABLE damage (
   found_at INTEGER NOT NULL
 );
 
--- A row for each time that something became well: containers above it are to be looked at again.
+-- A row for each time that something became well: nodes above it are to be looked at again.
 CREATE TABLE healed (
   id INTEGER PRIMARY KEY
 );
 
--- One row a container. children is the sorted list of object ids, each once, as varint differences.
+-- One row a node. children is the sorted list of object ids, each once, as varint differences.
 -- pages, components and page_bytes are a run's shape. logical_bytes is what it reaches; new_bytes
 -- is what it was the first to hold.
 CREATE TABLE containers (

@@ -23,22 +23,22 @@ pub enum Error {
         /// What is wrong.
         source: FormatError,
     },
-    /// A container lists blobs that are not stored.
+    /// A node lists blobs that are not stored.
     #[error("{container} lists {} that the store does not have, first {}: upload them before it", count(missing.len(), "blob"), missing.first().map(ToString::to_string).unwrap_or_default())]
     Missing {
-        /// The container.
+        /// The node.
         container: Digest,
         /// What is missing, at most a few hundred.
         missing: Vec<Digest>,
     },
-    /// A container gives a blob another shape than it has.
+    /// A node gives a blob another shape than it has.
     #[error("{container} lists {child} as {expected}, but it has {found}")]
     WrongShape {
-        /// The container.
+        /// The node.
         container: Digest,
         /// The blob.
         child: Digest,
-        /// What the container says.
+        /// What the node says.
         expected: String,
         /// What is stored.
         found: String,
@@ -113,8 +113,9 @@ pub enum Error {
         /// What was found.
         reason: String,
     },
-    /// A checkpoint's bytes are whole, but say something else of a tensor than its payload does.
-    #[error("checkpoint {checkpoint} was made wrong: {source}; take the snapshot again")]
+    /// A checkpoint's bytes are undamaged, but its description of a tensor does not fit the
+    /// payload.
+    #[error("checkpoint {checkpoint} is invalid: {source}; take the snapshot again")]
     WrongValue {
         /// The checkpoint.
         checkpoint: Digest,
@@ -156,10 +157,11 @@ pub enum Error {
         /// The system's words.
         reason: String,
     },
-    /// The bytes to be stored stopped coming.
+    /// The client stopped sending the bytes to be stored.
     #[error("input ended: {0}")]
     Input(String),
-    /// What a container holds is not known: nothing that hangs on it may be deleted.
+    /// The row of a node cannot be read, so its children are not known: nothing below it may be
+    /// deleted.
     #[error("bug: object {container}: {reason}; run fsck")]
     Broken {
         /// Its row id.
@@ -201,8 +203,8 @@ impl Error {
         }
     }
 
-    /// The code for a user of this machine, who can change the permissions of files; a client of a
-    /// registry cannot.
+    /// The code for a user of this machine, since a user can change the permissions of files and a
+    /// client of a registry cannot.
     #[must_use]
     pub fn local_code(&self) -> ErrorCode {
         match self {

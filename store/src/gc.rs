@@ -1,11 +1,11 @@
 //! Collection: frees what nothing can reach or is about to reach, at a cost in proportion to the garbage.
 //!
 //! ```text
-//! collect  due suspects ─▶ rows of objects that nothing holds and no lease covers, and what hung on them
-//! retire   packs that nothing points to, uploads past their lease ─▶ draining
-//! merge    packs far below the size of a full one ─▶ their live frames in few packs; the old ones drain
-//! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones drain
-//! drain    what has been draining for the grace period ─▶ bytes deleted, then rows
+//! collect  due GC candidates ─▶ rows of objects that nothing holds and no lease covers, and what hung on them
+//! retire   packs that nothing points to, uploads past their lease ─▶ state `draining`: emptied
+//! merge    packs far below the size of a full one ─▶ their live frames in few packs; the old ones are emptied
+//! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones are emptied
+//! drain    packs that have been emptied for the grace period ─▶ bytes deleted, then rows
 //! trim     objects of the journal that a summary made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
@@ -100,7 +100,7 @@ impl Store {
     /// the last report by then, and so has the list of runs; a scheduled run is in that list only if it found something to do.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A container whose references cannot be read is no error: it is kept, with all that hangs
+    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A node whose references cannot be read is no error: it is kept, with all that hangs
     /// on it, and counted as deferred.
     #[boxed]
     pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {

@@ -249,7 +249,7 @@ impl Ingest<'_> {
             return self.abandon().await;
         }
         if let Err(error) = self.close_pack().await {
-            tracing::debug!(%error, "what came of a broken stream could not be kept");
+            tracing::debug!(%error, "storing the complete blobs of a broken stream failed");
         }
     }
 
@@ -260,7 +260,7 @@ impl Ingest<'_> {
     }
 }
 
-/// What a verified frame lists, if it is a container.
+/// What a verified frame lists, if it is a node.
 fn references(whole: &Whole, limits: &Limits) -> Result<Option<NewContainer>> {
     let header = &whole.header;
     if !header.kind.is_container() {
@@ -281,7 +281,7 @@ fn each_once(mut children: Vec<Child>) -> Vec<Child> {
             entry.insert(child.clone());
             true
         }
-        // Who contradicts itself is refused when it is indexed.
+        // A node that lists one child in two ways is refused when it is indexed.
         Entry::Occupied(entry) => entry.get() != child,
     });
     children.shrink_to_fit();

@@ -3,11 +3,11 @@
 //! ```text
 //! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name who reaches it; let go what is good again
 //! heal     frames from a good copy ─▶ ingest: a quarantined blob is taken from the new pack ─▶ reassess
-//! fsck     containers' bytes against their rows, then all counts against the containers' rows
+//! fsck     nodes' bytes against their rows, then all counts against the nodes' rows
 //! rebuild  packs and journal ─▶ metadata, from nothing
 //! ```
 //!
-//! A quarantined blob is not given out and counts as missing, with every container above it, until
+//! A quarantined blob is not given out and counts as missing, with every node above it, until
 //! it is pushed again: what a client must send is what [`Store::missing`] says, damaged or not.
 
 mod fsck;
@@ -41,7 +41,7 @@ impl Store {
         let expected = Expected { offset: location.offset, digest: *digest, frame_len: location.frame_len, header: None };
         let Some(reason) = check_frame(self, &location.pack, expected).await? else {
             if location.health == Health::Damaged && self.metadata.lift_quarantine(vec![(*digest, location.pack.clone())]).await? > 0 {
-                tracing::info!(%digest, pack = location.pack, "a blob that was found bad before is well where it lies");
+                tracing::info!(%digest, pack = location.pack, "a blob that was found damaged before is good again");
             }
             return Ok(None);
         };

@@ -2,9 +2,9 @@
 //! database loses nothing that was.
 //!
 //! A change and its row in `changes` are one transaction. [`Store::flush_journal`] copies rows into
-//! an object and only then records it, so a row is gone only when its object is durable; who is
-//! killed in between leaves the row, and the next one writes it again. A record may therefore lie
-//! in several objects: numbers tell.
+//! an object and only then records it, so a row is gone only when its object is durable. If a
+//! process is killed in between, the row stays and the next flush writes it again. So a record may
+//! be in several objects; its number identifies it.
 //!
 //! How it is kept short is in `summary`.
 
@@ -34,7 +34,7 @@ impl Store {
     /// them.
     #[boxed]
     pub async fn flush_journal(&self) -> Result<()> {
-        // Who waits here finds that the one before has written its change too.
+        // A caller that waits here usually finds that the flush before has written its change too.
         let _one_at_a_time = self.journaling.lock().await;
         loop {
             let changes = self.metadata.unjournaled(BATCH).await?;

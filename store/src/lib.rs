@@ -12,9 +12,9 @@
 //! committed; [`Store::commit`] after the tag is. What was uploaded and never committed is garbage
 //! when its lease ends.
 //!
-//! A stored container holds its children: it is accepted only if all of them are stored, and raises
+//! A stored node holds its children: it is accepted only if all of them are stored, and raises
 //! their reference counts in the same transaction. So *present* means *complete*, and
-//! [`Store::missing`] may stop at the first container it finds.
+//! [`Store::missing`] may stop at the first node it finds.
 
 mod backends;
 mod clock;

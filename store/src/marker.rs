@@ -45,7 +45,8 @@ impl Store {
     /// journal.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be reached.
+    /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be
+    /// reached.
     pub async fn begin_serving(&self) -> Result<()> {
         self.names_are_known().await?;
         match self.flush_journal().await {
@@ -57,9 +58,9 @@ impl Store {
         }
     }
 
-    /// That the database is not an empty one over a storage with names: numbers of changes would
-    /// begin anew, and what is acknowledged from then on could not be told from what was before. A
-    /// database that was half rebuilt has no number yet either.
+    /// Checks that the database is not an empty one over a storage with a journal. With such a
+    /// database, numbers of changes would start again, so a rebuild could not tell new changes from
+    /// old ones. A database that was half rebuilt has no number yet either.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: it is to be rebuilt, or it is another store's.
@@ -72,7 +73,8 @@ impl Store {
         let has_names = |object: &ObjectMeta| ready(Key::parse(object.location.as_ref()).is_ok_and(|key| key.number > 0));
         match std::pin::pin!(self.packs.list(Some(&Path::from(PREFIX))).try_filter(has_names)).try_next().await {
             Ok(None) => return Ok(()),
-            // Who may not list cannot rebuild either.
+            // Without the right to list, a rebuild is not possible either, so it cannot be asked
+            // for.
             Err(object_store::Error::PermissionDenied { .. } | object_store::Error::NotImplemented { .. }) => return Ok(()),
             Err(error) => return Err(Error::packs(error)),
             Ok(Some(_)) => {}
@@ -89,8 +91,8 @@ impl Store {
         })
     }
 
-    /// That the storage is there and the store's own. To be asked before something that is not
-    /// found is believed to be lost.
+    /// Checks that the storage is there and belongs to this store. Call this before taking
+    /// something that is not found for lost.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if it does not answer, or answers and lacks the marker though packs

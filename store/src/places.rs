@@ -1,4 +1,4 @@
-//! Places for work that holds memory, and how those who have one learn that others wait.
+//! Permits for work that holds memory. The holder of one can see whether others wait.
 
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Places {
         }
     }
 
-    /// Whether somebody waits for a place.
+    /// Whether other work waits for a place.
     pub(crate) fn wanted(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }

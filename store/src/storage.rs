@@ -3,7 +3,7 @@
 //! | URL | where | credentials from |
 //! |---|---|---|
 //! | `file:///dir` | a directory, with fsync; shared by replicas if the file system is | |
-//! | `s3://bucket/prefix` | S3 and what speaks it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, web identity, container, instance |
+//! | `s3://bucket/prefix` | S3 and what speaks it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, web identity, node, instance |
 //! | `gs://bucket/prefix` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, instance |
 //! | `az://container/prefix` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, … |
 //!
@@ -281,7 +281,7 @@ impl Storage {
             |object: &&ObjectMeta| own.is_some_and(|own| own.last_modified.timestamp() - object.last_modified.timestamp() > LEFT_BEHIND);
         for object in listed.iter().filter(left) {
             if let Err(error) = self.packs.delete(&object.location).await {
-                tracing::debug!(%error, object = %object.location, "a probe that was left behind could not be removed");
+                tracing::debug!(%error, object = %object.location, "removing an old probe object failed");
             }
         }
         Ok(Probe { list, delete, create_if_absent })

@@ -299,7 +299,7 @@ impl Store {
         }
     }
 
-    /// A stored container, parsed.
+    /// A stored node, parsed.
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`].

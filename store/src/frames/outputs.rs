@@ -31,7 +31,7 @@ impl Outputs {
     pub(super) fn take(&self, own: &Arc<Mutex<Hold>>) -> Option<OwnedSemaphorePermit> {
         let take = || Arc::clone(&self.places).try_acquire_owned().ok();
         let place = take().or_else(|| {
-            // Whoever is locked is being read from, and does need it.
+            // A locked hold is in use by its reader, so it is not idle.
             let idle = |hold: &Arc<Mutex<Hold>>| hold.try_lock().is_some_and(|mut hold| hold.give_way());
             let found = self.holders.lock().iter().filter_map(Weak::upgrade).any(|hold| !Arc::ptr_eq(&hold, own) && idle(&hold));
             found.then(take).flatten()

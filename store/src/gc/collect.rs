@@ -6,7 +6,7 @@ use super::run::Run;
 const PACKS: usize = 1000;
 
 impl Run<'_> {
-    /// Takes suspects until none is due.
+    /// Takes GC candidates until none is due.
     pub(super) async fn collect(&mut self) {
         loop {
             let batch = self.batch();
@@ -21,7 +21,7 @@ impl Run<'_> {
                 tracing::error!(
                     run = self.report.id,
                     deferred = step.deferred,
-                    "containers that nothing holds are kept for a day, with all below them: what they hold is not known; run fsck"
+                    "nodes that nothing holds are kept for a day, with all below them: their rows cannot be read, so their children are not known; run fsck"
                 );
             }
             self.progress().await;
@@ -32,7 +32,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets packs drain that nothing points to, and uploads that outlived their lease.
+    /// Marks as emptied the packs that nothing points to, and uploads that outlived their lease.
     pub(super) async fn retire(&mut self) {
         loop {
             let step = self.store.metadata.retire_packs(PACKS).await;

@@ -69,7 +69,7 @@ impl Run<'_> {
         };
         if !damage.is_empty() {
             for bad in &damage {
-                tracing::warn!(blob = %bad.digest, pack = bad.pack, reason = bad.reason, "a frame is bad: it is not moved");
+                tracing::warn!(blob = %bad.digest, pack = bad.pack, reason = bad.reason, "compaction: a frame is damaged, it is not copied");
             }
             let quarantined = self.store.metadata.quarantine(damage).await;
             self.note(quarantined);

@@ -80,7 +80,7 @@ fn staged(file: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-/// Their age is the file system's: its clock is that of all who share it.
+/// Their age is by the file system's clock, which all processes share.
 fn remove_unfinished_in(dir: &Path, lease: Duration, is_ours: fn(&str) -> bool) -> io::Result<()> {
     let files = match std::fs::read_dir(dir) {
         Ok(files) => files,

@@ -13,7 +13,7 @@ const BATCH: usize = 256;
 const AT_ONCE: usize = 8;
 
 impl Run<'_> {
-    /// Deletes what has been draining for longer than the grace period.
+    /// Deletes the packs that were emptied longer ago than the grace period.
     pub(super) async fn drain(&mut self) {
         let mut failed: HashSet<PackId> = HashSet::new();
         loop {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::metadata::PackRow;
 
 impl Store {
-    /// Copies what lives in a pack to a new one, verified; what is bad is quarantined and stays. The old pack drains when nothing lies in it any more.
+    /// Copies what lives in a pack to a new one, verified; what is bad is quarantined and stays. The old pack is emptied when no blob uses it any more.
     pub(crate) async fn evacuate(&self, pack: &PackRow) -> Result<()> {
         let mut target = None;
         let source = self.source(pack).await?;

@@ -51,12 +51,12 @@ impl Store {
         for repository in self.all_repositories().await.unwrap_or_default() {
             match self.touch(&repository, digest).await {
                 Ok(()) | Err(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_)) => {}
-                Err(error) => tracing::debug!(%error, %repository, %digest, "the use of a snapshot is not noted"),
+                Err(error) => tracing::debug!(%error, %repository, %digest, "recording the use of a snapshot failed"),
             }
         }
     }
 
-    /// Keeps a snapshot from eviction for a reason, or no longer for that one: who takes a pin back takes back its own. Returns whether any is left.
+    /// Keeps a snapshot from eviction for a reason, or no longer for that one: other reasons stay. Returns whether any reason is left.
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].

@@ -6,7 +6,7 @@ use crate::metadata::{Health, Lease, ObjectId, ObjectRow, PackId, PackRow, PackS
 use pfr_schema::api::{OpenSession, Protected};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Suspects and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower bound.
+/// Candidates and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower bound.
 pub(super) const MOST: usize = 1_000_000;
 /// Packs asked for at a time.
 const PACKS: usize = 1000;
@@ -176,7 +176,7 @@ async fn known(store: &Store, ids: Vec<ObjectId>) -> Result<Vec<ObjectRow>> {
     for id in ids {
         match store.metadata.objects(vec![id]).await {
             Ok(found) => rows.extend(found),
-            Err(Error::Internal(reason)) => tracing::warn!(id, reason, "an object cannot be read; run fsck"),
+            Err(Error::Internal(reason)) => tracing::warn!(id, reason, "the row of a node cannot be read; run fsck"),
             Err(error) => return Err(error),
         }
     }

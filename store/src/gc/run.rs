@@ -9,9 +9,9 @@ use crate::room::{Freeing, MadeRoom};
 use pfr_schema::api::GcReport;
 use std::time::{Duration, Instant};
 
-/// How old the row may become while it runs: who waits for it takes one that stays as it is for a run that died.
+/// Maximum age of the row during a run. Another process takes the run for dead if its row gets older.
 const KEEP: Duration = Duration::from_secs(5);
-/// Draining packs that are added up for the report.
+/// Emptied packs that are added up for the report.
 const DRAINING_SHOWN: usize = 100_000;
 /// Objects of the journal deleted in one run.
 const JOURNAL: usize = 50_000;
@@ -90,7 +90,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Summaries keep the journal short; and if something was healed, containers that were marked for damage below them are looked at again.
+    /// Summaries keep the journal short; and if something was healed, nodes that were marked for damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
         // What a killed process left unwritten, before a summary is thought of.
         let flushed = self.store.flush_journal().await;

@@ -75,7 +75,7 @@ impl Store {
                     // Deleted since it was listed.
                     Err(Error::BlobUnknown { .. }) => {}
                     Err(error @ (Error::Unavailable { .. } | Error::Full(_))) => return Err(error),
-                    Err(error) => tracing::warn!(%error, %digest, "a snapshot was not indexed for matching"),
+                    Err(error) => tracing::warn!(%error, %digest, "indexing a snapshot for matching failed"),
                 }
             }
             indexed += self.metadata.index_prefixes(marks).await?;

@@ -133,7 +133,7 @@ impl Values {
 pub(super) struct Passing {
     work: Work,
     tensors: Arc<Vec<(Digest, Tensor)>>,
-    /// For each tensor; none if its payload must be whole.
+    /// For each tensor; `None` if its payload must be in memory as a whole.
     hashers: Vec<Option<ValueHasher>>,
     decoder: Decoder,
     whole: Vec<u8>,

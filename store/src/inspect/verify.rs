@@ -1,4 +1,5 @@
-//! Proof that a manifest is whole: every blob it reaches is read and hashed.
+//! Proof that a snapshot is complete and undamaged: reads and hashes every blob that its manifest
+//! reaches.
 
 use super::ROWS;
 use super::values::{Caller, Values, Work};
@@ -62,7 +63,7 @@ impl Store {
             match self.examine(digest).await {
                 Ok(Some(damage)) => tracing::error!(%digest, reason = damage.reason, "a stored blob is damaged"),
                 Ok(None) => {}
-                Err(error) => tracing::warn!(%error, %digest, "a damaged blob could not be quarantined"),
+                Err(error) => tracing::warn!(%error, %digest, "quarantining a damaged blob failed"),
             }
         }
         verified
@@ -180,7 +181,7 @@ impl Store {
             let expected = ids.len();
             level = self.rows(ids).await?;
             if level.len() != expected {
-                // Somebody may have deleted the snapshot since, and collection what it held.
+                // Another client may have deleted the snapshot since, and a collection its blobs.
                 if self.row(manifest, Kind::Manifest).await?.id != id {
                     return Err(Error::BlobUnknown { digest: *manifest, kind: Kind::Manifest });
                 }

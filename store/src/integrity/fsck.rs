@@ -1,4 +1,4 @@
-//! Containers against their rows, then the tables against themselves.
+//! Nodes against their rows, then the tables against themselves.
 
 use crate::Store;
 use crate::boxed;
@@ -17,8 +17,8 @@ const PAGE: usize = 100;
 const NAMED: usize = 1000;
 
 impl Store {
-    /// Reads every container, compares what it lists with what its row says, then recomputes all
-    /// counts from the rows; with `repair`, corrects the counts. If a container's row is wrong,
+    /// Reads every node, compares what it lists with what its row says, then recomputes all
+    /// counts from the rows; with `repair`, corrects the counts. If a node's row is wrong,
     /// nothing is corrected: what it lists is never taken for nothing.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Store {
 struct Fsck<'a> {
     store: &'a Store,
     report: FsckReport,
-    /// Containers whose bytes are bad, in words.
+    /// Nodes whose bytes are bad, in words.
     unreadable: BTreeMap<Digest, String>,
 }
 
@@ -95,7 +95,7 @@ impl Fsck<'_> {
         Ok(rows)
     }
 
-    /// Reads a container; one that is in quarantine is looked at again.
+    /// Reads a node; one that is in quarantine is looked at again.
     async fn read(&self, row: &ObjectRow) -> Result<Bytes> {
         let read = self.store.read(&row.digest).await;
         if matches!(read, Err(Error::Corrupt { .. })) && self.store.examine(&row.digest).await?.is_none() {
@@ -104,7 +104,7 @@ impl Fsck<'_> {
         read
     }
 
-    /// Says of each container that cannot be read which snapshots are lost with it until it is
+    /// Says of each node that cannot be read which snapshots are lost with it until it is
     /// pushed again.
     async fn name_unreadable(&mut self) -> Result<()> {
         // What was let go by looking again.
@@ -153,7 +153,7 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// What the row of a container says otherwise than its bytes.
+    /// What the row of a node says otherwise than its bytes.
     async fn compare(&self, row: &ObjectRow, children: &[Child]) -> Result<Option<String>> {
         let unique: BTreeMap<_, _> = children.iter().map(|child| (child.digest, child)).collect();
         let found = match self.store.metadata.find(unique.keys().copied().collect()).await {

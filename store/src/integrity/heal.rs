@@ -8,7 +8,7 @@ use futures::Stream;
 use pfr_schema::{Digest, RepositoryName};
 
 impl Store {
-    /// Takes in frames of damaged blobs of a repository (children before the containers that list
+    /// Takes in frames of damaged blobs of a repository (children before the nodes that list
     /// them, with an end mark), verified as any upload; returns how many blobs are well again. Call
     /// [`Self::reassess`] when all is taken in.
     ///
@@ -27,7 +27,7 @@ impl Store {
         Ok(before.saturating_sub(self.count_damaged(digests).await?))
     }
 
-    /// Clears the marks of containers below which all is well again; returns how many.
+    /// Clears the marks of nodes below which all is well again; returns how many.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

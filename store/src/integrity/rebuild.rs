@@ -24,12 +24,12 @@ use std::time::Duration;
 
 /// How long what was found is kept at least: names come back last.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
-/// Containers adopted in one transaction, and their bytes.
+/// Nodes adopted in one transaction, and their bytes.
 const BATCH: usize = 64;
 const BATCH_BYTES: u64 = 8 << 20;
 
 impl Store {
-    /// Builds metadata from what lies on storage: blobs from packs, containers from blobs, names
+    /// Builds metadata from what lies on storage: blobs from packs, nodes from blobs, names
     /// from the journal. For a store whose database is lost; nothing else may use it meanwhile.
     /// What no name reaches is garbage after a day.
     ///
@@ -55,7 +55,7 @@ impl Store {
         rebuild.names().await?;
         rebuild.quarantine().await?;
         if let Err(error) = self.index_prefixes(&Budget::default()).await {
-            tracing::warn!(%error, "snapshots are not indexed for matching; the background task tries it again");
+            tracing::warn!(%error, "indexing snapshots for matching failed; the background task tries again");
         }
         progress(&rebuild.report);
         Ok(rebuild.report)
@@ -65,7 +65,7 @@ impl Store {
 struct Rebuild<'a> {
     store: &'a Store,
     report: RebuildReport,
-    /// Containers found, by kind, and their raw bytes.
+    /// Nodes found, by kind, and their raw bytes.
     containers: BTreeMap<Kind, BTreeMap<Digest, u64>>,
     /// Frames with a bad header, by pack and offset, and what the pack's index says that they are.
     beheaded: BTreeMap<(String, u64), Header>,
@@ -140,7 +140,7 @@ impl Rebuild<'_> {
         Ok(well)
     }
 
-    /// Whether the frame of a container is to be taken in. If all newer frames of it say that it is
+    /// Whether the frame of a node is to be taken in. If all newer frames of it say that it is
     /// a plain blob, it goes before them, as only it tells the next rebuild; but not before a good
     /// one if it is bad.
     async fn takes_place(&self, key: &str, offset: u64, header: &Header, well: &HashSet<Digest>) -> Result<bool> {
@@ -206,7 +206,7 @@ impl Rebuild<'_> {
         Ok(entries)
     }
 
-    /// Makes the blobs that are containers of a kind containers.
+    /// Makes the blobs that are nodes of a kind nodes.
     async fn layer(&mut self, kind: Kind, progress: &mut (dyn FnMut(&RebuildReport) + Send)) -> Result<()> {
         let mut pending: Vec<(Digest, u64)> = self.containers.remove(&kind).unwrap_or_default().into_iter().collect();
         loop {
@@ -223,7 +223,7 @@ impl Rebuild<'_> {
                 progress(&self.report);
                 rest = after;
             }
-            // Containers may list others of their own kind: as long as some come in, others may
+            // Nodes may list others of their own kind: as long as some come in, others may
             // follow.
             if refused.is_empty() || refused.len() == pending.len() {
                 return Ok(());
@@ -232,7 +232,7 @@ impl Rebuild<'_> {
         }
     }
 
-    /// Reads, verifies and adopts containers; returns those that lack children.
+    /// Reads, verifies and adopts nodes; returns those that lack children.
     async fn adopt(&mut self, kind: Kind, batch: &[(Digest, u64)]) -> Result<Vec<Digest>> {
         let mut containers = Vec::with_capacity(batch.len());
         for (digest, _) in batch {
@@ -260,7 +260,7 @@ impl Rebuild<'_> {
         Ok(refused)
     }
 
-    /// Reads a container whose frame has a bad header by what the index says of it; `None` if its
+    /// Reads a node whose frame has a bad header by what the index says of it; `None` if its
     /// payload is bad as well.
     async fn without_header(&self, digest: &Digest) -> Result<Option<Bytes>> {
         let Some(location) = self.store.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };

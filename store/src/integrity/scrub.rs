@@ -245,13 +245,13 @@ fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
     Findings { damage: contents.iter().map(damage).collect(), unsound, missing: true, ..Findings::default() }
 }
 
-/// Containers whose frames do not say that they are: a rebuild would not know them. Their copies
+/// Nodes whose frames do not say that they are: a rebuild would not know them. Their copies
 /// will.
 fn misnamed(contents: &[Packed], index: &Index) -> Option<String> {
     let entries: HashMap<u64, Kind> = index.entries.iter().map(|entry| (entry.offset, entry.header.kind)).collect();
     let other = |packed: &&Packed| entries.get(&packed.offset).is_some_and(|kind| *kind != packed.kind);
     let count = contents.iter().filter(|packed| packed.kind.is_container() && packed.health != Health::Damaged).filter(other).count();
-    (count > 0).then(|| format!("the frames of {count} containers say that they are something else"))
+    (count > 0).then(|| format!("the frames of {count} nodes have another kind in their headers"))
 }
 
 /// Objects that lie where the pack's index has something else.

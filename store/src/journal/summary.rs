@@ -112,8 +112,8 @@ impl Store {
         failed
     }
 
-    /// Deletes superfluous objects that no row names: who was killed between object and row left
-    /// them.
+    /// Deletes superfluous objects that no row names: a process that was killed between object and
+    /// row left them.
     async fn sweep_journal(&self) -> Result<usize> {
         let keys = self.journal_keys().await?;
         let rows = self.metadata.journal().await?;
@@ -130,7 +130,7 @@ impl Store {
             match superfluous {
                 Ok(true) => delete.push(key),
                 Ok(false) => {}
-                Err(error) => tracing::warn!(%error, key, "an object of the journal cannot be read; it is left as it lies"),
+                Err(error) => tracing::warn!(%error, key, "journal: an object cannot be read, it is left as it is"),
             }
         }
         let deleted = delete.len();

@@ -1,8 +1,8 @@
 //! What indexing a pack does to the tables, computed without them: every implementation loads what
 //! is known, asks for a [`Plan`] and writes it.
 //!
-//! This is where a container comes to hold its children. Children that arrive in the same pack as
-//! their container are inserted already counted: no second write.
+//! This is where a node comes to hold its children. Children that arrive in the same pack as
+//! their node are inserted already counted: no second write.
 
 pub(crate) use super::plan::{Contains, Insert, Known, Plan, Relocate};
 use super::{Health, NewContainer, NewFrame, ObjectId, PackId};
@@ -38,13 +38,13 @@ struct Place {
 }
 
 impl Object {
-    /// What a container that lists it reaches through it.
+    /// What a node that lists it reaches through it.
     fn reach(&self) -> u64 {
         self.known.size.saturating_add(self.known.logical_bytes)
     }
 }
 
-/// Every digest that frames and their containers name, each once: what to load before
+/// Every digest that frames and their nodes name, each once: what to load before
 /// [`Plan::new`].
 pub(crate) fn digests<'a>(frames: &'a [NewFrame]) -> Vec<Digest> {
     let children = |f: &'a NewFrame| f.container.iter().flat_map(|c| c.children.iter().map(|child| child.digest));
@@ -53,11 +53,11 @@ pub(crate) fn digests<'a>(frames: &'a [NewFrame]) -> Vec<Digest> {
 }
 
 impl Plan {
-    /// What storing `frames` (children before the containers that list them) means, given what is
+    /// What storing `frames` (children before the nodes that list them) means, given what is
     /// stored. New objects get ids from `first_id` on.
     ///
     /// # Errors
-    /// [`Error::Missing`] or [`Error::WrongShape`] if a container's children are not all stored as
+    /// [`Error::Missing`] or [`Error::WrongShape`] if a node's children are not all stored as
     /// it says.
     pub(crate) fn new(frames: &[NewFrame], known: HashMap<Digest, Known>, pack: PackId, first_id: ObjectId) -> Result<Self> {
         let mut planner = Planner::new(known);
@@ -67,7 +67,7 @@ impl Plan {
             if let Some(container) = &frame.container {
                 planner.accept(frame.header.digest, frame.header.kind, container, Some(place))?;
             } else if frame.header.kind.is_container() {
-                // A rebuild finds out by the frames alone what is a container: one that says so
+                // A rebuild finds out by the frames alone what is a node: one that says so
                 // goes before one that does not.
                 planner.place(&frame.header.digest, place);
             }
@@ -75,7 +75,7 @@ impl Plan {
         Ok(planner.finish())
     }
 
-    /// What making stored blobs containers means, and those whose children are not all there.
+    /// What making stored blobs nodes means, and those whose children are not all there.
     pub(crate) fn adopt(containers: &[(Digest, Kind, NewContainer)], known: HashMap<Digest, Known>) -> Result<(Self, Vec<Digest>)> {
         let (mut planner, mut refused) = (Planner::new(known), Vec::new());
         for (digest, kind, container) in containers {
@@ -107,7 +107,7 @@ impl Planner {
                 let position = self.plan.insert.len();
                 let id = first_id + position as ObjectId;
                 // It starts as a plain blob; only the acceptance of its references makes it a
-                // container.
+                // node.
                 self.plan.insert.push(Insert { header, offset: frame.offset, kind: Kind::Blob, refs: 0 });
                 self.plan.live_bytes += header.frame_len();
                 let known = Known {
@@ -132,7 +132,7 @@ impl Planner {
                 object.framed = true;
                 self.plan.renew.push(object.known.id);
                 if object.known.health == Health::Damaged {
-                    // A container is whole again only when its references are accepted again.
+                    // A node is complete again only when its references are accepted again.
                     object.known.health = if object.known.kind.is_container() { Health::Incomplete } else { Health::Whole };
                     self.plan.healed = true;
                     self.place(&header.digest, Place { header, offset: frame.offset });
@@ -160,9 +160,9 @@ impl Planner {
         plan.live_bytes += header.frame_len();
     }
 
-    /// Makes a stored blob a container: its children must be there as it says, and are held from
+    /// Makes a stored blob a node: its children must be there as it says, and are held from
     /// now on. From then on it lies in the frame that says that it is one, if this pack has it: a
-    /// rebuild knows containers by their frames.
+    /// rebuild knows nodes by their frames.
     fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer, place: Option<Place>) -> Result<()> {
         let held = match self.objects.get(&digest).map(|o| &o.known) {
             Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),
@@ -187,7 +187,7 @@ impl Planner {
         let Some(object) = self.objects.get_mut(&digest) else { return Ok(()) };
         if object.known.health != Health::Whole {
             // Also a blob that was damaged, and of which a rebuild could not tell that it is a
-            // container.
+            // node.
             self.plan.recover.push(object.known.id);
             self.plan.healed = true;
         }
@@ -211,7 +211,7 @@ impl Planner {
         Ok(())
     }
 
-    /// The children, each once, all of them stored, well, and as their container says.
+    /// The children, each once, all of them stored, well, and as their node says.
     fn children(&self, container: Digest, children: &[Child]) -> Result<Vec<Digest>> {
         let mut seen = HashSet::with_capacity(children.len());
         let (mut present, mut missing) = (Vec::with_capacity(children.len()), Vec::new());
@@ -254,7 +254,7 @@ impl Planner {
     }
 }
 
-/// A child must have the length and shape that its container gives it: so a page's length is
+/// A child must have the length and shape that its node gives it: so a page's length is
 /// checked once, when its run is stored.
 fn check_shape(container: Digest, child: &Child, known: &Known) -> Result<()> {
     if let Some(size) = child.size

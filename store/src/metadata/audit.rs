@@ -1,4 +1,4 @@
-//! The audit of the tables: what they say against what follows from containers, manifests and tags.
+//! The audit of the tables: what they say against what follows from nodes, manifests and tags.
 
 use super::arguments::countable;
 use super::integrity::nests;
@@ -11,12 +11,12 @@ use std::collections::{HashMap, HashSet};
 
 /// Discrepancies named.
 const NAMED: usize = 1000;
-/// Objects counted in one pass over the containers: what bounds memory, to about 50 MiB.
+/// Objects counted in one pass over the nodes: what bounds memory, to about 50 MiB.
 const WINDOW: i64 = 4 << 20;
 /// Rows read at a time.
 const READ: i64 = 5000;
 
-/// Objects, containers, packs and references as one state of the tables has them.
+/// Objects, nodes, packs and references as one state of the tables has them.
 pub(super) async fn audit<B: Backend>(backend: &B, repair: bool) -> Result<Audit> {
     let mode = if repair { Mode::LONG_WRITE } else { Mode::LONG_SNAPSHOT };
     backend.run(mode, repair, |tx, repair| Box::pin(audit_all(tx, *repair))).await
@@ -45,7 +45,7 @@ async fn audit_all<T: Tx>(tx: &mut T, repair: bool) -> Outcome<Audit> {
     Ok(auditor.audit)
 }
 
-/// A container's row, without its children.
+/// A node's row, without its children.
 struct Row {
     kind: Kind,
     logical_bytes: u64,
@@ -57,7 +57,7 @@ struct Row {
 struct Auditor {
     audit: Audit,
     rows: HashMap<ObjectId, Row>,
-    /// Children of some container are not known: references cannot be counted, so none is
+    /// Children of some node are not known: references cannot be counted, so none is
     /// corrected.
     unknown: bool,
     /// Differences that no correction makes good.
@@ -66,7 +66,7 @@ struct Auditor {
     logical_bytes: Vec<(ObjectId, u64)>,
     snapshot_bytes: Vec<(i64, u64)>,
     live_bytes: Vec<(PackId, u64)>,
-    /// Packs that drain though something lies in them.
+    /// Packs that are marked as emptied although blobs use them.
     revive: Vec<PackId>,
     /// Objects that nothing holds and that collection does not know of.
     forgotten: Vec<ObjectId>,
@@ -82,7 +82,7 @@ impl Auditor {
         }
     }
 
-    /// That every container has its row, every row its container, and that children can be read.
+    /// Checks that every node has its row, every row its node, and that children can be read.
     async fn containers<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
         let mut after = 0;
         loop {
@@ -110,7 +110,7 @@ impl Auditor {
         }
     }
 
-    /// Calls `each` with every container and its children.
+    /// Calls `each` with every node and its children.
     async fn each_container<T: Tx>(&self, tx: &mut T, mut each: impl FnMut(ObjectId, &[ObjectId]) + Send) -> Outcome<()> {
         let mut after = 0;
         loop {
@@ -188,7 +188,7 @@ impl Auditor {
         Ok(())
     }
 
-    /// What containers and snapshots reach.
+    /// What nodes and snapshots reach.
     async fn sizes<T: Tx>(&mut self, tx: &mut T) -> Outcome<()> {
         let mut reach: HashMap<ObjectId, u64> = HashMap::new();
         for kind in Kind::ALL.into_iter().filter(|kind| kind.is_container()) {
@@ -214,10 +214,10 @@ impl Auditor {
         for id in ids {
             let (expected, row) = (reach.get(&id).copied().unwrap_or(0), &self.rows[&id]);
             let (at_least, found) = (row.children_bytes, row.logical_bytes);
-            // What it lists as blobs may have become containers since, whose own are not counted
+            // What it lists as blobs may have become nodes since, whose own are not counted
             // then.
             if !(at_least..=expected).contains(&found) {
-                self.differs(format!("container {id}"), format!("reaches {expected} bytes"), format!("{found} bytes"));
+                self.differs(format!("node {id}"), format!("reaches {expected} bytes"), format!("{found} bytes"));
                 self.logical_bytes.push((id, expected));
             }
         }

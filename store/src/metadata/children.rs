@@ -1,4 +1,4 @@
-//! A container's children in one column: sorted ids as varint differences.
+//! A node's children in one column: sorted ids as varint differences.
 
 use super::ObjectId;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub(crate) fn pack(mut ids: Vec<ObjectId>) -> Vec<u8> {
 /// # Errors
 /// [`Error::Internal`]: unknown children are never taken for none.
 pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<ObjectId>> {
-    let damaged = || Error::Internal("the children of a container cannot be read".into());
+    let damaged = || Error::Internal("the children of a node cannot be read".into());
     let mut ids = Vec::new();
     let (mut previous, mut difference, mut shift) = (0_i64, 0_u64, 0_u32);
     for byte in packed {

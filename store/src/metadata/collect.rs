@@ -1,6 +1,6 @@
 //! Collection. docs/gc.md has the argument why it is safe.
 //!
-//! A call is a sequence of short transactions, each of one set of suspects (`sweep.rs`). A database
+//! A call is a sequence of short transactions, each of one set of candidates (`sweep.rs`). A database
 //! with one writer needs no locks: there a transaction takes one set after the other until another
 //! transaction waits.
 
@@ -12,7 +12,7 @@ use super::{Collected, ObjectId};
 use crate::error::{Error, Result};
 use std::collections::HashSet;
 
-/// How long a container whose children are not known is left alone.
+/// How long a node whose children are not known is left alone.
 const PARKED_MS: u64 = 24 * 3600 * 1000;
 
 /// Collects until about `budget` objects are deleted or nothing is left to take.
@@ -25,7 +25,7 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
         let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
         let step = match backend.run(Mode::WRITE, room, |tx, room| Box::pin(sweep(tx, *room))).await {
             Ok(step) => step,
-            // Its transaction was rolled back. The container is left alone, and the rest is
+            // Its transaction was rolled back. The node is left alone, and the rest is
             // collected.
             Err(Error::Broken { container, .. }) if deferred.insert(container) => {
                 backend.run(Mode::WRITE, container, |tx, container| Box::pin(park(tx, *container))).await?;
@@ -35,7 +35,7 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
             // What the transactions before it deleted must be counted. The next call meets the
             // error again, if it stays.
             Err(error) if done.examined > 0 => {
-                tracing::debug!(%error, "a transaction of collection failed after others had succeeded");
+                tracing::debug!(%error, "garbage collection: a transaction failed after others had succeeded");
                 done.more = true;
                 return Ok(done);
             }
@@ -57,14 +57,14 @@ fn add(done: &mut Collected, step: Collected) {
     done.more = step.more;
 }
 
-/// Leaves a container alone as if it were leased: it comes back into the queue when that ends.
+/// Leaves a node alone as if it were leased: it comes back into the queue when that ends.
 async fn park<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
     let until = tx.now().await?.saturating_add(PARKED_MS);
     tx.execute("UPDATE objects SET keep_until = $1 WHERE id = $2", values![until, container]).await?;
     Ok(())
 }
 
-/// One transaction: sets of suspects until about `room` objects are deleted.
+/// One transaction: sets of candidates until about `room` objects are deleted.
 async fn sweep<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
     let mut done = Collected::default();
     loop {

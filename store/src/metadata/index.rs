@@ -105,7 +105,7 @@ pub(super) async fn adopt_containers<T: Tx>(tx: &mut T, containers: &[(Digest, K
 
 /// A row of `objects` that is known.
 type RawKnown = (Digest, ObjectId, u64, Kind, u64, Health, PackId, u64);
-/// A container's shape and sizes.
+/// A node's shape and sizes.
 type RawSizes = (ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64);
 
 /// What is stored of `digests`, locked: nobody counts or collects it until this transaction ends.
@@ -125,7 +125,7 @@ async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, 
     if containers.is_empty() {
         return Ok(known);
     }
-    // A second statement: it sees what those who held the locks before wrote.
+    // A second statement, since only that sees what the previous holders of the locks wrote.
     let find = "SELECT object, pages, components, page_bytes, logical_bytes, new_bytes FROM containers WHERE object = ANY($1)";
     let ids: Vec<ObjectId> = containers.keys().copied().collect();
     let rows: Vec<RawSizes> = tx.query(find, values![ids]).await?;
@@ -173,8 +173,7 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
     let ids = tx.new_objects(plan.insert.len()).await?;
     let mut rows: Vec<(&accept::Insert, ObjectId)> = plan.insert.iter().zip(ids.iter().copied()).collect();
     if T::CONCURRENT {
-        // In order of digests, so that two who bring the same do not wait for each other in a
-        // circle.
+        // In order of digests, so that two pushes of the same blobs do not deadlock.
         rows.sort_by_cached_key(|(row, _)| row.header.digest.to_key());
     }
     let insert = r#"INSERT INTO objects (id, digest, size, kind, refs, keep_until, pack, "offset", frame_len, codec, lessee)
@@ -193,7 +192,7 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
         of(|row| row.header.codec as u64),
     ];
     let inserted = tx.execute_each(insert, columns, values![until, pack, session]).await?;
-    // If not, somebody else stored one of them meanwhile: the plan no longer holds.
+    // If not, another push stored one of them meanwhile, and the plan is out of date.
     if inserted == ids.len() as u64 { Ok(ids) } else { Err(Fail::Again) }
 }
 
@@ -244,7 +243,7 @@ async fn touch<T: Tx>(tx: &mut T, plan: &Plan, until: u64, session: i64) -> Outc
     Ok(())
 }
 
-/// Writes the rows of containers.
+/// Writes the rows of nodes.
 async fn contain<T: Tx>(tx: &mut T, plan: &Plan, ids: &[ObjectId]) -> Outcome<()> {
     let real = |id: &ObjectId| ids.get(usize::try_from(id - PLANNED).unwrap_or(usize::MAX)).copied().unwrap_or(*id);
     let shapes = |field: fn(Shape) -> i64| -> Column { plan.contain.iter().map(|c| c.shape.map(field)).collect() };

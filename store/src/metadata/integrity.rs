@@ -1,4 +1,4 @@
-//! Quarantine, and which containers reach what is damaged.
+//! Quarantine, and which nodes reach what is damaged.
 
 use super::arguments::{numbered, one_more, paged};
 use super::sql::{Sql, values};
@@ -9,18 +9,18 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Snapshots named for each damaged blob.
 const SNAPSHOTS: usize = 100;
-/// Containers read at a time.
+/// Nodes read at a time.
 const READ: i64 = 1000;
 
 /// What each object reaches, as numbers that the caller gave out.
 type Marks = HashMap<ObjectId, BTreeSet<usize>>;
 
-/// Whether containers of a kind may list others of the same kind.
+/// Whether nodes of a kind may list others of the same kind.
 pub(super) fn nests(kind: Kind) -> bool {
     !matches!(kind, Kind::Blob | Kind::Run | Kind::Tree | Kind::Checkpoint)
 }
 
-/// Which containers are looked at.
+/// Which nodes are looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Among {
     All,
@@ -29,7 +29,7 @@ enum Among {
     Unwell,
 }
 
-/// The containers of a kind that come after `after`, in order of ids; none at the end.
+/// The nodes of a kind that come after `after`, in order of ids; none at the end.
 async fn containers<T: Tx>(tx: &mut T, kind: Kind, among: Among, after: ObjectId) -> Outcome<Vec<(ObjectId, Vec<ObjectId>)>> {
     let find = match among {
         Among::All => {
@@ -45,7 +45,7 @@ async fn containers<T: Tx>(tx: &mut T, kind: Kind, among: Among, after: ObjectId
     rows.into_iter().map(|(id, packed)| Ok((id, children::unpack(&packed)?))).collect()
 }
 
-/// Carries marks up to every container that reaches a marked object.
+/// Carries marks up to every node that reaches a marked object.
 async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()> {
     // Children come before what may list them, so one look at each kind is enough unless it lists
     // its own.
@@ -105,7 +105,7 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
     if marks.is_empty() {
         return Ok(quarantined);
     }
-    // Until nothing new is found: a transaction that was storing a container above one that is
+    // Until nothing new is found: a transaction that was storing a node above one that is
     // marked now was waited for.
     loop {
         let before = marks.len();
@@ -158,7 +158,7 @@ pub(super) async fn lift_quarantine<T: Tx>(tx: &mut T, good: &[(Digest, String)]
     alone(tx).await?;
     let mut lifted: Vec<ObjectId> = Vec::new();
     for (digest, pack) in good {
-        // A container's children may be damaged: whether they are is for the reassessment.
+        // A node's children may be damaged: whether they are is for the reassessment.
         let update = "UPDATE objects SET health = CASE kind WHEN 0 THEN 0 ELSE $1::bigint END WHERE id =
                         (SELECT id FROM objects WHERE digest = $2 AND health = $3
                          AND pack = (SELECT id FROM packs WHERE key = $4) FOR NO KEY UPDATE)

@@ -87,12 +87,12 @@ macro_rules! metadata_transactions {
             /// [`crate::Error::PushUnknown`] if the session is over: nothing was renewed.
             renew_pack(push: Option<PushId>, pack: PackId, lease: Duration) -> ()
                 = WRITE |tx| index::renew_pack(tx, push.as_ref(), *pack, *lease);
-            /// Indexes a durable pack: objects, containers, child counts; all or nothing. Frames
-            /// come in stream order, children before the containers that list them. A blob that is
+            /// Indexes a durable pack: objects, nodes, child counts; all or nothing. Frames
+            /// come in stream order, children before the nodes that list them. A blob that is
             /// stored already keeps its place.
             ///
             /// # Errors
-            /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a container's children
+            /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a node's children
             /// are not all stored as it says. [`crate::Error::PackLost`] if collection gave the
             /// pack up in the meantime, whatever became of the session: its bytes must be uploaded
             /// again, and nobody but the caller may know that they are there.
@@ -181,7 +181,7 @@ macro_rules! metadata_transactions {
             /// Bytes of all packs that are not deleted yet.
             disk_bytes() -> u64 = READ |tx| packs::disk_bytes(tx);
 
-            /// Takes due suspects from the queue and deletes what nothing holds and no lease
+            /// Takes due candidates from the queue and deletes what nothing holds and no lease
             /// covers, and what hung on it, about `budget` objects. What is left to look at stays
             /// in the queue. Also forgets push sessions that ended.
             collect(budget: usize) -> Collected = COMPOSED |database| collect::collect(database, budget);
@@ -192,12 +192,12 @@ macro_rules! metadata_transactions {
             unclaimed(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unclaimed(tx, *pack, usize::MAX);
             /// Objects of a pack that nothing holds, leased or not.
             unheld(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unheld(tx, *pack);
-            /// Marks as draining at most `limit` packs: those that nothing points to, and those
+            /// Marks as emptied at most `limit` packs: those that nothing points to, and those
             /// still being written after their lease.
             retire_packs(limit: usize) -> Retired = WRITE |tx| packs::retire(tx, *limit);
-            /// Packs that have been draining for longer than `grace`.
+            /// Packs that were emptied longer ago than `grace`.
             drained_packs(grace: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::drained(tx, *grace, *limit);
-            /// Deletes the rows of draining packs whose bytes are gone.
+            /// Deletes the rows of emptied packs whose bytes are gone.
             forget_packs(packs: Vec<PackId>) -> () = WRITE |tx| packs::forget(tx, packs);
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose
             /// frames are live, emptiest first.
@@ -213,7 +213,7 @@ macro_rules! metadata_transactions {
             /// Objects that lie in a pack, in order of offset, damaged ones too.
             pack_contents(pack: PackId) -> Vec<Packed> = READ |tx| packs::contents(tx, *pack);
             /// Makes a pack that compaction wrote live and points what it moved to it. Old packs
-            /// that nothing points to any more start draining.
+            /// that nothing points to any more are marked as emptied.
             ///
             /// # Errors
             /// [`crate::Error::PackLost`] if collection gave the new pack up in the meantime;
@@ -239,25 +239,25 @@ macro_rules! metadata_transactions {
             /// Packs by id, whatever their state.
             packs(after: Option<PackId>, limit: usize) -> Vec<PackRow> = READ |tx| packs::packs(tx, *after, *limit);
             /// Quarantines blobs, if they still lie in the pack in which they were found bad, and
-            /// marks the containers that reach them as incomplete. Returns those that were
-            /// quarantined now. Costs one look at every container.
+            /// marks the nodes that reach them as incomplete. Returns those that were
+            /// quarantined now. Costs one look at every node.
             quarantine(damage: Vec<Damage>) -> Vec<Digest> = LONG_WRITE |tx| integrity::quarantine(tx, damage);
             /// Lifts the quarantine of blobs that were found good where they lie, each with the key
-            /// of that pack; a copy elsewhere is not touched. Returns how many. Containers among
+            /// of that pack; a copy elsewhere is not touched. Returns how many. Nodes among
             /// them, and above them, are for [`Self::reassess`].
             lift_quarantine(good: Vec<(Digest, String)>) -> u64 = LONG_WRITE |tx| integrity::lift_quarantine(tx, good);
-            /// Quarantined blobs, and who reaches them. Costs one look at every container that is
-            /// not whole.
+            /// Quarantined blobs, and the snapshots that reach them. Costs one look at every
+            /// incomplete node.
             damaged(after: Option<String>, limit: usize) -> Page<DamagedRow>
                 = SNAPSHOT |tx| integrity::damaged(tx, after.as_deref(), *limit);
-            /// Clears the mark of containers below which everything is whole again; returns how
-            /// many. Does nothing unless something became well since the last time; costs one look
-            /// at every container that is not whole.
+            /// Clears the mark of nodes below which everything is complete again; returns how many.
+            /// Does nothing unless something became well since the last time; costs one look at
+            /// every node that is not whole.
             reassess() -> u64 = LONG_WRITE |tx| integrity::reassess(tx);
-            /// Recomputes references, live bytes and sizes from containers, manifests and tags, in
-            /// one state of the tables, and compares; corrects them if `repair`. Also finds packs
-            /// that drain though something lies in them, and objects that nothing holds and that
-            /// collection's queue lacks. If the children of a container are not known, no reference
+            /// Recomputes references, live bytes and sizes from nodes, manifests and tags, in one
+            /// state of the tables, and compares; corrects them if `repair`. Also finds packs that
+            /// are marked as emptied although blobs use them, and objects that nothing holds and
+            /// that collection's queue lacks. If the children of a node are not known, no reference
             /// is corrected.
             audit(repair: bool) -> Audit = COMPOSED |database| audit::audit(database, repair);
 
@@ -290,10 +290,10 @@ macro_rules! metadata_transactions {
             is_empty() -> bool = READ |tx| packs::is_empty(tx);
             /// Takes in a pack that was found on storage: its frames become plain blobs, those that
             /// are known stay where they are, unless they are damaged or a frame here says that
-            /// they are containers: it takes their place. Twice is no error.
+            /// they are nodes: it takes their place. Twice is no error.
             adopt_pack(key: String, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored
                 = WRITE |tx| index::adopt_pack(tx, key, *sizes, frames, *lease);
-            /// Makes stored blobs containers; returns those that lack children and stay blobs.
+            /// Makes stored blobs nodes; returns those that lack children and stay blobs.
             adopt_containers(containers: Vec<(Digest, Kind, NewContainer)>) -> Vec<Digest>
                 = WRITE |tx| index::adopt_containers(tx, containers);
             /// Replays journal records, in order, over the names that there are, and continues
@@ -348,7 +348,7 @@ macro_rules! declare {
                 Ok(MadeRoom::default())
             }
 
-            /// Due suspects.
+            /// Due candidates.
             async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
                 Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
             }

@@ -1,4 +1,4 @@
-//! Objects and containers: look-up.
+//! Objects and nodes: look-up.
 
 use super::sessions::{LivePush, live_push, renew_if_needed};
 use super::sql::{Sql, values};

@@ -15,7 +15,7 @@ pub(crate) struct Known {
     /// References before this pack.
     pub refs: u64,
     pub shape: Option<Shape>,
-    /// What it reaches and what it brought, if it is a container.
+    /// What it reaches and what it brought, if it is a node.
     pub logical_bytes: u64,
     pub new_bytes: u64,
     /// Where it lies.
@@ -33,7 +33,7 @@ pub(crate) struct Insert {
 }
 
 /// A stored object to point to its frame in this pack: it was damaged, or its frame did not say
-/// that it is a container.
+/// that it is a node.
 #[derive(Debug)]
 pub(crate) struct Relocate {
     pub id: ObjectId,
@@ -43,7 +43,7 @@ pub(crate) struct Relocate {
     pub health: Health,
 }
 
-/// A container's row to write.
+/// A node's row to write.
 #[derive(Debug)]
 pub(crate) struct Contains {
     pub object: ObjectId,
@@ -62,15 +62,15 @@ pub(crate) struct Plan {
     pub renew: Vec<ObjectId>,
     /// References that stored objects gain.
     pub count: Vec<(ObjectId, u64)>,
-    /// Stored blobs that become containers.
+    /// Stored blobs that become nodes.
     pub promote: Vec<(ObjectId, Kind)>,
     pub contain: Vec<Contains>,
-    /// Stored containers that are whole again.
+    /// Stored nodes that are complete again.
     pub recover: Vec<ObjectId>,
     /// Frame bytes of the pack that objects point to.
     pub live_bytes: u64,
     /// Frame bytes that other packs lose.
     pub lost: Vec<(PackId, u64)>,
-    /// Whether something became well: containers above it may be whole again.
+    /// Whether something was healed: nodes above it may be complete again.
     pub healed: bool,
 }

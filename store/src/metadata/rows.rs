@@ -47,11 +47,11 @@ pub struct NewFrame {
     pub header: Header,
     /// Byte offset of the header in the pack.
     pub offset: u64,
-    /// What it lists, if it is a container.
+    /// What it lists, if it is a node.
     pub container: Option<NewContainer>,
 }
 
-/// A container's references.
+/// A node's references.
 #[derive(Clone, Debug)]
 pub struct NewContainer {
     /// What it lists; duplicates allowed.
@@ -95,7 +95,7 @@ pub struct ObjectRow {
     pub size: u64,
     /// Bytes of its frame in the pack.
     pub frame_len: u64,
-    /// Stored containers, manifests and tags that list it.
+    /// Stored nodes, manifests and tags that list it.
     pub refs: u64,
     /// The pack it lies in.
     pub pack: PackId,
@@ -136,7 +136,7 @@ pub struct Commit {
 pub struct Committed {
     /// Whether the repository did not have the snapshot before.
     pub created: bool,
-    /// Raw bytes it reaches, each blob once a container.
+    /// Raw bytes it reaches, each blob once a node.
     pub logical_bytes: u64,
     /// Raw bytes that it brought first.
     pub new_bytes: u64,

@@ -1,8 +1,8 @@
-//! One set of collection: suspects, and the blobs that only the deleted containers held.
+//! One set of collection: candidates, and the blobs that only the deleted nodes held.
 //!
-//! Suspects are looked at without a lock. Then every object that will change is locked with one
+//! Candidates are looked at without a lock. Then every object that will change is locked with one
 //! statement, in id order. Pushes and commits lock in the same order, so no circle of waiting
-//! transactions can form. Containers that become free below the deleted ones go into the queue for
+//! transactions can form. Nodes that become free below the deleted ones go into the queue for
 //! a later set.
 
 use super::leases::Leases;
@@ -18,7 +18,7 @@ fn broken(container: ObjectId, reason: &str) -> Fail {
     Error::Broken { container, reason: reason.into() }.into()
 }
 
-/// Takes suspects of one kind that no other collection has taken, and deletes about `room` objects.
+/// Takes candidates of one kind that no other collection has taken, and deletes about `room` objects.
 pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
     let now = tx.now().await?;
     let entries = due(tx, true, room).await?;
@@ -81,11 +81,11 @@ async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) ->
 #[derive(Default)]
 struct Sweep {
     now: u64,
-    /// Whether the suspects are of deleted snapshots: what they leave to later sets is too.
+    /// Whether the candidates are of deleted snapshots: what they leave to later sets is too.
     released: bool,
     /// Objects for the queue, each with the lease at whose end it is due.
     queued: Vec<(ObjectId, Lease)>,
-    /// Whether suspects that are not deleted now are found again without an entry of their own.
+    /// Whether candidates that are not deleted now are found again without an entry of their own.
     found_again: bool,
     /// Frame bytes that packs lose.
     lost: BTreeMap<PackId, u64>,
@@ -100,7 +100,7 @@ struct Locked {
     blob: bool,
 }
 
-/// Suspects that may be deleted, as they were before they were locked.
+/// Candidates that may be deleted, as they were before they were locked.
 #[derive(Default)]
 struct Free {
     blobs: Vec<ObjectId>,
@@ -114,7 +114,7 @@ type RawSuspect = (ObjectId, i64, u64, i64, Kind, Option<u64>);
 type RawLocked = (ObjectId, i64, u64, i64, Kind);
 
 impl Sweep {
-    /// Deletes those suspects that are free, and the blobs that only they held.
+    /// Deletes those candidates that are free, and the blobs that only they held.
     async fn run<T: Tx>(&mut self, tx: &mut T, suspects: &[ObjectId], room: usize) -> Outcome<()> {
         let free = self.look(tx, suspects, room).await?;
         let all: BTreeSet<ObjectId> =
@@ -158,9 +158,9 @@ impl Sweep {
         self.release(tx, listed, &locked).await
     }
 
-    /// Looks at suspects without a lock. Containers are taken only while about `room` objects are
+    /// Looks at candidates without a lock. Nodes are taken only while about `room` objects are
     /// deleted, and one at least. Unknown children are never taken for none: then nothing below the
-    /// container is deleted.
+    /// node is deleted.
     async fn look<T: Tx>(&mut self, tx: &mut T, suspects: &[ObjectId], room: usize) -> Outcome<Free> {
         let find = "SELECT o.id, o.refs, o.keep_until, o.lessee, o.kind, octet_length(c.children) FROM objects o
                     LEFT JOIN containers c ON c.object = o.id WHERE o.id = ANY($1) ORDER BY o.id";
@@ -204,8 +204,8 @@ impl Sweep {
         Ok(free)
     }
 
-    /// Whether a suspect is what it was before it was locked. If it is leased or has become a
-    /// container, it goes back into the queue.
+    /// Whether a candidate is what it was before it was locked. If it is leased or has become a
+    /// node, it goes back into the queue.
     fn still_free(&mut self, id: ObjectId, blob: bool, locked: &HashMap<ObjectId, Locked>) -> bool {
         let Some(now) = locked.get(&id).filter(|now| now.refs == 0) else { return false };
         if now.lease.is_some() || now.blob != blob {

@@ -39,8 +39,8 @@ impl Extent {
         self.corrupt(format!("pack {} ends before byte {}", self.pack, self.range.end))
     }
 
-    /// That each frame that begins in `bytes`, which lie at `from` of the extent, is the one meant: a cheap guard against wrong offsets. The payload
-    /// is the reader's to verify.
+    /// Checks that each frame that begins in `bytes` (position `from` of the extent) has the
+    /// expected header: a cheap guard against wrong offsets. The reader verifies the payload.
     fn check_headers(&self, from: u64, bytes: &Bytes, limits: &Limits) -> Result<()> {
         let first = self.frames.partition_point(|(start, _)| *start < from);
         for (start, digest) in self.frames[first..].iter().take_while(|(start, _)| *start < from + bytes.len() as u64) {

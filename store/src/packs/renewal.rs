@@ -39,7 +39,7 @@ impl Renewal {
             Ok(()) => lease / RENEW,
             Err(error @ (Error::PackLost(_) | Error::PushUnknown(_))) => return Err(error),
             Err(error) => {
-                tracing::debug!(%error, "leases could not be renewed; it is tried again");
+                tracing::debug!(%error, "lease renewal failed, retrying");
                 lease / RETRY
             }
         };

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 /// Bytes of one part of an upload; S3 wants at least 5 MiB.
 const PART: usize = 5 << 20;
-/// Frames and children of containers after which a pack is full, however few its bytes. Each takes about half a KiB until it is indexed, and
+/// Frames and children of nodes after which a pack is full, however few its bytes. Each takes about half a KiB until it is indexed, and
 /// indexing is one transaction for which others wait: so 16 MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
 const ENTRIES: usize = 32 << 10;
 
@@ -142,7 +142,7 @@ impl PackWriter {
         }
     }
 
-    /// Frames and children of containers so far.
+    /// Frames and children of nodes so far.
     pub(crate) fn entries(&self) -> usize {
         self.entries
     }
@@ -214,7 +214,7 @@ impl PackWriter {
         // Only a later transaction that finds it unfinished proves that the failed one did not take place.
         match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
             Ok(()) => drop(self.store.packs.delete(&path(&self.key)).await),
-            Err(error) => tracing::debug!(%error, pack = self.id, "a pack without space for its rows stays until its lease ends"),
+            Err(error) => tracing::debug!(%error, pack = self.id, "no space for the rows of a pack: its bytes stay until its lease ends"),
         }
     }
 
@@ -239,7 +239,7 @@ impl PackWriter {
             Err(_) => self.is_forgotten().await,
         };
         if lost && let Err(error) = self.store.packs.delete(&path(&self.key)).await {
-            tracing::debug!(%error, pack = self.key, "could not remove a pack that was given up");
+            tracing::debug!(%error, pack = self.key, "removing an abandoned pack failed");
         }
         result
     }
@@ -249,7 +249,7 @@ impl PackWriter {
         match self.store.metadata.packs(Some(self.id - 1), 1).await {
             Ok(rows) => rows.first().is_none_or(|row| row.id != self.id),
             Err(error) => {
-                tracing::debug!(%error, pack = self.key, "whether a pack was given up cannot be told");
+                tracing::debug!(%error, pack = self.key, "checking whether a pack was abandoned failed");
                 false
             }
         }

@@ -78,7 +78,7 @@ impl Disk {
                 inodes: (stat.f_files > 0).then_some(stat.f_favail),
             }),
             Err(error) => {
-                tracing::debug!(%error, dir = %self.dir.display(), "free space is not known");
+                tracing::debug!(%error, dir = %self.dir.display(), "reading the free space of the disk failed");
                 None
             }
         }

@@ -73,7 +73,7 @@ impl Reserve {
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, reserve = %self.path.display(), "the reserve cannot be released");
+                tracing::warn!(%error, reserve = %self.path.display(), "releasing the disk reserve failed");
                 false
             }
         }
@@ -95,7 +95,7 @@ impl Reserve {
                 Ok(()) => return,
                 Err(error) if is_full(&error) && more > PIECE => more /= 2,
                 Err(error) => {
-                    tracing::debug!(%error, reserve = %self.path.display(), "the reserve is not complete");
+                    tracing::debug!(%error, reserve = %self.path.display(), "filling the disk reserve failed");
                     return;
                 }
             }

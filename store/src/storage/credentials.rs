@@ -46,7 +46,7 @@ pub(super) fn metadata_service(storage: &str, builder: &AmazonS3Builder, environ
     Ok(Some(builder.get_config_value(&AmazonS3ConfigKey::MetadataEndpoint).unwrap_or_else(|| METADATA_ENDPOINT.to_owned())))
 }
 
-/// That a metadata service is there at all.
+/// Checks that a metadata service answers.
 ///
 /// # Errors
 /// [`Error::Invalid`] if nothing answers: then there are no credentials.

@@ -119,9 +119,9 @@ impl Schedule {
         Ok(self.tasks())
     }
 
-    /// Pauses a task in every process that works on the store, until a time in milliseconds since 1970.
-    /// A run that is under way ends early: here at once, elsewhere within seconds. `None` if there is
-    /// no such task.
+    /// Pauses a task in every process that uses the store, until a time in milliseconds since 1970.
+    /// A current run ends early: in this process at once, in others within seconds. `None` if there
+    /// is no such task.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: nothing is paused.
@@ -229,7 +229,7 @@ impl Schedule {
         if interval >= SHARED
             && let Some(wait) = self.shared_wait(entry, interval).await.filter(|wait| *wait > interval / 4)
         {
-            tracing::debug!(task = name, "another process ran this task");
+            tracing::debug!(task = name, "background task skipped: another process ran it");
             entry.set_due(Instant::now(), wait);
             return None;
         }
@@ -253,7 +253,7 @@ impl Schedule {
         match &result {
             Ok(RunEnd::Finished) if interval >= SHARED => {
                 if let Err(error) = self.in_time(self.0.store.write_note(name, Note::SucceededAt, self.now())).await {
-                    tracing::warn!(%error, task = name, "the end of a background task is not noted: another process may repeat it");
+                    tracing::warn!(%error, task = name, "noting the end of a background task failed: another process may repeat the task");
                 }
             }
             Ok(_) => {}

@@ -1,4 +1,4 @@
-//! Collection and containers of which the tables no longer say what they hold: they are kept, and
+//! Collection and nodes of which the tables no longer say what they hold: they are kept, and
 //! the rest is collected.
 
 use crate::common::{pieces, push, repository, snapshot};

@@ -104,7 +104,7 @@ async fn a_lease_holds_an_open_push_until_it_ends(on: Backend) {
     let ingested = rig.store.ingest(&session.id, pieces(&s.stream(), 999)).await.unwrap();
     assert_eq!(gc(&rig).await.unclaimed, 0);
     rig.seconds(LEASE / 2 + 1);
-    // Asking renews what is asked about, and a container what it holds.
+    // Asking renews what is asked about, and a node what it holds.
     assert!(rig.store.missing(&session.id, vec![(s.manifest.digest, Kind::Manifest)]).await.unwrap().is_empty());
     rig.seconds(LEASE - 5);
     assert_eq!(gc(&rig).await.unclaimed, 0);
@@ -169,7 +169,7 @@ async fn an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes(
     let rig = rig(on).await;
     let session = rig.store.open_push(&repository()).await.unwrap();
     let (feed, mut fed) = tokio::sync::mpsc::unbounded_channel::<bytes::Bytes>();
-    // Whoever asks in vain has worked off what it was given before.
+    // Counts the pieces that the store has processed: it asks for the next piece only then.
     let (mut given, worked_off) = (0, Arc::new(AtomicU64::new(0)));
     let seen = Arc::clone(&worked_off);
     let input = futures::stream::poll_fn(move |cx| {

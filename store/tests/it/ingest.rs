@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Longer than any of this takes, on any machine: who waits for itself waits longer.
+/// Longer than anything here takes on any machine. A deadlock takes longer.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
@@ -95,7 +95,7 @@ async fn two_large_trees_are_taken_in_by_one_request() {
     }
 }
 
-/// Frames and children of containers in one pack, at most; the last frame may go over it.
+/// Frames and children of nodes in one pack, at most; the last frame may go over it.
 const ENTRIES: usize = 32 << 10;
 
 async fn packed(store: &Store) -> Vec<usize> {

@@ -245,7 +245,7 @@ async fn a_mirror_heals_what_is_damaged(on: Backend) {
     rig.packs.delete(&pack).await.unwrap();
     let report = scrub(&rig.store, false).await;
     assert_eq!(report.damaged.len(), 5);
-    // Children before the containers that list them.
+    // Children before the nodes that list them.
     let damaged: Vec<Digest> =
         blobs(&snapshot).into_iter().map(|(d, _)| d).filter(|d| report.damaged.iter().any(|b| b.digest == *d)).collect();
     let frames = mirror.store.frames(damaged.clone()).await.unwrap();
@@ -339,12 +339,12 @@ async fn attach(store: &Store, documents: &[&Document], label: &str) -> Vec<usiz
 async fn what_is_attached_is_its_bytes_whatever_they_are_besides(on: Backend) {
     let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
     assert_eq!(attach(&rig.store, &[&snapshot.runs[0], &snapshot.tree], "first").await, [0, 1]);
-    // They become containers, and what they reach is not counted in what attached them before.
+    // They become nodes, and what they reach is not counted in what attached them before.
     push(&rig.store, &snapshot, "t").await.unwrap();
     let found = rig.store.fsck(false, &mut |_| ()).await.unwrap();
     assert_eq!(found.wrong, 0, "{found:?}");
 
-    // With a page below them damaged they are incomplete as containers, and as bytes what they
+    // With a page below them damaged they are incomplete as nodes, and as bytes what they
     // were.
     let page = Digest::sha256(&snapshot.pages[0]);
     let location = rig.metadata.locate(vec![page]).await.unwrap()[0].clone().unwrap();

@@ -1,5 +1,4 @@
-//! What only a shared database has: others who write at the same time, connections that are lost,
-//! servers that restart.
+//! What only a shared database has: concurrent writers, lost connections, restarts of the server.
 
 mod crash;
 mod sessions;
@@ -238,7 +237,7 @@ async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_mo
     assert_eq!(lens, [0, moved.len()]);
     assert_sound(&*stores[0]).await;
     let draining = stores[0].drained_packs(Duration::ZERO, 100).await.unwrap();
-    assert!(all.iter().all(|pack| draining.iter().any(|row| row.id == *pack)), "the old packs drain");
+    assert!(all.iter().all(|pack| draining.iter().any(|row| row.id == *pack)), "the old packs are emptied");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,8 +255,8 @@ async fn of_many_who_move_a_tag_from_the_same_state_one_wins() {
             tokio::spawn(async move { store.put_tags(repository(), frames(&[i]).1, moves).await })
         });
         let outcomes: Vec<Result<()>> = join_all(moves).await.into_iter().map(|o| o.unwrap()).collect();
-        // Who finds it where he wants it has lost nothing: from the second round on that is one
-        // more at most.
+        // A move to where the tag already is succeeds too: from the second round on, at most one
+        // more.
         let won = outcomes.iter().filter(|o| o.is_ok()).count();
         assert!(won == 1 || (won == 2 && round > 0), "round {round}: {outcomes:?}");
         let lost = outcomes.iter().filter_map(|o| o.as_ref().err());
@@ -344,7 +343,7 @@ async fn a_walk_over_names_and_those_who_write_them_do_not_wait_for_each_other()
     }
     let soon = Duration::from_secs(10);
     let (last, mut cursor) = store.begin_names().await.unwrap();
-    // One who has been at it for long.
+    // A transaction that has been open for long.
     let mut writer = PgConnection::connect(&url).await.unwrap();
     sqlx::query("BEGIN").execute(&mut writer).await.unwrap();
     sqlx::query("INSERT INTO changes (record) VALUES ('{}')").execute(&mut writer).await.unwrap();
@@ -651,8 +650,8 @@ async fn an_error_that_stays_is_not_tried_for_ever_and_one_of_the_tables_not_at_
     push(&*store, &[1, 2], "t").await.unwrap();
 }
 
-/// A way to the database on which nothing comes through any more once it is silent; who connects
-/// afterwards gets through.
+/// A proxy to the database that can be silenced: existing connections then pass nothing on, and new
+/// ones work.
 async fn silenced(url: &str) -> (String, tokio::sync::watch::Sender<u64>) {
     let server = url.split(['@', '/']).find(|part| part.contains("127.0.0.1:")).unwrap().to_owned();
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
@@ -734,7 +733,7 @@ async fn who_is_the_victim_of_a_deadlock_tries_again() {
         store.find(frames.iter().map(|f| f.header.digest).collect()).await.unwrap().into_iter().flatten().map(|r| r.id).collect();
     ids.sort_unstable();
     let (first, last) = (ids[0], ids[ids.len() - 1]);
-    // A stranger who locks in the other order, and who never looks for deadlocks himself.
+    // Another connection that locks in the other order and never checks for deadlocks itself.
     let mut stranger = PgConnection::connect(&url).await.unwrap();
     let lock = |id: i64| format!("SELECT 1 FROM objects WHERE id = {id} FOR UPDATE");
     for statement in ["SET deadlock_timeout = '1h'".to_owned(), "BEGIN".to_owned(), lock(last)] {
@@ -749,7 +748,7 @@ async fn who_is_the_victim_of_a_deadlock_tries_again() {
         tokio::task::yield_now().await;
     }
     raw_sql(AssertSqlSafe(lock(first))).execute(&mut stranger).await.unwrap();
-    assert!(!pushing.is_finished(), "it waits for the stranger, who has everything");
+    assert!(!pushing.is_finished(), "the push waits for the other connection, which has both locks");
     raw_sql("COMMIT").execute(&mut stranger).await.unwrap();
     assert_eq!(pushing.await.unwrap().unwrap(), 0, "everything was there");
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";

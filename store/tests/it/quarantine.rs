@@ -66,7 +66,7 @@ async fn what_is_bad_stays_in_quarantine_and_what_is_good_does_not_stay_because_
     let bad = Digest::sha256(&snapshot.pages[1]);
     let location = rig.metadata.locate(vec![bad]).await.unwrap()[0].clone().unwrap();
     let pack = rig.pack_paths().await[0].clone();
-    // The checksum is right: only who hashes it sees that it is another blob.
+    // The checksum is right: only its hash shows that it is another blob.
     let mut bytes = rig.bytes(&pack).await;
     let end = (location.offset + location.frame_len) as usize;
     bytes[end - 10] ^= 1;
@@ -99,7 +99,7 @@ async fn a_collection_does_not_look_at_containers_because_something_is_in_quaran
     push(&store, &other, "u").await.unwrap();
     accuse(&store, &[Digest::sha256(&hurt.pages[0])]).await;
     let tables = rusqlite::Connection::open(dir.path().join("metadata.sqlite")).unwrap();
-    // Whoever looks at this one fails.
+    // Reading the row of this node fails.
     let spoil = |digest: &Digest, children: &str| -> Vec<u8> {
         let id: i64 = tables.query_row("SELECT id FROM objects WHERE digest = ?1", [digest.to_key()], |r| r.get(0)).unwrap();
         let before = tables.query_row("SELECT children FROM containers WHERE object = ?1", [id], |r| r.get(0)).unwrap();

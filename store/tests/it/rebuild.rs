@@ -1,4 +1,4 @@
-//! Rebuilding from what lies on storage: containers that were plain blobs first, frames with bad
+//! Rebuilding from what lies on storage: nodes that were plain blobs first, frames with bad
 //! headers, and what is no pack.
 
 use crate::common::rig::{Backend, Rig};
@@ -203,7 +203,7 @@ async fn what_a_probe_left_is_no_pack_and_no_matter() {
     assert!(report.refused.len() == 1 && report.refused[0].contains("no pack"), "{report:?}");
 }
 
-/// That nothing can be pushed, collected or served.
+/// Asserts that nothing can be pushed, collected or served.
 async fn is_refused(rig: &Rig) {
     for error in [
         rig.store.names_are_known().await.unwrap_err(),

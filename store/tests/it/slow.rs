@@ -18,8 +18,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// Longer than any of this takes, on any machine: whoever is waited for in vain is waited for
-/// longer.
+/// Longer than anything here takes on any machine. A wait in vain takes longer.
 const FOR_EVER: Duration = Duration::from_secs(60);
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -220,7 +219,7 @@ async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
         assert!(served.iter().all(|piece| piece.len() <= 64 << 10), "one piece is as much as a slow client holds");
         let whole: Vec<Bytes> = in_time(store.frames(all).await.unwrap().try_collect()).await.unwrap();
         assert!(served.concat() == whole.concat());
-        // Those that waited, and lost what was read ahead, are whole all the same.
+        // Downloads that waited, and lost what was read ahead, are complete all the same.
         for (frames, mut pieces) in slow {
             pieces.extend(in_time(frames.try_collect::<Vec<_>>()).await.unwrap());
             assert!(read_back(futures::stream::iter(pieces.into_iter().map(Ok)).boxed()).await == large);

@@ -25,7 +25,7 @@ fn is_out_of_reach<T: std::fmt::Debug>(what: &str, result: Result<T>) {
 enum Left {
     AnEmptyDirectory,
     Nothing,
-    /// Somebody has written there since.
+    /// Another program has written there since.
     AStranger,
 }
 

@@ -115,7 +115,7 @@ impl Database {
             if !is_worth_another_try(&fail) || tries >= TRIES || started.elapsed() + pause > PATIENCE {
                 return Err(tables.explain(fail));
             }
-            tracing::debug!(error = %fail, tries, "a metadata transaction is tried again");
+            tracing::debug!(error = %fail, tries, "metadata transaction failed, retrying");
             tokio::time::sleep(pause).await;
         }
     }

@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// How to use a database.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
-    /// Connections at a time, at most; who needs one more waits for it.
+    /// Maximum number of connections. A transaction waits until one is free.
     pub max_connections: u32,
     /// How long a transaction may take before its connection is taken for lost. An audit may take
     /// longer.

@@ -316,7 +316,7 @@ impl Writer<'_> {
         match readers.files.open() {
             Ok(connection) => self.current = Some(SqliteTx::on(connection)),
             Err(failed) => {
-                tracing::warn!(error = %Error::from(failed), "the metadata cannot be opened again; the next transaction tries it")
+                tracing::warn!(error = %Error::from(failed), "reopening the metadata failed, the next transaction tries again")
             }
         }
     }

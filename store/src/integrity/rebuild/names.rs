@@ -27,8 +27,7 @@ struct Replay {
 }
 
 impl Rebuild<'_> {
-    /// Replays the newest summary that is whole, and what came after it. Objects are read one at a
-    /// time.
+    /// Replays the newest complete summary, and what came after it. Objects are read one at a time.
     pub(super) async fn names(&mut self) -> Result<()> {
         let mut replay = Replay::default();
         let mut changes = Vec::new();

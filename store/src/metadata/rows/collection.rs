@@ -6,7 +6,7 @@ use pfr_schema::{Digest, RepositoryName};
 /// What one step of collection did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Suspects taken from the queue.
+    /// Candidates taken from the queue.
     pub examined: u64,
     /// Objects deleted that a deleted snapshot or tag held, directly or not.
     pub released: u64,
@@ -16,7 +16,7 @@ pub struct Collected {
     pub frame_bytes: u64,
     /// Push sessions that had ended.
     pub sessions: u64,
-    /// Containers that nothing holds and whose children are not known: they are left alone for a
+    /// Nodes that nothing holds and whose children are not known: they are left alone for a
     /// day, with everything below them.
     pub deferred: u64,
     /// Whether more is due.
@@ -89,11 +89,11 @@ pub enum GcTrigger {
 /// Runs that are remembered: some six weeks of one an hour.
 pub const GC_RUNS: usize = 1000;
 
-/// Why a snapshot is kept from eviction. Who takes a pin back takes back its own, and no other.
+/// Why a snapshot is kept from eviction. Each reason is set and cleared by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Pin {
-    /// Somebody said so.
+    /// A user pinned it.
     ByHand = 1,
     /// It waits to be pushed: there is no other copy yet.
     UntilPushed = 2,

@@ -8,17 +8,17 @@ use pfr_schema::{Digest, Kind, RepositoryName};
 pub enum Health {
     /// As far as is known.
     Whole = 0,
-    /// A container that reaches something damaged: it counts as missing until it and what is
+    /// A node that reaches something damaged: it counts as missing until it and what is
     /// damaged are pushed again.
     Incomplete = 1,
-    /// Its bytes are not what its digest says: quarantined. Not given out, and missing to who
-    /// pushes.
+    /// Its bytes are not what its digest says: quarantined. It is not given out, and a push is told
+    /// that it is missing.
     Damaged = 2,
 }
 
 impl Health {
     /// The worst that something wanted as `kind` may have: what is wanted as a blob is its bytes,
-    /// and not what they reach as a container.
+    /// and not what they reach as a node.
     pub(crate) fn enough_for(kind: Kind) -> Self {
         if kind.is_container() { Self::Whole } else { Self::Incomplete }
     }
@@ -55,7 +55,7 @@ pub struct DamagedRow {
 pub struct Discrepancy {
     /// What it is about, for example `object 17 sha256:…` or `pack 3`.
     pub what: String,
-    /// What follows from the containers, manifests and tags.
+    /// What follows from the nodes, manifests and tags.
     pub expected: String,
     /// What the tables say.
     pub found: String,
@@ -66,7 +66,7 @@ pub struct Discrepancy {
 pub struct Audit {
     /// Objects looked at.
     pub objects: u64,
-    /// Containers looked at.
+    /// Nodes looked at.
     pub containers: u64,
     /// Packs looked at.
     pub packs: u64,

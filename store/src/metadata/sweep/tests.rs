@@ -7,11 +7,11 @@ use crate::metadata::tx::{Backend, Mode};
 use pfr_schema::Digest;
 
 const CONTAINERS: i64 = 3000;
-/// Objects of a set. A container counts with the bytes of its list: two thirds of those found are
+/// Objects of a set. A node counts with the bytes of its list: two thirds of those found are
 /// left.
 const ROOM: usize = 100;
 
-/// Containers that list the same blob, in one pack, and the pack in the queue.
+/// Nodes that list the same blob, in one pack, and the pack in the queue.
 async fn fill<T: Tx>(tx: &mut T) -> Outcome<()> {
     let pack = "INSERT INTO packs (id, key, state, bytes, frame_bytes, live_bytes, keep_until) VALUES (1, 'p', 'live', $1, $1, $1, 0)";
     tx.execute(pack, values![CONTAINERS + 1]).await?;

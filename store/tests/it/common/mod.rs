@@ -51,7 +51,7 @@ pub fn snapshot(numbers: &[u64], parents: Vec<Digest>) -> Snapshot {
 }
 
 impl Snapshot {
-    /// Containers and configuration, children first.
+    /// Nodes and configuration, children first.
     pub fn documents(&self) -> Vec<&Document> {
         self.runs.iter().chain([&self.tree, &self.config, &self.manifest]).collect()
     }

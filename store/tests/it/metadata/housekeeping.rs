@@ -50,8 +50,8 @@ async fn eviction_takes_first_what_was_committed_or_touched_longest_ago() {
         }
         assert_eq!(order(metadata).await, [a, b, c], "{name}");
         now.fetch_add(10, Ordering::SeqCst);
-        assert!(!commit(metadata, "4", a).await, "{name}: it is there already");
-        assert_eq!(order(metadata).await, [b, c, a], "{name}: who pushes it again uses it");
+        assert!(!commit(metadata, "4", a).await, "{name}: the snapshot is there already");
+        assert_eq!(order(metadata).await, [b, c, a], "{name}: a second push counts as a use");
         now.fetch_add(10, Ordering::SeqCst);
         metadata.touch_snapshot(repository(), b).await.unwrap();
         assert_eq!(order(metadata).await, [c, a, b], "{name}");

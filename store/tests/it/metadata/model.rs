@@ -279,7 +279,7 @@ impl Model {
         assert!(self.free().is_empty(), "collection left {:?}, which nothing holds and no lease covers", self.free());
     }
 
-    /// Containers that reach `digest`.
+    /// Nodes that reach `digest`.
     fn ancestors(&self, digest: &Digest) -> BTreeSet<Digest> {
         let (mut found, mut queue) = (BTreeSet::new(), vec![*digest]);
         while let Some(next) = queue.pop() {

@@ -50,13 +50,13 @@ pub enum Op {
     /// Collect to the end, so many objects a transaction.
     Collect(usize),
     Compact,
-    /// Drain and forget what has drained for so many seconds.
+    /// Delete the packs that were emptied at least so many seconds ago.
     Drain(u64),
     Quarantine {
         snapshot: usize,
         blob: usize,
     },
-    /// As plain blobs: what an attachment is that has the bytes of a container.
+    /// As plain blobs: what an attachment is that has the bytes of a node.
     UploadPlain {
         push: usize,
         snapshot: usize,
@@ -173,7 +173,7 @@ async fn collect(metadata: &dyn Metadata, universe: &Universe, model: &mut Model
     let mut deleted = 0;
     loop {
         let done = metadata.collect(budget).await.unwrap();
-        // The children of the last container come on top.
+        // The children of the last node come on top.
         assert!(done.released + done.unclaimed <= budget as u64 + 16, "a step stays near its budget: {done:?}");
         deleted += done.released + done.unclaimed;
         if !done.more {
@@ -242,7 +242,7 @@ async fn given_up(metadata: &dyn Metadata, key: String, forgotten: bool) -> Pack
     pack
 }
 
-/// That the pack is lost is what he hears first, whatever else there is to say.
+/// A lost pack is reported before any other error.
 fn lost<T: std::fmt::Debug>(found: pfr_store::Result<T>) -> Outcome {
     match &found {
         Err(Error::PackLost(_)) => Ok(()),

@@ -1,5 +1,5 @@
-//! Packs while they are written: their lease is renewed with that of their session, and who lost
-//! one learns it.
+//! Packs during their upload: their lease is renewed with that of their session, and a writer that
+//! lost a pack gets an error.
 
 use super::model::{LEASE, LEASE_MS, Universe, frames_of};
 use crate::common::repository;

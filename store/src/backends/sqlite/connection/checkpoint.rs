@@ -2,9 +2,10 @@
 //! database file.
 //!
 //! SQLite does it within the commit that makes the log too long. With random keys that is a third
-//! of a second, for which everybody who waits for the writer waits too (docs/decisions/0015).
-//! Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of the two can damage the
-//! database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the program.
+//! of a second, and every transaction that waits for the writer waits as long
+//! (docs/decisions/0015). Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of
+//! the two can damage the database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the
+//! program.
 
 use super::files::Files;
 use rusqlite::hooks::Wal;
@@ -66,12 +67,12 @@ const LINE: Duration = Duration::from_secs(60);
 
 /// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite
 /// does not carry again what it has carried: the next checkpoint would succeed and let the log go.
-/// Who starts anew reads the whole log (and so does PostgreSQL, by the same means).
+/// A new process reads the whole log, so this one ends. PostgreSQL does the same.
 pub(super) fn failed(error: &rusqlite::Error) {
     thread_local!(static SAID: Cell<Option<Instant>> = const { Cell::new(None) });
     match error.sqlite_error() {
         Some(code) if code.extended_code == rusqlite::ffi::SQLITE_IOERR_FSYNC => {
-            tracing::error!(%error, "the disk did not take what was written to the metadata: ending at once, so that the next start reads it from the log");
+            tracing::error!(%error, "fsync of the metadata failed: aborting, so that the next start reads the changes from the log");
             std::process::abort()
         }
         // The other one is at it.
@@ -79,7 +80,7 @@ pub(super) fn failed(error: &rusqlite::Error) {
         _ if SAID.get().is_some_and(|said| said.elapsed() < LINE) => {}
         _ => {
             SAID.set(Some(Instant::now()));
-            tracing::warn!(%error, "the log of the metadata cannot be carried into the database, and grows");
+            tracing::warn!(%error, "WAL checkpoint of the metadata failed, the log grows");
         }
     }
 }
@@ -101,7 +102,7 @@ impl Checkpointer {
         let result = Arc::clone(&carried);
         std::thread::Builder::new().name("metadata-checkpoint".into()).spawn(move || {
             while let Ok(()) = woken.recv() {
-                // A wake may outlive who sent it, and with it the database.
+                // The database may be closed by the time that a wake arrives.
                 if Arc::strong_count(&result) == 1 {
                     break;
                 }

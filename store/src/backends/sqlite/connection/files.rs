@@ -127,8 +127,8 @@ impl Files {
         connected
     }
 
-    /// A connection for the writer. SQLite does not wait for who sets up the log of a new database,
-    /// or cleans away that of one nobody uses any more: so this does.
+    /// A connection for the writer. SQLite's busy timeout does not cover another connection that
+    /// creates or removes the log, so this function waits for that.
     pub(super) fn connect(&self, patience: Duration) -> Result<Connection, Failed> {
         let start = Instant::now();
         loop {
