@@ -77,7 +77,7 @@ settings! {
     /// Address to listen on [default: 127.0.0.1:5077]. Port 0 takes a free one.
     listen: SocketAddr = (Ipv4Addr::LOCALHOST, 5077).into(), "PF_REGISTRY_LISTEN", "ADDR:PORT";
     /// Listen on an address that other machines can reach [default: false]. There are no tokens
-    /// yet: whoever reaches the port can read, change and delete everything.
+    /// yet: any client that reaches the port can read, change and delete everything.
     insecure_listen_anywhere: bool = false, "PF_REGISTRY_INSECURE_LISTEN_ANYWHERE", "BOOL", num_args = 0..=1, default_missing_value = "true";
     /// Requests worked on at once [default: 256], and as many streams of frames. A request that
     /// waits for its client does not count; health and metrics are exempt.
@@ -162,7 +162,7 @@ pub enum SettingsError {
     )]
     NoData,
     /// Not a database that is known.
-    #[error("the database is no URL of PostgreSQL: expected postgres://USER:PASSWORD@HOST/DATABASE")]
+    #[error("the database is not a PostgreSQL URL: expected postgres://USER:PASSWORD@HOST/DATABASE")]
     Database,
     /// Redirects to nowhere.
     #[error("redirect-downloads needs a bucket as --storage; clients cannot be sent to a directory")]
@@ -175,9 +175,9 @@ pub enum SettingsError {
     /// A limit of nothing.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]
     Zero(&'static str),
-    /// An address that others can reach.
+    /// An address that other machines can reach.
     #[error(
-        "refusing to listen on {0}: other machines could reach it, and this registry has no access control yet, so whoever can connect \
+        "refusing to listen on {0}: other machines could reach it, and this registry has no access control yet, so any client that can connect \
          could read, change and delete every snapshot. Listen on 127.0.0.1 and put an authenticating proxy in front, or pass \
          --insecure-listen-anywhere if the network is trusted"
     )]

@@ -143,7 +143,7 @@ impl Domains {
         let default = tokio::spawn(async move { default.run().await });
         while !self.0.stopping.is_used_up() {
             if let Err(error) = self.follow().await {
-                tracing::warn!(%error, "the catalogue of domains cannot be read");
+                tracing::warn!(%error, "reading the domain catalogue failed");
             }
             tokio::select! {
                 () = tokio::time::sleep(FOLLOW) => {}

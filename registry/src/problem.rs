@@ -38,7 +38,7 @@ impl ApiError {
 
     /// The client stopped sending.
     pub(crate) fn stalled() -> Self {
-        Self::new(ErrorCode::Timeout, "the request body stopped coming; send it again, what was already stored is not sent twice")
+        Self::new(ErrorCode::Timeout, "the client stopped sending the request body; send it again without the blobs that are stored by now")
     }
 }
 

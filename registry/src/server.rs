@@ -144,7 +144,7 @@ impl Server {
                     let stopping = stopping.clone();
                     connections.spawn(async move {
                         let Some(permit) = slots.enter().await else {
-                            return tracing::warn!("connection refused: too many connections, and the registry works for all of them");
+                            return tracing::warn!("connection refused: too many connections, and none of them is idle");
                         };
                         drop(entering);
                         connection(stream, service, config, slots.connections.open(), stopping).await;
@@ -180,7 +180,7 @@ impl Server {
             self.domains.ended().await;
         })
         .await;
-        tracing::info!("stopped");
+        tracing::info!("registry stopped");
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(5);
 
 /// The client stopped sending in the middle of a body.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the request body stopped coming")]
+#[error("the client stopped sending the request body")]
 pub(crate) struct Stalled;
 
 /// Whether an error of a body is a stall.

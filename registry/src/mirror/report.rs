@@ -48,7 +48,7 @@ pub struct Report {
     pub tags_moved: u64,
     /// Tags deleted at the target, without those that were deleted with their snapshot.
     pub tags_deleted: u64,
-    /// Blobs and containers moved.
+    /// Blobs and nodes moved.
     pub blobs: u64,
     /// Bytes moved.
     pub bytes: u64,

@@ -143,8 +143,8 @@ async fn bad_frames_are_refused_each_with_its_code() {
         ("a flipped bit", flipped, ErrorCode::CorruptFrame),
         ("no end mark", whole[..whole.len() - frame::END_LEN].to_vec(), ErrorCode::Truncated),
         ("another name", lying, ErrorCode::DigestMismatch),
-        ("a container before what it lists", stream(&[run]), ErrorCode::MissingBlobs),
-        ("a container that is none", stream(&[garbage]), ErrorCode::InvalidDocument),
+        ("a node before its children", stream(&[run]), ErrorCode::MissingBlobs),
+        ("a node that does not parse", stream(&[garbage]), ErrorCode::InvalidDocument),
     ];
     for (what, body, code) in cases {
         let problem = problem(registry.put_frames(&push, body).await).await;

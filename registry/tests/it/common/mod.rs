@@ -193,7 +193,7 @@ pub async fn problem(response: Response) -> Problem {
     problem
 }
 
-/// That a response is the problem with this code; gives its detail.
+/// Asserts that a response is the problem with this code. Returns its detail.
 pub async fn refused(response: Response, code: ErrorCode) -> String {
     let problem = problem(response).await;
     assert_eq!(problem.code, code, "{}", problem.detail);

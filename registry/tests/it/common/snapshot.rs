@@ -1,4 +1,4 @@
-//! Small snapshots with every kind of container, and frame streams of them, good and bad.
+//! Small snapshots with every kind of node, and frame streams of them, good and bad.
 
 use bytes::Bytes;
 use pfr_schema::codec;
@@ -19,7 +19,7 @@ pub struct Snapshot {
     pub manifest: Digest,
     pub config: Digest,
     pub flat: FlatManifest,
-    /// Children before the containers that list them.
+    /// Children before the nodes that list them.
     pub blobs: Vec<Document>,
 }
 
