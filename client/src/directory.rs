@@ -46,7 +46,7 @@ pub struct Directory {
     root: Root,
     limits: Limits,
     manifest: Document,
-    /// The manifest, its containers and its configuration, in memory.
+    /// The manifest, its nodes and its configuration, in memory.
     documents: HashMap<Digest, Document>,
     /// Files outside of `blobs/`.
     named: HashMap<Digest, PathBuf>,

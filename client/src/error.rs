@@ -28,17 +28,17 @@ pub enum Error {
     /// No capture agent behind its control socket.
     #[error("no capture agent answers at {socket}: {reason}. Start one with `pf-agent serve`, or name its socket with --agent", socket = socket.display())]
     NoAgent { socket: PathBuf, reason: String },
-    /// The capture agent's answer did not come, or was cut.
+    /// The capture agent's answer did not arrive, or broke off.
     #[error("the capture agent at {socket} went away before it answered: {reason}. The request may have been carried out", socket = socket.display())]
     AgentGone { socket: PathBuf, reason: String },
     /// The capture agent refused, with its message.
     #[error("{}{}", problem.detail, request_id(problem))]
     Agent { problem: Box<Problem> },
     /// An answer that does not belong to the control interface.
-    #[error("the program that listens at {socket} is no capture agent: {reason}", socket = socket.display())]
+    #[error("the program that listens at {socket} is not a capture agent: {reason}", socket = socket.display())]
     NotAnAgent { socket: PathBuf, reason: String },
-    /// An answer that was cut short.
-    #[error("the answer of the registry at {url} was cut: {reason}")]
+    /// An answer that broke off.
+    #[error("the answer of the registry at {url} broke off: {reason}")]
     Cut { url: String, reason: String },
     /// An answer that came, but too slowly.
     #[error("the answer of the registry at {url} comes too slowly: {reason}")]

@@ -1,11 +1,11 @@
 //! Push and pull: one algorithm, "make the other side hold what this manifest reaches".
 //!
 //! ```text
-//! push: directory or local store ─▶ plan (containers first) ─▶ what does the registry lack? ─▶ frames, children first ─▶ commit
-//! pull: registry ─▶ containers ─▶ what does this side lack? ─▶ frames, verified ─▶ local store, or a directory
+//! push: directory or local store ─▶ plan (nodes first) ─▶ what does the registry lack? ─▶ frames, children first ─▶ commit
+//! pull: registry ─▶ nodes ─▶ what does this side lack? ─▶ frames, verified ─▶ local store, or a directory
 //! ```
 //!
-//! Cost follows the change: a container that the other side holds is whole, so nothing below it is
+//! Cost follows the change: a node that the other side holds is complete, so nothing below it is
 //! asked about or moved. Memory is bounded by the documents of a snapshot and a few read-ahead
 //! buffers, never by its pages. Both directions can be cut at any point and run again: what arrived
 //! is not moved twice.

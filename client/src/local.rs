@@ -30,7 +30,7 @@ impl<'a> LocalSession<'a> {
         result
     }
 
-    /// Stores containers, children first, once everything that they list is stored.
+    /// Stores nodes, children first, once everything that they list is stored.
     pub async fn accept(&self, containers: Vec<Document>) -> Result<()> {
         if !containers.is_empty() {
             let end = end_mark(containers.len() as u64).into();

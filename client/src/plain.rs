@@ -1,5 +1,5 @@
-//! Marks frames as plain blobs, also if the source stores them as containers. An attachment may
-//! equal some container byte for byte, and a container frame would make the receiver demand its
+//! Marks frames as plain blobs, also if the source stores them as nodes. An attachment may
+//! equal some node byte for byte, and a node frame would make the receiver demand its
 //! children.
 
 use bytes::{Bytes, BytesMut};

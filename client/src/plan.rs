@@ -1,8 +1,8 @@
 //! The plan of a transfer: the part of a snapshot that the destination lacks. Push and pull share
 //! it.
 //!
-//! The walk goes from the manifest down, one level at a time, and stops at each container that the
-//! destination holds: there a container is stored only when everything below it is. So time and
+//! The walk goes from the manifest down, one level at a time, and stops at each node that the
+//! destination holds: there a node is stored only when everything below it is. So time and
 //! round trips are proportional to the difference.
 
 mod totals;
@@ -18,12 +18,12 @@ use std::collections::HashMap;
 /// Bytes of a frame besides its payload, at most.
 pub(crate) const FRAME_OVERHEAD: u64 = 128;
 
-/// A blob or container that a container lists.
+/// A blob or node that a node lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     pub digest: Digest,
     pub kind: Kind,
-    /// Raw bytes, where the container that lists it says so.
+    /// Raw bytes, where the node that lists it says so.
     pub size: Option<u64>,
 }
 
@@ -42,9 +42,9 @@ impl From<&Child> for Item {
 
 /// The source of the snapshot.
 pub(crate) trait PlanSource {
-    /// Whether reading a container costs no round trip.
+    /// Whether reading a node costs no round trip.
     const NEAR: bool;
-    /// Containers as bytes, in the order of `items`, each with the requested digest.
+    /// Nodes as bytes, in the order of `items`, each with the requested digest.
     async fn documents(&self, items: &[Item]) -> Result<Vec<Document>>;
 }
 
@@ -57,9 +57,9 @@ pub(crate) trait PlanDestination {
 /// The parts that the destination lacks.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Plain blobs, in the order in which containers list them, each once.
+    /// Plain blobs, in the order in which nodes list them, each once.
     pub blobs: Vec<Item>,
-    /// Containers, children before what lists them.
+    /// Nodes, children before what lists them.
     pub containers: Vec<Document>,
 }
 
@@ -106,21 +106,21 @@ pub(crate) async fn plan<G: PlanSource, H: PlanDestination>(manifest: Item, sour
     Ok(plan)
 }
 
-/// The children of a container.
+/// The children of a node.
 pub(crate) fn children(document: &Document, limits: &Limits) -> Result<Vec<Item>> {
     let container = parse(document, limits)?;
     Ok(container.children().iter().map(Item::from).collect())
 }
 
-/// A container, parsed.
+/// A node, parsed.
 pub(crate) fn parse(document: &Document, limits: &Limits) -> Result<Container> {
     let digest = document.digest;
     let container = Container::parse(document.kind, &document.bytes, limits).map_err(|source| Error::Received { digest, source })?;
-    container.ok_or_else(|| Error::Internal(format!("{digest} is no container")))
+    container.ok_or_else(|| Error::Internal(format!("{digest} is not a node")))
 }
 
-/// The blobs met so far. A blob may be listed as plain bytes and as a container; stored as a
-/// container it serves as both.
+/// The blobs met so far. A blob may be listed as plain bytes and as a node; stored as a
+/// node it serves as both.
 #[derive(Default)]
 struct Seen(HashMap<Digest, Kind>);
 
@@ -145,7 +145,7 @@ impl Seen {
     }
 }
 
-/// Checks the length of a blob, if its container gives one.
+/// Checks the length of a blob, if its node gives one.
 pub(crate) fn check_size(item: &Item, found: u64) -> Result<()> {
     match item.size {
         Some(expected) if expected != found => {

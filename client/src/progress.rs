@@ -99,7 +99,7 @@ impl Progress {
         bytes_done, add_bytes_done;
         /// Raw bytes that the destination had already.
         bytes_deduplicated, add_bytes_deduplicated;
-        /// Blobs that the snapshot reaches, containers included; 0 until known.
+        /// Blobs that the snapshot reaches, nodes included; 0 until known.
         blobs_total, add_blobs_total;
         /// Blobs moved.
         blobs_done, add_blobs_done;

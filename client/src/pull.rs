@@ -1,12 +1,12 @@
 //! Pull: fetch the missing parts of a snapshot, and make it visible here.
 //!
 //! ```text
-//! resolve ─▶ manifest ─▶ trees, checkpoints ─▶ runs ─▶ blobs, several requests in flight ─▶ containers ─▶ commit
+//! resolve ─▶ manifest ─▶ trees, checkpoints ─▶ runs ─▶ blobs, several requests in flight ─▶ nodes ─▶ commit
 //! ```
 //!
 //! The registry is trusted only for the snapshot that a tag points to. Every byte is verified
-//! against the requested digest, and unrequested frames end the pull. Containers are fetched first,
-//! to learn what they list, and accepted last, since the local store takes a container only when
+//! against the requested digest, and unrequested frames end the pull. Nodes are fetched first,
+//! to learn what they list, and accepted last, since the local store takes a node only when
 //! what it lists is there.
 
 pub(crate) mod fetch;
@@ -56,9 +56,9 @@ pub struct PullReport {
     pub digest: Digest,
     /// Pages in it, over all page trees.
     pub pages: u64,
-    /// Blobs and containers that it lists, itself included.
+    /// Blobs and nodes that it lists, itself included.
     pub blobs_total: u64,
-    /// Blobs and containers received.
+    /// Blobs and nodes received.
     pub blobs_received: u64,
     /// Raw bytes of everything it lists.
     pub bytes_raw: u64,

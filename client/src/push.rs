@@ -6,7 +6,7 @@
 //!
 //! Each step asks only below what the step before found lacking, so an unchanged snapshot takes
 //! three round trips and a small change six. What little there is to send goes in one request;
-//! otherwise blobs go in several at a time, and containers, which are accepted only after
+//! otherwise blobs go in several at a time, and nodes, which are accepted only after
 //! everything they list, at the end. A session that the registry has forgotten is opened again:
 //! what it had received is still there.
 
@@ -85,9 +85,9 @@ pub struct PushReport {
     pub digest: Digest,
     /// Pages in it, over all page trees.
     pub pages: u64,
-    /// Blobs and containers that it lists, itself included.
+    /// Blobs and nodes that it lists, itself included.
     pub blobs_total: u64,
-    /// Blobs and containers sent.
+    /// Blobs and nodes sent.
     pub blobs_sent: u64,
     /// Raw bytes of everything it lists.
     pub bytes_raw: u64,

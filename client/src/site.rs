@@ -96,7 +96,7 @@ impl Site {
             Self::Store(store) => {
                 // No task does it for a store that only commands open.
                 if let Err(error) = store.index_prefixes(&Budget::default()).await {
-                    tracing::warn!(%error, "older snapshots are not in the index of prefixes: only the newest are looked at");
+                    tracing::warn!(%error, "older snapshots are not in the prefix index: only the newest are searched");
                 }
                 Ok(store.match_prefix(repository, request).await?)
             }

@@ -252,7 +252,7 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
             "restore into an engine with the same weights, kernels and parallelism"
         }
         ErrorCode::TornCopy | ErrorCode::EngineBusy | ErrorCode::EngineLost => "run the same command again in a while",
-        ErrorCode::NoRoom => "free memory or disk on this host and run the same command again; nothing was begun",
+        ErrorCode::NoRoom => "free memory or disk on this host and run the same command again; nothing was changed",
         ErrorCode::NotExact => "take the snapshot without asking for exactness, or turn off what cannot be recorded",
         ErrorCode::SequenceUnknown => "--sequence takes one of the names above; an engine has sequences while it works on requests",
         _ => return None,

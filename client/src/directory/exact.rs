@@ -91,7 +91,7 @@ impl Directory {
         let read = self.expect(&path, &child.digest, named)?;
         let container = Container::parse(child.kind, &read.bytes, &self.limits).map_err(Error::document(&path))?;
         self.add(read);
-        Ok((path, container.ok_or_else(|| Error::Internal("a container is a plain blob".into()))?))
+        Ok((path, container.ok_or_else(|| Error::Internal("a node is a plain blob".into()))?))
     }
 
     fn expect(&self, path: &Path, expected: &Digest, found: Document) -> Result<Document> {
@@ -139,7 +139,7 @@ impl Directory {
     }
 }
 
-/// The place in a container that lists its `i`-th child.
+/// The place in a node that lists its `i`-th child.
 fn place(container: &Container, i: usize) -> String {
     match container {
         Container::Manifest(_) => i.checked_sub(1).map_or("$.config".into(), |layer| format!("$.layers[{layer}]")),

@@ -95,7 +95,7 @@ async fn what_the_other_side_holds_is_not_looked_into() {
     let plan = plan(item(&manifest), &source, &has, &LIMITS()).await.unwrap();
     let pages = children(first_run, &LIMITS()).unwrap().len();
     assert_eq!((plan.containers.len(), plan.blobs.len()), (3, pages + 1));
-    assert_eq!(*source.reads.lock().unwrap(), [1, 1, 1], "three containers, a level each");
+    assert_eq!(*source.reads.lock().unwrap(), [1, 1, 1], "three nodes, one on each level");
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ const RUN_DIGEST: u64 = 32;
 pub struct Totals {
     /// Pages over all trees.
     pub pages: u64,
-    /// Blobs and containers, the manifest included.
+    /// Blobs and nodes, the manifest included.
     pub blobs: u64,
     /// Raw bytes of them.
     pub bytes: u64,

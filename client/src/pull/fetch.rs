@@ -24,7 +24,7 @@ const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_DIGESTS: usize = 16 << 10;
 /// Requests in flight.
 pub(super) const IN_FLIGHT: usize = 3;
-/// Bytes of containers held at a time: the page lists of some two million pages.
+/// Bytes of nodes held at a time: the page lists of some two million pages.
 const DOCUMENTS: u64 = 128 << 20;
 
 /// Asks one repository of one registry for frames, and counts what came.

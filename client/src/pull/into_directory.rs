@@ -77,7 +77,7 @@ fn only(documents: Vec<Document>) -> Result<Document> {
     documents.into_iter().next().ok_or_else(|| Error::Internal("one item asked for, none given".into()))
 }
 
-/// Containers from the local store if it has them, otherwise from the registry.
+/// Nodes from the local store if it has them, otherwise from the registry.
 struct Near<'a> {
     fetcher: &'a Fetcher<'a>,
     store: Option<&'a Store>,
@@ -108,7 +108,7 @@ impl PlanSource for Near<'_> {
     }
 }
 
-/// The files of the directory, hashed. Containers always count as missing, to learn what to write.
+/// The files of the directory, hashed. Nodes always count as missing, to learn what to write.
 struct Present {
     writer: Arc<Writer>,
     config: Digest,

@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 /// Documents to write, in memory.
 #[derive(Debug, Default)]
 pub(super) struct Publication {
-    /// Page manifests by name. They appear last: a directory that has them is whole.
+    /// Page manifests by name. They appear last: a directory that has them is complete.
     page_manifests: BTreeMap<String, Vec<u8>>,
     /// Other documents directly in the directory, by name.
     documents: BTreeMap<String, Vec<u8>>,
-    /// Containers that lie in `blobs/`.
+    /// Nodes that lie in `blobs/`.
     containers: Vec<Document>,
     attachments: HashSet<PathBuf>,
     /// Blobs that lie in one place and belong in another as well.

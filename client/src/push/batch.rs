@@ -4,7 +4,7 @@ use crate::plan::{FRAME_OVERHEAD, Item, Plan, cut};
 use pfr_schema::tree::Document;
 use std::sync::Arc;
 
-/// The frames of one request: blobs, then containers, children first.
+/// The frames of one request: blobs, then nodes, children first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch {
     pub blobs: Arc<[Item]>,
@@ -27,7 +27,7 @@ pub(super) struct Batches {
 
 /// Cuts a plan into requests of at most `limit` bytes; a larger blob gets one of its own.
 ///
-/// A plan that fits goes in one request. Otherwise blobs go first, and containers only when all
+/// A plan that fits goes in one request. Otherwise blobs go first, and nodes only when all
 /// blobs are acknowledged.
 pub(super) fn batches(plan: Plan, limit: u64) -> Batches {
     let raw = plan.bytes() + FRAME_OVERHEAD * (plan.blobs.len() + plan.containers.len()) as u64;

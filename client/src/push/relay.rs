@@ -86,7 +86,7 @@ fn pieces(incoming: Incoming) -> Vec<Bytes> {
     }
 }
 
-/// A container of the source may be an attachment of this snapshot.
+/// A node of the source may be an attachment of this snapshot.
 fn plain(header: Header) -> Bytes {
     Header { kind: Kind::Blob, ..header }.to_bytes().into()
 }

@@ -1,4 +1,4 @@
-//! The source of a pushed snapshot: containers as bytes, blobs as frames.
+//! The source of a pushed snapshot: nodes as bytes, blobs as frames.
 
 use super::relay::Relay;
 use super::{PushTarget, Source};

@@ -1,5 +1,5 @@
-//! The capture agent's client: who is not there, who goes away, who is none, and what a refusal
-//! says.
+//! The client of the capture agent: an agent that is not running, one that ends, a socket that is
+//! not an agent's, and the text of a refusal.
 
 use pfr_client::{AgentClient, Error};
 use pfr_schema::ErrorCode;

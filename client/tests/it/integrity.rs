@@ -1,5 +1,5 @@
 //! `pf verify` and `pf scrub` over a local store of which something is damaged, or cannot be read;
-//! attachments that have the form of containers.
+//! attachments that have the form of nodes.
 
 use crate::common::sample::{directory, write_checkpoint};
 use crate::common::{Registry, memory, pull_store, push_dir, repository, tag, target};
@@ -73,7 +73,7 @@ async fn a_pack_that_cannot_be_read_is_unread_and_not_damaged() {
     let (dir, packs) = three().await;
     let aside = packs[1].with_extension("aside");
     std::fs::rename(&packs[1], &aside).unwrap();
-    // Who opens it is told that there are too many links.
+    // Opening it fails with "too many levels of symbolic links".
     std::os::unix::fs::symlink(&packs[1], &packs[1]).unwrap();
     let (code, stdout, stderr) = pf(dir.path(), &["scrub", "--local", "--json"]);
     let report: ScrubReport = serde_json::from_str(&stdout).unwrap();
