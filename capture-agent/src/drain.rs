@@ -102,7 +102,7 @@ impl Agent {
             Err(_) => {
                 let now = self.pushes().list().into_iter().find(|other| other.id == job.id);
                 let last = now.and_then(|job| job.error).map(|error| format!(" ({error})")).unwrap_or_default();
-                let what = format!("{snapshot} lies in this host's store and push {} goes on; the registry did not have it{last}", job.id);
+                let what = format!("{snapshot} is in this host's store and push {} goes on; the registry did not have it{last}", job.id);
                 return Err(Error::Timeout { what, seconds });
             }
         }

@@ -58,11 +58,11 @@ pub enum Error {
     /// The engine's memory.
     #[error("memory: {0}")]
     Memory(#[from] MemoryError),
-    /// Not enough of something; nothing was begun.
-    #[error("not enough {what}: {needed} bytes needed, {free} free; nothing was begun")]
+    /// Not enough of a resource; nothing was changed.
+    #[error("not enough {what}: {needed} bytes needed, {free} free; nothing was changed")]
     NoRoom { what: &'static str, needed: u64, free: u64 },
     /// Bytes changed between the first hash and the second.
-    #[error("{what} changed while it was copied: the engine did not keep still")]
+    #[error("{what} changed while it was copied: the engine did not pause")]
     TornCopy { what: String },
     /// Exactness was asked for.
     #[error("the snapshot would not be exact, not recorded: {unrecorded}")]
@@ -115,7 +115,7 @@ pub enum Error {
     #[error("{what} within {seconds} s")]
     Timeout { what: String, seconds: u64 },
     /// A snapshot that lies in the local store was refused by the registry.
-    #[error("{snapshot} lies in this host's store, but the registry refused it: {reason}")]
+    #[error("{snapshot} is in this host's store, but the registry refused it: {reason}")]
     PushRefused { snapshot: pfr_schema::Digest, reason: String, code: ErrorCode },
     /// The agent's runtime has ended.
     #[error("the agent has ended")]

@@ -78,7 +78,7 @@ pub enum MemoryError {
     /// The engine described memory that is not there.
     #[error("bytes {offset}..{end} of a memory of {size} bytes")]
     OutOfBounds { offset: u64, end: u64, size: u64 },
-    /// Not enough of something; nothing was begun.
+    /// Not enough of a resource; nothing was changed.
     #[error("{what}: {needed} bytes needed, {free} free")]
     NoRoom {
         /// Of what: `ring`, `GPU memory` …

@@ -77,7 +77,7 @@ async fn tries(agent: &Agent, id: &str, at_least: u32) -> PushJob {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_is_on_disk_before_it_is_promised() {
-    // Who connects is never answered, so the first try does not end, and nothing else writes the
+    // The listener never answers, so the first attempt does not end, and nothing else writes the
     // job.
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
@@ -255,7 +255,7 @@ async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
     // Nobody answers: both are captured, and reported as not pushed.
     let late = drain(&host, 0).await;
     assert_eq!(codes(&late), [("one", "s", ErrorCode::Timeout), ("two", "t", ErrorCode::Timeout)]);
-    assert!(late.done.is_empty() && late.failed[0].problem.detail.contains("lies in this host's store"), "{late:?}");
+    assert!(late.done.is_empty() && late.failed[0].problem.detail.contains("is in this host's store"), "{late:?}");
     let jobs = host.agent.pushes().list();
     assert_eq!(jobs.len(), 2);
     assert!(!one.is_paused() && !two.is_paused());

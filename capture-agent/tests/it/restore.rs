@@ -404,7 +404,7 @@ async fn blocks_are_not_given_back_under_a_copy() {
     let request = RestoreRequest { reference: "team/agent:now".into(), local: true };
     let restoring = tokio::spawn(async move { agent.restore("e", request).await });
     until("it writes", || engine.watch.is_writing()).await;
-    // Whoever asked has gone away.
+    // The caller disconnects.
     restoring.abort();
     assert!(restoring.await.unwrap_err().is_cancelled());
     for _ in 0..100 {

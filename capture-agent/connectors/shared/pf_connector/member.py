@@ -1,6 +1,6 @@
 """A member of an engine: one connection to the capture agent, kept by a thread.
 
-The thread registers, reconnects with growing pauses, answers the agent's calls one after another, and hands answers to whoever waits.
+The thread registers, reconnects with growing pauses, answers the agent's calls one after another, and hands answers to the waiting caller.
 When the connection ends, `on_lost` runs after the calls that had come: an engine that was paused goes on.
 """
 

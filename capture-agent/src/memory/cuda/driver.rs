@@ -147,7 +147,7 @@ impl Drop for Current<'_> {
 }
 
 impl Device {
-    /// The GPU with this UUID; one object for all who use it at a time.
+    /// The GPU with this UUID. All users of it share one object.
     pub(super) fn open(uuid: &str) -> Result<Arc<Self>, MemoryError> {
         let bytes = parse(uuid)?;
         start()?;

@@ -1,7 +1,7 @@
 """State for requests, through SGLang's `UnifiedCacheLinker`: `lookup` says which lengths can be restored, loads fill device slots.
 
-SGLang asks with page hashes of the part that it lacks and a request id. The agent matches tokens, so whoever builds the linker says
-which tokens a request id stands for. Loads are synchronous within `start_layer_wise_loading`: the agent proves pages as a whole.
+SGLang asks with page hashes of the part that it lacks and a request id. The agent matches tokens, so the code that
+builds the linker says which tokens a request id stands for. Loads are synchronous within `start_layer_wise_loading`: the agent proves pages as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who this engine is: settings that are the same in every process of it."""
+"""The identity of an engine: settings that are the same in each of its processes."""
 
 from __future__ import annotations
 
