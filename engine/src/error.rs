@@ -59,7 +59,7 @@ pub enum EngineError {
         vocabulary: usize,
     },
     /// A prompt is not what it should be.
-    #[error("either text or tokens")]
+    #[error("expected either text or tokens")]
     Prompt,
     /// No sequence has this id.
     #[error("there is no sequence {0}")]

@@ -2,8 +2,8 @@
 //!
 //! Why one kernel: projections, `q·Kᵀ` and `p·V` all run through it, so every number the engine
 //! produces is defined by the same rule: **each output is a chain of fused multiply-adds in
-//! ascending `k`**. The order does not depend on the number of rows, on the vector width or on who
-//! calls, hence a token's result has the same bits alone and in a batch, on one thread and on
+//! ascending `k`**. The order does not depend on the number of rows, on the vector width or on the
+//! caller, hence a token's result has the same bits alone and in a batch, on one thread and on
 //! eight, with AVX-512, AVX2 or neither.
 
 use std::fmt;

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 
 /// A mapped piece of shared memory and its descriptor.
 ///
-/// Who the descriptor is given to may write at any time. By the protocol it writes only blocks that
-/// are allocated and not yet active, and no code here reads those.
+/// A process that gets the descriptor may write at any time. By the protocol it writes only blocks
+/// that are allocated and not yet active, and no code here reads those.
 #[derive(Debug)]
 pub struct SharedMemory {
     start: NonNull<u8>,
@@ -34,7 +34,7 @@ impl SharedMemory {
         let failed = |what: &'static str| move |errno: rustix::io::Errno| EngineError::Memory { what, source: errno.into() };
         let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed("create shared memory"))?;
         ftruncate(&descriptor, bytes as u64).map_err(failed("size shared memory"))?;
-        // A mapping beyond the file's end would kill whoever touches it.
+        // Access to a mapping beyond the file's end would kill the process.
         fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed("seal shared memory"))?;
         Self::map(descriptor)
     }

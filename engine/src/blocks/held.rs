@@ -1,4 +1,4 @@
-//! Who holds which blocks: pins, and the account of all that are held.
+//! Pins, and the list of all blocks that sequences or pins hold.
 
 use super::Blocks;
 use crate::cache::SeqId;

@@ -1,4 +1,5 @@
-//! The bytes of blocks: filled, copied, digested, and described to whom they are shared with.
+//! The bytes of blocks: fills, copies and hashes them, and describes them to the agent, with which
+//! they are shared.
 
 use super::Blocks;
 use crate::cache::{PageMemory, SeqId};

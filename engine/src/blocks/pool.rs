@@ -1,4 +1,4 @@
-//! Which blocks of a group are free, who holds the others, and which are pinned.
+//! The blocks of one group: which are free, which sequences hold the others, and which are pinned.
 
 use crate::error::EngineError;
 use crate::rng::Rng;

@@ -104,17 +104,17 @@ pub enum Line {
     },
     /// An agent has refused the registration.
     Refused {
-        /// Its code.
+        /// The error code.
         code: ErrorCode,
-        /// Its reason.
+        /// The reason, for people.
         detail: String,
     },
-    /// The agent has gone.
+    /// The connection to the agent has ended.
     Detached {
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
-    /// The agent made the engine stand still.
+    /// The agent paused the engine.
     Paused {},
     /// The engine goes on.
     Resumed {},
@@ -133,7 +133,7 @@ pub enum Line {
         token: u32,
         /// That token as text.
         text: String,
-        /// SHA-256 over the little-endian bits of the step's scores.
+        /// SHA-256 of the little-endian bits of the step's logits.
         logits: String,
         /// T after the step: tokens whose state is in memory.
         boundary: u64,
@@ -181,13 +181,13 @@ pub enum Line {
     },
     /// Answer to `poke`.
     Poked {},
-    /// A command could not be done; nothing has changed.
+    /// A command failed; nothing has changed.
     Error {
-        /// Which.
+        /// The command.
         command: String,
-        /// Why, one of the closed set.
+        /// The error code.
         code: ErrorCode,
-        /// Why, for people.
+        /// The reason, for people.
         detail: String,
     },
 }

@@ -32,8 +32,8 @@ pub(super) struct Sequence {
     last: Option<(u64, Arc<[f32]>)>,
     /// T at the last pause.
     paused_at: Option<u64>,
-    /// The step that followed that pause: who captured the sequence may ask for its scores however
-    /// late.
+    /// The step after that pause, with its logits: the agent that captured the sequence may ask for
+    /// them at any later time.
     resumed: Option<(u64, Arc<[f32]>)>,
     pub(super) job: Option<Job>,
 }
@@ -62,7 +62,7 @@ pub(super) struct Step {
 pub(super) struct Sequences {
     pub(super) core: Box<dyn Core>,
     pub(super) all: BTreeMap<SeqId, Sequence>,
-    /// Who made the last step.
+    /// The sequence that made the last step.
     cursor: SeqId,
 }
 
