@@ -132,7 +132,7 @@ impl Narrator {
         self.write(&written)
     }
 
-    /// Begins what somebody says.
+    /// Begins the words of a speaker.
     pub fn begin_of(&mut self, name: char) -> Result<(), Failure> {
         self.command_start = Instant::now();
         self.prose = Prose::new(self.room(), INDENT, self.out.paint);
@@ -179,7 +179,7 @@ impl Narrator {
         self.told.last().map(|step| step.title.as_str())
     }
 
-    /// Whether somebody sees things as they happen.
+    /// Whether the output is a terminal, so that a user watches it live.
     pub fn is_watched(&self) -> bool {
         self.out.width.is_some()
     }

@@ -35,7 +35,7 @@ impl Prose {
         written
     }
 
-    /// Begins with the name of who speaks, in a column of its own; gives what is to be written.
+    /// Returns the speaker's name in a column of its own, which begins the line.
     pub fn name(&mut self, name: char) -> String {
         let written = format!("{}{}  ", " ".repeat(self.indent), self.paint.cyan(&name.to_string()));
         self.indent += 3;

@@ -20,7 +20,7 @@ pub(super) const OWN_NAME: &str = "image.json";
 
 const DOCUMENT: &str = "ProcessFork image";
 
-/// Who was captured.
+/// The agent that was captured.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Agent {
     /// Such as `claude-code`.
@@ -45,7 +45,7 @@ pub struct Layer {
 pub struct Image {
     /// Digest of the manifest's bytes: the image's name.
     pub digest: Digest,
-    /// Who was captured.
+    /// The agent that was captured.
     pub agent: Agent,
     /// When, as the image says it.
     pub created: String,
