@@ -70,7 +70,7 @@ fn folder_in_memory() -> Option<TempDir> {
     if executable && enough { tempfile::tempdir_in(shared).ok() } else { None }
 }
 
-/// Runs to the end; who asks us to stop asks the command, and we wait for it.
+/// Runs the command to its end. Passes on a signal that asks us to stop, and waits for the command.
 async fn run_to_end(mut command: Command) -> std::io::Result<u8> {
     let (mut interrupted, mut terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut child = command.spawn()?;

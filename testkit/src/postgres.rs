@@ -78,7 +78,7 @@ impl Cluster {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let server = spawn(&bin, &dir, port, durability);
             let mut cluster = Self { reaper: None, server, dir: dir.clone(), bin: bin.clone(), port, durability };
-            // If somebody took the port in between, it ends at once.
+            // If another process took the port in between, the server ends at once.
             if cluster.wait_until_ready() {
                 cluster.reaper = Some(reaper);
                 return cluster;

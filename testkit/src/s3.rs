@@ -178,8 +178,8 @@ impl Server {
         assert_eq!(deleted, Some(204), "the S3 server does not delete a bucket");
     }
 
-    /// A fresh prefix in the bucket of everybody who asks for one, as `s3://BUCKET/PREFIX`. A
-    /// bucket takes seven volumes to be made; a prefix takes nothing.
+    /// A new prefix in a bucket that all tests share, as `s3://BUCKET/PREFIX`. SeaweedFS makes
+    /// seven volumes for each bucket, and nothing for a prefix.
     #[must_use]
     pub fn prefix(&self) -> String {
         let made = || status(self.filer, "POST", "/buckets/shared/") == Some(201);
