@@ -2,10 +2,10 @@
 //! the loss of the database.
 //!
 //! A wave runs up to five operations at once on all replicas; a schedule drawn from the seed
-//! decides at every step which of them goes on, and who is killed where. After the wave the world
-//! is compared with the oracle. Everything acknowledged is read from the disk and compared byte for
-//! byte after every wave; the store's own proof runs at the end, as do collection and the search
-//! for what is left over.
+//! decides at every step which of them goes on, and which client or replica is killed. After the
+//! wave the world is compared with the oracle. Everything acknowledged is read from the disk and
+//! compared byte for byte after every wave; the store's own proof runs at the end, as do collection
+//! and the search for what is left over.
 
 use crate::check::{self, Library};
 use crate::gate::{self, Gate, Progress, Task};
@@ -69,16 +69,16 @@ impl Counts {
     }
 }
 
-/// What must not happen happened.
+/// A violation, and how to repeat it.
 #[derive(Clone, Debug)]
 pub struct Counterexample {
     /// The seed.
     pub seed: u64,
-    /// Waves until then.
+    /// Number of waves until the violation.
     pub waves: u64,
-    /// What.
+    /// What was violated.
     pub what: String,
-    /// Every operation until then.
+    /// Every operation until the violation.
     pub log: Vec<String>,
 }
 

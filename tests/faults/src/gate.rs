@@ -118,8 +118,8 @@ pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, timeout: Duration) -> 
     }
 }
 
-/// Counts a call as under way until it is dropped: who waits for its end is not blocked by another
-/// task.
+/// Counts a call as running until it is dropped. A task that waits for its end is not blocked by
+/// another task.
 pub struct Call(Option<Arc<Gate>>);
 
 impl Call {

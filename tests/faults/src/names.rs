@@ -14,46 +14,46 @@ pub struct Repository {
     pub tags: BTreeMap<Tag, Digest>,
 }
 
-/// All names. Repositories without snapshots do not show.
+/// All tags and snapshots, by repository. A repository without snapshots is not in it.
 pub type Names = BTreeMap<RepositoryName, Repository>;
 
-/// A change of names.
+/// A change of tags or snapshots.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// A snapshot becomes visible, maybe under a tag.
+    /// A commit of a snapshot, with or without a tag.
     Commit {
-        /// Where.
+        /// The repository.
         repository: RepositoryName,
-        /// Which.
+        /// The snapshot.
         snapshot: Digest,
         /// Its parents.
         parents: Vec<Digest>,
-        /// The tag, and where it must be before.
+        /// The tag, and the state that it must have before.
         tag: Option<(Tag, Option<TagState>)>,
     },
-    /// Tags move.
+    /// Tags move to a snapshot.
     Tags {
-        /// Where.
+        /// The repository.
         repository: RepositoryName,
-        /// To what.
+        /// The snapshot.
         snapshot: Digest,
-        /// Which, and where they must be before.
+        /// The tags, and the states that they must have before.
         moves: Vec<(Tag, Option<TagState>)>,
     },
-    /// A tag goes.
+    /// A tag is deleted.
     Untag {
-        /// Where.
+        /// The repository.
         repository: RepositoryName,
-        /// Which.
+        /// The tag.
         tag: Tag,
-        /// Where it must be before.
+        /// The state that it must have before.
         expected: Option<TagState>,
     },
-    /// A snapshot goes, with its tags.
+    /// A snapshot is deleted, with its tags.
     Delete {
-        /// Where.
+        /// The repository.
         repository: RepositoryName,
-        /// Which.
+        /// The snapshot.
         snapshot: Digest,
     },
 }

@@ -15,7 +15,7 @@ pub struct Snapshot {
     pub parents: Vec<Digest>,
     /// Every blob by digest: what must come back.
     pub blobs: BTreeMap<Digest, Vec<u8>>,
-    /// What to send, children before the containers that list them.
+    /// What to send, children before the nodes that list them.
     pub order: Vec<(Digest, Kind)>,
 }
 

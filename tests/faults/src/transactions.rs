@@ -18,7 +18,7 @@ pub struct Transactions {
     /// The same metadata with a clock that runs ahead: a planted bug, collection that does not
     /// respect leases.
     collects: Arc<dyn Metadata>,
-    /// Another planted bug: packs go as soon as they drain.
+    /// Another planted bug: packs are deleted as soon as they are emptied.
     no_grace: bool,
     weather: Weather,
 }
@@ -36,7 +36,7 @@ impl Transactions {
         self
     }
 
-    /// Lets packs go as soon as they drain.
+    /// Deletes packs as soon as they are emptied.
     #[must_use]
     pub fn without_grace(mut self) -> Self {
         self.no_grace = true;

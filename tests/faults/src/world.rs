@@ -24,7 +24,7 @@ pub enum Plant {
     NoFsync,
     /// Collection runs with a clock a day ahead: leases do not hold.
     NoLeases,
-    /// Packs go as soon as they drain: readers find nothing.
+    /// Packs are deleted as soon as they are emptied: readers find nothing.
     NoGrace,
 }
 
