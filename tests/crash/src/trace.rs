@@ -50,12 +50,12 @@ pub enum Action {
     Write {
         /// The file.
         file: Node,
-        /// Where in it.
+        /// Position in the file.
         offset: u64,
-        /// What.
+        /// The bytes.
         bytes: Arc<[u8]>,
     },
-    /// A file was cut, or grown by zeros.
+    /// A file was truncated, or extended by zeros.
     Resize {
         /// The file.
         file: Node,
@@ -73,7 +73,7 @@ pub enum Synced {
     File(Node),
     /// The names in a directory.
     Directory(Node),
-    /// Everything.
+    /// All files and names.
     All,
 }
 

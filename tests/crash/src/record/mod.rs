@@ -110,7 +110,7 @@ fn locked(model: &Mutex<Model>) -> MutexGuard<'_, Model> {
     model.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call at its entry: who calls, its number and arguments.
+/// A system call at its entry: the process, the number of the call and its arguments.
 type Entered = (Pid, u64, [u64; 6]);
 
 struct Tracer {
