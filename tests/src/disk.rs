@@ -42,8 +42,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A file system on a device of its own that turns itself read-only at its first error, whoever has
-/// files open on it.
+/// A file system on a device of its own that turns itself read-only at its first error, even while
+/// files on it are open.
 pub struct LoopDisk {
     image: PathBuf,
     at: PathBuf,

@@ -52,11 +52,11 @@ pub enum Operation {
 /// An operation, and when it was called and answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// When.
+    /// Time of the call.
     pub called: Duration,
-    /// When. That of a lost answer does not matter.
+    /// Time of the answer. It has no meaning if the answer was lost.
     pub answered: Duration,
-    /// What.
+    /// The operation.
     pub operation: Operation,
 }
 

@@ -106,7 +106,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, state: &State, from_registry: bo
         let left = state.budget.fetch_sub(n as i64, Ordering::SeqCst);
         if left <= n as i64 {
             if left > 0 {
-                // Whoever crosses the line cuts, part of the way through a piece.
+                // The piece that reaches the limit is cut there.
                 state.cuts.fetch_add(1, Ordering::SeqCst);
                 drop(to.write_all(&buffer[..usize::try_from(left).unwrap_or(0)]));
             }

@@ -118,7 +118,7 @@ fn a_tag_that_lags_behind_is_followed_and_an_acknowledged_move_is_not_taken_back
     // B knows the snapshot, but its tag is still where it was.
     assert_eq!(at_a.json(&["inspect", "a:main"])["summary"]["digest"], second);
     assert_eq!(at_a.tags("a")["main"], second);
-    // The other way round it lags, whoever remembers what.
+    // In the other direction, B's tag lags behind A's. B follows it after a restart too.
     drop(b);
     let b = edge(&two, &a.url(), &[]);
     assert_eq!(Pf::new(&b.url()).json(&["inspect", "a:main"])["summary"]["digest"], second);

@@ -115,7 +115,8 @@ fn condition(expected: Option<Value>, deletes: bool) -> Condition {
     }
 }
 
-/// That an error leaves it open whether something was done: no other may come up here.
+/// Asserts that the error leaves open whether the operation was done: no other error may occur
+/// here.
 fn ambiguous(error: &pfr_client::Error) {
     let code = error.code();
     assert!(matches!(code, ErrorCode::Unavailable | ErrorCode::PushUnknown), "{code:?}: {error}");

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Child;
 
 const PAGES: u64 = 150;
-/// The last requests and answers of a push: containers, commit.
+/// The last requests and answers of a push: nodes, commit.
 const TAIL: u64 = 900;
 
 /// What anybody may see: where tags point, and every snapshot, tagged or not.

@@ -73,7 +73,7 @@ fn check(lie: &Lie, of_pages: bool, into_directory: bool, registry: &str) -> Res
     let (name, answer, code) = *lie;
     let what = format!(
         "{name}, for {}, into a {}",
-        if of_pages { "pages" } else { "containers" },
+        if of_pages { "pages" } else { "nodes" },
         if into_directory { "directory" } else { "store" }
     );
     let liar = front(registry, move |seen: &Seen| match seen.asked() {
@@ -173,7 +173,7 @@ fn answers_that_are_not_the_protocols_are_refused_and_nothing_is_published() {
         ("a redirection", Box::new(|| Fate::Instead(302, "text/html", Vec::new())), 1),
         ("a bug", Box::new(move || Fate::Instead(500, "application/problem+json", problem.to_vec())), 70),
         ("a gateway's 500", Box::new(|| Fate::Instead(500, "text/plain", b"oops".to_vec())), 7),
-        ("somebody else's 404", Box::new(|| Fate::Instead(404, "text/plain", b"nope".to_vec())), 1),
+        ("a 404 that is not the registry's", Box::new(|| Fate::Instead(404, "text/plain", b"nope".to_vec())), 1),
     ];
     let mut failed = Vec::new();
     for (name, fate, code) in cases {

@@ -10,7 +10,7 @@ mod traps;
 use pfr_tests::{Pf, files};
 use std::path::Path;
 
-/// That two directories hold the same files, said without printing them.
+/// Asserts that two directories hold the same files, without printing their contents.
 fn same_files(found: &Path, expected: &Path, what: &str) {
     let (found, expected) = (files(found), files(expected));
     assert!(!expected.is_empty(), "{what}: there is nothing to compare with");

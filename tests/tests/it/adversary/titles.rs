@@ -92,7 +92,8 @@ async fn groups_with_names_of_paths_stay_in_the_directory() {
     }
 }
 
-/// That a snapshot survives being a directory, and that nothing lies beside it.
+/// Asserts that a snapshot is the same after a pull into a directory and a push from it, and that
+/// the pull writes nothing beside the directory.
 fn comes_back(registry: &Registry, tag: &str, digest: Digest, what: &str) {
     let host = Pf::new(&registry.url());
     let out = host.path("inner/out");

@@ -1,5 +1,5 @@
-//! Whoever dies in the middle: the engine goes on, nothing half-done appears, and the next try
-//! works.
+//! Agent, engine or registry die during a capture or a restore: the engine goes on, nothing
+//! incomplete becomes visible, and the next attempt works.
 
 use pfr_tests::{Host, Model, Registry, SmallDisk, seed, wait_for};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -41,7 +41,7 @@ fn captures_of_a_killed_agent(rounds: usize) {
         host.wait_for_engine("e");
     }
     assert_eq!(seen, undisturbed, "a capture that was cut changed what the engine says");
-    // What was acknowledged is whole, and restores.
+    // Every acknowledged snapshot is complete, and can be restored.
     println!("{} of {rounds} captures were acknowledged", acknowledged.len());
     for tag in &acknowledged {
         let output = host.pf.run(&["restore", tag, "e", "--local", "--json"]).ok();

@@ -174,7 +174,8 @@ fn without_files_left_it_says_so_neither_spins_nor_dies_and_answers_again() {
         return skip("prlimit", "prlimit cannot limit the open files of the registry");
     }
     let idle = exhaust(&registry);
-    // Who is connected is served from what is open; what needs another file is refused in words.
+    // An open connection is served while no other file is needed; otherwise the request is refused
+    // with a problem.
     assert!(ask(&mut before, "/v1/repositories/a/tags").starts_with("HTTP/1.1 200"));
     let refused = ask(&mut before, "/v1/repositories/a/snapshots/first/page-manifest");
     assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("\"code\":\"unavailable\""), "{refused}");

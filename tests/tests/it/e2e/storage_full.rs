@@ -227,7 +227,7 @@ impl Trial {
         });
     }
 
-    /// That everything acknowledged is there, and whole.
+    /// Asserts that everything acknowledged is there and complete.
     async fn verify(&self) {
         for (tag, digest) in &self.told {
             let found: Value = self.client.get(format!("{}/tags/{tag}", self.base())).send().await.unwrap().json().await.unwrap();

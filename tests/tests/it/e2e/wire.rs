@@ -76,7 +76,7 @@ async fn lies_are_refused_before_they_cost_memory() {
     let wrong = Wire::frame(Kind::Blob, Digest::sha256(b"other"), b"these");
     let cases: Vec<(&str, Vec<u8>, &str)> = vec![
         ("an exabyte", lie(Codec::Raw, Kind::Blob, 1 << 60, 1 << 60), "corrupt_frame"),
-        ("a container of a gigabyte", lie(Codec::Raw, Kind::Tree, 1 << 30, 1 << 30), "corrupt_frame"),
+        ("a node of a gigabyte", lie(Codec::Raw, Kind::Tree, 1 << 30, 1 << 30), "corrupt_frame"),
         ("lengths that disagree", lie(Codec::Raw, Kind::Blob, 10, 11), "corrupt_frame"),
         ("a zip bomb", frame::encode(&bomb_header, &bomb), "corrupt_frame"),
         ("other bytes", Wire::stream(&[wrong]), "digest_mismatch"),

@@ -74,7 +74,7 @@ impl Backend {
     }
 }
 
-/// That two snapshot directories are the same, byte for byte.
+/// Asserts that two snapshot directories are equal, byte for byte.
 pub fn assert_same(found: &Path, expected: &Path) {
     let (found, expected) = (files(found), files(expected));
     let names = |files: &[(std::path::PathBuf, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
