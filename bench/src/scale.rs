@@ -100,7 +100,7 @@ fn print_costs(c: &Costs) {
         ("bytes out, one stream", c.bytes_out / 1e6, "MB/s"),
         ("row and indexes of an object", c.object_bytes, "B"),
         ("of these, the index over digests", c.digest_index_bytes, "B"),
-        ("entry of a container", c.child_bytes, "B"),
+        ("entry of a node", c.child_bytes, "B"),
         ("rows of a snapshot", c.snapshot_bytes, "B"),
     ] {
         println!("| {what} | {} {unit} |", short(value));

@@ -44,7 +44,7 @@ pub struct Costs {
     pub object_bytes: f64,
     /// Of these, the index over digests.
     pub digest_index_bytes: f64,
-    /// Bytes of a container's entry.
+    /// Bytes of a node's entry.
     pub child_bytes: f64,
     /// Bytes of a snapshot's rows.
     pub snapshot_bytes: f64,
@@ -144,7 +144,7 @@ async fn small(metadata: &Arc<dyn Metadata>, path: &Path, child_bytes: f64) -> R
     let pushes = (PUSHERS as u64 * EACH) as f64;
     let commits = pushes / before.1.elapsed().as_secs_f64();
     let grown = Sizes::read(path)?.of(&tables) - before.0.of(&tables);
-    // Trees and manifests are containers too: a row each with few entries.
+    // Trees and manifests are nodes too: a row each with few entries.
     Ok((commits, grown / pushes + 3.0 * (40.0 - child_bytes)))
 }
 
