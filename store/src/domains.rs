@@ -1,14 +1,14 @@
 //! Domains: stores that share a process, and nothing that is stored.
 //!
-//! A domain is a [`Store`] of its own: own packs, journal, marker and tables. No statement and no path
-//! in a store can name another domain. What the stores of one process share is its memory (the limits
-//! of [`crate::Options`] hold for all of them together) and its connections to the database.
+//! A domain is a [`Store`] of its own: own packs, journal, marker and tables. No statement and no
+//! path in a store can name another domain. What the stores of one process share is its memory (the
+//! limits of [`crate::Options`] hold for all of them together) and its connections to the database.
 //!
-//! The default domain's tables hold the catalogue. A domain exists from its row on: what is missing of
-//! its tables is made when it is opened, so a process that dies while it makes one leaves nothing to
-//! clean up. It is deleted in this order, each step of which may be repeated: the row says so, and no
-//! request gets its store any more; marker, tables and bytes go (`home`); they go once more when the
-//! longest upload is over; when no process deletes any more, the row goes.
+//! The default domain's tables hold the catalogue. A domain exists from its row on: what is missing
+//! of its tables is made when it is opened, so a process that dies while it makes one leaves
+//! nothing to clean up. It is deleted in this order, each step of which may be repeated: the row
+//! says so, and no request gets its store any more; marker, tables and bytes go (`home`); they go
+//! once more when the longest upload is over; when no process deletes any more, the row goes.
 
 mod home;
 
@@ -67,7 +67,8 @@ impl Domains {
     /// The store of a domain. It is one that may be served: its names are known, and journaled.
     ///
     /// # Errors
-    /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if its database is to be rebuilt.
+    /// [`Error::DomainUnknown`], also while it is being deleted. [`Error::Unavailable`] if its
+    /// database is to be rebuilt.
     pub async fn open(&self, name: &DomainName) -> Result<Store> {
         if name.is_default() {
             return Ok(self.0.default.clone());
@@ -93,7 +94,8 @@ impl Domains {
         Ok(store)
     }
 
-    /// Opens all domains that exist but the default one, and closes those that do not. One that cannot be opened is left out.
+    /// Opens all domains that exist but the default one, and closes those that do not. One that
+    /// cannot be opened is left out.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the catalogue cannot be read.
@@ -119,10 +121,12 @@ impl Domains {
         Ok(stores)
     }
 
-    /// Makes a domain, and finishes one that another process began to make; returns whether it is new.
+    /// Makes a domain, and finishes one that another process began to make; returns whether it is
+    /// new.
     ///
     /// # Errors
-    /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if there can be no other domains here.
+    /// [`Error::DomainBusy`] while a domain of this name is being deleted. [`Error::Invalid`] if
+    /// there can be no other domains here.
     pub async fn create(&self, name: &DomainName) -> Result<(DomainInfo, bool)> {
         if name.is_default() {
             return Ok((default_info(), false));
@@ -134,7 +138,8 @@ impl Domains {
         Ok((info(row), is_new))
     }
 
-    /// Makes a domain whose names are to be rebuilt from what lies in its place, and opens it without asking for them. Only a rebuild may use it.
+    /// Makes a domain whose names are to be rebuilt from what lies in its place, and opens it
+    /// without asking for them. Only a rebuild may use it.
     ///
     /// # Errors
     /// As [`Self::create`], and [`Error::DomainUnknown`] if nothing lies there.
@@ -149,7 +154,8 @@ impl Domains {
         self.assemble(name).await
     }
 
-    /// Enters all domains into the catalogue whose stores lie in their places; returns their names. For a catalogue that was lost.
+    /// Enters all domains into the catalogue whose stores lie in their places; returns their names.
+    /// For a catalogue that was lost.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -165,8 +171,8 @@ impl Domains {
         Ok(names)
     }
 
-    /// Begins to delete a domain: from now on it is unknown, here at once and in other processes within a second or two.
-    /// [`Self::remove_deleted`] does the rest. Once more changes nothing.
+    /// Begins to delete a domain: from now on it is unknown, here at once and in other processes
+    /// within a second or two. [`Self::remove_deleted`] does the rest. Once more changes nothing.
     ///
     /// # Errors
     /// [`Error::DomainUnknown`], [`Error::Invalid`] for the default domain.
@@ -179,9 +185,10 @@ impl Domains {
         Ok(info(row))
     }
 
-    /// Deletes what lies of domains that are being deleted, to be repeated. An upload that is under way cannot renew its lease without
-    /// tables: a lease after they went for the first time nothing more comes, and what it left is deleted. Another lease later no process
-    /// deletes any more, and the row goes: then a new domain may have the place.
+    /// Deletes what lies of domains that are being deleted, to be repeated. An upload that is under
+    /// way cannot renew its lease without tables: a lease after they went for the first time
+    /// nothing more comes, and what it left is deleted. Another lease later no process deletes any
+    /// more, and the row goes: then a new domain may have the place.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the next call goes on.

@@ -1,4 +1,5 @@
-//! Collection: frees what nothing can reach or is about to reach, at a cost in proportion to the garbage.
+//! Collection: frees what nothing can reach or is about to reach, at a cost in proportion to the
+//! garbage.
 //!
 //! ```text
 //! collect  due GC candidates ─▶ rows of objects that nothing holds and no lease covers, and what hung on them
@@ -9,8 +10,9 @@
 //! trim     objects of the journal that a summary made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
-//! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number may
-//! run at once. A run does all steps, or one [`GcPart`] of them: those are four background tasks.
+//! Every step is a transaction or may be repeated, so a run may be killed anywhere and any number
+//! may run at once. A run does all steps, or one [`GcPart`] of them: those are four background
+//! tasks.
 
 mod collect;
 mod compact;
@@ -65,16 +67,20 @@ pub struct GcOptions {
     pub part: GcPart,
     /// Change nothing, say what would be freed.
     pub dry_run: bool,
-    /// How long a pack that nothing points to stays on storage: longer than any read, redirect or clock error. Default 1 hour.
+    /// How long a pack that nothing points to stays on storage: longer than any read, redirect or
+    /// clock error. Default 1 hour.
     pub grace: Duration,
-    /// Objects deleted in one transaction, at most: an implementation does less while others wait. Default 8,000.
+    /// Objects deleted in one transaction, at most: an implementation does less while others wait.
+    /// Default 8,000.
     pub batch: usize,
-    /// Whether live frames are copied: out of packs less than half alive, and out of small ones. Default true.
+    /// Whether live frames are copied: out of packs less than half alive, and out of small ones.
+    /// Default true.
     pub compact: bool,
     /// Packs that small ones are merged into, at most. Default no limit.
     pub merges: usize,
-    /// End every push session first, and give up every upload: what they lease is garbage, and a push or pull that still runs begins anew. For a local
-    /// store, whose sessions are those of interrupted pulls. Default false.
+    /// End every push session first, and give up every upload: what they lease is garbage, and a
+    /// push or pull that still runs begins anew. For a local store, whose sessions are those of
+    /// interrupted pulls. Default false.
     pub end_sessions: bool,
 }
 
@@ -96,12 +102,13 @@ impl Default for GcOptions {
 impl Store {
     /// Collects garbage until none is due. Any number may run at once, in any number of processes.
     ///
-    /// What fails for one pack does not keep it from the others: it does what it can and then returns the first error. `progress` has seen
-    /// the last report by then, and so has the list of runs; a scheduled run is in that list only if it found something to do.
+    /// What fails for one pack does not keep it from the others: it does what it can and then
+    /// returns the first error. `progress` has seen the last report by then, and so has the list of
+    /// runs; a scheduled run is in that list only if it found something to do.
     ///
     /// # Errors
-    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A node whose references cannot be read is no error: it is kept, with all that hangs
-    /// on it, and counted as deferred.
+    /// [`crate::Error::Unavailable`], [`crate::Error::Full`]. A node whose references cannot be
+    /// read is no error: it is kept, with all that hangs on it, and counted as deferred.
     #[boxed]
     pub async fn gc(&self, options: &GcOptions, progress: &mut (dyn FnMut(&GcReport) + Send)) -> Result<GcReport> {
         let mut run = Run::start(self, options, progress).await?;
@@ -113,8 +120,8 @@ impl Store {
         run.finish().await
     }
 
-    /// The same within a budget: `None` if that was used up first. The next run goes on from there, and
-    /// the list of runs says that this one stopped.
+    /// The same within a budget: `None` if that was used up first. The next run goes on from there,
+    /// and the list of runs says that this one stopped.
     ///
     /// # Errors
     /// As [`Store::gc`].

@@ -80,9 +80,9 @@ impl DomainHome {
         })
     }
 
-    /// Removes everything of a domain; returns whether that was done within the budget, and as long as the catalogue says that it may.
-    /// The marker goes first: a rebuild of the catalogue does not take half a domain for one. A bucket's objects go last, for they may be
-    /// many.
+    /// Removes everything of a domain; returns whether that was done within the budget, and as long
+    /// as the catalogue says that it may. The marker goes first: a rebuild of the catalogue does
+    /// not take half a domain for one. A bucket's objects go last, for they may be many.
     pub(super) async fn remove(&self, name: &DomainName, catalogue: &dyn Metadata, budget: &Budget) -> Result<bool> {
         if !catalogue.may_empty_domain(name.clone()).await? {
             return Ok(false);

@@ -49,7 +49,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies what lives in a pack, and closes the new one when it is full. Only between two packs, so that a claim holds until all of it is moved.
+    /// Copies what lives in a pack, and closes the new one when it is full. Only between two packs,
+    /// so that a claim holds until all of it is moved.
     ///
     /// # Errors
     /// What the new pack is lost for: it is abandoned.

@@ -71,9 +71,9 @@ impl Target {
 }
 
 impl Store {
-    /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time: small
-    /// packs on a bucket cost a round trip each. The tables are asked about one after the other, so that
-    /// a collection has one connection to the database at a time.
+    /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time:
+    /// small packs on a bucket cost a round trip each. The tables are asked about one after the
+    /// other, so that a collection has one connection to the database at a time.
     pub(crate) fn sources(&self, packs: Vec<PackRow>) -> impl Stream<Item = (PackRow, Result<Source>)> + Send + Unpin {
         let chunks: Vec<Vec<PackRow>> = packs.chunks(AHEAD).map(<[PackRow]>::to_vec).collect();
         let read = futures::stream::iter(chunks).then(move |chunk| async move {
@@ -115,7 +115,8 @@ impl Store {
         Ok(Source { contents, ahead })
     }
 
-    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad and stays, besides what is known to be.
+    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad
+    /// and stays, besides what is known to be.
     pub(crate) async fn copy_live(
         &self,
         pack: &PackRow,
@@ -220,7 +221,8 @@ async fn begun<'t>(store: &Store, target: &'t mut Option<Target>) -> std::result
     target.as_mut().ok_or_else(|| Fault::Target(Error::Internal("no pack is open".into())))
 }
 
-/// Groups frames that lie near each other, as positions in `contents`; a frame larger than a read is alone.
+/// Groups frames that lie near each other, as positions in `contents`; a frame larger than a read
+/// is alone.
 fn extents(contents: &[Packed]) -> Vec<Range<usize>> {
     let mut extents: Vec<Range<usize>> = Vec::new();
     for (at, frame) in contents.iter().enumerate() {
@@ -248,8 +250,8 @@ fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     range.step_by(usize::try_from(READ).unwrap_or(usize::MAX)).map(move |start| start..end.min(start + READ))
 }
 
-/// The header of a frame that `bytes` start with, if it is the one meant. A node's copy says that it is one, whatever the frame said: a rebuild
-/// knows nodes by their frames.
+/// The header of a frame that `bytes` start with, if it is the one meant. A node's copy says that
+/// it is one, whatever the frame said: a rebuild knows nodes by their frames.
 fn check_header(frame: &Packed, bytes: &[u8], limits: &Limits) -> std::result::Result<Header, String> {
     let header = header_of(bytes, frame.offset, &frame.digest, limits)?;
     if header.frame_len() != frame.frame_len {

@@ -1,4 +1,5 @@
-//! What the object store over a directory does not do: it keeps unfinished uploads out of sight, and does not sync deletions.
+//! What the object store over a directory does not do: it keeps unfinished uploads out of sight,
+//! and does not sync deletions.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 impl Store {
-    /// Removes the files of unfinished uploads of a pack: they lie beside it as `<file>#<number>`, numbered from 1 without gaps.
+    /// Removes the files of unfinished uploads of a pack: they lie beside it as `<file>#<number>`,
+    /// numbered from 1 without gaps.
     pub(super) async fn remove_unfinished(&self, key: &str) -> Result<()> {
         let Some(file) = self.file(key) else { return Ok(()) };
         blocking(move || {
@@ -28,7 +30,8 @@ impl Store {
         .await
     }
 
-    /// Bytes that an unfinished upload of a pack has written; 0 on a storage that does not show them.
+    /// Bytes that an unfinished upload of a pack has written; 0 on a storage that does not show
+    /// them.
     pub(super) async fn unfinished_bytes(&self, key: &str) -> Result<u64> {
         let Some(file) = self.file(key) else { return Ok(0) };
         blocking(move || {
@@ -49,8 +52,8 @@ impl Store {
         .await
     }
 
-    /// Removes the files of unfinished uploads of journal objects, of the tasks' notes and of the marker that are
-    /// older than a lease: their writers are done long before.
+    /// Removes the files of unfinished uploads of journal objects, of the tasks' notes and of the
+    /// marker that are older than a lease: their writers are done long before.
     pub(super) async fn remove_unfinished_objects(&self) -> Result<()> {
         let Some(dir) = self.packs_dir.clone() else { return Ok(()) };
         let lease = self.options.lease;

@@ -1,7 +1,8 @@
 //! Eviction: a local store is a cache of what is elsewhere, and stays within its size.
 //!
-//! What counts is what the store will take up once leases have ended: bytes that only wait for that must not cost further snapshots.
-//! Snapshots are chosen first, by counting in memory, then deleted, then collected once. So the dry run is the same run without its writes.
+//! What counts is what the store will take up once leases have ended: bytes that only wait for that
+//! must not cost further snapshots. Snapshots are chosen first, by counting in memory, then
+//! deleted, then collected once. So the dry run is the same run without its writes.
 
 use super::GcOptions;
 use super::plan::{Leases, MOST, Packs, Plan};
@@ -18,13 +19,15 @@ use std::collections::HashSet;
 const ALL: usize = 1_000_000;
 /// Pinned snapshots named when nothing else is left.
 const NAMED: usize = 10;
-/// How often snapshots are chosen at most: again if some of those chosen were pinned, used or deleted since they were listed.
+/// How often snapshots are chosen at most: again if some of those chosen were pinned, used or
+/// deleted since they were listed.
 const ROUNDS: usize = 4;
 
 impl Store {
-    /// Collects garbage, then deletes the least recently used snapshots until the packs fit into `max_bytes` or only pinned ones are left; the
-    /// report's `error` says the latter. Bytes that leases still cover go when they end, and do not count. For a store that is a cache: nothing asks
-    /// whether a snapshot is anywhere else.
+    /// Collects garbage, then deletes the least recently used snapshots until the packs fit into
+    /// `max_bytes` or only pinned ones are left; the report's `error` says the latter. Bytes that
+    /// leases still cover go when they end, and do not count. For a store that is a cache: nothing
+    /// asks whether a snapshot is anywhere else.
     ///
     /// # Errors
     /// As [`Store::gc`].
@@ -56,7 +59,8 @@ impl Store {
         }
     }
 
-    /// Keeps a snapshot from eviction for a reason, or no longer for that one: other reasons stay. Returns whether any reason is left.
+    /// Keeps a snapshot from eviction for a reason, or no longer for that one: other reasons stay.
+    /// Returns whether any reason is left.
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
@@ -72,7 +76,8 @@ impl Store {
         Ok(evicted)
     }
 
-    /// Takes the names of a snapshot away from a plan; returns how many objects go with them. One that was deleted meanwhile is no error.
+    /// Takes the names of a snapshot away from a plan; returns how many objects go with them. One
+    /// that was deleted meanwhile is no error.
     pub(super) async fn release(&self, plan: &mut Plan<'_>, snapshot: &Evictable) -> Result<u64> {
         match self.snapshot(&snapshot.repository, &snapshot.digest).await {
             Ok(row) => plan.release(row.object, 1 + row.tags.len() as u64).await,
@@ -81,7 +86,8 @@ impl Store {
         }
     }
 
-    /// The snapshots to give up, the least recently used first, and what is left then if that is still too much.
+    /// The snapshots to give up, the least recently used first, and what is left then if that is
+    /// still too much.
     async fn too_much(&self, max_bytes: u64, batch: usize) -> Result<(Vec<Evictable>, Option<u64>)> {
         // Most stores fit, and asking that costs little.
         if self.metadata.disk_bytes().await? <= max_bytes {

@@ -1,4 +1,5 @@
-//! What a collection would do, counted in memory: the dry run, eviction's choice, and the report of what is protected.
+//! What a collection would do, counted in memory: the dry run, eviction's choice, and the report of
+//! what is protected.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -6,7 +7,8 @@ use crate::metadata::{Health, Lease, ObjectId, ObjectRow, PackId, PackRow, PackS
 use pfr_schema::api::{OpenSession, Protected};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Candidates and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower bound.
+/// Candidates and objects that are kept in mind: about 100 MiB. Beyond that the numbers are a lower
+/// bound.
 pub(super) const MOST: usize = 1_000_000;
 /// Packs asked for at a time.
 const PACKS: usize = 1000;
@@ -100,7 +102,8 @@ impl<'a> Plan<'a> {
         self.free(vec![manifest]).await
     }
 
-    /// Frees those of `candidates` that have no reference left, and what hung on them; returns how many objects.
+    /// Frees those of `candidates` that have no reference left, and what hung on them; returns how
+    /// many objects.
     async fn free(&mut self, mut candidates: Vec<ObjectId>) -> Result<u64> {
         let before = self.freed.len();
         while !candidates.is_empty() && !self.is_full() {
@@ -214,7 +217,8 @@ impl Packs {
         self.0.iter()
     }
 
-    /// What becomes of them once the plan is carried out. If `give_up`, every upload counts as given up.
+    /// What becomes of them once the plan is carried out. If `give_up`, every upload counts as
+    /// given up.
     pub(super) fn fates(&self, plan: &Plan<'_>, now: u64, give_up: bool) -> Fates<'_> {
         let mut fates = Fates::default();
         for pack in &self.0 {

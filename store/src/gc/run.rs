@@ -9,7 +9,8 @@ use crate::room::{Freeing, MadeRoom};
 use pfr_schema::api::GcReport;
 use std::time::{Duration, Instant};
 
-/// Maximum age of the row during a run. Another process takes the run for dead if its row gets older.
+/// Maximum age of the row during a run. Another process takes the run for dead if its row gets
+/// older.
 const KEEP: Duration = Duration::from_secs(5);
 /// Emptied packs that are added up for the report.
 const DRAINING_SHOWN: usize = 100_000;
@@ -45,7 +46,8 @@ impl<'a> Run<'a> {
             ..GcReport::default()
         };
         let mut run = Self { store, options, report, progress, error: None, recorded: None, room };
-        // A schedule that finds nothing leaves no trace, or its rows would outgrow everything else. A dry run writes nothing at all.
+        // A schedule that finds nothing leaves no trace, or its rows would outgrow everything else.
+        // A dry run writes nothing at all.
         if options.trigger != GcTrigger::Schedule && !options.dry_run {
             run.record().await?;
         }
@@ -90,7 +92,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Summaries keep the journal short; and if something was healed, nodes that were marked for damage below them are looked at again.
+    /// Summaries keep the journal short; and if something was healed, nodes that were marked for
+    /// damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
         // What a killed process left unwritten, before a summary is thought of.
         let flushed = self.store.flush_journal().await;
@@ -121,7 +124,8 @@ impl<'a> Run<'a> {
         self.room.batch(self.options.batch.max(1))
     }
 
-    /// Tells how far it is, and writes the row once there is something to say, then every few seconds.
+    /// Tells how far it is, and writes the row once there is something to say, then every few
+    /// seconds.
     pub(super) async fn progress(&mut self) {
         (self.progress)(&self.report);
         let due = self.recorded.is_none_or(|at| at.elapsed() >= KEEP);
@@ -169,7 +173,8 @@ impl<'a> Run<'a> {
         self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
         let last = packs.iter().filter_map(|pack| pack.draining_since).max().filter(|_| self.report.draining_bytes > 0);
         self.report.draining_ends_at = last.map(|since| since.saturating_add(self.grace_ms()));
-        // Nobody reads what a scheduled run protects, and counting it costs a look at all that is leased.
+        // Nobody reads what a scheduled run protects, and counting it costs a look at all that is
+        // leased.
         if self.options.trigger != GcTrigger::Schedule {
             self.report.protected = Some(Plan::new(self.store, self.options.batch, Leases::All).protected().await?);
         }

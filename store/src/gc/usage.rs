@@ -14,8 +14,9 @@ const BATCH: usize = 8000;
 const PAGE: usize = 1000;
 
 impl Store {
-    /// What takes up room: what snapshots hold, what a collection would free now or later, and what only compaction gives back. Costs what a
-    /// collection costs, and nothing is changed. `grace` is the grace period of this store's collections.
+    /// What takes up room: what snapshots hold, what a collection would free now or later, and what
+    /// only compaction gives back. Costs what a collection costs, and nothing is changed. `grace`
+    /// is the grace period of this store's collections.
     ///
     /// # Errors
     /// [`crate::Error::Unavailable`].

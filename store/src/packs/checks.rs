@@ -170,7 +170,8 @@ impl Frame {
     }
 }
 
-/// The header that `bytes` begin with, if it is of the frame of `digest`. They lie at `offset` of a pack.
+/// The header that `bytes` begin with, if it is of the frame of `digest`. They lie at `offset` of a
+/// pack.
 pub(crate) fn header_of(bytes: &[u8], offset: u64, digest: &Digest, limits: &Limits) -> Result<Header, String> {
     let header = bytes.get(..Header::len(digest.algorithm())).ok_or("the pack ends before it")?;
     let header = Header::parse_exact(header, offset, limits).map_err(|e| e.to_string())?;

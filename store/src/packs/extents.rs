@@ -1,4 +1,5 @@
-//! Frames where they lie: located in metadata, read as ranges of packs, looked up again if compaction moved them in between.
+//! Frames where they lie: located in metadata, read as ranges of packs, looked up again if
+//! compaction moved them in between.
 
 use super::READ;
 use super::checks::header_of;
@@ -89,11 +90,13 @@ pub(crate) fn plan(located: Vec<(Digest, Location)>) -> Vec<Extent> {
     extents
 }
 
-/// Reads ranges of an extent that follow each other, each into memory of its own, and checks the headers in them: none may lie in two ranges.
+/// Reads ranges of an extent that follow each other, each into memory of its own, and checks the
+/// headers in them: none may lie in two ranges.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if metadata name a pack that is not there or ends too early, or if something else lies there;
-/// [`Error::BlobUnknown`] for what was collected meanwhile; [`Error::Unavailable`].
+/// [`Error::Corrupt`] if metadata name a pack that is not there or ends too early, or if something
+/// else lies there; [`Error::BlobUnknown`] for what was collected meanwhile;
+/// [`Error::Unavailable`].
 pub(crate) async fn read_extent(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let base = extent.range.start;
     let lie: Vec<Range<u64>> = ranges.iter().map(|range| base + range.start..base + range.end).collect();
@@ -110,8 +113,9 @@ pub(crate) async fn read_extent(store: &Store, extent: &Extent, ranges: &[Range<
     Ok(pieces)
 }
 
-/// Compaction moved the frames between the look and the read: look again. They are the same bytes wherever they lie. A pack that metadata names
-/// and that is not there the second time either is damage.
+/// Compaction moved the frames between the look and the read: look again. They are the same bytes
+/// wherever they lie. A pack that metadata names and that is not there the second time either is
+/// damage.
 async fn read_moved(store: &Store, extent: &Extent, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let (mut parts, mut at) = (Vec::new(), 0);
     for part in plan(locate(store, &extent.digests()).await?) {

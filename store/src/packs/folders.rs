@@ -6,9 +6,10 @@ use object_store::path::Path;
 use std::sync::PoisonError;
 
 impl Store {
-    /// Makes the name of an object's folder durable. The object store syncs the folders that it makes.
-    /// One that is there already it takes as it is, although another writer may have made it a moment
-    /// ago, or one that was killed. A folder goes only with its store, so once a process is enough.
+    /// Makes the name of an object's folder durable. The object store syncs the folders that it
+    /// makes. One that is there already it takes as it is, although another writer may have made it
+    /// a moment ago, or one that was killed. A folder goes only with its store, so once a process
+    /// is enough.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

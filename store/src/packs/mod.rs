@@ -1,4 +1,5 @@
-//! Packs: the only code that writes one, reads one, knows where one lies, and decides what it means that one is not found.
+//! Packs: the only code that writes one, reads one, knows where one lies, and decides what it means
+//! that one is not found.
 //!
 //! | file | is |
 //! |---|---|

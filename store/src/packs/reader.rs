@@ -1,7 +1,8 @@
 //! Bytes of packs, and what a failed read means.
 //!
-//! A pack that is not found was moved, or collected, or is lost, or its storage is away. The last is told apart here: "there is no such
-//! pack" is said only of a storage that is there. The other three are told apart by metadata, and are the caller's to ask about.
+//! A pack that is not found was moved, or collected, or is lost, or its storage is away. The last
+//! is told apart here: "there is no such pack" is said only of a storage that is there. The other
+//! three are told apart by metadata, and are the caller's to ask about.
 
 use super::paths::path;
 use crate::Store;
@@ -37,8 +38,9 @@ impl Store {
         }
     }
 
-    /// Ranges that follow each other, each in memory of its own: a piece that was sent is free again at once. If the pack ends early, the last
-    /// pieces are short, or lacking. `None` if it is not there.
+    /// Ranges that follow each other, each in memory of its own: a piece that was sent is free
+    /// again at once. If the pack ends early, the last pieces are short, or lacking. `None` if it
+    /// is not there.
     ///
     /// # Errors
     /// As [`Self::read_pack`].
@@ -77,7 +79,8 @@ impl Store {
     /// Deletes the bytes of a pack. That they are gone already is fine.
     ///
     /// # Errors
-    /// As [`Self::read_pack`]. If the storage is away, the bytes may come back with it: the row must still name them.
+    /// As [`Self::read_pack`]. If the storage is away, the bytes may come back with it: the row
+    /// must still name them.
     pub(crate) async fn delete_pack(&self, key: &str) -> Result<()> {
         match self.packs.delete(&path(key)).await {
             Ok(()) => Ok(()),
@@ -86,7 +89,8 @@ impl Store {
         }
     }
 
-    /// Why a read up to `end` failed. A pack that ends before is damage, and not a storage out of reach.
+    /// Why a read up to `end` failed. A pack that ends before is damage, and not a storage out of
+    /// reach.
     async fn why(&self, path: &Path, end: u64, error: object_store::Error) -> Result<Failed> {
         let absent = || async { self.storage_is_there().await.map(|()| Failed::NoPack) };
         match error {

@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Part of a lease after which it is renewed. A session may have been at half of its own when the pack began.
+/// Part of a lease after which it is renewed. A session may have been at half of its own when the
+/// pack began.
 const RENEW: u32 = 4;
 /// Part of a lease after which a renewal that failed is tried again.
 const RETRY: u32 = 64;
@@ -23,7 +24,8 @@ impl Renewal {
         Self { fresh: span(store.options.clock.now(), store.options.lease / RENEW) }
     }
 
-    /// The time, if it is time to renew. A clock that was set back does not say how long ago the last time was: rather once too often.
+    /// The time, if it is time to renew. A clock that was set back does not say how long ago the
+    /// last time was: rather once too often.
     pub(crate) fn due(&self, store: &Store) -> Option<u64> {
         let now = store.options.clock.now();
         (!self.fresh.contains(&now)).then_some(now)
@@ -32,7 +34,8 @@ impl Renewal {
     /// Takes down what came of renewing at `now`.
     ///
     /// # Errors
-    /// [`Error::PackLost`], [`Error::PushUnknown`]: it is too late. After any other error it is tried again.
+    /// [`Error::PackLost`], [`Error::PushUnknown`]: it is too late. After any other error it is
+    /// tried again.
     pub(crate) fn note(&mut self, store: &Store, now: u64, renewed: Result<()>) -> Result<()> {
         let lease = store.options.lease;
         let pause = match renewed {

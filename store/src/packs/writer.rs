@@ -1,6 +1,7 @@
 //! Writing packs: many frames into one immutable object, in pieces, in bounded memory.
 //!
-//! A pack may take longer to write than a lease lasts: the leases of its row and of its session are renewed as its bytes come.
+//! A pack may take longer to write than a lease lasts: the leases of its row and of its session are
+//! renewed as its bytes come.
 
 use super::paths::path;
 use super::renewal::Renewal;
@@ -16,8 +17,9 @@ use tokio::task::JoinHandle;
 
 /// Bytes of one part of an upload; S3 wants at least 5 MiB.
 const PART: usize = 5 << 20;
-/// Frames and children of nodes after which a pack is full, however few its bytes. Each takes about half a KiB until it is indexed, and
-/// indexing is one transaction for which others wait: so 16 MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
+/// Frames and children of nodes after which a pack is full, however few its bytes. Each takes about
+/// half a KiB until it is indexed, and indexing is one transaction for which others wait: so 16
+/// MiB, and well under a second. Pages of 4 KiB and more fill a pack by bytes.
 const ENTRIES: usize = 32 << 10;
 
 impl Store {
@@ -28,7 +30,8 @@ impl Store {
     }
 }
 
-/// A pack being written. Its row exists before its first byte; dropping it leaves debris that collection finds by that row.
+/// A pack being written. Its row exists before its first byte; dropping it leaves debris that
+/// collection finds by that row.
 pub(crate) struct PackWriter {
     store: Store,
     /// The session that it is written for; none for a copy.
@@ -53,7 +56,8 @@ impl PackWriter {
     pub(crate) async fn begin(store: &Store, push: Option<&LivePush>) -> Result<Self> {
         store.mark().await?;
         let renewal = push.map_or_else(|| Renewal::done(store), |push| push.renewal.clone());
-        // Never reused and never derived from content: a late or repeated delete can only hit bytes that no row names.
+        // Never reused and never derived from content: a late or repeated delete can only hit bytes
+        // that no row names.
         let key = uuid::Uuid::now_v7().to_string();
         let id = store.metadata.begin_pack(key.clone(), store.options.lease).await?;
         let upload = store.packs.put_multipart(&path(&key)).await.map_err(Error::packs)?;
@@ -110,7 +114,8 @@ impl PackWriter {
     /// Appends bytes, which are written when a part is full.
     ///
     /// # Errors
-    /// [`Error::PackLost`], [`Error::PushUnknown`] as soon as it is clear that it cannot be finished.
+    /// [`Error::PackLost`], [`Error::PushUnknown`] as soon as it is clear that it cannot be
+    /// finished.
     pub(crate) async fn append(&mut self, bytes: Bytes) -> Result<()> {
         self.renew().await?;
         self.offset += bytes.len() as u64;
@@ -147,7 +152,8 @@ impl PackWriter {
         self.entries
     }
 
-    /// Waits for what is being written, and writes the rest where parts may be small; gives the bytes that are still held.
+    /// Waits for what is being written, and writes the rest where parts may be small; gives the
+    /// bytes that are still held.
     pub(crate) async fn rest(&mut self) -> Result<u64> {
         // A part of a file may have any size; one in a bucket has 5 MiB or more.
         if self.store.packs_dir.is_some() && !self.pending.is_empty() {
@@ -209,16 +215,19 @@ impl PackWriter {
         self.wait().await
     }
 
-    /// Deletes the bytes of a pack for whose rows there was no space. Best effort: collection finds it by its row when its lease ends.
+    /// Deletes the bytes of a pack for whose rows there was no space. Best effort: collection finds
+    /// it by its row when its lease ends.
     async fn discard(&mut self) {
-        // Only a later transaction that finds it unfinished proves that the failed one did not take place.
+        // Only a later transaction that finds it unfinished proves that the failed one did not take
+        // place.
         match self.store.metadata.renew_pack(None, self.id, self.store.options.lease).await {
             Ok(()) => drop(self.store.packs.delete(&path(&self.key)).await),
             Err(error) => tracing::debug!(%error, pack = self.id, "no space for the rows of a pack: its bytes stay until its lease ends"),
         }
     }
 
-    /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the pack's row.
+    /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the
+    /// pack's row.
     pub(crate) async fn abandon(mut self) {
         self.remove_unfinished().await;
     }
@@ -230,12 +239,14 @@ impl PackWriter {
         }
     }
 
-    /// A pack that was given up while it was written may have no row any more: then nobody but its writer knows of its bytes.
+    /// A pack that was given up while it was written may have no row any more: then nobody but its
+    /// writer knows of its bytes.
     async fn remove_if_lost<T>(&mut self, result: Result<T>) -> Result<T> {
         let lost = match &result {
             Ok(_) => false,
             Err(Error::PackLost(_)) => true,
-            // The answer may be lost and the pack live, or collection may still have to delete it: only without a row is it nobody's.
+            // The answer may be lost and the pack live, or collection may still have to delete it:
+            // only without a row is it nobody's.
             Err(_) => self.is_forgotten().await,
         };
         if lost && let Err(error) = self.store.packs.delete(&path(&self.key)).await {
