@@ -8,7 +8,8 @@ use crate::snapshot::{Manifest, SnapshotConfig};
 use crate::tree::PageTree;
 use serde::{Deserialize, Serialize};
 
-// Requests refuse fields they do not know: a misspelt condition must not be ignored. Answers may grow.
+// Requests refuse fields they do not know: a misspelt condition must not be ignored. Answers may
+// grow.
 macro_rules! api {
     ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)* })*) => {
         $(#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,7 +69,8 @@ mod openapi {
     );
     string_schema!(DomainName, "^[a-z0-9]+((_|__|-+)[a-z0-9]+)*$", "acme", min_length = 1, max_length = 40);
 
-    /// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older tools understand it too.
+    /// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older
+    /// tools understand it too.
     pub(super) struct Pair;
 
     impl PartialSchema for Pair {
@@ -251,7 +253,8 @@ api! {
 
     /// A snapshot and everything above it in the repository.
     pub struct Lineage {
-        /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the repository are named only.
+        /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the
+        /// repository are named only.
         pub snapshots: Vec<SnapshotSummary>,
         /// Whether the repository has more ancestors than are listed.
         pub truncated: bool,
@@ -286,7 +289,8 @@ api! {
         pub b: Digest,
         /// By group and rank.
         pub groups: Vec<GroupDiff>,
-        /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only in the second.
+        /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only
+        /// in the second.
         #[cfg_attr(feature = "openapi", schema(value_type = openapi::Pair))]
         pub other_bytes_only: (u64, u64),
     }
@@ -330,7 +334,8 @@ api! {
         /// How many, 1 to 10,000.
         #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10000))]
         pub count: u32,
-        /// Tags are named `<prefix>-1` … `<prefix>-<count>`; existing ones make the request fail as a whole.
+        /// Tags are named `<prefix>-1` … `<prefix>-<count>`; existing ones make the request fail as
+        /// a whole.
         #[cfg_attr(feature = "openapi", schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,121}$"))]
         pub prefix: String,
     }
@@ -438,7 +443,8 @@ api! {
         pub digests: Vec<Digest>,
     }
 
-    /// Where the frames that were asked for lie: together, in this order, they are the stream without its end mark.
+    /// Where the frames that were asked for lie: together, in this order, they are the stream
+    /// without its end mark.
     pub struct FrameLocations {
         /// Seconds after which the URLs are refused. Ask again then.
         pub expires_seconds: u64,
@@ -448,7 +454,8 @@ api! {
 
     /// Frames that lie back to back.
     pub struct FrameExtent {
-        /// Where to `GET` them, without the registry's token. Whoever has the URL can read the object.
+        /// Where to `GET` them, without the registry's token. Whoever has the URL can read the
+        /// object.
         pub url: String,
         /// First byte, for `Range`.
         pub offset: u64,
@@ -458,7 +465,8 @@ api! {
         pub digests: Vec<Digest>,
     }
 
-    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be computed was.
+    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be
+    /// computed was.
     pub struct Verified {
         /// The snapshot.
         pub digest: Digest,
@@ -516,7 +524,8 @@ api! {
         /// When the grace period of the last of them ends: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub draining_ends_at: Option<u64>,
-        /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run lasts.
+        /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run
+        /// lasts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub protected: Option<Protected>,
         /// Objects of the journal that a journal summary replaced.
@@ -542,7 +551,8 @@ api! {
         /// When the last of these leases ends, unless it is renewed: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expires_at: Option<u64>,
-        /// The push sessions that hold these leases, at most a hundred. A pull into a local store is one too.
+        /// The push sessions that hold these leases, at most a hundred. A pull into a local store
+        /// is one too.
         pub sessions: Vec<OpenSession>,
     }
 
@@ -576,7 +586,8 @@ api! {
         pub unfinished_bytes: u64,
         /// How many there are.
         pub unfinished_packs: u64,
-        /// When the last of them counts as given up, unless its upload goes on: milliseconds since 1970.
+        /// When the last of them counts as given up, unless its upload goes on: milliseconds since
+        /// 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub unfinished_ends_at: Option<u64>,
         /// Snapshots, over all repositories.
@@ -608,7 +619,8 @@ api! {
         pub name: String,
         /// What it does now.
         pub state: TaskState,
-        /// Time between the end of a run and the start of the next, about; 0 if it never starts by itself.
+        /// Time between the end of a run and the start of the next, about; 0 if it never starts by
+        /// itself.
         pub interval_seconds: u64,
         /// Runs of this process that ended.
         pub runs: u64,
@@ -656,7 +668,8 @@ api! {
         pub digest: Digest,
         /// What was found.
         pub reason: String,
-        /// Snapshots that reach it, as `repository@digest`, at most a hundred. None: it was dead space, and nothing is lost.
+        /// Snapshots that reach it, as `repository@digest`, at most a hundred. None: it was dead
+        /// space, and nothing is lost.
         pub snapshots: Vec<String>,
     }
 
@@ -671,9 +684,11 @@ api! {
         pub bytes: u64,
         /// Whether every blob was hashed, and not only its checksum compared.
         pub full: bool,
-        /// Packs that metadata names and that are not there, or are cut, or whose index is bad; with what was found.
+        /// Packs that metadata names and that are not there, or are cut, or whose index is bad;
+        /// with what was found.
         pub bad_packs: Vec<String>,
-        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example. Nothing is lost with them.
+        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example.
+        /// Nothing is lost with them.
         #[serde(default)]
         pub dead_frames: Vec<String>,
         /// Packs that could not be read this time, and why: nothing is known of them.
