@@ -1,8 +1,10 @@
-// Page hashing and copying on the device. One source, two compilers: NVRTC makes pages.ptx.zst of it, and a C++ compiler (shim.hpp)
-// makes a library that the tests compare with another implementation of the same digest, without a GPU.
+// Page hashing and copying on the device. One source, two compilers: NVRTC makes pages.ptx.zst of
+// it, and a C++ compiler (shim.hpp) makes a library that the tests compare with another
+// implementation of the same digest, without a GPU.
 //
-// A page is a list of segments, its bytes theirs, one after another. Segments have any length and any alignment. Page i has the
-// segments first[i] .. first[i] + count[i] of the flat arrays `ptrs` (addresses) and `lens` (bytes).
+// A page is a list of segments, its bytes theirs, one after another. Segments have any length and
+// any alignment. Page i has the segments first[i] .. first[i] + count[i] of the flat arrays `ptrs`
+// (addresses) and `lens` (bytes).
 //
 // No load leaves the bytes of a segment, so a segment may end where its allocation ends.
 
@@ -16,7 +18,7 @@ typedef unsigned long long u64;
 
 #define ROTR(x, n) __funnelshift_r((x), (x), (n))
 
-// ---------------------------------------------------------------------------------------------------------------- reading
+// ---- reading
 
 // A place in a page: walks over the segments.
 struct Cursor {
@@ -70,7 +72,8 @@ __device__ __forceinline__ void load_whole(u64 at, u32 w[16]) {
 #pragma unroll
     for (int i = 0; i < 16; i++) w[i] = p[i];
   } else {
-    // Words that straddle: the 15 aligned words inside, shifted; the first and the last are put together from bytes.
+    // Words that straddle: the 15 aligned words inside, shifted; the first and the last are put
+    // together from bytes.
     const u8* bytes = (const u8*)at;
     const u32* p = (const u32*)(at + (4 - off));
     u32 shift = off * 8;
@@ -114,7 +117,7 @@ __device__ __forceinline__ void load_block(Cursor& c, u32 n, u32 w[16]) {
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- SHA-256
+// ---- SHA-256
 
 __constant__ u32 SHA_K[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
@@ -156,7 +159,8 @@ __device__ __forceinline__ void sha_compress(u32 s[8], u32 w[16]) {
 
 __device__ __forceinline__ u32 swap_bytes(u32 x) { return __byte_perm(x, 0, 0x0123); }
 
-// One page per thread, any number of threads per block up to 128. `out` gets 8 words a page: the 32 bytes of the digest.
+// One page per thread, any number of threads per block up to 128. `out` gets 8 words a page: the 32
+// bytes of the digest.
 extern "C" __global__ void __launch_bounds__(128)
     pf_sha256_pages(const u64* ptrs, const u64* lens, const u32* first, const u32* count, u32 pages, u32* out) {
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -164,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(128)
   u64 bytes = page_bytes(lens, first[i], count[i]);
   Cursor c = open_page(ptrs, lens, first[i], count[i]);
   u32 s[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  // The next block is on its way while this one is hashed: a thread has no other work to hide the wait behind.
+  // The next block is on its way while this one is hashed: a thread has no other work to hide the
+  // wait behind.
   u64 blocks = bytes / 64;
   u32 rest = (u32)(bytes % 64);
   u32 next[16], w[16];
@@ -195,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int j = 0; j < 8; j++) out[i * 8 + j] = swap_bytes(s[j]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- copying
+// ---- copying
 
 // n bytes by all threads of the block, 16 at a time where both sides allow it.
 __device__ __forceinline__ void copy_bytes(u64 to, u64 from, u64 n) {
@@ -224,7 +229,8 @@ __device__ __forceinline__ void copy_bytes(u64 to, u64 from, u64 n) {
   for (u64 i = done + t; i < n; i += step) *(u8*)(to + i) = *(const u8*)(from + i);
 }
 
-// Segment i, lens[i] bytes at ptrs[i], to base + at[i]. One segment per block at a time; no two may have a byte of the target in common.
+// Segment i, lens[i] bytes at ptrs[i], to base + at[i]. One segment per block at a time; no two may
+// have a byte of the target in common.
 extern "C" __global__ void __launch_bounds__(256)
     pf_gather(const u64* ptrs, const u64* lens, const u64* at, u32 segments, u64 base) {
   for (u64 i = blockIdx.x; i < segments; i += gridDim.x) copy_bytes(base + at[i], ptrs[i], lens[i]);

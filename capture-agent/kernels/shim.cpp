@@ -1,4 +1,5 @@
-// The kernels as functions of a shared library: the grid first, then the kernel's own arguments. Tests only.
+// The kernels as functions of a shared library: the grid first, then the kernel's own arguments.
+// Tests only.
 #define PF_SHIM
 #include "pages.cu"
 

@@ -1,7 +1,8 @@
 // What pages.cu needs of CUDA, for an ordinary C++17 compiler. Tests only.
 //
-// A block's threads are real threads, __syncthreads() a barrier that all of them must reach: an early exit hangs, a missing
-// barrier gives wrong results. With one thread per block nothing is spawned.
+// A block's threads are real threads, __syncthreads() a barrier that all of them must reach: an
+// early exit hangs, a missing barrier gives wrong results. With one thread per block nothing is
+// spawned.
 #pragma once
 #include <condition_variable>
 #include <mutex>

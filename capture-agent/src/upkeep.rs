@@ -1,5 +1,5 @@
-//! The background task of the local store: eviction if its size is limited, else the merging of small
-//! packs, which eviction includes.
+//! The background task of the local store: eviction if its size is limited, else the merging of
+//! small packs, which eviction includes.
 
 use async_trait::async_trait;
 use pfr_schema::api::GcReport;
@@ -33,8 +33,8 @@ impl Task for Upkeep {
     }
 
     async fn run(&self, budget: &Budget) -> Result<RunEnd> {
-        // Readers of a local store look again when a pack is gone, so packs need no grace period. One
-        // merge a run: captures write to the same disk.
+        // Readers of a local store look again when a pack is gone, so packs need no grace period.
+        // One merge a run: captures write to the same disk.
         let options = GcOptions { trigger: GcTrigger::Schedule, grace: Duration::ZERO, merges: 1, ..GcOptions::default() };
         let mut no_progress = |_: &GcReport| ();
         let Some(max_bytes) = self.max_bytes else {

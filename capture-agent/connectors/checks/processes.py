@@ -133,7 +133,10 @@ class Host:
 
 
 class Engine(Child):
-    """An engine program of this folder: commands go to standard input, events come on a pipe of their own."""
+    """An engine program of this folder.
+
+    It reads commands from standard input and writes events to a pipe of their own.
+    """
 
     def __init__(self, python: str, program: str, folder: Path, args: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
-python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [transformers]
+python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid]
+[transformers]
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tiny hybrid models in a loop over transformers, driven by JSON lines: requests on standard input, events on `--events`."""
+"""Runs tiny hybrid models in a loop over transformers.
+
+JSON lines drive it: requests on standard input, events on the descriptor `--events`.
+"""
 
 from __future__ import annotations
 

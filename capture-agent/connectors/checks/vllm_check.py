@@ -1,4 +1,7 @@
-"""vLLM, captured on one host while it generates, continued on another by a process that never saw the prompt."""
+"""Captures vLLM on one host while it generates.
+
+A process on another host, which has never seen the prompt, continues the generation.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,8 @@ def _capture(
         engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
         report = _snapshot_in_block(host, engine, f"{reference}:mid", 32 if kind == "dense" else 384)
         if kind == "hybrid":
-            # The same engine once more, seen through a connector that does not know of recurrent state.
+            # The same engine once more, seen through a connector that does not know of recurrent
+            # state.
             proxy.omit = "recurrent"
             proxy.cut()
             host.wait_ready(ENGINE, engine, lambda info: not any(g.startswith("recurrent") for g in info["groups"]))
@@ -80,16 +84,16 @@ def _capture(
         f"T={report['boundary']}, {report['pages']} pages, {report['moved_bytes']:,} bytes moved, "
         f"{report['state_bytes']:,} of them state, paused {report['pause_seconds'] * 1e3:.0f} ms, {report['exactness']}"
     )
-    return full, report, [Outcome("a running generation is captured, and goes on as if nothing had been", same, seen)]
+    return full, report, [Outcome("a running generation is captured, and continues unchanged", same, seen)]
 
 
 def _snapshot_in_block(host: Host, engine: Engine, reference: str, block: int) -> dict[str, Any]:
-    """Captures at a boundary that is not a block's end: then the last page is part full, and state lies between two boundaries."""
+    """Captures at a token position inside a block, so that the last page is partly filled."""
     for _ in range(5):
         report = host.pf("snapshot", ENGINE, reference, "--push", "wait")
         if report["boundary"] % block:
             return report
-    raise AssertionError("five boundaries in a row at a block's end")
+    raise AssertionError("five captures in a row ended at the end of a block")
 
 
 def _restore(
@@ -109,7 +113,8 @@ def _restore(
         tokens = (prompt + full["tokens"])[: boundary + 1]
         made = len(tokens) - len(prompt)
         if kind == "hybrid":
-            # Less than a block: what this request computes stays with it, and the next one finds no shared prefix.
+            # Less than a block: what this request computes stays with it, and the next one finds no
+            # shared prefix.
             outcomes.append(_recomputed(engine, proxy, tokens))
         engine.send(tokens=tokens, count=STEPS - made, name="continued")
         done = engine.until("done")

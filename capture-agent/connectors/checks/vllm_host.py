@@ -1,4 +1,7 @@
-"""A vLLM engine with the connector, driven by JSON lines: requests on standard input, events on the descriptor `--events`."""
+"""Runs a vLLM engine with the connector.
+
+JSON lines drive it: requests on standard input, events on the descriptor `--events`.
+"""
 
 from __future__ import annotations
 

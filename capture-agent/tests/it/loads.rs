@@ -1,5 +1,5 @@
-//! Loads of engines that link the agent: the engine does not wait, nothing runs unproven, and blocks are not
-//! given back under a copy.
+//! Loads of engines that link the agent: the engine does not wait, nothing runs unproven, and
+//! blocks are not given back under a copy.
 
 use crate::common::engine::{Core, Synthetic};
 use crate::common::layout::Spec;

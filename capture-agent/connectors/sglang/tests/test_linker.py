@@ -1,4 +1,4 @@
-"""The linker against SGLang's interface: transfers as its tree builds them, an agent that answers."""
+"""The linker with transfers as its tree builds them and a fake agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The capture agent's control interface, as far as a connector needs it: HTTP with JSON over a Unix socket."""
+"""The part of the capture agent's control interface that a connector needs.
+
+It is HTTP with JSON over a Unix socket.
+"""
 
 from __future__ import annotations
 

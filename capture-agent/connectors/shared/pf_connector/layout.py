@@ -59,7 +59,10 @@ def state(
     tag: str,
     strides: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """The protocol's `State`: affine if there are strides (in elements, from the part's first byte), else opaque."""
+    """The protocol's `State`: affine if `strides` are given, otherwise opaque.
+
+    Strides are in elements, from the first byte of the part.
+    """
     known = dtype_name(dtype)
     if known is None or strides is None:
         # The engine's own bytes: only the same deployment reads them.

@@ -1,7 +1,8 @@
 """A member of an engine: one connection to the capture agent, kept by a thread.
 
-The thread registers, reconnects with growing pauses, answers the agent's calls one after another, and hands answers to the waiting caller.
-When the connection ends, `on_lost` runs after the calls that had come: an engine that was paused goes on.
+The thread registers, reconnects with growing pauses, answers the agent's calls one after another,
+and hands answers to the waiting caller. When the connection ends, `on_lost` runs after the calls
+that had come: an engine that was paused goes on.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _LONGEST_PAUSE = 5.0
 class Member:
     """One member of one engine.
 
-    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls to functions; `descriptors` go
-    with the registration and stay the caller's.
+    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls
+    to functions; `descriptors` go with the registration and stay the caller's.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Hands over memory: POSIX shared memory by descriptor, CUDA allocations by IPC handle. Nothing is pickled."""
+"""Shares memory: POSIX shared memory by descriptor, CUDA allocations by IPC handle.
+
+Nothing is pickled.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class CannotShare(Exception):
 
 @dataclass(frozen=True)
 class Shared:
-    """A storage that the agent can map: the protocol's `Memory`, and the descriptor that goes with it."""
+    """A storage that the agent can map: the protocol's `Memory`, its descriptor if it has one."""
 
     memory: dict[str, Any]
     descriptor: int | None
@@ -28,7 +31,10 @@ class Shared:
 
 
 def share(name: str, storage: Any) -> Shared:
-    """Shares a `torch.UntypedStorage`. CPU storages move into shared memory in place: views of them follow."""
+    """Shares a `torch.UntypedStorage`.
+
+    A CPU storage moves into shared memory in place, so views of it stay valid.
+    """
     if storage.device.type == "cpu":
         descriptor, size = storage._share_fd_cpu_()
         return Shared({"name": name, "kind": "posix-shm", "bytes": size}, os.dup(descriptor), storage.data_ptr())
@@ -54,7 +60,10 @@ def _share_cuda(name: str, address: int, size: int) -> Shared:
 
 
 class _Cuda:
-    """The few driver calls that export an allocation. The calling thread has the engine's context current."""
+    """The driver calls that export an allocation.
+
+    The engine's CUDA context must be current in the calling thread.
+    """
 
     _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 

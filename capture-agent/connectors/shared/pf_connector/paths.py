@@ -7,7 +7,7 @@ from typing import Any
 
 
 def socket_path(configured: Any = None) -> str:
-    """The agent's socket for engines: as configured, `PF_AGENT_ENGINE_SOCKET`, or the agent's default."""
+    """The agent's socket for engines: configured, `PF_AGENT_ENGINE_SOCKET`, or the default."""
     return str(configured or os.environ.get("PF_AGENT_ENGINE_SOCKET") or _default("engines.sock"))
 
 

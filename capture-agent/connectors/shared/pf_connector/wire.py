@@ -1,6 +1,9 @@
-"""Messages between an engine and the capture agent: a `u32` little-endian length, then that many bytes of JSON.
+"""Messages between an engine and the capture agent.
 
-File descriptors travel as `SCM_RIGHTS` with a message's first byte. Only the standard library is used.
+A message is a `u32` little-endian length, then that many bytes of JSON.
+
+File descriptors travel as `SCM_RIGHTS` with a message's first byte. Only the standard library is
+used.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def send(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Sends a message, with file descriptors at its first byte. Not safe to call from two threads at once."""
+    """Sends a message, with file descriptors at its first byte.
+
+    Not safe to call from two threads at once.
+    """
     if len(descriptors) > MAX_DESCRIPTORS:
         raise WireError(f"{len(descriptors)} descriptors cannot be sent, the limit is {MAX_DESCRIPTORS}")
     data = memoryview(encode(message))

@@ -1,4 +1,4 @@
-"""What is said of CUDA memory, with a driver that answers as told: there is no GPU in unit tests."""
+"""Descriptions of CUDA memory, with a fake driver: unit tests have no GPU."""
 
 from __future__ import annotations
 

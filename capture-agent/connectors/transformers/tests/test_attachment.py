@@ -1,4 +1,7 @@
-"""A loop over transformers with an agent that copies pages by itself. Needs torch and transformers; no engine, no network."""
+"""A loop over transformers, with a fake agent that copies pages itself.
+
+Needs torch and transformers, no engine and no network.
+"""
 
 from __future__ import annotations
 

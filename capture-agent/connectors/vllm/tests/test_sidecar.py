@@ -1,4 +1,7 @@
-"""The sidecar between the agent and vLLM's HTTP interface: which requests it makes, and what it says when they fail."""
+"""The sidecar between the agent and vLLM's HTTP interface.
+
+Tests which requests it makes, and its messages when they fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Page tables, questions and loads, against an agent that answers as told. Needs no vLLM: its objects are stood in for by their fields."""
+"""Page tables, questions and loads against a fake agent.
+
+Needs no vLLM: objects with the same fields stand for vLLM's.
+"""
 
 from __future__ import annotations
 

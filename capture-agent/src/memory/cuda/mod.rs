@@ -4,7 +4,8 @@
 //! open_ipc (ipc) ┐                       hash ─▶ kernel (SHA-256: a page per thread)
 //!                ├▶ device: PageMemory ─▶ read / write (transfer) ─▶ pinned ring (pinned, extents), two streams
 //! open_vmm (vmm) ┘                       set_aside ─▶ gather kernel ─▶ an allocation of ours
-//! driver: library, contexts, kernels · stream: streams, events, buffers, launches · plan: every decision that needs no GPU
+//! driver: library, contexts, kernels · stream: streams, events, buffers, launches
+//! plan: every decision that needs no GPU
 //! ```
 //!
 //! Calls come from any thread. Each call makes the device's primary context current while it runs,

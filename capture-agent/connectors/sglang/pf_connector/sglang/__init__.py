@@ -1,6 +1,7 @@
 """The connector for SGLang: an external linker of its unified radix cache.
 
-Not run with SGLang itself: it is tested against the linker's interface (SGLang 0.5.23), see the README of this folder.
+Not run with SGLang itself: it is tested against the linker's interface (SGLang 0.5.23), see the
+README of this folder.
 """
 
 from .linker import PfLinker, Pool, Request

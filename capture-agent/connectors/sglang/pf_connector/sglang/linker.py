@@ -1,7 +1,10 @@
-"""State for requests, through SGLang's `UnifiedCacheLinker`: `lookup` says which lengths can be restored, loads fill device slots.
+"""Restores state for requests through SGLang's `UnifiedCacheLinker`.
 
-SGLang asks with page hashes of the part that it lacks and a request id. The agent matches tokens, so the code that
-builds the linker says which tokens a request id stands for. Loads are synchronous within `start_layer_wise_loading`: the agent proves pages as a whole.
+`lookup` says which lengths can be restored; loads fill device slots.
+
+SGLang asks with page hashes of the part that it lacks and a request id. The agent matches tokens,
+so the code that builds the linker says which tokens a request id stands for. Loads are synchronous
+within `start_layer_wise_loading`: the agent proves pages as a whole.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ class _Batch:
 
 
 class Counter:
-    """SGLang waits for layers with this. Loads are complete when they are announced, so nobody waits."""
+    """The counter by which SGLang waits for layers.
+
+    It never waits, since a load is complete before SGLang learns of it.
+    """
 
     def __init__(self) -> None:
         self.index = -1
@@ -76,7 +82,11 @@ class Counter:
 
 
 class PfLinker(UnifiedCacheLinker):
-    """The linker. `member` serves `request` for this rank; `pools` says which group each pool's slots belong to."""
+    """The linker.
+
+    `member` is the connection of this rank to the agent, `pools` gives the group of each pool's
+    slots, `request` the tokens of a request id.
+    """
 
     key_codec = None
 
@@ -91,7 +101,10 @@ class PfLinker(UnifiedCacheLinker):
         self.layer_done_counter = Counter()
 
     def lookup(self, rid: str, transfers: Sequence[Any]) -> list[int]:
-        """Lengths in pages, counted from the first page that the engine lacks, that can be restored in all pools at once."""
+        """Lengths, in pages, that can be restored in all pools at once.
+
+        They count from the first page that the engine lacks.
+        """
         self._abandon(rid)
         request = self._request(rid)
         pages = max((len(transfer.keys or ()) for transfer in transfers), default=0)

@@ -9,8 +9,9 @@
     ...
     sequence = attachment.restored.get()      # a restored sequence, ready for its next step
 
-Caches of transformers are tensors that grow. Between two steps, and only when the agent asks, the connector copies what is new of a
-sequence's cache into pages of an arena in shared memory; a restored sequence's cache is built from the arena.
+Caches of transformers are tensors that grow. Between two steps, and only when the agent asks, the
+connector copies what is new of a sequence's cache into pages of an arena in shared memory; a
+restored sequence's cache is built from the arena.
 """
 
 from .attachment import Attachment, Sequence

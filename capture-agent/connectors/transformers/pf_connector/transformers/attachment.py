@@ -31,13 +31,16 @@ class Sequence:
         self.salt = ""
         self.sampling: dict[str, Any] = {}
         self.unrecorded: list[str] = []
-        """What decides the next tokens and is neither in the cache nor in `sampling`, such as `rng`."""
+        """Names of state that affects the next tokens and is not captured, such as `rng`."""
         self.pages = pages
         self.slot = slot
         self.exported = computed
 
     def forward(self, model: Any) -> torch.Tensor:
-        """Computes all tokens that are not yet; the scores of the next one. Within a step."""
+        """Computes all tokens that are not computed yet. Returns the logits of the next one.
+
+        Call it within `step`.
+        """
         with torch.no_grad():
             out = model(torch.tensor([self.tokens[self.computed :]], device=model.device), past_key_values=self.cache, use_cache=True)
         self.cache = out.past_key_values
@@ -45,12 +48,15 @@ class Sequence:
         return out.logits[0, -1]
 
     def append(self, token: int) -> None:
-        """The token that was chosen."""
+        """Adds the chosen token."""
         self.tokens.append(token)
 
 
 class Attachment:
-    """Connects a loop in this process to the capture agent. One model, any number of sequences, each with a cache of its own."""
+    """Connects a loop in this process to the capture agent.
+
+    It has one model and any number of sequences, each with a cache of its own.
+    """
 
     def __init__(
         self,
@@ -120,7 +126,7 @@ class Attachment:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One step of the loop: caches change only within. Waits while the agent has the engine paused."""
+        """One step of the loop, in which caches may change. Waits while the engine is paused."""
         with self._still:
             yield
 
@@ -206,7 +212,10 @@ class Attachment:
         }
 
     def _oracle(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A step from what lies in the arena: without consequences, and proof that the arena is all that a resume needs."""
+        """Computes one step from the arena alone and discards its result.
+
+        So the logits check also shows that the arena has everything that a restore needs.
+        """
         boundary, top = int(args["boundary"]), int(args["top"])
         with self._tables:
             sequence = self._allocated.get(args["sequence"]) or self._open.get(args["sequence"])

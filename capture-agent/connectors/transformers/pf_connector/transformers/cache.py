@@ -1,4 +1,7 @@
-"""Between a transformers cache and the arena: which tensors there are, how they get out, how a cache is built from them."""
+"""Copies between a transformers cache and the arena.
+
+Lists the tensors of a cache, reads them out, and builds a cache from them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pf_connector.layout import row_major, state
 from .arena import Arena
 
 _PLAIN = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
-"""Layers whose tensors are all there is: sliding windows and quantized layers keep more, and less."""
+"""Layers whose whole state is in their tensors; sliding windows and quantized layers differ."""
 
 
 class Unsupported(Exception):

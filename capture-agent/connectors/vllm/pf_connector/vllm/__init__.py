@@ -5,8 +5,9 @@
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={"engine": "vllm-0", "socket": "/run/user/1000/pf/engines.sock", "weights": "sha256:…"})
 
-The scheduler's half serves page tables and asks for state; each worker hands over its memory and has blocks filled; `control`
-pauses and resumes, from the process that has the `AsyncLLM` or beside `vllm serve`.
+The scheduler's half serves page tables and asks for state; each worker hands over its memory and
+has blocks filled; `control` pauses and resumes, from the process that has the `AsyncLLM` or beside
+`vllm serve`.
 """
 
 from __future__ import annotations

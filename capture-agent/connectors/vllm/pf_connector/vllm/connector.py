@@ -1,7 +1,8 @@
 """The class that vLLM loads, in its scheduler and in each worker.
 
-Loads are asynchronous for every model: blocks are filled while the engine goes on, and a failure is reported per request. Reports per
-block, as synchronous loads make them, are ambiguous as soon as a model has two cache groups.
+Loads are asynchronous for every model: blocks are filled while the engine goes on, and a failure is
+reported per request. Reports per block, as synchronous loads make them, are ambiguous as soon as a
+model has two cache groups.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         return self._kv_cache_config.transfer_group_ids
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that can be loaded beyond those computed, and that they are loaded while the engine goes on."""
+        """Tokens to load after the computed ones, and whether the load is asynchronous."""
         found = self._scheduler.matched(request, num_computed_tokens)
         return found, bool(found)
 

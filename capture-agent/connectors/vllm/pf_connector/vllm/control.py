@@ -31,7 +31,7 @@ _PAUSE = 25.0
 
 
 class Switch:
-    """The member `control`: two functions that pause and resume, and whether the engine stands still because of them."""
+    """The member `control`, which pauses and resumes the engine by two functions."""
 
     def __init__(self, path: str, registration: dict[str, Any], pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self._pause_engine = pause
@@ -67,14 +67,18 @@ class Switch:
 
 
 class Control(Switch):
-    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process. Make it on that loop, or name the loop."""
+    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process.
+
+    Construct it on that loop, or pass the loop.
+    """
 
     def __init__(self, engine: Any, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         who = identity(engine.vllm_config)
         loop = loop or asyncio.get_running_loop()
 
         def pause() -> None:
-            # Without `keep` running requests are thrown away, and `clear_cache` would free what is to be captured.
+            # Without `keep` running requests are thrown away, and `clear_cache` would free what is
+            # to be captured.
             wait(engine.pause_generation(mode="keep", clear_cache=False))
 
         def resume() -> None:

@@ -34,8 +34,9 @@ def identity(vllm_config: Any) -> Identity:
 def deployment(vllm_config: Any, extra: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a restore.
 
-    Only settings that every process of the engine sees alike: the agent refuses members that differ. What workers resolve
-    themselves (attention backend, block sizes, cache layout) is in the layout of the groups.
+    Only settings that every process of the engine sees alike: the agent refuses members that
+    differ. What workers resolve themselves (attention backend, block sizes, cache layout) is in the
+    layout of the groups.
     """
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     lora = getattr(vllm_config, "lora_config", None)
@@ -69,7 +70,10 @@ def _version() -> str:
 
 
 def _backend(vllm_config: Any) -> str:
-    """The configured attention backend and the kind of device: with the version they decide what `auto` becomes."""
+    """The configured attention backend and the kind of device.
+
+    With the version, they decide which backend `auto` selects.
+    """
     import torch
     from vllm.platforms import current_platform
 

@@ -1,8 +1,8 @@
 """Where a worker's pages lie, in the protocol's words.
 
-vLLM places layer `l` of a cache tensor at `offset + l · layer_stride + block · block_stride` of one allocation. The bytes within a
-page are the attention backend's own: pages are opaque. Recurrent pages hold the state tensors one after another; the tensors that the
-layer itself reads say how.
+vLLM places layer `l` of a cache tensor at `offset + l · layer_stride + block · block_stride` of one
+allocation. The bytes within a page are the attention backend's own: pages are opaque. Recurrent
+pages hold the state tensors one after another; the tensors that the layer itself reads say how.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def groups(config: Any) -> list[Group]:
 
 
 def columns(found: list[Group], blocks: tuple[list[int], ...], boundary: int) -> dict[str, list[int]]:
-    """Blocks by column of a sequence of `boundary` tokens; of a recurrent group the one that holds the state there."""
+    """Blocks by column of a sequence of `boundary` tokens.
+
+    A recurrent group has one block: the one with the state after those tokens.
+    """
     table = {}
     for group in found:
         row = blocks[group.index]
@@ -72,7 +75,10 @@ class Pages:
     """A worker's memory and layout, ready to be registered."""
 
     def __init__(self, config: Any, caches: dict[str, Any], layers: dict[str, Any], tag: str) -> None:
-        """`caches` as given to `register_kv_caches`, `layers` the modules by name, `tag` begins opaque layouts."""
+        """`caches` is the argument of `register_kv_caches`, `layers` are the modules by name.
+
+        `tag` is the prefix of the names of opaque layouts.
+        """
         self._config = config
         self._caches = caches
         self._layers = layers
@@ -124,7 +130,7 @@ class Pages:
         return described
 
     def _place(self, name: str) -> tuple[Shared, int, int]:
-        """A layer's memory, where its block 0 lies in it, and the bytes from one block to the next."""
+        """A layer's memory, the offset of its block 0, and the bytes from one block to the next."""
         tensor, index = self._places[name]
         cache = self._caches[name]
         shared = self._memory(cache)

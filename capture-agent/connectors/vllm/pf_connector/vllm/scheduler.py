@@ -1,4 +1,7 @@
-"""The scheduler's half: page tables for snapshots, and the question whether there is state for a request that has come."""
+"""The scheduler's half of the connector.
+
+It gives page tables for snapshots, and asks the agent for state of new requests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from .layout import Group, Unsupported, columns, groups
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
-"""Seconds that the scheduler waits for an answer when it has just asked; afterwards it looks once a step."""
+"""Seconds for which the scheduler waits after a question; later it looks once in each step."""
 _AGAIN = 0.02
 """Seconds between two questions about one request whose state is on its way."""
 _PATIENCE = 10.0
@@ -142,8 +145,8 @@ class Scheduler:
     def _takes(self, computed: int, boundary: int) -> bool:
         """Whether state for `boundary` tokens is loaded although `computed` are there.
 
-        Their blocks belong to other requests too, and filling writes all blocks. Only where the engine computes the same bytes every
-        time does that change nothing.
+        Their blocks belong to other requests too, and filling writes all blocks. Only where the
+        engine computes the same bytes every time does that change nothing.
         """
         return computed == 0 or (computed < boundary and self._deterministic)
 
@@ -153,7 +156,8 @@ class Scheduler:
         if external <= 0 or question is None or question.ready is None:
             return
         boundary, restore = question.ready
-        # Asked once more after a failed load or a preemption, the answer is no: the tokens are computed.
+        # Asked once more after a failed load or a preemption, the answer is no: the tokens are
+        # computed.
         question.ready, question.over = None, True
         try:
             if question.computed + external != boundary:

@@ -45,7 +45,10 @@ def sequence(request: Any, groups: list[Group], blocks: tuple[list[int], ...]) -
 
 
 def salt(request: Any) -> str:
-    """The prefix's tenant salt. Inputs that are not tokens belong to it: placeholders alone do not tell two images apart."""
+    """The salt of the prefix key.
+
+    Inputs that are not tokens are part of it, since two images have equal placeholder tokens.
+    """
     words = [request.cache_salt or ""]
     for feature in getattr(request, "mm_features", None) or ():
         words.append(f"{feature.modality}:{feature.identifier}@{feature.mm_position.offset}")

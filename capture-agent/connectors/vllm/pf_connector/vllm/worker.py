@@ -28,7 +28,10 @@ class Worker:
         self._fills: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
 
     def register(self, config: Any, caches: dict[str, Any], layers: dict[str, Any]) -> None:
-        """Shares the caches. An engine that cannot be captured serves on, and the agent shows what is missing."""
+        """Shares the caches.
+
+        An engine that cannot be captured still serves requests; the agent shows what is missing.
+        """
         tag = self._identity.deployment["engine"].replace("/", "-")
         try:
             self._pages = Pages(config, caches, layers, tag)
@@ -62,7 +65,7 @@ class Worker:
             self._fills[load.request] = (future, event)
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Requests whose blocks are done with since the last call, and those of them that failed."""
+        """Requests whose loads have ended since the last call, and those of them that failed."""
         done, failed = set(), set()
         for name, (future, _) in list(self._fills.items()):
             if not future.done():
@@ -81,7 +84,10 @@ class Worker:
 
 
 def _event() -> Any:
-    """An event after which blocks are no longer touched by what the engine has launched (zeroing, steps before); CUDA only."""
+    """An event after all work that the engine has launched, after which blocks may be filled.
+
+    Returns `None` without CUDA.
+    """
     import torch
 
     if not torch.cuda.is_available():
