@@ -2,10 +2,10 @@
 //! the loss of the database.
 //!
 //! A wave runs up to five operations at once on all replicas; a schedule drawn from the seed
-//! decides at every step which of them goes on, and which client or replica is killed. After the
-//! wave the world is compared with the oracle. Everything acknowledged is read from the disk and
-//! compared byte for byte after every wave; the store's own proof runs at the end, as do collection
-//! and the search for what is left over.
+//! decides at every step which of them goes on, and which client or replica is killed. After each
+//! wave, the tags and snapshots of the stores are compared with the oracle, and everything
+//! acknowledged is read from the disk and compared byte for byte. At the end the store verifies
+//! itself, and a collection shows whether anything is left over.
 
 use crate::check::{self, Library};
 use crate::gate::{self, Gate, Progress, Task};
@@ -22,10 +22,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a task that is in no call may do nothing before others go on.
+/// How long the schedule waits for a task that is in no call before other tasks go on.
 const TIMEOUT: Duration = Duration::from_millis(10);
 
-/// What a history came to.
+/// Counts of one history, or of many.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Counts {
     /// Operations begun.
@@ -46,14 +46,14 @@ pub struct Counts {
     pub collections: u64,
     /// Calls that were made to fail.
     pub faults: u64,
-    /// Snapshots there in the end.
+    /// Snapshots at the end.
     pub snapshots: u64,
     /// Bytes compared with what was pushed.
     pub compared_bytes: u64,
 }
 
 impl Counts {
-    /// Adds another history's.
+    /// Adds the counts of another history.
     pub fn add(&mut self, other: &Self) {
         self.rounds += other.rounds;
         self.acknowledged += other.acknowledged;
@@ -255,7 +255,7 @@ impl History {
         let repository: RepositoryName = ["team/a", "team/b"][self.random.random_range(0..2)].parse().unwrap_or_else(|_| unreachable!());
         let known: Vec<Digest> = self.oracle.names.get(&repository).map(|r| r.snapshots.keys().copied().collect()).unwrap_or_default();
         let pick = |random: &mut StdRng| (!known.is_empty()).then(|| known[random.random_range(0..known.len())]);
-        // A few more snapshots than this make every check slower and nothing rarer.
+        // More snapshots than this make every check slower and find nothing more.
         let crowded = known.len() > 12;
         loop {
             match self.random.random_range(0..100) {
@@ -389,8 +389,7 @@ impl History {
         Ok(changes)
     }
 
-    /// Looks whether those that waited for others can go on; waits for one of them if nobody else
-    /// is there to go on.
+    /// Checks whether blocked tasks can go on. Waits for one of them if no other task can go on.
     async fn unblock(&mut self, running: &mut [Running], changes: &mut Vec<(Change, Outcome)>, wait: bool) -> Result<(), String> {
         let mut freed = false;
         for one in running.iter_mut() {
@@ -433,7 +432,7 @@ impl History {
             if power { (0..self.world.replicas.len()).collect() } else { vec![self.random.random_range(0..self.world.replicas.len())] };
         self.log.push(format!("crash of {victims:?}, power {power}"));
         if power {
-            // Before the processes go: what they were writing is torn.
+            // Before the processes are dropped, so that what they were writing is torn.
             self.counts.power_losses += 1;
             self.world.disk.power_loss();
         }
@@ -447,8 +446,8 @@ impl History {
 
     // ---- the loss of the database
 
-    /// All replicas die and the database is gone: what was acknowledged comes back from packs and
-    /// journal, even if the first attempt is killed.
+    /// All replicas die and the database is gone: packs and journal bring back what was
+    /// acknowledged, even if the first rebuild is killed.
     async fn rebuild(&mut self) -> Result<(), String> {
         let cut_at = self.chance(0.5).then(|| self.random.random_range(0..300_u64));
         self.log.push(format!("the database is lost; rebuild, a first attempt dies at {cut_at:?}"));
@@ -480,7 +479,7 @@ impl History {
         }
         let report = self.world.observer.rebuild(&mut |_| ()).await.map_err(|e| format!("rebuild: {e}"))?;
         // A deletion that failed before it was journaled may have freed bytes already: the oracle
-        // knows whether anything told of is lost.
+        // knows whether anything acknowledged is lost.
         self.log.push(format!("rebuilt, lost: {:?}", report.lost));
         let debris = report.refused.iter().filter_map(|words| words.split(": ").next()).filter(|key| !key.contains(' '));
         self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
@@ -497,7 +496,8 @@ impl History {
 
     // ---- bit rot
 
-    /// A byte of a pack changes. A scrub finds it; pushing what it hit again heals it.
+    /// A byte of a pack changes. A scrub finds it, and a second push of the snapshots that it hit
+    /// heals it.
     async fn rot(&mut self) -> Result<(), String> {
         let mut packs: Vec<(String, u64)> =
             self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
@@ -520,7 +520,7 @@ impl History {
         check::verified(&self.world.observer, &self.oracle.names).await
     }
 
-    /// What an operator does about damage: finds it, and has it pushed again.
+    /// Does what an operator does about damage: finds it by a scrub and pushes the snapshots again.
     async fn scrub_and_heal(&mut self) -> Result<(), String> {
         let options = pfr_store::ScrubOptions { full: true, bytes_per_second: None };
         let report = self.world.observer.scrub(&options, &mut |_| ()).await.map_err(|e| format!("scrub: {e}"))?;

@@ -1,5 +1,4 @@
-//! What must hold: every acknowledged byte is there, names are explained, and in the end nothing is
-//! left over.
+//! The checks: every acknowledged byte is there, and at the end nothing is left over.
 
 use crate::names::{Names, Repository};
 use crate::snapshots::Snapshot;
@@ -17,7 +16,7 @@ use std::time::Duration;
 /// Every snapshot that was ever pushed, by digest.
 pub type Library = BTreeMap<Digest, Arc<Snapshot>>;
 
-/// All names, as a store shows them.
+/// Tags and snapshots, as a store lists them.
 ///
 /// # Errors
 /// Those of metadata.
@@ -125,7 +124,7 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     let store = &world.observer;
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     let mut before = None;
-    // The clock may have been set back a day many times: past all of that.
+    // The clock may have been set back by a day many times, so jump far beyond that.
     world.jump(i64::try_from(3000 * HOUR).unwrap_or(0));
     for _ in 0..20 {
         world.jump(i64::try_from(30 * HOUR).unwrap_or(0));
@@ -172,7 +171,7 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     let journal = store.metadata().journal().await.map_err(|e| e.to_string())?;
     named.extend(journal.into_iter().map(|row| row.key));
     // A journal object whose writer died before its row waits for the next summary, which finds it
-    // by its name: a few hundred at most. And the marker lies there for good.
+    // by its name: a few hundred at most. The marker stays for ever.
     let found: BTreeMap<String, u64> =
         world.disk.keys().into_iter().filter(|(key, _)| named.contains(key) || !(key.starts_with(PREFIX) || key == "pf-store")).collect();
     let leaked: Vec<_> = found.iter().filter(|(key, _)| !named.contains(*key)).collect();

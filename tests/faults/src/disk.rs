@@ -1,4 +1,4 @@
-//! A storage that loses its volatile objects, or parts of them, when the power fails.
+//! A storage that loses objects that are not durable, or parts of them, when the power fails.
 //!
 //! Complete objects are durable, as `object_store`'s local disk with fsync and every bucket
 //! promise. Uploads that are not completed are volatile. A dishonest disk acknowledges objects
@@ -93,7 +93,7 @@ impl Disk {
         self.objects.get(path).now_or_never()?.ok()?.bytes().now_or_never()?.ok()
     }
 
-    /// Every key, and how many bytes lie there.
+    /// Every key, with the length of its object.
     #[must_use]
     pub fn keys(&self) -> BTreeMap<String, u64> {
         let all: Vec<ObjectMeta> = self.objects.list(None).try_collect().now_or_never().and_then(Result::ok).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Disk {
     }
 }
 
-/// Follows what is volatile.
+/// Keeps track of what is not durable yet.
 #[derive(Debug)]
 struct Follow(Arc<Mutex<State>>);
 

@@ -1,4 +1,4 @@
-//! Gates: where a task can be held, killed or overtaken.
+//! Gates: the points where the schedule can hold or kill a task, or let others go first.
 //!
 //! Every call of metadata and of the object store passes a gate before and after it. A task stands
 //! at its gate until the schedule lets it through, so the order of all transactions and all
@@ -23,10 +23,10 @@ pub struct Gate(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// How many may pass.
+    /// Steps that may still pass.
     open: usize,
     waiting: Vec<Waker>,
-    /// How often it was passed.
+    /// Steps that have passed.
     steps: u64,
     /// Calls of metadata under way.
     calls: u64,
@@ -71,12 +71,12 @@ pub async fn pass() {
     .await;
 }
 
-/// How far a task came.
+/// The state of a task after it ran.
 #[derive(Debug)]
 pub enum Progress<T> {
     /// It stands at its gate.
     AtGate,
-    /// It waits for something else: a lock that another task holds, perhaps.
+    /// It waits for something else, such as a lock of another task.
     Blocked,
     /// It ended.
     Done(T),
@@ -96,7 +96,7 @@ fn poll<T>(task: &mut Task<T>, gate: &Arc<Gate>, cx: &mut Context<'_>) -> Progre
     }
 }
 
-/// Looks whether a task can go on, without waiting.
+/// Checks whether a task can go on, without waiting.
 pub async fn glance<T>(task: &mut Task<T>, gate: &Arc<Gate>) -> Progress<T> {
     std::future::poll_fn(|cx| Poll::Ready(poll(task, gate, cx))).await
 }

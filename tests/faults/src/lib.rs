@@ -1,9 +1,10 @@
-//! Proof that nothing is lost and nothing leaks.
+//! Tests that nothing is lost and nothing leaks.
 //!
 //! Random histories of pushes, forks, deletions, collections, crashes, power losses and lost
 //! databases run over real stores, with a storage that forgets, calls that fail before and after
 //! their effect, and a clock that jumps. An oracle knows what was acknowledged. Everything follows
-//! from a seed; a failing history prints its own and is cut to the shortest beginning that fails.
+//! from a seed. A failing history prints its seed, and is shortened to the shortest beginning that
+//! fails.
 
 pub mod case;
 pub mod check;

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Plays random histories over real stores and proves after each step that nothing acknowledged is
+/// Plays random histories over real stores. Checks after each wave that nothing acknowledged is
 /// lost, and at the end that nothing is left over.
 #[derive(Parser)]
 struct Cli {
@@ -26,13 +26,14 @@ struct Cli {
     /// Waves of a history, of up to five operations each.
     #[arg(long, default_value_t = 40)]
     waves: u64,
-    /// What keeps the metadata.
+    /// The database of the metadata.
     #[arg(long, value_enum, default_value_t)]
     database: Database,
-    /// Print the first history that fails as it is, without a search for its shortest beginning.
+    /// Print the first failing history in full, without a search for its shortest failing
+    /// beginning.
     #[arg(long)]
     first: bool,
-    /// A bug to put in: the run must then fail.
+    /// A bug to plant: the run must then fail.
     #[arg(long)]
     plant: Option<Plant>,
 }

@@ -1,4 +1,4 @@
-//! The oracle: what names there are, which changes explain what is seen, and which of them must
+//! The oracle of tags and snapshots: which state concurrent changes may lead to, and what must
 //! survive the loss of the database.
 
 use pfr_schema::api::TagState;
@@ -63,7 +63,7 @@ pub enum Change {
 pub enum Outcome {
     /// Acknowledged.
     Done,
-    /// Refused for what the names were.
+    /// Refused because of the state of tags and snapshots.
     Refused,
     /// It may have happened.
     Unknown,
@@ -74,7 +74,7 @@ fn at(found: Option<&Digest>, expected: Option<TagState>) -> bool {
 }
 
 impl Change {
-    /// The names after it; none if it would be refused.
+    /// The state after the change; `None` if the store must refuse it.
     #[must_use]
     pub fn apply(&self, names: &Names) -> Option<Names> {
         let mut after = names.clone();
@@ -118,21 +118,19 @@ impl Change {
     }
 }
 
-/// What is known of the names.
+/// What the oracle knows about tags and snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    /// As they are seen.
+    /// The state that stores show now.
     pub names: Names,
-    /// As they were after the last acknowledged change: what the loss of the database must not
-    /// lose.
+    /// The state after the last acknowledged change, which must survive the loss of the database.
     durable: Names,
-    /// Changes since, that nobody was told of: each of them may be lost with the database, but only
-    /// the last ones.
+    /// Unacknowledged changes since then. A rebuild may lose any number of the last ones.
     tail: Vec<Change>,
 }
 
 impl Oracle {
-    /// Takes in what callers saw of concurrent `changes`, and the names as they are now.
+    /// Records the outcomes of concurrent `changes`, and the state that stores show now.
     ///
     /// # Errors
     /// In words, if no order of the changes explains what is seen.
@@ -153,7 +151,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Everything seen is durable now.
+    /// Records that the whole state is durable.
     pub fn settle(&mut self) {
         for change in self.tail.drain(..) {
             if let Some(after) = change.apply(&self.durable) {
@@ -162,13 +160,12 @@ impl Oracle {
         }
     }
 
-    /// Takes in the names that came back after the database was lost.
+    /// Records the state after the database was lost and rebuilt.
     ///
     /// # Errors
     /// In words, if something acknowledged is lost or something else appeared.
     pub fn rebuilt(&mut self, seen: &Names) -> Result<(), String> {
-        // Which of the untold changes were written beside the packs before all was lost: any of
-        // them may be.
+        // Any of the unacknowledged changes may be in the journal.
         let mut possible = vec![self.durable.clone()];
         for change in &self.tail {
             let with: Vec<Names> = possible.iter().filter_map(|names| change.apply(names)).collect();
@@ -183,13 +180,13 @@ impl Oracle {
     }
 }
 
-/// Length of the end of an order that nobody was told of.
+/// How many changes at the end of an order are unacknowledged.
 fn untold(order: &[(Change, bool)]) -> usize {
     order.iter().rev().take_while(|(_, acknowledged)| !acknowledged).count()
 }
 
-/// Finds an order that explains `seen`; of several the one that leaves the most in doubt, so that
-/// no right store is ever accused.
+/// Finds an order that explains `seen`; of several, the one with the most unacknowledged changes at
+/// its end, so that a correct store never fails.
 fn search(
     names: &Names,
     changes: &[(Change, Outcome)],

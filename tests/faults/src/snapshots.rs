@@ -1,4 +1,4 @@
-//! Small snapshots that share much: what a history pushes.
+//! Small snapshots that share most of their blobs.
 
 use bytes::Bytes;
 use pfr_schema::{Digest, Kind};

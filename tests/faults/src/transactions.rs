@@ -1,4 +1,4 @@
-//! Metadata behind gates, that sometimes cannot be reached, or loses the answer of what it did.
+//! Metadata behind gates. Sometimes a call fails, before its effect or after it.
 
 use crate::gate;
 use crate::weather::{Fault, Weather};
@@ -29,7 +29,7 @@ impl Transactions {
         Self { collects: Arc::clone(&inner), inner, no_grace: false, weather }
     }
 
-    /// Lets collection see another clock than everybody else.
+    /// Gives collections another clock than all other calls.
     #[must_use]
     pub fn collecting_with(mut self, collects: Arc<dyn Metadata>) -> Self {
         self.collects = collects;
@@ -61,7 +61,7 @@ impl Transactions {
     }
 }
 
-/// What may happen to a transaction, and whose it is.
+/// Wraps each transaction: it passes the gate of its task, and may fail.
 macro_rules! decorate {
     ($($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $mode:ident |$with:ident| $work:expr;)+) => {
         #[async_trait]

@@ -1,4 +1,4 @@
-//! What goes wrong between a replica and its storage and database, and how often.
+//! The faults between a replica and its storage and database, and how often they occur.
 
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -72,7 +72,7 @@ impl Weather {
         fault
     }
 
-    /// How many times others may go first: latency, in steps.
+    /// The latency of a call: the number of steps for which other tasks may go first.
     pub(crate) fn latency(&self) -> u32 {
         let mut state = self.0.lock();
         if state.random.random_bool(0.1) { state.random.random_range(1..6) } else { 0 }

@@ -17,7 +17,7 @@ pub const HOUR: u64 = 3_600_000;
 /// How long leases last here.
 pub const LEASE: Duration = Duration::from_millis(HOUR);
 
-/// A bug put in on purpose, to see that it is caught.
+/// A planted bug, which the checks must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Plant {
     /// Storage acknowledges before it is durable: a missing fsync.
@@ -28,7 +28,7 @@ pub enum Plant {
     NoGrace,
 }
 
-/// What keeps the metadata of a history.
+/// The database of the metadata of a history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Database {
     /// One file, embedded.
@@ -38,7 +38,7 @@ pub enum Database {
     Postgres,
 }
 
-/// How a history goes.
+/// The settings of a history.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Registries over one storage and database.
@@ -49,27 +49,27 @@ pub struct Setup {
     pub tears: bool,
     /// A bug to be caught.
     pub plant: Option<Plant>,
-    /// What keeps the metadata.
+    /// The database of the metadata.
     pub database: Database,
 }
 
-/// A registry process, as far as there is one.
+/// A replica, which may be running or not.
 #[derive(Debug)]
 pub struct Replica {
     /// Its store, while it runs.
     pub store: Option<Store>,
-    /// What its calls meet.
+    /// The faults of its calls.
     pub weather: Weather,
 }
 
-/// Everything there is.
+/// The replicas, their storage, database and clock.
 #[derive(Debug)]
 pub struct World {
     /// The storage.
     pub disk: Disk,
     /// The replicas.
     pub replicas: Vec<Replica>,
-    /// Sees everything without faults: for checks only.
+    /// A store over the same data without faults, for checks only.
     pub observer: Store,
     setup: Setup,
     clock: Arc<AtomicU64>,
@@ -77,7 +77,7 @@ pub struct World {
     databases: u32,
 }
 
-/// Memory if there is some to be had as files: a database there costs no disk's fsync.
+/// A directory in memory if there is one, so that fsync of the database costs nothing.
 fn folder() -> std::io::Result<TempDir> {
     let memory = std::path::Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()) } else { tempfile::tempdir() }
@@ -118,10 +118,10 @@ fn ticking(clock: &Arc<AtomicU64>, ahead: u64) -> Clock {
 }
 
 impl World {
-    /// An empty world.
+    /// Makes an empty world.
     ///
     /// # Errors
-    /// Those of a database that cannot be opened.
+    /// The database cannot be opened.
     pub async fn new(seed: u64, setup: Setup) -> Result<Self> {
         let dir = folder().map_err(|e| pfr_store::Error::Unavailable { what: "directory", reason: e.to_string() })?;
         let clock = Arc::new(AtomicU64::new(1_800_000_000_000));
@@ -149,7 +149,7 @@ impl World {
     /// Starts a replica, if it does not run.
     ///
     /// # Errors
-    /// Those of a database that cannot be opened.
+    /// The database cannot be opened.
     pub async fn start(&mut self, replica: usize) -> Result<()> {
         if self.replicas[replica].store.is_some() {
             return Ok(());
@@ -166,10 +166,10 @@ impl World {
         Ok(())
     }
 
-    /// Gives everybody a new, empty database: the old one is lost. All replicas stop.
+    /// Replaces the database by an empty one. All replicas stop.
     ///
     /// # Errors
-    /// Those of a database that cannot be opened.
+    /// The database cannot be opened.
     pub async fn lose_database(&mut self) -> Result<()> {
         self.replicas.iter_mut().for_each(|replica| replica.store = None);
         self.databases += 1;
@@ -187,7 +187,7 @@ impl World {
         }
     }
 
-    /// Sets what every replica meets.
+    /// Sets the faults of every replica.
     pub fn weather(&self, rate: f64, full: bool) {
         self.replicas.iter().for_each(|replica| replica.weather.set(rate, full));
     }

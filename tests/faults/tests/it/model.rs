@@ -12,7 +12,7 @@ fn play(database: Database, seed: u64, plant: Option<Plant>) -> Result<Counts, C
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(database, seed, WAVES, plant))
 }
 
-/// Plays so many histories, one seed after the other.
+/// Plays `count` histories with consecutive seeds.
 fn histories(database: Database, count: u64) {
     let (first, mut total) = (seed(), Counts::default());
     for seed in (0..count).map(|i| first.wrapping_add(i)) {
@@ -56,11 +56,11 @@ fn a_missing_fsync_is_caught() {
 }
 
 #[test]
-fn leases_that_do_not_hold_are_caught() {
+fn a_collection_that_ignores_leases_is_caught() {
     caught(Plant::NoLeases, 1..20);
 }
 
 #[test]
-fn packs_that_go_without_a_grace_period_are_caught() {
+fn packs_that_are_deleted_without_a_grace_period_are_caught() {
     caught(Plant::NoGrace, 100..400);
 }

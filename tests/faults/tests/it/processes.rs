@@ -14,7 +14,7 @@ const REPOSITORY: &str = "team/agent";
 /// Short leases and grace periods, and a collection every second: it runs into every push.
 const OPTIONS: [&str; 8] = ["--lease-seconds", "3", "--gc-interval-seconds", "1", "--gc-grace-seconds", "2", "--pack-bytes", "400000"];
 
-/// What keeps the metadata.
+/// The database of the metadata.
 #[derive(Clone, Copy, Debug)]
 enum Database {
     /// A file in the data directory.
@@ -25,9 +25,9 @@ enum Database {
     CrashingPostgres,
 }
 
-/// Where the store of a history lies.
+/// Storage and database of a history.
 struct Place {
-    /// Names it to every program.
+    /// Options that give them to every program.
     options: Vec<String>,
     /// The directory of the packs.
     packs: PathBuf,
@@ -44,7 +44,8 @@ impl Place {
             }
             Database::Postgres => (postgres::database(), None),
             Database::CrashingPostgres => {
-                // Its processes are killed. The machine is not, so nothing need be on a disk.
+                // Only its processes are killed, not the machine, so nothing needs to reach the
+                // disk.
                 let server = Cluster::start_with(Durability::Fast);
                 (server.create_database(), Some(server))
             }
@@ -69,8 +70,8 @@ impl Place {
             .unwrap()
     }
 
-    /// Files that belong to packs. What a start that was killed leaves of its probe goes with a
-    /// start an hour later.
+    /// Files that belong to packs, without probe objects: a start that was killed may leave one,
+    /// and a start an hour later removes it.
     fn left(&self) -> Vec<PathBuf> {
         let paths = files(&self.packs).into_iter().map(|(path, _)| path);
         paths.filter(|path| !path.starts_with("journal") && !path.starts_with("probe") && path != Path::new("pf-store")).collect()
@@ -81,20 +82,20 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The digest that a push printed, if it ended well.
+/// The digest that a push printed, if it succeeded.
 fn acknowledged(child: Child) -> Option<String> {
     let output = child.wait_with_output().unwrap();
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap().lines().last().unwrap().to_owned())
 }
 
-/// Strikes at least so many kills.
+/// Kills processes at least `kills_wanted` times.
 fn survives(database: Database, kills_wanted: u64) {
     let mut random = StdRng::seed_from_u64(seed());
     let home = tempfile::tempdir().unwrap();
     let mut place = Place::new(database, home.path());
     let mut registry = place.registry();
     let hosts = [Pf::new(&registry.url()), Pf::new(&registry.url())];
-    // By tag: the digest of which a client was told.
+    // The acknowledged digest of each tag.
     let mut told: BTreeMap<String, String> = BTreeMap::new();
     let (mut kills, mut crashes, mut acknowledgements, mut round) = (0, 0, 0, 0_u64);
     let begun = Instant::now();
