@@ -1,9 +1,9 @@
-//! Capture and restore through the real programs: how long an engine stands still, and what moves,
-//! by length of the session.
+//! Capture and restore through the real programs: how long the engine is paused, and how many bytes
+//! move, by length of the session.
 //!
-//! The engine is the reference engine in shared memory. The floor of a capture is the same bytes
-//! hashed once and written with one fsync; all sessions take turns, so that a busy machine disturbs
-//! each alike.
+//! The engine is the reference engine in shared memory. The floor of a capture is the same bytes,
+//! hashed once and written with one fsync. All sessions take turns, so that other load on the
+//! machine affects all of them.
 
 use crate::Result;
 use crate::contender::sibling;
@@ -22,18 +22,18 @@ pub struct Args {
     /// Lengths of the sessions, tokens
     #[arg(long, value_delimiter = ',', default_values_t = [128, 512, 2000])]
     tokens: Vec<usize>,
-    /// Rounds; the median counts
+    /// Rounds; the table shows the median
     #[arg(long, default_value_t = 7)]
     rounds: usize,
     /// Directory to work in [default: the system's temporary directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Writes everything as JSON
+    /// Write all measurements as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// What is measured of one session.
+/// The measurements of one session length.
 #[derive(Default)]
 struct Session {
     name: String,
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sessions: Vec<Session> = args.tokens.iter().map(|_| Session::default()).collect();
     for round in 0..args.rounds {
         for (session, tokens) in sessions.iter_mut().zip(&args.tokens) {
-            // New bytes each time: what the store has is not copied.
+            // New tokens in each round: a capture does not copy what the store has.
             let prompt: Vec<usize> = (0..*tokens).map(|i| 1 + (i * 37 + 11 + round * 101) % 4000).collect();
             engine.say(&json!({"open": {"tokens": prompt}}))?;
             session.name = text(&engine.expect("opened")?["sequence"])?;
@@ -111,7 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Seconds to hash as many bytes once and write them durably: what no capture can do without.
+/// Seconds to hash as many bytes once and write them durably: the least that a capture has to do.
 fn floor(dir: &Path, bytes: u64) -> Result<f64> {
     let data: Vec<u8> = (0..bytes).map(|i| (i >> 3) as u8).collect();
     let path = dir.join("floor");

@@ -32,12 +32,12 @@ pub struct Plan {
     pub buffer: usize,
     /// Whether files are written past the page cache.
     pub direct: bool,
-    /// Whether bytes are hashed: without, it measures the disk.
+    /// Whether bytes are hashed. Without hashing it measures the disk alone.
     pub hash: bool,
 }
 
 impl Plan {
-    /// What `pf-bench floor` found best most often.
+    /// The plan that `pf-bench floor` most often found to be the fastest.
     pub fn on(direct: bool) -> Self {
         Self { threads: 4 * crate::machine::cores(), buffer: 1 << 20, direct, hash: true }
     }
@@ -62,7 +62,7 @@ impl Piece {
 /// Copies `pieces` into files in `out`, in runs of consecutive pieces; returns where they now are.
 pub fn copy(pieces: &[Piece], out: &Path, plan: Plan) -> Result<Vec<Piece>> {
     std::fs::create_dir_all(out)?;
-    // Neighbours stay together, so that the copy is read in long runs too.
+    // Consecutive pieces stay together, so that the copy is read sequentially too.
     let runs: Vec<&[Piece]> = split(pieces);
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());

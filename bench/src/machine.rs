@@ -1,9 +1,9 @@
-//! What a measurement ran on, without names of hosts or paths.
+//! Describes the machine of a measurement, without names of hosts or paths.
 
 use serde::Serialize;
 use std::path::Path;
 
-/// A machine, for the record.
+/// A machine, as results describe it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// Model of the processor, as the kernel names it.

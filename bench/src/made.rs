@@ -1,4 +1,4 @@
-//! Small whole snapshots of made-up pages, as frames.
+//! Small, complete snapshots of generated pages, as frames.
 
 use bytes::Bytes;
 use pfr_schema::geometry::Geometry;

@@ -2,14 +2,14 @@
 //! one run.
 //!
 //! ```text
-//! run     push and pull of a workload: floor, pf, docker-registry        runner ─▶ contender/* ─▶ meter ─▶ report/*
-//! store   the store alone, in this process: look-ups, inserts, ingest    micro
-//! requests requests whose time must not follow what the store holds               micro/requests
-//! capture how long an engine stands still, and what moves                capture
-//! gc      what collection costs by the size of the store, and beside pushes   gc/*
-//! replicas one registry against three on the same database and storage         replicas
-//! scale   fleets, from costs measured in the same run                        scale/*
-//! floor   which way of copying, hashing and syncing is the fastest here  floor, tune
+//! run       push and pull of a workload: floor, pf, docker-registry       runner ─▶ contender/* ─▶ report/*
+//! store     the store alone, in this process: look-ups, inserts, ingest   micro
+//! requests  requests whose time must not grow with the store              micro/requests
+//! capture   how long an engine is paused, and how many bytes move         capture
+//! gc        cost of collection by size of the store, and beside pushes    gc/*
+//! replicas  one registry against three on one database and storage        replicas
+//! scale     fleets, from costs measured in the same run                   scale/*
+//! floor     the fastest way of copying, hashing and syncing here          floor, tune
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a program whose result is a table on stdout")]
@@ -33,7 +33,7 @@ mod workload;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Any failure ends a benchmark; its words are all that is needed.
+/// Any error ends a benchmark, so only its message matters.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Measures pf against the floor of the machine and against peers.
@@ -58,9 +58,10 @@ enum Command {
     Gc(gc::Args),
     /// One registry process against three on the same database and storage
     Replicas(replicas::Args),
-    /// Fleets from one host to ten thousand: rates, rows, bytes, cost, and what gives out first
+    /// Fleets from one host to ten thousand: rates, rows, bytes, cost, and which resource runs out
+    /// first
     Scale(scale::Args),
-    /// Tries ways of copying, hashing and syncing: what the floor should be here
+    /// Tries ways of copying, hashing and syncing, to find the floor of this machine
     Floor(tune::Args),
 }
 

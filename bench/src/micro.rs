@@ -27,7 +27,7 @@ pub struct Args {
     /// Small pushes whose packs are merged
     #[arg(long, default_value_t = 3000)]
     small_pushes: u64,
-    /// Rounds; the median counts
+    /// Rounds; the table shows the median
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Directory on disk to work in [default: the system's temporary directory]
@@ -38,7 +38,7 @@ pub struct Args {
     tmpfs: PathBuf,
 }
 
-/// Measures and prints a line each.
+/// Measures each operation and prints a line for it.
 pub fn run(args: &Args) -> Result<()> {
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = describe(&[("disk", &disk), ("tmpfs", &args.tmpfs)]);

@@ -1,4 +1,4 @@
-//! What a run found: medians with their spread, and ratios inside the run.
+//! The results of a run: medians with their spread, and ratios of results of the same run.
 
 pub mod json;
 pub mod table;
@@ -11,15 +11,15 @@ use std::path::Path;
 
 /// A run.
 pub struct Report {
-    /// When, if it was said.
+    /// The date, if it was given.
     pub date: Option<String>,
-    /// On what.
+    /// The machine.
     pub machine: Machine,
     /// Pages of the workload.
     pub pages: usize,
     /// Rounds.
     pub rounds: usize,
-    /// What else to know.
+    /// Remarks for the reader.
     pub notes: Vec<String>,
     /// Everything measured.
     pub samples: Vec<Sample>,
@@ -185,8 +185,8 @@ impl Report {
         self.samples.iter().filter(|s| s.place == place && s.contender == contender && s.step == step).collect()
     }
 
-    /// What most of the time went to: processors (nearly all in use), the disk (nearly as long as
-    /// writing alone takes), or neither.
+    /// The resource that limited the step: processors (nearly all were in use), the disk (writing
+    /// alone takes nearly as long), or neither.
     fn limit(&self, place: &str, step: Step, samples: &[&Sample]) -> &'static str {
         let median = |f: fn(&Sample) -> f64| Spread::of(samples.iter().map(|s| f(s))).map_or(0.0, |s| s.median);
         let (wall, own, others) = (median(|s| s.seconds), median(|s| s.processor_seconds), median(|s| s.others_seconds));

@@ -1,5 +1,5 @@
-//! From measured costs to fleets: rates, rows, bytes, replicas, cost, and what gives out first. A
-//! simulation with real tables checks the arithmetic.
+//! Computes fleets from measured costs: rates, rows, bytes, replicas, cost, and which resource runs
+//! out first. A simulation with real tables checks the model.
 
 mod costs;
 mod model;
@@ -22,7 +22,7 @@ pub struct Args {
     /// TOML file of assumptions: workload, capacities, prices; without it, defaults
     #[arg(long)]
     assumptions: Option<PathBuf>,
-    /// Prints the assumptions as TOML and ends
+    /// Print the assumptions as TOML and exit
     #[arg(long)]
     print_assumptions: bool,
     /// GPU hosts to compute
@@ -37,7 +37,7 @@ pub struct Args {
     /// Directory in memory to work in, for bytes and for the simulation's tables
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
-    /// Writes everything computed and measured
+    /// Write all results as JSON
     #[arg(long)]
     json: Option<PathBuf>,
     /// Date to record
@@ -57,7 +57,7 @@ struct Report {
     limits: Vec<Limit>,
 }
 
-/// Measures, simulates, computes, prints.
+/// Measures costs, runs the simulation, computes fleets, and prints them.
 pub fn run(args: &Args) -> Result<()> {
     let assumptions: Assumptions = match &args.assumptions {
         Some(path) => toml::from_str(&std::fs::read_to_string(path)?)?,

@@ -1,4 +1,4 @@
-//! Tries ways in which the floor could work, so that it is the best one that is compared with.
+//! Tries variants of the floor, so that results are compared with the fastest one.
 
 use crate::Result;
 use crate::floor::{Piece, Plan, copy};
@@ -21,7 +21,7 @@ pub struct Args {
     dir: Option<PathBuf>,
 }
 
-/// Prints a line a variant.
+/// Prints a line for each variant.
 pub fn run(args: &Args) -> Result<()> {
     let workload = Workload::prepare(args.pages, &crate::contender::sibling("pf-kv")?)?;
     let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);

@@ -12,13 +12,13 @@ use std::time::Duration;
 /// whole machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Processor {
-    /// Ours.
+    /// Of this process, its children and `servers`.
     pub ours: f64,
     /// Of all processes.
     pub all: f64,
 }
 
-/// The counters now.
+/// Reads the counters.
 pub fn processor(servers: &[u32]) -> Processor {
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let of = |path: String, fields: &[usize]| -> f64 {
@@ -36,14 +36,14 @@ pub fn processor(servers: &[u32]) -> Processor {
     Processor { ours, all }
 }
 
-/// Most memory a living process has had resident, bytes.
+/// Peak resident memory of a running process, bytes.
 pub fn peak_memory(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// What a client command wrote to stdout, and the most memory it had.
+/// The output of a client command, and its peak memory.
 pub struct Ran {
     /// Standard output.
     pub stdout: Vec<u8>,
@@ -51,7 +51,7 @@ pub struct Ran {
     pub peak_memory: u64,
 }
 
-/// Runs a command to its end, looking at its memory every few milliseconds.
+/// Runs a command to its end and reads its memory every few milliseconds.
 pub fn run(command: &mut Command) -> Result<Ran> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (pid, ended) = (child.id(), AtomicBool::new(false));
@@ -82,11 +82,11 @@ pub fn run(command: &mut Command) -> Result<Ran> {
     Ok(Ran { stdout: output.stdout, peak_memory: peak })
 }
 
-/// A server process; it is told to end when this is dropped.
+/// A server process, which is ended when this is dropped.
 pub struct Server(Child);
 
 impl Server {
-    /// Takes care of `child`.
+    /// Ends `child` when the result is dropped.
     pub fn new(child: Child) -> Self {
         Self(child)
     }

@@ -86,7 +86,7 @@ impl Snapshot {
         self.blobs.iter().try_for_each(|blob| read_through(&blob.path, &mut buffer))
     }
 
-    /// A copy in `dir`; what `sibling` has is linked.
+    /// Copies the snapshot to `dir`. Links the blobs that `sibling` has.
     fn copy_to(&self, dir: &Path, sibling: Option<&Path>) -> Result<Self> {
         for blob in &self.blobs {
             let name = blob.path.strip_prefix(&self.dir)?;
@@ -125,7 +125,8 @@ impl Workload {
         Ok(Self { pages, base: Snapshot::read(base)?, fork: Snapshot::read(fork)? })
     }
 
-    /// The same in another directory, for a place that should read its own file system.
+    /// Copies the workload to another directory, for a place that should read from its own file
+    /// system.
     pub fn copy_to(&self, dir: &Path) -> Result<Self> {
         let base = self.base.copy_to(&dir.join("base"), None)?;
         let fork = self.fork.copy_to(&dir.join("fork"), Some(&base.dir))?;

@@ -1,11 +1,11 @@
-//! docker-registry (the Debian package, CNCF distribution 2.8) behind a plain HTTP client: what a
-//! registry of blobs can do with pages, a blob a page, driven as well as its protocol allows.
+//! docker-registry (the Debian package, CNCF distribution 2.8) behind a plain HTTP client: a
+//! registry of blobs with one blob for each page, and the fastest client that its protocol allows.
 //!
 //! Push: for each blob HEAD, then POST and PUT if it is not there; then the manifest. The registry
 //! does not sync, so a push is not durable when it is acknowledged; the time of a following
 //! `syncfs` is recorded besides. Pull: the manifest, then each blob, hashed as it comes and written
 //! to a file of its own; then one `syncfs` and a rename of the directory, which is what `pf pull`
-//! promises too. Connections are kept alive; how many there are is tried out first.
+//! promises too. Connections are kept alive; their number is found by trial before the run.
 
 mod client;
 
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How to get it.
+/// How to install it.
 pub const INSTALL: &str = "docker-registry is not installed: apt-get install docker-registry";
-/// Numbers of connections that are tried.
+/// Numbers of connections to try.
 const CONNECTIONS: [usize; 3] = [4, 8, 16];
-/// Blobs that they are tried with.
+/// Blobs in each trial.
 const TRIAL_BLOBS: usize = 1024;
 
-/// A docker-registry and how many connections to give it.
+/// A docker-registry, and how many connections the client opens.
 pub struct Docker {
     program: PathBuf,
     runtime: tokio::runtime::Runtime,
@@ -44,8 +44,8 @@ impl Docker {
         Ok(program.map(|program| Self { program, runtime, connections: 8 }))
     }
 
-    /// Tries numbers of connections on a part of the workload and keeps the best; says what it
-    /// found.
+    /// Tries numbers of connections on a part of the workload and keeps the best. Returns the
+    /// result in words.
     pub fn tune(&mut self, workload: &Workload, parent: &Path) -> Result<String> {
         let part = Snapshot { dir: workload.base.dir.clone(), blobs: workload.base.blobs.iter().take(TRIAL_BLOBS).cloned().collect() };
         part.warm()?;

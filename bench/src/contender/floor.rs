@@ -7,7 +7,7 @@ use crate::meter::{Meter, Reported, Step};
 use crate::workload::{Workload, warm_dir};
 use std::path::Path;
 
-/// The floor; without hashing, what the disk does with the bytes.
+/// The floor. Without hashing it measures the disk alone.
 pub struct Floor {
     /// How it works.
     pub plan: Plan,

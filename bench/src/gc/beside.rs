@@ -1,4 +1,4 @@
-//! Small pushes and reads, alone and with a collection beside them, in alternation.
+//! Small pushes and reads, alone and during a collection, in alternation.
 
 use super::Args;
 use super::rows::{Ahead, LEASE};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages of 4 KiB a component.
+/// Pages with components of 4 KiB.
 const GEOMETRY: Geometry = Geometry { page_size_tokens: 16, n_layers: 2, n_heads: 1, head_dim: 64, dtype: Dtype::Bf16 };
 /// Pages of a small push.
 const PAGES: u64 = 16;
@@ -27,7 +27,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// Latencies of one kind of operation.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Latency {
-    /// How many.
+    /// Number of operations.
     pub count: usize,
     /// Milliseconds.
     pub p50: f64,
@@ -52,9 +52,9 @@ impl Latency {
 /// All phases of one kind together.
 #[derive(Clone, Debug, Serialize)]
 pub struct Phase {
-    /// Objects a transaction of the collection beside; none where nothing runs beside.
+    /// Objects in one transaction of the collection; `None` without a collection.
     pub batch: Option<usize>,
-    /// Objects a second that the collection swept meanwhile.
+    /// Objects that the collection deleted in a second.
     pub swept_per_second: f64,
     /// Open, upload and commit of a snapshot of 16 pages, one after the other.
     pub push: Latency,
@@ -74,7 +74,7 @@ pub async fn run(disk: &Path, args: &Args) -> Result<Vec<Phase>> {
     let (dir, ahead) = (tempfile::Builder::new().prefix("pf-bench-gc-").tempdir_in(disk)?, Ahead::default());
     let (metadata, _, shared) = fill(dir.path(), args.beside_live, args.straight_above, &ahead).await?;
     drop(metadata);
-    // The rows were made without a store: it would miss its marker beside the packs.
+    // The rows were made without a store, so the marker beside the packs is missing.
     std::fs::create_dir_all(dir.path().join("packs"))?;
     std::fs::write(dir.path().join("packs/pf-store"), "")?;
     let store = Store::open(dir.path(), Options { clock: ahead.clock(), ..Options::default() }).await?;
@@ -121,7 +121,7 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(seconds)
         })
     };
-    // The first push of all must have ended before its pages are read.
+    // The first push must have ended before its pages are read.
     push(store, u64::from(u32::MAX)).await?;
     let reading = {
         let (store, ended) = (store.clone(), Arc::clone(&ended));
@@ -156,8 +156,8 @@ async fn phase(store: &Store, batch: Option<usize>, numbers: &Arc<AtomicU64>) ->
     Ok(Gathered { push: pushing.await??, read: reading.await??, swept, seconds })
 }
 
-/// Pushes a snapshot of pages from `first` on; seconds from the open session to the acknowledged
-/// commit.
+/// Pushes a snapshot of pages from `first` on. Returns the seconds from opening the session to the
+/// acknowledged commit.
 async fn push(store: &Store, first: u64) -> Result<f64> {
     let pages: Vec<u64> = (first..first + PAGES).collect();
     let made = Made::new(GEOMETRY, &pages);

@@ -1,5 +1,4 @@
-//! Snapshots as rows, without bytes: what a push leaves in the tables, made through the same
-//! transactions.
+//! Makes the rows of snapshots without their bytes, through the same transactions as a push.
 
 use crate::Result;
 use pfr_schema::codec::Codec;
@@ -18,10 +17,10 @@ pub const LEASE: Duration = Duration::from_secs(3600);
 pub const PACK: usize = 372;
 /// Bytes of a page's K or V.
 pub const PAGE_BYTES: u64 = 180_224;
-/// Bytes of a configuration, tree or manifest; of their order, nothing more.
+/// Approximate bytes of a configuration, page tree or manifest.
 pub const DOCUMENT_BYTES: u64 = 600;
 
-/// The machine's clock, and how far ahead of it we are.
+/// The machine's clock, moved forward by some time.
 #[derive(Clone, Debug, Default)]
 pub struct Ahead(Arc<AtomicU64>);
 
@@ -32,13 +31,13 @@ impl Ahead {
         Clock::new(move || system.now() + ahead.load(Ordering::Relaxed))
     }
 
-    /// Moves it on.
+    /// Moves the clock forward.
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(by.as_millis() as u64, Ordering::Relaxed);
     }
 }
 
-/// A run that is stored: others may list it too.
+/// A stored page chunk, which other snapshots may list too.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredRun {
     /// Its digest.
@@ -47,12 +46,12 @@ pub struct StoredRun {
     pub shape: Shape,
 }
 
-/// The shape of a run of so many pages.
+/// The shape of a page chunk of `pages` pages.
 pub fn shape(pages: usize) -> Shape {
     Shape { pages: pages as u32, components: 2, page_bytes: PAGE_BYTES }
 }
 
-/// Bytes of a run's document.
+/// Bytes of a page chunk's document.
 pub fn run_bytes(pages: usize) -> u64 {
     20 + 64 * pages as u64
 }
@@ -85,7 +84,7 @@ impl<'a> Rows<'a> {
         self.frames.push(NewFrame { header, offset: 0, container });
     }
 
-    /// New pages; their components' digests.
+    /// Makes new pages. Returns the digests of their components.
     pub fn pages(&mut self, pages: usize) -> Vec<Digest> {
         (0..2 * pages)
             .map(|_| {
@@ -96,7 +95,7 @@ impl<'a> Rows<'a> {
             .collect()
     }
 
-    /// A new run of stored pages.
+    /// Makes a page chunk of stored pages.
     pub fn run(&mut self, components: &[Digest]) -> StoredRun {
         let shape = shape(components.len() / 2);
         let child = |digest: &Digest| Child { digest: *digest, kind: Kind::Blob, size: Some(PAGE_BYTES), shape: None };
@@ -106,7 +105,8 @@ impl<'a> Rows<'a> {
         StoredRun { digest, shape }
     }
 
-    /// Configuration, tree and manifest over runs; sends what is pending and commits. The manifest.
+    /// Makes configuration, page tree and manifest over page chunks, sends what is pending and
+    /// commits. Returns the manifest's digest.
     pub async fn commit(
         &mut self,
         repository: &RepositoryName,
@@ -141,8 +141,8 @@ impl<'a> Rows<'a> {
         Ok(manifest)
     }
 
-    /// A snapshot of `objects` new objects in runs of `run_pages`, which also holds `shared`; the
-    /// manifest and its first run.
+    /// Makes a snapshot of `objects` new objects in page chunks of `run_pages`, which also lists
+    /// `shared`. Returns the manifest's digest and its first page chunk.
     pub async fn snapshot(
         &mut self,
         repository: &RepositoryName,
@@ -161,8 +161,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Pages of the runs of a snapshot of `objects` objects: three are configuration, tree and
-/// manifest, one each run.
+/// The number of pages of each page chunk in a snapshot of `objects` objects: three of these are
+/// configuration, page tree and manifest, and each chunk is one.
 pub fn lengths(objects: u64, run_pages: usize) -> Vec<usize> {
     let mut left = objects.saturating_sub(3).max(3);
     let mut lengths = Vec::new();

@@ -1,5 +1,5 @@
-//! Ten million rows straight into the tables: what many pushes would have left there, at the speed
-//! of the disk.
+//! Writes millions of rows straight into the tables, as many pushes would have left them, at the
+//! speed of the disk.
 
 use super::rows::{DOCUMENT_BYTES, PACK, PAGE_BYTES, StoredRun, digest, lengths, run_bytes, shape};
 use crate::Result;
@@ -14,8 +14,8 @@ const OBJECT: &str = "INSERT INTO objects (id, digest, size, kind, refs, keep_un
 const CONTAINER: &str = "INSERT INTO containers (object, children, pages, components, page_bytes, logical_bytes, new_bytes)
                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)";
 
-/// Fills tables that exist and are empty with snapshots of `per_snapshot` objects each; objects
-/// written, and a run that others may list.
+/// Fills tables that exist and are empty with snapshots of `per_snapshot` objects each. Returns the
+/// number of objects, and a page chunk that other snapshots may list.
 pub fn fill(path: &Path, repository: &str, objects: u64, per_snapshot: u64, run_pages: usize) -> Result<(u64, StoredRun)> {
     let connection = Connection::open(path)?;
     // The connection that made the tables may still be closing.
@@ -75,7 +75,7 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    /// The next object; its id.
+    /// Writes the next object. Returns its id.
     fn put(&mut self, kind: Kind, len: u64) -> Result<i64> {
         if self.frames == 0 {
             let key = uuid::Uuid::now_v7().to_string();

@@ -75,7 +75,7 @@ pub async fn run(tmpfs: &Path, pages: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` on every body, some at a time, each a task of its own.
+/// Runs `work` on every body, `streams` at a time, each in a task of its own.
 async fn each<T, F>(streams: usize, bodies: &[T], work: impl Fn(T) -> F) -> Result<()>
 where
     T: Clone,

@@ -1,4 +1,4 @@
-//! What many small pushes leave: packs, and bytes copied to have so few.
+//! The packs that many small pushes leave, and the bytes that merging copies.
 
 use super::{line, timed};
 use crate::Result;
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// Pages of 4 KiB.
 const GEOMETRY: Geometry = Geometry { page_size_tokens: 16, n_layers: 1, n_heads: 2, head_dim: 64, dtype: Dtype::Bf16 };
-/// New pages of a push, K and V each: with its documents about 22 kB.
+/// New pages of a push, each with K and V. With its documents, a push has about 22 kB.
 const PAGES: u64 = 2;
-/// Pushes between two runs.
+/// Pushes between two runs of merging.
 const BETWEEN: u64 = 30;
 
 pub async fn run(disk: &Path, pushes: u64) -> Result<()> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Frames of a full pack of TinyLlama pages.
 const PACK: usize = 372;
-/// Digests of one question.
+/// Digests in one request.
 const ASKED: usize = 50_000;
 const LEASE: Duration = Duration::from_secs(3600);
 

@@ -1,7 +1,7 @@
 //! Results as JSON: one line for each field of the run, and in a list one line for each case.
 //!
-//! A [`Spread`](super::Spread) is `[min, median, max]`. Numbers have four significant digits: a run
-//! repeats no better. Nothing in a result names a host or a path.
+//! A [`Spread`](super::Spread) is `[min, median, max]`. Numbers have four significant digits, since
+//! another run differs by more. Nothing in a result names a host or a path.
 
 use crate::Result;
 use serde::Serialize;
@@ -29,7 +29,7 @@ fn rounded(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => number.as_f64().and_then(|n| format!("{n:.3e}").parse::<f64>().ok()).into(),
         Value::Array(items) => items.into_iter().map(rounded).collect(),
-        // What was not measured is not there.
+        // Leave out what was not measured.
         Value::Object(fields) => {
             fields.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name, rounded(value))).collect()
         }

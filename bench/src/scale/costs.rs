@@ -1,4 +1,4 @@
-//! What operations cost here: measured in the same run, on SQLite and on tmpfs.
+//! Measures the cost of operations on this machine, on SQLite and on tmpfs.
 
 use crate::Result;
 use crate::gc::rows::{Ahead, LEASE, Rows};
@@ -15,24 +15,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Pushers at a time where transactions share commits.
+/// Concurrent pushers where transactions share commits.
 const PUSHERS: usize = 32;
 /// Snapshots that are pushed for the measurement, and pages of each.
 const SNAPSHOTS: usize = 60;
 const PAGES: usize = 1600;
-/// Pages of a run here.
+/// Pages of a page chunk in the measurement.
 const RUN: usize = 314;
 
-/// What operations cost: each a second of one thread, and bytes of rows.
+/// Measured costs: operations in one second of one thread, and bytes of rows.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Costs {
     /// Objects indexed.
     pub inserted: f64,
-    /// References raised.
+    /// Reference counts raised.
     pub raised: f64,
     /// Objects collected.
     pub swept: f64,
-    /// Digests answered.
+    /// Digests in requests for missing blobs.
     pub asked: f64,
     /// Pushes of hardly any rows (session, pack, commit), 32 at a time.
     pub commits: f64,
@@ -50,7 +50,7 @@ pub struct Costs {
     pub snapshot_bytes: f64,
 }
 
-/// Measures; rows on `disk`, bytes on `tmpfs`.
+/// Measures costs of rows on `disk` and of bytes on `tmpfs`.
 pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
     let (dir, ahead) = (tempfile::Builder::new().prefix("pf-bench-scale-").tempdir_in(disk)?, Ahead::default());
     let path = dir.path().join("metadata.sqlite");
@@ -73,7 +73,7 @@ pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
         sizes.of(&["objects_digest"]) / objects,
         sizes.of(&["containers"]) / (SNAPSHOTS * (2 * PAGES + PAGES.div_ceil(RUN) + 2)) as f64,
     );
-    // The same pages in other runs: hardly anything is new, references are raised.
+    // The same pages in other page chunks: few objects are new, and reference counts are raised.
     let start = Instant::now();
     for components in &all {
         let runs: Vec<_> = components.chunks(2 * (RUN - 1)).map(|part| rows.run(part)).collect();
@@ -110,7 +110,8 @@ pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
     })
 }
 
-/// Small pushes at a time: how many a second, and the bytes of rows that are not objects.
+/// Concurrent small pushes. Returns how many there are in a second, and the bytes of rows that are
+/// not objects.
 async fn small(metadata: &Arc<dyn Metadata>, path: &Path, child_bytes: f64) -> Result<(f64, f64)> {
     const EACH: u64 = 40;
     let tables = [
@@ -144,7 +145,7 @@ async fn small(metadata: &Arc<dyn Metadata>, path: &Path, child_bytes: f64) -> R
     let pushes = (PUSHERS as u64 * EACH) as f64;
     let commits = pushes / before.1.elapsed().as_secs_f64();
     let grown = Sizes::read(path)?.of(&tables) - before.0.of(&tables);
-    // Trees and manifests are nodes too: a row each with few entries.
+    // Page trees and manifests are nodes too: each is a row with few entries.
     Ok((commits, grown / pushes + 3.0 * (40.0 - child_bytes)))
 }
 

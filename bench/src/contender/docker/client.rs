@@ -1,4 +1,4 @@
-//! A plain client of the OCI distribution protocol: a request a blob, several at a time.
+//! A plain client of the OCI distribution protocol: one request for each blob, several at a time.
 
 use crate::Result;
 use crate::workload::{Blob, Snapshot};
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Layers of one manifest: a registry takes 4 MiB of it.
+/// Maximum layers of one manifest: a registry accepts at most 4 MiB.
 const LAYERS: usize = 10_000;
 
-/// What has been moved so far.
+/// What has moved so far.
 #[derive(Clone, Copy)]
 pub struct Moved {
     /// Bytes of bodies.
@@ -70,7 +70,7 @@ impl Client {
         Ok(())
     }
 
-    /// Fetches what `tag` lists into `dir`, which appears whole and durable.
+    /// Fetches what `tag` lists into `dir`, which appears when it is complete and durable.
     pub async fn pull(&self, tag: &str, dir: &Path) -> Result<()> {
         let partial = dir.with_extension("partial");
         std::fs::create_dir_all(&partial)?;
@@ -136,7 +136,8 @@ impl Inner {
         let mut url = started.url().join(location)?;
         url.query_pairs_mut().append_pair("digest", &blob.name());
         self.bytes.fetch_add(blob.len as u64, Ordering::Relaxed);
-        // From the page cache, in well under a millisecond: not worth another thread.
+        // The file is in the page cache, so this takes far less than a millisecond and needs no
+        // other thread.
         let body = std::fs::read(&blob.path)?;
         expect(self.send(self.http.put(url).header(CONTENT_TYPE, "application/octet-stream").body(body)).await?, StatusCode::CREATED)?;
         Ok(())
