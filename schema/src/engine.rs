@@ -398,7 +398,7 @@ pub struct OracleRequest {
 pub struct Oracle {
     /// T.
     pub boundary: u64,
-    /// Token id and the bits of its score as `f32`, highest first; ties by lower id. Empty if the
+    /// Token id and the bits of its logit as `f32`, highest first; ties by lower id. Empty if the
     /// step will not come.
     pub top: Vec<(u32, u32)>,
 }
