@@ -300,7 +300,7 @@ async fn what_goes_wrong_after_blocks_were_taken_gives_them_back() {
         assert_eq!(engine.sequences(), ["s"], "{fault:?}");
         assert_eq!((engine.content("s"), engine.free_blocks("main")), (before.clone(), free), "{fault:?}");
     }
-    // A score that was not recorded.
+    // A logit that differs from the recorded one.
     let mut forged = Forged::of(&host, &digest).await;
     forged.oracle.top[0].1 ^= 1;
     forged.commit(&host, "logits").await;
