@@ -1,4 +1,4 @@
-//! What can go wrong, in words a person can act on.
+//! The errors of the engine, with messages that a user can act on.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -89,7 +89,7 @@ impl Model {
         self.normalise(&last, &self.final_norm).data
     }
 
-    /// Scores of every token of the vocabulary after a final hidden state.
+    /// The logits of every token of the vocabulary after a final hidden state.
     ///
     /// # Panics
     /// If `hidden` has not `width` numbers: a bug in the caller.

@@ -12,9 +12,9 @@
 //!   two cores ([`compute`]): SmolLM2 again, or a random [`hybrid`] with recurrent state and a
 //!   sliding window.
 //!
-//! What all of it promises, bit for bit: the same tokens give the same pages and scores in every
-//! run, on every machine, with any number of threads, however the prompt is cut, in whatever
-//! physical blocks they lie, whatever lay there before, and after a restore.
+//! Its promise, bit for bit: the same tokens give the same pages and logits in every run, on every
+//! machine, with any number of threads, however the prompt is cut, in any physical blocks, whatever
+//! these held before, and after a restore.
 #![warn(missing_docs)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -76,7 +76,7 @@ impl Default for Options {
 #[derive(Clone, Default)]
 struct Sequence {
     tokens: Vec<u32>,
-    /// Scores after the last token; `None` until asked for, and after a restore.
+    /// Logits after the last token; `None` until they are computed, and after a restore.
     logits: Option<Arc<[f32]>>,
 }
 
@@ -195,10 +195,10 @@ impl Engine {
         }
     }
 
-    /// Scores of every token of the vocabulary for the place after the last token.
+    /// The logits of every token of the vocabulary after the last token.
     ///
-    /// A restored sequence has no scores yet: its last token is run again over the stored pages,
-    /// which are read and not written.
+    /// A restored sequence has no logits yet: its last token is computed again from the stored
+    /// pages, which are read and not written.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`], [`EngineError::EmptySequence`].
@@ -215,7 +215,8 @@ impl Engine {
         Ok(logits)
     }
 
-    /// Appends `count` tokens, each the best one, and returns them. The end token does not stop it.
+    /// Appends `count` tokens, each the one with the highest logit, and returns them. The end token
+    /// does not stop it.
     ///
     /// # Errors
     /// [`EngineError::NoSequence`], [`EngineError::EmptySequence`], [`EngineError::ContextFull`],

@@ -1,5 +1,5 @@
 //! `pf-kv`: an engine for the demo, tests and benchmarks. It writes snapshot directories of real or
-//! made-up KV pages, and serves: a process that a capture agent attaches to.
+//! generated KV pages, and serves: a process that a capture agent attaches to.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pfr_engine::blocks::Placement;
@@ -28,8 +28,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// A made-up session without a model: pages of seeded noise in SmolLM2's shape, with tokens and
-    /// configuration.
+    /// A generated session without a model: pages of seeded noise in SmolLM2's shape, with tokens
+    /// and configuration.
     #[command(after_help = SYNTHETIC)]
     Synthetic(Synthetic),
     /// The KV cache of SmolLM2-135M over some text, and forks of it.
@@ -69,11 +69,10 @@ struct Common {
     /// Directory to write; must not hold a snapshot yet.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Text to run the model over; it goes on by itself where the text ends. Default: prose of its
-    /// own.
+    /// Text for the model, which generates more after its end. Default: built-in prose.
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Seed of everything that is drawn.
+    /// Seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where the model file is kept. Default: $PF_CACHE, $XDG_CACHE_HOME/pf or ~/.cache/pf.
@@ -155,13 +154,14 @@ struct Serve {
     /// Seed of the hybrid's weights.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A field to add to the deployment or to replace in it. The value is JSON, or else text.
+    /// A field to add to the engine configuration, or to replace in it. The value is JSON,
+    /// otherwise text.
     #[arg(long, value_name = "KEY=VALUE", value_parser = deployment)]
     deployment: Vec<(String, serde_json::Value)>,
-    /// Claim to have so many ranks.
+    /// Number of ranks to claim.
     #[arg(long, value_name = "N", default_value_t = 1)]
     world: u32,
-    /// Claim to be this rank.
+    /// Rank to claim.
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     rank_override: u32,
     /// Do not serve a verb: pause, table, pin, oracle or allocate.

@@ -1,4 +1,4 @@
-//! Choosing the next token from scores, reproducibly.
+//! Chooses the next token from logits, reproducibly.
 
 use crate::math;
 use crate::rng::Rng;
@@ -6,13 +6,13 @@ use crate::rng::Rng;
 /// How to choose.
 #[derive(Clone, Debug)]
 pub enum Sampler {
-    /// The best score; the lowest token among equals.
+    /// The token with the highest logit; the lowest token among equals.
     Greedy,
-    /// One of the `k` best by probability at a temperature, from a seeded generator.
+    /// One of the `k` most probable tokens, at a temperature, from a seeded generator.
     TopK {
         /// Candidates.
         k: usize,
-        /// Divides the scores; above 0.
+        /// Divides the logits; above 0.
         temperature: f32,
         /// The generator.
         rng: Rng,
@@ -20,13 +20,13 @@ pub enum Sampler {
 }
 
 impl Sampler {
-    /// Varied text for corpora: the 40 best at temperature 0.8.
+    /// Varied text for corpora: the 40 most probable tokens at temperature 0.8.
     #[must_use]
     pub fn varied(seed: u64) -> Self {
         Self::TopK { k: 40, temperature: 0.8, rng: Rng::new(seed) }
     }
 
-    /// The next token; 0 if there are no scores.
+    /// The next token; 0 if there are no logits.
     pub fn choose(&mut self, logits: &[f32]) -> u32 {
         let Self::TopK { k, temperature, rng } = self else { return best(logits) };
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();

@@ -19,7 +19,7 @@ use std::time::Duration;
 const SHORTEST: Duration = Duration::from_millis(20);
 /// Longest pause before another attempt.
 const LONGEST: Duration = Duration::from_secs(1);
-/// An agent that does not take an answer for so long is as good as gone.
+/// If the agent does not accept an answer for this long, the connection is closed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What happens on the connection. Connections are numbered from 1.
@@ -34,7 +34,7 @@ pub enum Event {
         /// Where answers go.
         stream: UnixStream,
     },
-    /// The agent has refused the registration; it will be tried again.
+    /// The agent has refused the registration, which is tried again later.
     Refused(CallError),
     /// The agent calls.
     Call {
@@ -49,7 +49,7 @@ pub enum Event {
     Detached {
         /// Number of the connection.
         connection: u64,
-        /// Why, for people.
+        /// The reason, for people.
         reason: String,
     },
 }

@@ -1,7 +1,7 @@
 //! Blocks of several groups in shared memory, and the tables of the sequences that hold them.
 //!
-//! Where blocks lie is said once, in the protocol's own words ([`GroupLayout`]): the engine reaches
-//! its memory through the very description that it gives to the agent. Attention groups hold 16
+//! [`GroupLayout`], a type of the protocol, is the only description of where blocks are. The engine
+//! finds its memory by the same description that it gives to the agent. Attention groups hold 16
 //! tokens a block; forks share blocks and copy a shared last one before they write it; columns that
 //! fell out of a sliding window are given back. A recurrent group holds one block a sequence.
 
@@ -140,8 +140,8 @@ impl Blocks {
         Ok(seq)
     }
 
-    /// A new sequence of `boundary` tokens with the blocks such a sequence has. What they hold is
-    /// whatever was there.
+    /// A new sequence of `boundary` tokens with the blocks such a sequence has. The blocks keep
+    /// their previous content.
     ///
     /// # Errors
     /// [`EngineError::PoolFull`].

@@ -1,8 +1,8 @@
-//! What a serving process needs of a model with its memory: the same face for the dense and the
-//! hybrid one.
+//! The interface of a model with its memory to a serving process: the same for the dense and the
+//! hybrid model.
 //!
-//! A core computes tokens and holds state; which token comes next is not its business. At rest a
-//! sequence has state for its first T tokens, the boundary.
+//! A core computes tokens and holds state; its caller chooses the next token. Between steps a
+//! sequence has state for its first T tokens (its boundary).
 
 mod dense;
 
@@ -21,7 +21,7 @@ pub trait Core: Send {
     fn model(&self) -> &'static str;
     /// Tokens in the vocabulary.
     fn vocabulary(&self) -> usize;
-    /// Tokens of a sequence at most.
+    /// Maximum number of tokens of a sequence.
     fn context(&self) -> usize;
     /// Text to tokens.
     ///
@@ -34,7 +34,7 @@ pub trait Core: Send {
     fn blocks(&self) -> &Blocks;
     /// The same, to hand out and take back.
     fn blocks_mut(&mut self) -> &mut Blocks;
-    /// Computes tokens (at least one) after those that a sequence has, and returns the scores after
+    /// Computes tokens (at least one) after those that a sequence has, and returns the logits after
     /// the last one. On an error with one token nothing has changed; with more, some may have been
     /// computed.
     ///

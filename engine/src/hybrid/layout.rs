@@ -1,8 +1,8 @@
-//! Where the hybrid's state lies: deliberately not all in one way.
+//! The layout of the hybrid's state, deliberately in several forms.
 //!
 //! Full-attention pages lie layer by layer with K and V apart; window pages have K beside V and a
-//! null block; of the state tensors some are row-major, others transposed and padded, so that an
-//! agent that ignores strides is found out.
+//! null block; of the state tensors some are row-major, others transposed and padded, so that a
+//! test fails if an agent ignores strides.
 
 use super::{CHANNELS, HEAD, HISTORY, KV_HEADS, Kind, LAYERS, STATE, STATES, WINDOW, ordinal};
 use crate::cache::KvShape;

@@ -25,7 +25,7 @@ use weights::{Mixer, Weights, multiply, normalise};
 pub const WIDTH: usize = 128;
 /// Tokens in the vocabulary: bytes, and as many that are no text.
 pub const VOCABULARY: usize = 512;
-/// Tokens of a sequence at most.
+/// Maximum number of tokens of a sequence.
 pub const CONTEXT: usize = 8192;
 /// Tokens that the window layer looks back on, itself included.
 pub const WINDOW: usize = 40;

@@ -62,7 +62,7 @@ impl Server {
         }
     }
 
-    /// The agent is gone: nothing that it held may hold the engine up.
+    /// The agent has gone: releases everything that it held, so that the engine can go on.
     fn abandoned(&mut self) {
         self.asked.clear();
         for pin in std::mem::take(&mut self.pins).into_values() {
@@ -70,7 +70,7 @@ impl Server {
         }
         let unfinished: Vec<SeqId> = self.sequences.all.iter().filter(|(_, s)| s.waiting).map(|(seq, _)| *seq).collect();
         for seq in unfinished {
-            // It is in the table, so there is nothing to fail.
+            // The sequence is in the table, so this cannot fail.
             let _ = self.sequences.free(seq);
         }
         self.resume();
@@ -108,7 +108,7 @@ impl Server {
                 none
             }
             ToEngine::Resume {} => {
-                // The answer first: what was held back may take long.
+                // Answer first, since the deferred commands may take long.
                 self.answer(id, none);
                 self.resume();
                 return None;
@@ -206,8 +206,8 @@ impl Server {
         value(&Allocated { sequence: seq.to_string(), blocks })
     }
 
-    /// Answers what can be answered: a step in a pause would be one too many, so the idle wait for
-    /// its end.
+    /// Answers the oracle calls whose logits are known. During a pause no step runs, so calls about
+    /// idle sequences wait for its end.
     pub(super) fn answer_oracles(&mut self) {
         for (id, request) in std::mem::take(&mut self.asked) {
             match self.oracle(&request) {

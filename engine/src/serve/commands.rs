@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 impl Server {
     pub(super) fn command(&mut self, command: Command) {
-        // These change memory, which must be at rest in a pause.
+        // These change memory, which must not change during a pause.
         let changes = matches!(command, Command::Open(_) | Command::Append { .. } | Command::Fork(_) | Command::Free(_));
         if changes && self.paused {
             self.held.push_back(command);
@@ -104,7 +104,7 @@ impl Server {
         }
     }
 
-    /// Does something with a sequence that runs.
+    /// Applies a function to a running sequence.
     fn with(&mut self, command: &str, name: &str, work: impl FnOnce(&mut Self, SeqId) -> Result<(), EngineError>) {
         let Some(seq) = self.sequences.find(name).filter(|seq| !self.sequences.all[seq].waiting) else {
             return self.error(command, ErrorCode::SequenceUnknown, format!("no sequence {name:?}"));

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read};
 
-/// Bytes of one line at most.
+/// Maximum bytes of one line.
 const MAX_LINE: u64 = 16 << 20;
 
 /// A line on standard input.
@@ -16,7 +16,7 @@ const MAX_LINE: u64 = 16 << 20;
 pub enum Command {
     /// A new sequence: computes all of the prompt and chooses a first token.
     Open(Prompt),
-    /// Goes on by `count` tokens.
+    /// Generates `count` tokens.
     Generate {
         /// The sequence.
         sequence: String,
@@ -27,11 +27,11 @@ pub enum Command {
         delay_ms: u64,
     },
     /// More of a prompt: ends generation, computes the chosen token and these after it, chooses the
-    /// next. Where memory ends, some may have been computed.
+    /// next. If memory is full, some of them may have been computed.
     Append {
         /// The sequence.
         sequence: String,
-        /// What comes.
+        /// The prompt to append.
         #[serde(flatten)]
         prompt: Prompt,
     },
@@ -90,7 +90,7 @@ pub enum Line {
         model: String,
         /// Digest of the weights.
         weights: String,
-        /// Digest of the deployment.
+        /// Digest of the engine configuration.
         fingerprint: String,
         /// The process.
         pid: u32,
@@ -192,13 +192,13 @@ pub enum Line {
     },
 }
 
-/// Settings that this engine decides tokens by: it takes the best one.
+/// The sampling settings of this engine: it always takes the token with the highest logit.
 #[must_use]
 pub fn sampling() -> BTreeMap<String, Value> {
     BTreeMap::from([("temperature".to_owned(), Value::from(0))])
 }
 
-/// The code under which a failure crosses a wire.
+/// The error code of a failure.
 #[must_use]
 pub fn code(error: &EngineError) -> ErrorCode {
     match error {

@@ -26,20 +26,20 @@ use std::time::{Duration, Instant};
 /// What the process is and which lines it speaks, for `--help`.
 pub const HELP: &str = include_str!("serve.md");
 
-/// How an engine presents itself.
+/// The settings of a serving engine.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Socket of the capture agent; without it the engine serves only its standard input.
     pub agent: Option<PathBuf>,
     /// Name under which it registers.
     pub name: String,
-    /// What it says it serves.
+    /// The verbs that it offers.
     pub verbs: Vec<Verb>,
     /// Ranks it claims to have. It has one; others are for tests of refusals.
     pub world: u32,
     /// The rank it claims to be.
     pub rank: u32,
-    /// Fields to add to the deployment or to replace in it.
+    /// Fields to add to the engine configuration, or to replace in it.
     pub deployment: BTreeMap<String, Value>,
     /// Tenant salt of sequences opened here.
     pub salt: String,
@@ -85,7 +85,7 @@ struct Server {
     held: VecDeque<Command>,
     pins: BTreeMap<u64, Pin>,
     next_pin: u64,
-    /// Oracle calls that wait for their step.
+    /// Calls for logits that wait for their step.
     asked: Vec<(u64, OracleRequest)>,
     quit: bool,
 }

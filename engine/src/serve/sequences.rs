@@ -28,7 +28,7 @@ pub(super) struct Sequence {
     pub(super) waiting: bool,
     pub(super) salt: String,
     pub(super) adapter: Option<String>,
-    /// The last step: which token it computed, and its scores.
+    /// The last step: which token it computed, and its logits.
     last: Option<(u64, Arc<[f32]>)>,
     /// T at the last pause.
     paused_at: Option<u64>,
@@ -44,7 +44,7 @@ impl Sequence {
         Self { tokens, salt, adapter, waiting: true, ..Self::default() }
     }
 
-    /// The scores of the step that computed token `boundary`, if they are still known.
+    /// The logits of the step that computed token `boundary`, if they are still known.
     pub(super) fn scores(&self, boundary: u64) -> Option<Arc<[f32]>> {
         let kept = [&self.last, &self.resumed].into_iter().flatten();
         kept.filter(|(at, _)| *at == boundary).map(|(_, logits)| Arc::clone(logits)).next()
@@ -71,7 +71,7 @@ impl Sequences {
         Self { core, all: BTreeMap::new(), cursor: SeqId(0) }
     }
 
-    /// A sequence by the name it has outside.
+    /// Finds a sequence by its public name.
     pub(super) fn find(&self, name: &str) -> Option<SeqId> {
         name.strip_prefix("seq-")
             .and_then(|n| n.parse().ok())
@@ -105,7 +105,7 @@ impl Sequences {
         Ok(seq)
     }
 
-    /// Goes on with given tokens after the chosen one, and chooses the next.
+    /// Computes the chosen token and the given ones, and chooses the next.
     pub(super) fn append(&mut self, seq: SeqId, more: Vec<u32>) -> Result<(), EngineError> {
         let at = self.core.blocks().tokens(seq)?;
         let sequence = self.all.get_mut(&seq).ok_or(EngineError::NoSequence(seq.0))?;
@@ -121,7 +121,7 @@ impl Sequences {
                 Ok(())
             }
             Err(error) => {
-                // What was computed stays, and one token that was not.
+                // The computed tokens stay, and one that is not computed.
                 sequence.tokens.truncate(self.core.blocks().tokens(seq)? + 1);
                 Err(error)
             }
@@ -166,14 +166,14 @@ impl Sequences {
         Ok(Step { boundary: at as u64 + 1, token: sequence.tokens[at + 1], logits })
     }
 
-    /// Remembers where every sequence stands.
+    /// Records the boundary of every sequence.
     pub(super) fn paused(&mut self) {
         for (seq, sequence) in &mut self.all {
             sequence.paused_at = self.core.blocks().tokens(*seq).ok().map(|tokens| tokens as u64);
         }
     }
 
-    /// The scores that the next step will give, without making it.
+    /// The logits of the next step, without keeping its result.
     pub(super) fn foresee(&mut self, seq: SeqId) -> Result<Arc<[f32]>, EngineError> {
         let fork = self.fork(seq)?;
         let step = self.step(fork).map(|step| step.logits);
@@ -181,7 +181,7 @@ impl Sequences {
         step
     }
 
-    /// Whose turn it is: each sequence that is due once, then again from the first.
+    /// The sequence of the next step: each that is due once, then again from the first.
     pub(super) fn next(&self, now: Instant) -> Option<SeqId> {
         let due = |(seq, sequence): (&SeqId, &Sequence)| sequence.job.filter(|job| job.due <= now).map(|_| *seq);
         let after = (std::ops::Bound::Excluded(self.cursor), std::ops::Bound::Unbounded);
@@ -198,15 +198,15 @@ impl Sequences {
     }
 }
 
-/// SHA-256 over the little-endian bits of scores.
+/// SHA-256 of the little-endian bits of logits.
 pub(super) fn digest(logits: &[f32]) -> String {
     Digest::sha256(&logits.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()).to_string()
 }
 
-/// The highest scores, ties by lower token.
+/// The highest logits, ties by lower token.
 pub(super) fn top(logits: &[f32], count: u32) -> Vec<(u32, u32)> {
     let mut order: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    // Both zeros are one score.
+    // +0 and −0 are equal logits.
     order.sort_unstable_by(|a, b| (b.1 + 0.0).total_cmp(&(a.1 + 0.0)).then(a.0.cmp(&b.0)));
     order.into_iter().take(count as usize).map(|(token, score)| (token, score.to_bits())).collect()
 }

@@ -31,7 +31,7 @@ fn prose(tokens: usize) -> Vec<u32> {
 
 type State = (Vec<(Vec<u8>, Vec<u8>)>, Vec<u32>);
 
-/// Pages and scores of a sequence, as bits.
+/// Pages and logits of a sequence, as bits.
 fn state(engine: &mut Engine, seq: SeqId) -> State {
     let logits = engine.logits(seq).unwrap().iter().map(|x| x.to_bits()).collect();
     (pages(engine, seq), logits)
