@@ -1,4 +1,4 @@
-//! The play, act by act. Each act shows one promise, and fails if it is not kept.
+//! The acts of the demo. Each shows one promise, and fails if the promise is broken.
 
 use crate::damage::turn_a_bit;
 use crate::engine::{Event, Step};
@@ -34,7 +34,7 @@ struct Captured {
     after: Vec<Step>,
 }
 
-/// The play and its properties.
+/// The demo and what it needs.
 pub struct Play<'a> {
     pub narrator: &'a mut Narrator,
     pub stage: &'a Stage,
@@ -76,7 +76,7 @@ impl Play<'_> {
         )
     }
 
-    /// The model speaks; it is captured while it does, and speaks on.
+    /// The model generates text, is captured meanwhile, and goes on.
     async fn capture(&mut self, host: &mut Host) -> Result<Captured, Failure> {
         self.narrator.step("The engine is captured in mid-sentence, and goes on")?;
         self.narrator.also(&format!("“{}”", self.script.question))?;
@@ -118,7 +118,7 @@ impl Play<'_> {
         Ok(Captured { report, after })
     }
 
-    /// The sentence, three times more, each with another end.
+    /// Forks the sentence three times, each with another end.
     async fn fork(&mut self, host: &mut Host, sentence: &SnapshotReport) -> Result<Vec<Captured>, Failure> {
         self.narrator.step("Back to ◆ three times: each fork gets another instruction")?;
         let mut forks = Vec::new();
@@ -184,7 +184,7 @@ impl Play<'_> {
         expect(costs.dedup_ratio > 1.0, "forks should have shared pages")
     }
 
-    /// The sentence goes on where nobody has ever seen it.
+    /// The sentence continues on a host that has never seen it.
     async fn resume(&mut self, sentence: &Captured) -> Result<Host, Failure> {
         self.narrator.step("Host B has an empty store: it pulls the snapshot, and the sentence goes on")?;
         let mut b = self.host('b').await?;
@@ -216,7 +216,7 @@ impl Play<'_> {
         Ok(c)
     }
 
-    /// A byte that is wrong is found before it is used.
+    /// A wrong byte is found before it is used.
     async fn damage(&mut self, mut host: Host) -> Result<Host, Failure> {
         self.narrator.step("One bit flips on host C's disk: the restore is refused")?;
         let store = format!("{}/store", host.folder);
@@ -250,7 +250,7 @@ impl Play<'_> {
 
     // ---- properties
 
-    /// Restores as the command would, and says so.
+    /// Restores as the command does, and prints the result.
     async fn restore(&mut self, host: &mut Host, tag: &str, local: bool) -> Result<RestoreReport, Failure> {
         let request = RestoreRequest { reference: format!("{REPOSITORY}:{tag}"), local };
         let flag = if local { " --local" } else { "" };
@@ -261,7 +261,7 @@ impl Play<'_> {
         Ok(report)
     }
 
-    /// Lets a restored sequence go on, and holds it against what the original said.
+    /// Continues a restored sequence, and compares it with the original.
     async fn compare(&mut self, host: &mut Host, restored: &RestoreReport, original: &[Step]) -> Result<(), Failure> {
         let sequence = named(host, restored)?;
         self.narrator.begin_of('A')?;
@@ -280,7 +280,7 @@ impl Play<'_> {
         self.narrator.result(&format!("equal: {same} of {same} tokens, and every bit of their logits"))
     }
 
-    /// Tells what the model says until it ends.
+    /// Prints the text of the model until it ends.
     async fn listen(&mut self, host: &mut Host, style: impl Fn(usize, &Step) -> Style) -> Result<Vec<Step>, Failure> {
         let mut steps = Vec::new();
         loop {
@@ -295,7 +295,7 @@ impl Play<'_> {
         }
     }
 
-    /// What the restore has saved: the same prefix is computed once more on this host, and timed.
+    /// Measures what the restore has saved: computes the same prefix again on this host.
     async fn cost(&mut self, host: &mut Host, restored: &RestoreReport) -> Result<(), Failure> {
         let sequence = named(host, restored)?.to_owned();
         let recomputed = host.engine.recompute(&sequence, restored.boundary).await?;
@@ -324,7 +324,7 @@ impl Play<'_> {
         if self.script.is_text() { step.text.clone() } else { format!(" {}", step.token) }
     }
 
-    /// Time from one token to the next: slow enough to be watched, if anybody does.
+    /// Time from one token to the next: slow enough to read if the output is a terminal.
     fn pace(&self) -> Duration {
         Duration::from_millis(if self.narrator.is_watched() { 28 } else { 2 })
     }

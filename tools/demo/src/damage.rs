@@ -1,11 +1,11 @@
-//! A disk that goes bad.
+//! Simulates damage on a disk.
 
 use pfr_client::cli::Failure;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Turns one bit in the middle of the largest pack under `store`: pages are nearly all of it. Gives
-/// the file.
+/// Flips one bit in the middle of the largest pack under `store`, which is nearly all pages.
+/// Returns the file.
 pub fn turn_a_bit(store: &Path) -> Result<PathBuf, Failure> {
     let failed = |path: &Path, e: std::io::Error| Failure::usage(format!("cannot damage {}: {e}", path.display()));
     let mut packs = Vec::new();

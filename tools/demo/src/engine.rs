@@ -14,10 +14,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::time::{Instant, timeout};
 
-/// How long a running engine may say nothing.
+/// How long a running engine may be silent.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What an engine says.
+/// An event of an engine.
 #[derive(Debug)]
 pub enum Event {
     /// A step was done.
@@ -68,7 +68,7 @@ impl Engine {
         Ok(Self { running, name: name.to_owned(), input, output: BufReader::new(output).lines() })
     }
 
-    /// Waits until its agent has taken it on. `fetching` is set if the model has to be fetched
+    /// Waits until its agent has accepted it. `fetching` is set if the model has to be fetched
     /// before.
     pub async fn attached(&mut self, fetching: &AtomicBool) -> Result<(), Failure> {
         loop {
@@ -84,19 +84,19 @@ impl Engine {
         }
     }
 
-    /// Computes a prompt. The new sequence, and the first token after the prompt.
+    /// Computes a prompt. Returns the new sequence and the first token after the prompt.
     pub async fn open(&mut self, prompt: &str) -> Result<(String, u32), Failure> {
         let Opened { sequence, tokens } = self.ask(&json!({"open": {"text": prompt}}), "opened").await?;
         Ok((sequence, tokens.last().copied().unwrap_or_default()))
     }
 
-    /// Goes on with given text. The first token after it.
+    /// Appends text. Returns the first token after it.
     pub async fn append(&mut self, sequence: &str, text: &str) -> Result<u32, Failure> {
         let appended: Opened = self.ask(&json!({"append": {"sequence": sequence, "text": text}}), "appended").await?;
         Ok(appended.tokens.last().copied().unwrap_or_default())
     }
 
-    /// All of a sequence as text.
+    /// The whole text of a sequence.
     pub async fn text(&mut self, sequence: &str) -> Result<String, Failure> {
         #[derive(Deserialize)]
         struct Tokens {
@@ -105,8 +105,8 @@ impl Engine {
         Ok(self.ask::<Tokens>(&json!({"tokens": {"sequence": sequence}}), "tokens").await?.text)
     }
 
-    /// Computes the first `count` tokens of a sequence once more, and forgets them. How long it
-    /// took to compute them.
+    /// Computes the first `count` tokens of a sequence again, and discards them. Returns how long
+    /// that took.
     pub async fn recompute(&mut self, sequence: &str, count: u64) -> Result<Duration, Failure> {
         let mut all: Opened = self.ask(&json!({"tokens": {"sequence": sequence}}), "tokens").await?;
         all.tokens.truncate(usize::try_from(count).unwrap_or(usize::MAX));
@@ -132,13 +132,13 @@ impl Engine {
         self.say(&json!({"stop": {"sequence": sequence}})).await
     }
 
-    /// The next thing that it says.
+    /// The next event.
     pub async fn event(&mut self) -> Result<Event, Failure> {
         let silent = |_| self.running.failure(ErrorCode::Internal, &format!("said nothing for {PATIENCE:?}"));
         timeout(PATIENCE, read(&mut self.output, &self.name)).await.map_err(silent)??.map_or_else(|| Err(self.gone()), Ok)
     }
 
-    /// Lets it end, and waits until it has.
+    /// Ends the engine, and waits for its end.
     pub async fn stop(mut self) -> Result<(), Failure> {
         self.say(&json!({"quit": {}})).await?;
         self.running.ended().await
@@ -162,7 +162,7 @@ impl Engine {
     async fn next(&mut self) -> Result<Event, Failure> {
         match read(&mut self.output, &self.name).await? {
             Some(event) => Ok(event),
-            // Its exit code says whether the model could not be had.
+            // Its exit code says whether the model could not be fetched.
             None => Err(self.running.ended().await.err().unwrap_or_else(|| self.gone())),
         }
     }

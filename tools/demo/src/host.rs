@@ -38,19 +38,19 @@ pub struct Host {
     pub letter: char,
     /// `host-a`: its folder.
     pub folder: String,
-    /// What its shell writes before a command.
+    /// The prompt of its shell.
     pub prompt: String,
     /// `engine-a`.
     pub engine_name: String,
     /// Its engine.
     pub engine: Engine,
-    /// The way to its agent.
+    /// The client of its agent.
     pub client: AgentClient,
     agent: Running,
 }
 
 impl Host {
-    /// Starts the agent and the engine of host `letter`, and tells of it.
+    /// Starts the agent and the engine of host `letter`, and prints that.
     pub async fn start(
         letter: char,
         programs: &Programs,

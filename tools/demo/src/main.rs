@@ -1,9 +1,9 @@
 //! `pf demo`: the whole story on real input. An engine is captured in mid-sentence, forks, and goes
 //! on elsewhere bit for bit.
 //!
-//! Registry, agents and engines are real child processes; what `pf` would do is done with its
-//! library, as a user's `pf` would. [`acts`] is the play, [`script`] what the model is asked,
-//! [`host`] what runs where, [`narrator`] what is said about it.
+//! Registry, agents and engines are real child processes; the demo calls the library of `pf` as the
+//! command does. [`acts`] has the acts, [`script`] the prompts, [`host`] the programs of each host,
+//! [`narrator`] the output.
 
 mod acts;
 mod damage;
@@ -80,7 +80,7 @@ struct Summary<'a> {
 
 async fn play(context: &mut Context, args: Demo) -> Result<(), Failure> {
     let start = Instant::now();
-    // Everything that can be missing is looked for before anything is made.
+    // Check that all programs are there before making anything.
     let programs = Programs::find()?;
     let stage = Stage::new(args.keep)?;
     let script = Script::of(args.model);

@@ -1,5 +1,5 @@
-//! What the demo says while it works: short headed steps, the command a user would have typed, the
-//! result, the time.
+//! The output of the demo: steps with a title, the command that a user would type, the result, the
+//! time.
 
 use crate::prose::Prose;
 use pfr_client::cli::Failure;
@@ -15,7 +15,7 @@ const WIDEST: usize = 100;
 /// Room for the time at the right.
 const TIME: usize = 10;
 
-/// A step that is over.
+/// A finished step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Told {
     title: String,
@@ -24,7 +24,7 @@ pub struct Told {
     seconds: f64,
 }
 
-/// Tells the story, and remembers it for `--json`.
+/// Prints the story, and keeps it for `--json`.
 pub struct Narrator {
     out: Out,
     told: Vec<Told>,
@@ -38,14 +38,14 @@ pub struct Narrator {
 impl Drop for Narrator {
     fn drop(&mut self) {
         if self.open {
-            // What is said after an interruption begins a line of its own.
+            // Output after an interruption starts on a new line.
             let _ = self.write("\n");
         }
     }
 }
 
 impl Narrator {
-    /// Speaks to `out`.
+    /// Prints to `out`.
     pub fn new(out: Out) -> Self {
         let prose = Prose::new(WIDEST, INDENT, out.paint);
         Self { out, told: Vec::new(), step_start: Instant::now(), command_start: Instant::now(), prose, open: false }
@@ -90,7 +90,7 @@ impl Narrator {
         self.lines(&lines)
     }
 
-    /// What came of the last command, with the time it took at the right.
+    /// The result of the last command, with its time at the right.
     pub fn result(&mut self, text: &str) -> Result<(), Failure> {
         self.result_after(text, self.command_start.elapsed().as_secs_f64())
     }
@@ -113,7 +113,7 @@ impl Narrator {
         self.lines(&wrap(text, self.room()))
     }
 
-    /// An error that was to be.
+    /// An expected error.
     pub fn refusal(&mut self, message: &str) -> Result<(), Failure> {
         self.remember(&format!("error: {message}"));
         let mut lines = wrap(&format!("error: {message}"), self.room());
@@ -168,7 +168,7 @@ impl Narrator {
         self.out.flush()
     }
 
-    /// Everything told, once the last step is over.
+    /// All steps, after the last one has ended.
     pub fn told(&mut self) -> &[Told] {
         self.finish();
         &self.told

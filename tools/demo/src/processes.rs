@@ -26,8 +26,8 @@ pub struct Running {
 impl Running {
     /// Starts `program` in `root`. What it writes to stderr goes to `<name>.log` there.
     ///
-    /// It does not get our Ctrl-C, for we end it ourselves, and none of the settings for `pf` and
-    /// its kin but where the model lies.
+    /// It does not get our Ctrl-C, since the demo ends it itself. Of the environment variables of
+    /// `pf` programs it gets only the folder of the model.
     pub fn start(program: &Path, root: &Path, name: &str, args: &[&str], stdin: Stdio) -> Result<Self, Failure> {
         let log = root.join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log);
@@ -47,7 +47,7 @@ impl Running {
         &mut self.child
     }
 
-    /// Waits until it has ended by itself, and fails unless it ended well.
+    /// Waits until it has ended by itself, and fails unless its exit code is 0.
     pub async fn ended(&mut self) -> Result<(), Failure> {
         match timeout(STOP_LIMIT, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
@@ -60,7 +60,7 @@ impl Running {
     /// Asks it to end, and waits until it has.
     pub async fn stop(mut self) -> Result<(), Failure> {
         if let Some(pid) = self.child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed())) {
-            // If it is gone already, waiting says so.
+            // If it has ended already, the wait reports that.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         self.ended().await
@@ -78,7 +78,8 @@ impl Running {
     }
 }
 
-/// Starts a program that says where it listens, and waits until it does. Gives what it says.
+/// Starts a program that prints the address on which it listens, and waits for that. Returns the
+/// line.
 pub async fn service(program: &Path, root: &Path, name: &str, args: &[&str]) -> Result<(Running, String), Failure> {
     let mut running = Running::start(program, root, name, args, Stdio::null())?;
     let stdout = running.child.stdout.take().ok_or_else(|| Failure::bug(format!("{name} has no stdout")))?;
@@ -92,7 +93,7 @@ pub async fn service(program: &Path, root: &Path, name: &str, args: &[&str]) -> 
         None
     };
     let Ok(Some(place)) = timeout(START_LIMIT, ready).await else { return Err(running.failure(ErrorCode::Unavailable, "did not start")) };
-    // Whatever else it says must not fill the pipe.
+    // Read the rest of its output, so that the pipe does not fill.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     Ok((running, place))
 }

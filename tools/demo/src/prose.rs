@@ -1,5 +1,5 @@
-//! Text that comes bit by bit, wrapped at words. Nothing that was written is written over, so a
-//! pipe gets what a terminal gets.
+//! Wraps text at words while it arrives in pieces. It never overwrites output, so a pipe gets the
+//! same as a terminal.
 
 use pfr_client::cli::output::human::columns;
 use pfr_client::cli::output::paint::{Paint, Style};

@@ -1,4 +1,4 @@
-//! What captures and restores did, in a line.
+//! Results of captures and restores, each in one line.
 
 use pfr_client::cli::output::human::{bytes, count, one_line};
 use pfr_schema::agent::{RestoreReport, SnapshotReport};

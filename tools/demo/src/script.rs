@@ -1,4 +1,4 @@
-//! What the models are asked, and how much they say.
+//! The prompts of the models, and the lengths of their texts.
 
 use crate::Model;
 
@@ -30,7 +30,7 @@ pub struct Script {
     pub directions: [Direction; 3],
     /// Tokens that a fork says before it is captured, and that it says afterwards.
     pub fork: u64,
-    /// What the model says when it has said all; none if its tokens are no text.
+    /// The text with which the model ends; `None` if its tokens are not text.
     pub end: Option<&'static str>,
 }
 
@@ -48,7 +48,7 @@ impl Script {
         self.end.is_some()
     }
 
-    /// Real weights: a story, and listeners who interrupt it.
+    /// Real weights: a story with interruptions by listeners.
     fn told() -> Self {
         let question = "Tell me a story about an old lighthouse keeper, her cat, and a knock at the door on a stormy night.";
         let system = "You are a storyteller. You tell short stories in plain words.";

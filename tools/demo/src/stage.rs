@@ -1,4 +1,4 @@
-//! Where the demo plays: a directory that is gone afterwards unless it is to be kept.
+//! The directory of the demo, which is removed at the end unless the user keeps it.
 
 use pfr_client::cli::Failure;
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes of the directory's path: the path of a Unix socket has at most 107.
+/// Maximum bytes of the directory's path: the path of a Unix socket may have 107.
 const LONGEST: usize = 84;
 
 /// How often, and how long apart, the directory is tried to be removed.
@@ -56,8 +56,8 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // A child that was killed this moment may have made a file while others were removed. What
-        // cannot be removed is in the system's temporary directory, where such things belong.
+        // A child that has just been killed may have made a file while others were removed. If
+        // removal fails, the rest stays in the system's temporary directory.
         for _ in 0..TRIES {
             if self.keep || fs::remove_dir_all(&self.root).is_ok() {
                 return;

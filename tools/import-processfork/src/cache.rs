@@ -16,11 +16,11 @@ pub enum Cache {
         /// Whether the manifest's own bytes are the ones read, so that nothing of them is lost.
         verbatim: bool,
     },
-    /// No pages: the agent ran on an engine that nobody captured.
+    /// No pages: the agent ran on an engine that was not captured.
     Empty,
 }
 
-/// The same document as [`FlatManifest`] reads, in any spelling and with fields of others.
+/// The same document that [`FlatManifest`] reads, with any formatting and with unknown fields.
 #[derive(Deserialize)]
 struct Loose {
     layout: String,

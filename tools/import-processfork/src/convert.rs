@@ -1,4 +1,4 @@
-//! An image as a snapshot of ours.
+//! Converts an image into a snapshot.
 //!
 //! | there | here |
 //! |---|---|
@@ -26,10 +26,10 @@ use std::path::PathBuf;
 
 const CACHE: &str = "cache.manifest";
 const FILES: &str = "world.fs";
-/// What a list of the world layer's files calls itself.
+/// The kind of a list of files in a world layer.
 const FILES_KIND: &str = "fs.tree.v1";
 
-/// A list of files; only what names blobs.
+/// A list of files: only the fields that name blobs.
 #[derive(Deserialize)]
 struct Files {
     kind: String,
@@ -42,10 +42,10 @@ struct File {
     blob: Option<Digest>,
 }
 
-/// How long blobs are that images share: weights are read once.
+/// The lengths of blobs that images share, so that weights are read only once.
 pub(super) type Sizes = HashMap<Digest, u64>;
 
-/// A snapshot, and what is worth saying about it.
+/// A snapshot, and remarks about it.
 #[derive(Debug)]
 pub(super) struct Converted {
     pub directory: Directory,
@@ -141,8 +141,7 @@ impl Blobs<'_> {
         Ok(Opaque { name, digest: *digest, size })
     }
 
-    /// Contents of the files that a world layer lists; none if it is written in a way that nobody
-    /// knows here.
+    /// Contents of the files that a world layer lists; `None` if the format is unknown.
     fn files(&self, digest: &Digest) -> Result<BTreeSet<Digest>> {
         if self.sizes.get(digest).is_some_and(|size| *size > self.limits.document_bytes) {
             return Ok(BTreeSet::new());

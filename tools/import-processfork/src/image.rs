@@ -1,5 +1,5 @@
-//! ProcessFork's image manifest (`.pfimg`), schema version 1: what it names, and nothing of what it
-//! means to its agent.
+//! ProcessFork's image manifest (`.pfimg`), schema version 1: the blobs that it names. Their
+//! meaning for the agent is not read.
 
 use pfr_schema::{Algorithm, Digest, FormatError};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 pub const MEDIA_TYPE: &str = "application/vnd.processfork.image.v1+json";
 /// Bytes of an image manifest: 1 MiB; ProcessFork's own have about one KiB.
 pub const MAX_BYTES: u64 = 1 << 20;
-/// Bytes of one of the texts that say which agent it was, and when.
+/// Maximum bytes of a text about the agent or the time.
 pub const MAX_TEXT: usize = 1024;
 /// Layers besides the cache.
 pub const MAX_LAYERS: usize = 256;
@@ -27,7 +27,7 @@ pub struct Agent {
     pub kind: String,
     /// Its version.
     pub version: String,
-    /// The build that it was, or a name that its user gave.
+    /// Its build, or a name that its user gave.
     pub fingerprint: String,
 }
 
@@ -47,7 +47,7 @@ pub struct Image {
     pub digest: Digest,
     /// The agent that was captured.
     pub agent: Agent,
-    /// When, as the image says it.
+    /// The time of the capture, as the image gives it.
     pub created: String,
     /// Images that it continues: none, one, or two for a merge.
     pub parents: Vec<Digest>,
@@ -141,7 +141,7 @@ fn sha256(path: &str, digest: &Digest) -> Result<(), FormatError> {
     if digest.algorithm() == Algorithm::Sha256 { Ok(()) } else { Err(field(path, "sha256 digests", &digest.to_string())) }
 }
 
-/// What of a name may be part of any file's name.
+/// The characters of a name that are valid in a file name.
 fn plain(name: &str) -> String {
     let text: String = name.chars().take(64).map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
     if text.is_empty() { "_".into() } else { text }

@@ -4,9 +4,9 @@
 //! ProcessFork store ─▶ images, parents first ─▶ each one a directory over the store's own blobs ─▶ push, or into a local store
 //! ```
 //!
-//! Nothing is copied on the way: ProcessFork lays blobs out as a snapshot directory does, so an
-//! image's pages are sent as they lie. The snapshot that an image becomes is a function of the
-//! image and its parents; importing it again makes nothing new.
+//! Nothing is copied: ProcessFork stores blobs as a snapshot directory does, so the import sends an
+//! image's pages from where they are. The snapshot that an image becomes is a function of the image
+//! and its parents; importing it again makes nothing new.
 
 pub mod cache;
 pub mod command;
