@@ -1,4 +1,4 @@
-//! Frames by hand: good ones, and ones that claim anything.
+//! Makes raw frames, with true or false claims in their headers.
 
 use bytes::Bytes;
 use pfr_schema::codec::Codec;

@@ -1,4 +1,4 @@
-//! An HTTP front between a client and a registry. A rule decides for each request whether it is
+//! An HTTP proxy between a client and a registry. A rule decides for each request whether it is
 //! passed on, refused, held or redirected, and whether its answer is lost, cut or changed.
 
 use axum::Router;
@@ -104,7 +104,7 @@ impl Front {
     /// Serves on an address until the process ends. It has a thread of its own, so that a test may
     /// block.
     pub fn start_at(address: IpAddr, registry: &str, rule: impl FnMut(&Seen) -> Fate + Send + 'static) -> Self {
-        // The client asks for a TLS provider, although it speaks none here.
+        // The HTTP client needs a TLS provider, although it uses no TLS here.
         drop(rustls::crypto::ring::default_provider().install_default());
         let listener = TcpListener::bind((address, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -137,7 +137,7 @@ impl Front {
 
 async fn forward(State(inside): State<Inside>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    // The client may leave in the middle.
+    // The client may disconnect in the middle.
     let Ok(body) = to_bytes(body, usize::MAX).await else { return StatusCode::BAD_REQUEST.into_response() };
     let path = parts.uri.path_and_query().unwrap().to_string();
     let seen = Seen { method: parts.method.to_string(), path: path.clone(), body: body.clone() };

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-/// Puts a number where `--json` has a moment: `--json` gives moments as text, the API in
-/// milliseconds.
+/// Replaces times, which `--json` gives as text, by numbers, as the API gives them in milliseconds.
 pub fn without_moments(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(without_moments),

@@ -1,6 +1,6 @@
-//! What tests share, once: made-up snapshots and their frames, an HTTP front that lies, a storage
-//! that fails, and real servers of PostgreSQL and S3 on loopback, which end with the process that
-//! started them. Seeds and required capabilities of a test run.
+//! What tests share: generated snapshots and their frames, a proxy that falsifies answers, a
+//! storage that fails, real PostgreSQL and S3 servers on loopback, which end with the process that
+//! started them, and the seeds and required capabilities of a test run.
 
 #![expect(
     clippy::unwrap_used,

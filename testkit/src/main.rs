@@ -55,7 +55,7 @@ async fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// A folder for temporary files that is memory, if there is enough.
+/// A folder in memory for temporary files, if there is enough memory.
 fn folder_in_memory() -> Option<TempDir> {
     if run::long() || std::env::var_os("TMPDIR").is_some() {
         return None;

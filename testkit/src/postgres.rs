@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Names the run's cluster to its tests: the URL of any of its databases.
+/// The variable with the URL of a database of the cluster that the test run shares.
 pub const VARIABLE: &str = "PF_TEST_POSTGRES";
 /// How long a server may take to start or stop. A busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What survives what.
+/// Which failures the data survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// As in production: what is committed survives a kill and would survive a power cut.
@@ -31,10 +31,12 @@ pub enum Durability {
     Fast,
 }
 
-/// A cluster of one's own. It goes when it is dropped, or when this process ends, in whatever way.
+/// A cluster for one test. It is removed when it is dropped, or when this process ends for any
+/// reason.
 #[derive(Debug)]
 pub struct Cluster {
-    /// Ends with us, then stops the server and removes the directory: see [`reaper`].
+    /// The process that stops the server and removes the directory when this process ends: see
+    /// [`reaper`].
     reaper: Option<(Child, ChildStdin)>,
     server: Child,
     dir: PathBuf,
@@ -59,7 +61,7 @@ impl Cluster {
             let (user, group) = nobody();
             chown(dir.path(), Some(user), Some(group)).unwrap();
         }
-        // The reaper removes it from here on.
+        // From here on, the reaper removes it.
         let dir = dir.keep();
         let reaper = reaper(&dir);
         let mut init = unprivileged(&bin.join("initdb"));
@@ -105,8 +107,8 @@ impl Cluster {
         psql(&self.bin, url, statement)
     }
 
-    /// Stops the server in the way of an operator (sessions are ended, transactions rolled back)
-    /// and starts it again on the same port.
+    /// Stops the server as an operator does (it ends sessions and rolls transactions back) and
+    /// starts it again on the same port.
     pub fn restart(&mut self) {
         self.stop(Signal::INT);
         self.start_again();
@@ -200,7 +202,7 @@ pub fn database() -> String {
 fn create_database(bin: &Path, url: &str) -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("pf_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-    // The process ids of other machines and of earlier runs may be ours.
+    // A process of another machine or of an earlier run may have had our process id.
     drop(psql(bin, url, &format!("DROP DATABASE IF EXISTS {name}")));
     drop(psql(bin, url, &format!("CREATE DATABASE {name} TEMPLATE template0")));
     let (server, parameters) = url.split_once('?').map_or((url, ""), |(server, parameters)| (server, parameters));
@@ -230,12 +232,12 @@ fn spawn(bin: &Path, dir: &Path, port: u16, durability: Durability) -> Child {
         // Whole pages are still logged: a kill may come in the middle of writing one.
         command.args(["-c", "fsync=off"]);
     }
-    // A group of its own: what is typed at the terminal is for us.
+    // A process group of its own, so that Ctrl-C at the terminal goes to this process only.
     command.current_dir(dir).process_group(0).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 
-/// A shell that waits for our end of a pipe to close, which happens however we end. Then it stops
-/// the server and removes the directory.
+/// A shell that waits until our end of a pipe is closed, which happens whenever this process ends.
+/// Then it stops the server and removes the directory.
 fn reaper(dir: &Path) -> (Child, ChildStdin) {
     let script = r#"
         trap '' INT TERM HUP
@@ -281,7 +283,7 @@ fn unprivileged(program: &Path) -> Command {
     command
 }
 
-/// Where the server's binaries lie.
+/// The folder of the server's programs.
 fn binaries() -> PathBuf {
     let complete = |dir: &Path| ["initdb", "postgres", "psql", "pg_isready"].iter().all(|name| dir.join(name).exists());
     let mut places: Vec<PathBuf> =

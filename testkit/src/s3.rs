@@ -14,19 +14,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Names the run's server to its tests: the addresses of its S3 gateway and of its filer, with a
-/// space between.
+/// The variable with the addresses of the S3 gateway and of the filer that the test run shares,
+/// separated by a space.
 pub const VARIABLE: &str = "PF_TEST_S3";
 /// Path of the `weed` binary, where it is not where `./check` puts it.
 pub const BINARY: &str = "PF_TEST_WEED";
 /// The only identity.
 const KEY: &str = "pf-test-key";
-/// Its secret: a word that nothing else contains, so that tests can look for it.
+/// Its secret. Nothing else contains this word, so tests can search logs for it.
 pub const SECRET: &str = "pf-test-hush-hush-secret";
 /// How long it may take to start. A busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Another process may take a port in the moment between our looking and the server's taking it.
+/// Attempts to start: another process may take a port before the server does.
 const ATTEMPTS: usize = 5;
 
 /// An S3 server on loopback. One that this process started is killed when dropped, or when this
@@ -43,8 +43,7 @@ struct Own {
     running: Option<Running>,
 }
 
-/// The server under a shell that outlives neither it nor us: it waits for our end of a pipe to
-/// close.
+/// The server, started by a shell that ends it when our end of a pipe is closed.
 struct Running {
     shell: Child,
     pid: String,
@@ -60,7 +59,7 @@ impl Server {
         Self { gateway: next(), filer: next(), own: None }
     }
 
-    /// A server of one's own, which can be stopped and killed.
+    /// A server for one test, which may stop and kill it.
     #[must_use]
     pub fn start() -> Self {
         let dir = TempDir::new().unwrap();
@@ -156,11 +155,11 @@ impl Server {
         self.gateway.to_string()
     }
 
-    /// A fresh bucket; its name.
+    /// Makes a new bucket. Returns its name.
     #[must_use]
     pub fn bucket(&self) -> String {
-        // Random, for all processes of a run share the server; by the keys of the standard hasher,
-        // which need no dependency.
+        // Random, since all processes of a run share the server. The keys of the standard hasher
+        // need no dependency.
         let name = format!("t{:016x}", RandomState::new().build_hasher().finish());
         self.make_bucket(&name);
         name
@@ -237,7 +236,7 @@ impl Running {
         let kill = |signal: &str| drop(Command::new("kill").args([signal, &self.pid]).stderr(Stdio::null()).status());
         kill(signal);
         let deadline = Instant::now() + Duration::from_secs(30);
-        // Nobody collects it but the shell, so a dead one is a zombie until then.
+        // Only the shell collects the process, so until then a dead one is a zombie.
         while alive(&self.pid) {
             if Instant::now() > deadline {
                 kill("-KILL");
@@ -263,8 +262,8 @@ fn address(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-/// Ports that nobody listens on, held all at once so that they differ. Below those that the system
-/// hands out by itself: clients of other tests must not get them.
+/// Free ports, all bound at the same time so that they differ. They are below the range that the
+/// system assigns by itself, so that clients of other tests do not get them.
 fn free_ports() -> [u16; 8] {
     let mut held: Vec<TcpListener> = Vec::new();
     let mut candidate = std::process::id().wrapping_mul(97);

@@ -1,4 +1,4 @@
-//! Snapshots of made-up pages.
+//! Snapshots of generated pages.
 //!
 //! Pages have numbers: the same number is the same page, in every snapshot of a [`Shape`]. Page `i`
 //! of a tree has K bytes number `2n` and V bytes number `2n + 1` for n = `numbers[i]`.

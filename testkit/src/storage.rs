@@ -170,8 +170,8 @@ impl MultipartUpload for Upload {
                 let part = self.inner.put_part(data);
                 async move { part.await.and_then(|()| lost.map_or(Ok(()), Err)) }.boxed()
             }
-            // A hook that waits cannot keep the part from being sent: the upload cannot be borrowed
-            // until then.
+            // A hook that waits cannot hold back the part, since the upload cannot be borrowed for
+            // that long.
             None => {
                 let part = self.inner.put_part(data);
                 async move {
