@@ -1,5 +1,5 @@
-//! What must hold of a store that a power cut left: it opens, has what was acknowledged, serves
-//! nothing corrupt, goes on, and leaks nothing.
+//! The checks of a store after a power cut: it opens, has what was acknowledged, serves nothing
+//! corrupt, continues to work, and leaks nothing.
 
 use crate::oracle::View;
 use crate::states::{State, States};
@@ -24,8 +24,8 @@ const COLLECTIONS: usize = 8;
 
 type Result<T = ()> = std::result::Result<T, String>;
 
-/// Where states are written out: in memory if there is some to be had as files, so that the store's
-/// own syncs cost nothing.
+/// The folder for states: in memory if there is such a folder, so that the store's own syncs cost
+/// nothing.
 #[must_use]
 pub fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
@@ -113,7 +113,7 @@ pub async fn is_rebuilt(root: &Path, allowed: &[View]) -> Result {
 async fn open(root: &Path) -> Result<(Store, Arc<AtomicU64>)> {
     let time = Arc::new(AtomicU64::new(Clock::system().now()));
     let now = Arc::clone(&time);
-    // Leases end at once when the time moves, and hold while it stands still.
+    // Leases end as soon as the clock moves, and hold while it does not.
     let options = Options { lease: Duration::from_millis(1), clock: Clock::new(move || now.load(Ordering::Relaxed)), ..Options::default() };
     let store = Store::open(&root.join(DATA), options).await.map_err(|e| format!("REFUSED: {e}"))?;
     Ok((store, time))
@@ -123,7 +123,7 @@ fn repository() -> RepositoryName {
     REPOSITORY.parse().unwrap()
 }
 
-/// What a client could see.
+/// The tags and snapshots that a client can see.
 async fn visible(store: &Store) -> Result<View> {
     let mut view = View::default();
     for (name, found) in check::names(store).await.map_err(|e| e.to_string())? {
@@ -189,7 +189,7 @@ fn packs(root: &Path) -> Vec<PathBuf> {
     pfr_tests::files(&root.join(DATA).join("packs")).into_iter().map(|(path, _)| path).collect()
 }
 
-/// Whether a file lies there for good: the marker, and objects of the journal.
+/// Whether a file is never deleted: the marker, and objects of the journal.
 fn belongs(path: &Path) -> bool {
     let unfinished = path.to_string_lossy().contains('#');
     path == Path::new("pf-store") || (path.starts_with("journal") && !unfinished)

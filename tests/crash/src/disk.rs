@@ -7,8 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a mapped file holds after a power cut, in these states: neither zeros nor what the program
-/// wrote.
+/// The content of a mapped file after a power cut: neither zeros nor what the program wrote.
 const GARBAGE: u8 = 0xa5;
 
 /// Files and directories. Cheap to clone: contents are shared until they are written.
@@ -29,9 +28,9 @@ struct File {
 /// How much of a write reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tear {
-    /// So many bytes from its start. What it adds to the file beyond them is not there.
+    /// Only this many bytes from its start. The file does not grow beyond them.
     First(usize),
-    /// All but so many bytes from its start. What it lacks is as it was, or zero.
+    /// All bytes after this many. The bytes before them are as they were, or zero.
     Last(usize),
     /// Only the size of the file: what it added is zero.
     Size,
@@ -77,7 +76,7 @@ impl Disk {
         }
     }
 
-    /// Lets a part of a write reach the disk; other operations reach it whole.
+    /// Lets a part of a write reach the disk. Other operations reach it completely.
     pub fn apply_torn(&mut self, action: &Action, tear: Tear) {
         let Action::Write { file, offset, bytes } = action else { return self.apply(action) };
         match tear {
@@ -110,8 +109,7 @@ impl Disk {
         }
     }
 
-    /// What a reader could tell it by: every path, and every content. `counts` says which paths
-    /// matter.
+    /// Identifies a state by every path and content. `counts` says which paths matter.
     #[must_use]
     pub fn digest(&self, mapped: &BTreeSet<Node>, counts: impl Fn(&Path) -> bool) -> Digest {
         let mut text = Vec::new();

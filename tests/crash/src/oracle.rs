@@ -1,8 +1,9 @@
-//! What a client was told, and when: what must hold of names after a power cut.
+//! What a client was told, and when. From this follows which tags and snapshots a power cut may
+//! leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names of the one repository that is recorded: what is visible of it.
+/// The visible tags and snapshots of the recorded repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// Digests of snapshots.
@@ -11,32 +12,33 @@ pub struct View {
     pub tags: BTreeMap<String, String>,
 }
 
-/// A change of names.
+/// A change of tags or snapshots.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// A snapshot, and a tag on it.
     Commit(String, String),
     /// A tag on a snapshot.
     Tag(String, String),
-    /// No tag any more.
+    /// A tag is deleted.
     Untag(String),
-    /// No snapshot any more, and no tag on it.
+    /// A snapshot is deleted, with its tags.
     Remove(String),
 }
 
-/// Changes in order: between which operations each was asked for and told to be done.
+/// Changes in order, each with the number of operations when it was requested and when it was
+/// acknowledged.
 #[derive(Clone, Debug, Default)]
 pub struct History(Vec<(usize, usize, Change)>);
 
 impl History {
-    /// A change that was asked for when there were `begun` operations, and told to be done when
-    /// there were `told`.
+    /// Adds a change that was requested after `begun` operations and acknowledged after `told`
+    /// operations.
     pub fn note(&mut self, begun: usize, told: usize, change: Change) {
         self.0.push((begun, told, change));
     }
 
-    /// What may be visible if the power goes after `at` operations: what was told, with or without
-    /// what was asked for then.
+    /// What may be visible if the power fails after `at` operations: all acknowledged changes, with
+    /// or without the one that was requested then.
     #[must_use]
     pub fn allowed(&self, at: usize) -> Vec<View> {
         let mut views = vec![View::default()];
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_told_is_there_and_what_was_asked_for_may_be() {
+    fn acknowledged_changes_are_visible_and_a_requested_one_may_be() {
         let mut history = History::default();
         history.note(0, 10, Change::Commit("a".into(), "t".into()));
         history.note(10, 20, Change::Remove("a".into()));

@@ -14,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-/// Bytes that a disk writes whole.
+/// Bytes that a disk writes completely or not at all.
 const SECTOR: usize = 512;
 
 /// Which states are enumerated.
@@ -25,12 +25,12 @@ pub struct Bound {
     /// With more: so many beginnings, ends, single operations that are lost or are all that is
     /// kept, evenly spread; all that there are if fewer.
     pub positions: usize,
-    /// Whether that goes for operations, too, that were pending at the moment before. Else they are
+    /// Whether this includes operations that were pending at the moment before. Otherwise these are
     /// lost or kept together.
     pub old: bool,
     /// Of these beginnings, each without each single operation.
     pub pairs: bool,
-    /// So many random subsets more.
+    /// Number of additional random subsets.
     pub random: usize,
     /// Distinct states to open at most, evenly spread.
     pub most: usize,
@@ -54,7 +54,7 @@ pub struct Moment {
     base: Disk,
     /// Operations that may have reached the disk.
     pending: Vec<usize>,
-    /// So many of them were pending at the moment before.
+    /// How many of them were pending at the moment before.
     old: usize,
 }
 
@@ -72,15 +72,14 @@ type Kept = Vec<(usize, Option<Tear>)>;
 pub struct States<'a> {
     trace: &'a Trace,
     moments: Vec<Moment>,
-    /// Distinct states, each at the last moment at which it may be found: then most was
-    /// acknowledged.
+    /// Distinct states, each at its last possible moment, when the most was acknowledged.
     pub states: Vec<State>,
-    /// States before those that are the same were put together.
+    /// Number of states before equal ones were merged.
     pub enumerated: usize,
 }
 
 impl<'a> States<'a> {
-    /// Enumerates. Two states are the same if what `counts` of them is.
+    /// Enumerates the states. Two states are equal if the files that `counts` selects are equal.
     #[must_use]
     pub fn of(trace: &'a Trace, bound: Bound, seed: u64, counts: fn(&Path) -> bool) -> Self {
         let moments = moments(trace);
@@ -127,13 +126,13 @@ impl<'a> States<'a> {
         self.moments[state.moment].at
     }
 
-    /// What lies on the disk.
+    /// The content of the disk.
     #[must_use]
     pub fn disk(&self, state: &State) -> Disk {
         self.moments[state.moment].disk(self.trace, &state.kept)
     }
 
-    /// A state in words: when the power went, and what did not reach the disk.
+    /// Describes a state: when the power failed, and what did not reach the disk.
     #[must_use]
     pub fn words(&self, state: &State) -> String {
         let moment = &self.moments[state.moment];
@@ -178,7 +177,7 @@ fn moments(trace: &Trace) -> Vec<Moment> {
             continue;
         }
         moments.push(moment(at, &base, &pending, &moments));
-        // A rename is on disk whole or not at all.
+        // A rename is on disk completely or not at all.
         let whole: Vec<usize> = durable.iter().filter_map(|at| needs(trace, *at)).collect();
         durable.extend(whole.into_iter().filter(|at| pending.contains(at)));
         durable.iter().for_each(|at| base.apply(&trace.ops[*at].action));
@@ -209,7 +208,7 @@ impl Moment {
         disk
     }
 
-    /// What may have reached the disk, in the order in which it is worth a look.
+    /// The sets of operations that may have reached the disk, most interesting first.
     fn subsets(&self, trace: &Trace, bound: Bound, random: &mut StdRng) -> Vec<Kept> {
         let all = &self.pending;
         let count = all.len();

@@ -17,7 +17,7 @@ pub const ROOT: Node = 0;
 pub struct Op {
     /// What it did.
     pub action: Action,
-    /// Where, when it was done.
+    /// Its path at that time.
     pub path: PathBuf,
 }
 
@@ -39,9 +39,9 @@ pub enum Action {
     Rename {
         /// The directory.
         directory: Node,
-        /// The name that goes.
+        /// The old name.
         from: OsString,
-        /// The name that comes, or is replaced.
+        /// The new name, which may exist already.
         to: OsString,
         /// What it names.
         node: Node,
@@ -108,7 +108,7 @@ pub struct Trace {
     pub before: Disk,
     /// What was done.
     pub ops: Vec<Op>,
-    /// Files that were mapped to be written: after a power cut they hold anything.
+    /// Files that were mapped for writing: after a power cut they may hold anything.
     pub mapped: BTreeSet<Node>,
 }
 

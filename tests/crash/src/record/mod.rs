@@ -1,7 +1,7 @@
 //! Records what real programs do to the files below one directory, by tracing their system calls
 //! (ptrace).
 //!
-//! Nothing escapes a tracer: not SQLite's own writes, nor calls that go past the C library. A call
+//! A tracer sees everything: SQLite's own writes, and calls that do not use the C library. A call
 //! that may change files and is not modelled fails the recording, so a new one cannot be
 //! overlooked. At most one thread at a time is inside a call that changes files: the trace is then
 //! the order in which they took place.
@@ -46,7 +46,7 @@ pub fn is_possible() -> bool {
 }
 
 impl Recorder {
-    /// Records what happens below `root`. What lies there now is taken for durable.
+    /// Records what happens below `root`. The files that are there now count as durable.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         Self(Arc::new(Mutex::new(Model::of(root))))
@@ -65,7 +65,8 @@ impl Recorder {
         }
     }
 
-    /// How many operations there were so far: what a program has told by now rests on no others.
+    /// The number of operations so far: everything that a program has acknowledged by now depends
+    /// on these only.
     #[must_use]
     pub fn position(&self) -> usize {
         locked(&self.0).trace.ops.len()
@@ -115,7 +116,7 @@ type Entered = (Pid, u64, [u64; 6]);
 
 struct Tracer {
     model: Arc<Mutex<Model>>,
-    /// Threads that were seen. The first stop of a new one is no signal of its own.
+    /// Known threads. The first stop of a new one is not a signal to it.
     seen: HashSet<Pid>,
     /// The thread inside a call that changes files.
     inside: Option<(Pid, Call)>,
@@ -151,7 +152,7 @@ impl Tracer {
         let _ = started.send(leader);
         let mut ended = None;
         loop {
-            // Children of other threads are other people's.
+            // Ignore children of other threads: they are not traced here.
             match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)) {
                 Ok(WaitStatus::PtraceSyscall(thread)) => self.at_call(thread),
                 Ok(WaitStatus::PtraceEvent(thread, ..)) => go_on(thread, None),
@@ -171,7 +172,7 @@ impl Tracer {
     }
 
     fn at_call(&mut self, thread: Pid) {
-        // It may have been killed meanwhile; then its end is told next.
+        // It may have been killed meanwhile. Then its end is reported next.
         let Ok(info) = ptrace::syscall_info(thread) else { return go_on(thread, None) };
         match info.op {
             nix::libc::PTRACE_SYSCALL_INFO_ENTRY => {
@@ -216,7 +217,7 @@ impl Tracer {
     }
 }
 
-/// Lets a thread go on to its next call. If it was killed meanwhile, that is told next.
+/// Lets a thread go on to its next call. If it was killed meanwhile, that is reported next.
 fn go_on(thread: Pid, signal: Option<Signal>) {
     let _ = ptrace::syscall(thread, signal);
 }

@@ -12,8 +12,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// What ends the names of files that may be mapped to be written: SQLite's wal-index, which every
-/// start makes anew.
+/// The suffix of files that programs may map for writing: SQLite's wal-index, which every start
+/// makes again.
 const MAPPED: &str = "-shm";
 
 /// FICLONE and FICLONERANGE of `linux/fs.h`.
@@ -51,7 +51,7 @@ impl Model {
         model
     }
 
-    /// Takes up what is there at the beginning.
+    /// Adds the files that are there at the beginning.
     fn adopt(&mut self, path: &Path) -> Node {
         let node = self.node(path);
         let metadata = path.symlink_metadata().unwrap();
@@ -221,7 +221,7 @@ impl Model {
             return drop(self.fault(format!("a write to {} at no position", path.display())));
         };
         let mut bytes = vec![0; count as usize];
-        // No other thread has changed it since: what lies there is what was written.
+        // No other thread has changed it since, so the file has what was written.
         let read = File::open(process::descriptor(thread, descriptor)).and_then(|found| found.read_exact_at(&mut bytes, offset));
         if let Err(error) = read {
             // Only a kill closes a file while a thread that writes to it is stopped. Nothing

@@ -1,4 +1,4 @@
-//! What `/proc` says of a thread that is stopped.
+//! Reads the state of a stopped thread from `/proc`.
 
 use nix::unistd::Pid;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ pub(super) fn descriptor(thread: Pid, number: i32) -> PathBuf {
     format!("/proc/{thread}/fd/{number}").into()
 }
 
-/// Where a descriptor's file lies; none for what has no name.
+/// The path of a descriptor's file; `None` if it has no name.
 pub(super) fn place(thread: Pid, number: i32) -> Option<PathBuf> {
     let place = std::fs::read_link(descriptor(thread, number)).ok()?;
     (place.is_absolute() && !place.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")).then_some(place)

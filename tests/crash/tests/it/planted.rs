@@ -1,4 +1,4 @@
-//! A program that calls one sync less is found out: its trace is that of the real one without those
+//! A program that leaves out a sync is caught. Its trace is that of the real program without those
 //! syncs.
 
 use crate::registry::{Life, recorded};

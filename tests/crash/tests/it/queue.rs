@@ -1,5 +1,5 @@
-//! What a power cut leaves of an agent that has captured a snapshot and promised to push it: both,
-//! or neither was told.
+//! Power cuts of an agent that captures a snapshot and promises to push it: if the capture was
+//! acknowledged, snapshot and push survive.
 
 use nix::sys::signal::Signal;
 use pfr_crash::check::{REPOSITORY, each, folder, run, sound};

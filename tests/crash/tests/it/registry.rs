@@ -15,8 +15,8 @@ use tempfile::TempDir;
 
 /// How long leases last: what is deleted is collected after that.
 const LEASE: Duration = Duration::from_secs(1);
-/// More bytes than any disk has: then the log of the metadata is cut after every transaction, and
-/// nothing new is stored.
+/// More bytes than any disk has. With this floor the log of the metadata is truncated after every
+/// transaction, and nothing new is stored.
 const FULL: &str = "1152921504606846976";
 
 /// What was recorded, and what the clients were told.
@@ -42,7 +42,7 @@ pub fn recorded() -> Option<Life> {
     std::thread::sleep(LEASE);
     let collected = registry.collect();
     assert!(collected["packs_compacted"].as_u64() > Some(0) && collected["packs_deleted"].as_u64() > Some(0), "{collected}");
-    // The last connection takes the log of the metadata along.
+    // The last connection removes the log of the metadata.
     registry.stop(Signal::SIGTERM);
 
     registry.start(&[]);

@@ -7,7 +7,7 @@ use pfr_tests::seed;
 use std::path::Path;
 use std::time::Instant;
 
-/// Failures after which it is enough.
+/// Number of failures after which the search ends.
 const SHOWN: usize = 4;
 
 /// Whether a path is none of the database's.
