@@ -135,7 +135,7 @@ impl Host {
         self.pf.json(&["restore", reference, engine])
     }
 
-    /// Restores, whatever comes of it.
+    /// Restores. Returns the output of success or failure.
     #[must_use]
     pub fn try_restore(&self, reference: &str, engine: &str) -> Output {
         self.pf.run(&["restore", reference, engine])
@@ -182,12 +182,12 @@ pub struct Engine {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<Value>,
-    /// Events that nobody has asked for yet.
+    /// Events that no caller has waited for yet.
     early: VecDeque<Value>,
     log: PathBuf,
 }
 
-/// One generated token: its id and the digest of the scores that it was computed to.
+/// One generated token: its id, and the digest of the logits of its step.
 pub type Step = (u64, String);
 
 impl Engine {
@@ -226,7 +226,7 @@ impl Engine {
         self.child.id()
     }
 
-    /// Tells it to do something.
+    /// Sends it a command.
     pub fn say(&mut self, command: &Value) {
         let stdin = self.stdin.as_mut().unwrap();
         writeln!(stdin, "{command}").unwrap();

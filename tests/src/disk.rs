@@ -4,7 +4,7 @@ use crate::{skip, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A small file system of its own, where this process may make one.
+/// A small file system of its own, if this process may mount one.
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -27,8 +27,8 @@ impl SmallDisk {
         &self.0
     }
 
-    /// Makes it read-only (`ro`) or writable again (`rw`). Waits until nobody has a file open for
-    /// writing, as the system wants it.
+    /// Makes it read-only (`ro`) or writable again (`rw`). Waits until no file is open for writing,
+    /// as the system requires.
     pub fn remount(&self, how: &str) {
         let options = format!("remount,{how}");
         let remount = || Command::new("mount").args(["-o", &options]).arg(&self.0).stderr(Stdio::null()).status().unwrap();
@@ -70,7 +70,7 @@ impl LoopDisk {
         mount.is_ok_and(|s| s.success())
     }
 
-    /// What makes the system find an error on it.
+    /// The file that makes the kernel report an error of this file system.
     fn switch(&self) -> Option<PathBuf> {
         let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
         let device = mounts.lines().filter_map(|l| l.split_once(' ')).find(|(_, rest)| rest.split(' ').next() == self.at.to_str())?.0;
@@ -83,12 +83,12 @@ impl LoopDisk {
         &self.at
     }
 
-    /// The system finds an error and takes no more writes.
+    /// The kernel finds an error and refuses further writes.
     pub fn fail(&self) {
         std::fs::write(self.switch().unwrap(), "1").unwrap();
     }
 
-    /// Takes it away, repairs it and brings it back. Nobody may use it.
+    /// Unmounts it, repairs it and mounts it again. No process may use it meanwhile.
     pub fn repair(&self) {
         wait_for("nobody to use the disk", 60, || Command::new("umount").arg(&self.at).status().unwrap().success().then_some(()));
         // 1: errors were corrected.

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// What a tag points at, by number; none: there is no tag.
 pub type Value = Option<usize>;
 
-/// What must be so for a change to be made.
+/// The condition of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// Nothing.
@@ -36,7 +36,7 @@ impl Condition {
     }
 }
 
-/// What was asked for, and what was answered.
+/// A request and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The tag was found to point there.
@@ -45,7 +45,7 @@ pub enum Operation {
     Changed(Condition, Value),
     /// The same was refused, because the condition did not hold.
     Refused(Condition),
-    /// The same was asked for, and the answer was lost.
+    /// The same request, whose answer was lost.
     Lost(Condition, Value),
 }
 
@@ -88,7 +88,7 @@ pub fn check(events: &[Event]) -> Result<(), String> {
     events.sort_by_key(|event| event.called);
     let certain = events.iter().filter(|event| event.is_certain()).count();
     let mut search = Search { events: &events, tried: HashMap::new(), longest: (0, None, BTreeMap::new()) };
-    // Explicit, for a history may be longer than the stack is deep.
+    // An explicit stack, since a long history would overflow the call stack.
     let none = vec![0; events.len().div_ceil(64)];
     let mut configurations = vec![Configuration { done: none.clone(), lost: none, certain: 0, first: 0, value: None }];
     while let Some(configuration) = configurations.pop() {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 /// What the proxy does to bytes that come from the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tamper {
-    /// Nothing.
+    /// The bytes stay as they are.
     Nothing,
     /// Flips one bit of the byte at this offset of each connection's answers.
     Flip(u64),

@@ -208,7 +208,7 @@ pub fn peak_memory(pid: u32) -> u64 {
     line.and_then(|l| l.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// What a command said.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Output {
     /// Exit code; −1 if it was killed.
@@ -286,7 +286,7 @@ impl Pf {
             .env_clear()
             .env("HOME", self.dir.path())
             .env("PF_STORE", self.path("store"))
-            // A registry that is gone for good should not hold a test for two minutes.
+            // A registry that never comes back must not delay a test by two minutes.
             .env("PF_RETRY_FOR", "20")
             .env("PF_REGISTRY", &self.registry)
             .env("PF_AGENT_SOCKET", self.path("agent.sock"))
@@ -342,12 +342,13 @@ impl Pf {
         tags
     }
 
-    /// What anybody can see of the registry: snapshots with their tags, parents and sizes.
+    /// What every client can see of the registry: snapshots with their tags, parents and sizes.
     #[must_use]
     pub fn visible(&self) -> Value {
         let mut snapshots = self.json(&["stats"])["snapshots"].clone();
         for snapshot in snapshots.as_array_mut().unwrap() {
-            // What deleting would free depends on leased uploads of others, which nobody sees.
+            // The bytes that a deletion would free depend on leased uploads of other clients, which
+            // are not visible.
             snapshot.as_object_mut().unwrap().retain(|field, _| !matches!(field.as_str(), "exclusive_bytes" | "shared_bytes"));
         }
         snapshots

@@ -41,7 +41,7 @@ impl SnapshotDir {
         put_blob(&self.path, bytes)
     }
 
-    /// Where a blob lies.
+    /// The path of a blob.
     #[must_use]
     pub fn blob(&self, digest: &Digest) -> PathBuf {
         blob_path(&self.path, digest)
@@ -70,7 +70,7 @@ impl Wire {
         frames::blob(raw).into()
     }
 
-    /// A raw frame that claims anything.
+    /// A raw frame with any claims in its header.
     #[must_use]
     pub fn frame(kind: Kind, digest: Digest, raw: &[u8]) -> Vec<u8> {
         frames::claiming(kind, digest, raw).into()

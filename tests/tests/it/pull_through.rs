@@ -95,7 +95,7 @@ fn what_is_here_is_served_if_the_upstreams_newer_state_cannot_be_had() {
     let before = packs(&origin);
     push(&pf, "a:t", &(100..150).collect::<Vec<_>>(), &["--parent", "a:t"]);
     damage_since(&origin, &before);
-    // It forgets when it looked last.
+    // After a restart the edge does not know when it last asked the upstream.
     edge.restart();
     let near = Pf::new(&edge.url());
     assert_eq!(near.json(&["inspect", "a:t"])["summary"]["digest"], old);
@@ -150,7 +150,7 @@ fn ancestors_are_found_by_name_and_only_the_one_that_is_asked_for_is_pulled() {
     let middle = edge(&near, &origin.url(), &[]);
     let outer = edge(&far, &middle.url(), &[]);
     let visible = |pf: &Pf| pf.json(&["ls", "a"])["snapshots"].as_array().unwrap().len();
-    // Nothing of it is here, nor there: the list of the first.
+    // Neither registry has it, so the list is that of the origin.
     assert_eq!(visible(&Pf::new(&outer.url())), GENERATIONS);
     for registry in [&outer, &middle] {
         let reader = Pf::new(&registry.url());

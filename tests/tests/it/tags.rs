@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 6;
-/// Of these, so many never repeat a request whose answer is lost.
+/// How many of these never repeat a request whose answer is lost.
 const ONCE: usize = 2;
 const TAGS: [&str; 3] = ["a", "b", "c"];
 /// Snapshots that tags point at.
@@ -37,8 +37,8 @@ struct Client {
 }
 
 impl Client {
-    /// Asks for something; what is known of it then. None: nothing was asked for, or nothing was
-    /// learnt.
+    /// Sends one request. Returns the operation with what the answer says; `None` if no request was
+    /// sent or the answer says nothing.
     async fn step(&mut self, tag: &'static str) -> Option<Event> {
         let remote = self.remotes[self.random.random_range(0..self.remotes.len())].clone();
         let (repository, name): (RepositoryName, Tag) = (self.repository.clone(), tag.parse().unwrap());
@@ -161,7 +161,7 @@ fn played(registries: &mut [Registry], kills: usize) -> History {
                 let tag = TAGS[client.random.random_range(0..TAGS.len())];
                 match client.step(tag).await {
                     Some(event) => events.push((tag, event)),
-                    // The registry is away: it is not asked a thousand times a second.
+                    // The registry is down: do not ask a thousand times a second.
                     None => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
             }

@@ -10,7 +10,7 @@ const PAGES: u64 = 150;
 /// The last requests and answers of a push: nodes, commit.
 const TAIL: u64 = 900;
 
-/// What anybody may see: where tags point, and every snapshot, tagged or not.
+/// What every client can see: where tags point, and every snapshot, tagged or not.
 fn visible(pf: &Pf) -> (BTreeMap<String, String>, BTreeSet<String>) {
     let output = pf.run(&["ls", "a", "--json"]);
     if output.code == 5 {
@@ -57,7 +57,7 @@ fn pushes_to_a_killed_registry(rounds: u64) {
         let proxy = Proxy::to(registry.address(), Tamper::Nothing);
         let mut host = Pf::new(&proxy.url());
         let dir = SnapshotDir::write(&host.path("dir"), Shape::SMALL, &pages_of(round));
-        // Half of the kills go where it matters most: around the commit and its answer.
+        // Half of the kills are around the commit and its answer, where they matter most.
         let at = if round % 2 == 0 { random.random_range(1..whole) } else { whole - random.random_range(0..TAIL) };
         let tag = if random.random_bool(0.5) { "head".to_owned() } else { format!("round-{round}") };
         let reference = format!("a:{tag}");

@@ -1,4 +1,4 @@
-//! Whatever a registry answers, a client publishes the truth or nothing.
+//! Whatever a registry answers, a client makes the right bytes visible or none.
 
 use super::{nothing_published, same_files};
 use pfr_schema::codec::Codec;
@@ -18,8 +18,8 @@ fn pushed() -> (Registry, SnapshotDir, Pf) {
     (registry, dir, pf)
 }
 
-/// Pulls, and repeats a failed request once. A liar that lies at every try lies at the third too:
-/// more tries would only wait.
+/// Pulls, and repeats a failed request once. The proxy falsifies every attempt, so more attempts
+/// would only take time.
 fn pull(host: &Pf, into_directory: bool) -> Output {
     let out = host.path("out");
     let target = into_directory.then(|| out.to_str().unwrap());
@@ -40,7 +40,7 @@ fn instead(body: Vec<u8>) -> Fate {
     Fate::Instead(200, "application/vnd.pf.frames.v1", body)
 }
 
-/// They are said to lie where nobody answers.
+/// An answer that gives the frames a URL at which nothing listens.
 fn located(digests: &[Digest], expires_seconds: u64, offset: u64, length: u64) -> Fate {
     let extent = serde_json::json!({"url": "http://127.0.0.1:1/", "offset": offset, "length": length, "digests": digests});
     let locations = serde_json::json!({"expires_seconds": expires_seconds, "extents": [extent]});
@@ -71,11 +71,8 @@ const LIES: &[Lie] = &[
 
 fn check(lie: &Lie, of_pages: bool, into_directory: bool, registry: &str) -> Result<(), String> {
     let (name, answer, code) = *lie;
-    let what = format!(
-        "{name}, for {}, into a {}",
-        if of_pages { "pages" } else { "nodes" },
-        if into_directory { "directory" } else { "store" }
-    );
+    let what =
+        format!("{name}, for {}, into a {}", if of_pages { "pages" } else { "nodes" }, if into_directory { "directory" } else { "store" });
     let liar = front(registry, move |seen: &Seen| match seen.asked() {
         Some(digests) if seen.asks_for_pages() == of_pages => answer(&digests),
         _ => Fate::Pass,
@@ -159,7 +156,7 @@ fn well_formed_frames_of_forged_bytes_are_refused_by_their_digests() {
     }
 }
 
-/// What is answered to a question about a snapshot.
+/// The answer to a request about a snapshot.
 type Answer = Box<dyn Fn() -> Fate + Send>;
 
 #[test]
@@ -235,7 +232,7 @@ fn any_bytes_of_any_answer_may_be_wrong_and_the_truth_or_nothing_is_published() 
         assert!([0, 1, 4, 5, 7].contains(&output.code), "round {round}: {output:?}");
         assert!(!output.stderr.contains("panicked"), "round {round}: {output:?}");
         if output.code == 0 {
-            // The answer's JSON has parts that nobody needs.
+            // The JSON of the answer has parts that the client does not use.
             harmless += 1;
             if round % 2 == 0 {
                 same_files(&host.path("out"), &dir.path, &format!("round {round}"));

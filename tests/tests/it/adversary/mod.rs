@@ -1,5 +1,5 @@
-//! A registry that lies, a network that cuts at the worst byte, a directory that is a trap: nothing
-//! wrong is ever published.
+//! A registry that gives false answers, a network that cuts at the worst byte, a directory that is
+//! a trap: no wrong bytes ever become visible.
 
 mod cuts;
 mod lies;
@@ -21,7 +21,7 @@ fn same_files(found: &Path, expected: &Path, what: &str) {
     }
 }
 
-/// What a failed pull must leave behind: nothing that anybody could take for a snapshot.
+/// Asserts that a failed pull leaves nothing that looks like a snapshot.
 fn nothing_published(host: &Pf, out: &Path, what: &str) {
     for name in ["page_manifest.json", "snapshot.json", "config.json"] {
         assert!(!out.join(name).exists(), "{what}: {name} was published");

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
-fn whoever_pulls_a_tag_that_moves_gets_one_snapshot_whole() {
+fn a_pull_of_a_tag_that_moves_gets_one_complete_snapshot() {
     let registry = Registry::start();
     let writer = Pf::new(&registry.url());
     let numbers = |round: u64| (0..120).map(|i| if i % 6 == 0 { 10_000 * round + i } else { i }).collect::<Vec<_>>();

@@ -14,8 +14,8 @@ async fn json(request: reqwest::RequestBuilder) -> Value {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Stores a snapshot with one page tree of `group` and an attachment for each title, as no
-/// directory could say it.
+/// Stores a snapshot with one page tree of `group` and an attachment for each title. No directory
+/// could have these.
 async fn push(registry: &Registry, tag: &str, group: &str, titles: &[&str]) -> Digest {
     drop(rustls::crypto::ring::default_provider().install_default());
     let client = reqwest::Client::builder().no_proxy().build().unwrap();

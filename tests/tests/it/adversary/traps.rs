@@ -10,7 +10,7 @@ fn pipe(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Name, what is done to a good directory, words of the message.
+/// Name, change to a good directory, part of the message.
 type Trap = (&'static str, fn(&SnapshotDir), &'static str);
 
 const TRAPS: &[Trap] = &[

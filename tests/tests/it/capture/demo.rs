@@ -9,7 +9,7 @@ const ACTS: usize = 8;
 
 /// The demo, as a user with an empty home would run it.
 fn demo(pf: &Pf, args: &[&str]) -> Command {
-    // A place that is unlike any other, to find what runs in it.
+    // A unique folder, by which its processes are found.
     let mut command = pf.command(&[&["demo", "--model", "hybrid"], args].concat());
     command.env("TMPDIR", pf.path("."));
     command
@@ -46,14 +46,14 @@ fn the_demo_keeps_its_promises_and_says_so_in_json() {
     // It says what the restore has saved: the prefill, measured on the host that restored.
     let cost = results(&steps[5]).into_iter().next_back().unwrap();
     assert!(cost.contains(" tokens again (prefill). Measured here: "), "{cost}");
-    // Field's words, and those of the table explained.
+    // It uses the field's terms, and explains those of the table.
     let all: String = steps.iter().flat_map(results).collect();
     assert!(all.contains("logits equal") && !all.contains("scores"), "{all}");
     assert!(all.contains("the model is not split over GPUs"), "{all}");
     assert!(results(&steps[7]).iter().any(|r| r.starts_with("error: ")), "{summary}");
     assert!(running(&pf).is_empty(), "{:?}", running(&pf));
 
-    // What was kept is a registry with the four snapshots, whole.
+    // The kept folder has a registry with the four snapshots, complete.
     let registry = Registry::over(&keep.join("registry"), &[]);
     let pf = Pf::new(&registry.url());
     for tag in ["sentence", "fork-1", "fork-2", "fork-3"] {

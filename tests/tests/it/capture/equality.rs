@@ -3,7 +3,7 @@
 use pfr_tests::{Host, Model, Registry};
 use serde_json::Value;
 
-/// Digests of what a snapshot holds but its configuration and oracle.
+/// Digests of the layers of a snapshot, without its configuration and logits.
 fn layers(host: &Host, reference: &str) -> Vec<(String, String)> {
     let inspected = host.pf.json(&["inspect", reference]);
     let layers = inspected["manifest"]["layers"].as_array().unwrap_or_else(|| panic!("{inspected}"));

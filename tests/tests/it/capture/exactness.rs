@@ -1,9 +1,9 @@
-//! A restored engine goes on bit for bit as the captured one did: tokens and scores.
+//! A restored engine continues bit for bit like the captured one: tokens and logits.
 
 use pfr_tests::{Host, Model, Registry};
 
 /// Captures on one host after `prompt + generated` tokens, restores on another, and compares the
-/// next tokens and scores.
+/// next tokens and logits.
 fn resume_elsewhere(model: Model, prompt: usize, generated: usize, next: usize) {
     let registry = Registry::start();
     let (a, b) = (Host::new(&registry.url()), Host::new(&registry.url()));
@@ -72,7 +72,7 @@ fn forked_branches_resume_each_on_its_own_way() {
             let continued = there.generate(report["sequence"].as_str().unwrap(), 6);
             assert_eq!(&continued, uninterrupted, "{model:?}, branch {i}");
         }
-        // Back in time: the trunk is the parent of nobody's page but everybody's.
+        // Back in time: all branches share the pages of the trunk.
         let report = b.restore("team/agent:trunk", "there");
         assert_eq!(report["boundary"], 45);
     }
@@ -105,7 +105,7 @@ fn an_engine_is_captured_while_it_generates_and_does_not_notice() {
 }
 
 #[test]
-fn one_goes_back_in_time_by_counting_parents() {
+fn a_reference_with_a_number_of_parents_restores_an_earlier_state() {
     let registry = Registry::start();
     let host = Host::new(&registry.url());
     let mut engine = host.engine("e", Model::Hybrid, &[]);

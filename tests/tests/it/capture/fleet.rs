@@ -27,7 +27,7 @@ fn given_tokens_find_the_deepest_snapshot_under_both_keys_or_the_reason_why_not(
     };
     let found = find(&all, &[]).ok().json();
     assert_eq!((&found["digest"], &found["boundary"]), (&deep["digest"], &50.into()), "{found}");
-    // Recurrent state exists at its own boundary only: 49 tokens get the snapshot at 40.
+    // Recurrent state is for its own token position only: 49 tokens get the snapshot at 40.
     let found = find(&all[..49], &[]).ok().json();
     assert_eq!((&found["digest"], &found["boundary"]), (&shallow["digest"], &40.into()), "{found}");
     for (tokens, more, reason) in

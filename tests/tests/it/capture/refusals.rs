@@ -1,5 +1,5 @@
-//! Fast but wrong is impossible: what does not fit is refused with an error of its own, and the
-//! engine is as it was. (Forged documents and misbehaving memory are in the agent's own tests.)
+//! A snapshot that does not fit an engine is refused with an error of its own, and the engine stays
+//! as it was. (Forged documents and misbehaving memory are in the agent's own tests.)
 
 use pfr_tests::{Engine, Host, Model, Proxy, Registry, Tamper, files};
 
@@ -21,7 +21,7 @@ fn scene(model: Model, options: &[&str]) -> Scene {
     Scene { registry, a, b, here }
 }
 
-/// Restores into an engine that does not fit; the problem's code and what was said.
+/// Restores into an engine that does not fit. Returns the problem's code and the message.
 fn refused(host: &Host, engine: &mut Engine, name: &str, reference: &str) -> (String, String) {
     let before = engine.fingerprint();
     let output = host.try_restore(reference, name);
@@ -32,7 +32,7 @@ fn refused(host: &Host, engine: &mut Engine, name: &str, reference: &str) -> (St
 }
 
 #[test]
-fn another_deployment_is_refused_and_both_are_shown() {
+fn another_engine_configuration_is_refused_and_both_are_shown() {
     let scene = scene(Model::Hybrid, &[]);
     for (options, key) in [
         (&["--seed", "99"][..], "weights"),
@@ -49,7 +49,7 @@ fn another_deployment_is_refused_and_both_are_shown() {
 }
 
 #[test]
-fn a_dense_engine_does_not_take_a_hybrid_snapshot_even_if_it_claims_the_same_deployment() {
+fn a_dense_engine_refuses_a_hybrid_snapshot_even_with_the_same_engine_configuration() {
     let claim = ["--deployment", "weights=sha256:0", "--deployment", "model=m"];
     let scene = scene(Model::Hybrid, &claim);
     let mut engine = scene.b.engine("dense", Model::Dense, &claim);

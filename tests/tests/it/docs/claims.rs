@@ -1,4 +1,4 @@
-//! What pages claim, against where it comes from.
+//! Checks claims of the pages against their sources.
 
 use super::page::{Mark, Page, all, root};
 use std::collections::BTreeSet;

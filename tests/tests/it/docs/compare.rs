@@ -1,8 +1,8 @@
-//! Whether a program printed what a page shows.
+//! Compares the output of a program with what a page shows.
 //!
-//! `…` stands for any text in a line, and alone on a line for any lines. What is another one each
-//! time (digests, ids, times) and how wide columns are does not count. Everything else does, sizes
-//! too: the pages that are pushed are made from a seed.
+//! `…` stands for any text in a line, and alone on a line for any lines. Text that differs each
+//! time (digests, ids, times) and the widths of columns do not count. Everything else counts, sizes
+//! too, since the pushed pages are generated from a seed.
 
 /// Compares; the error names the first line that was not found.
 pub fn compare(shown: &[String], actual: &str) -> Result<(), String> {

@@ -3,7 +3,7 @@
 use super::page::root;
 use std::path::Path;
 
-/// Links of a page that lead nowhere, with their places.
+/// Broken links of a page, with their places.
 pub fn broken(name: &str) -> Vec<String> {
     let text = std::fs::read_to_string(root().join(name)).unwrap();
     let here = Path::new(name).parent().unwrap();

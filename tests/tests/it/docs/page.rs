@@ -42,7 +42,7 @@ pub struct Page {
     /// Relative to the repository.
     pub name: String,
     pub blocks: Vec<Block>,
-    /// What stands between backticks in sentences, with its line.
+    /// Text between backticks in sentences, with its line.
     pub spans: Vec<(usize, String)>,
 }
 
@@ -149,7 +149,7 @@ pub fn all() -> Vec<Page> {
         for entry in std::fs::read_dir(root().join(&dir)).unwrap().flatten() {
             let name = entry.file_name().into_string().unwrap();
             let path = dir.join(&name);
-            // What is built and what is hidden is not ours; a link leads to what is found anyway.
+            // Skip build outputs and hidden folders, and links, whose targets are found anyway.
             if name.starts_with('.') || name == "target" || name == "node_modules" {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built.
-//! No other machine is reached: what the pages call `127.0.0.1` is an address of this process's
-//! own, and their database and bucket are the test servers'.
+//! It reaches no other machine: `127.0.0.1` of the pages becomes an address of this process, and
+//! their database and bucket become those of the test servers.
 
 use super::page::{Step, root};
 use pfr_testkit::{postgres, s3};
@@ -44,7 +44,7 @@ struct Servers {
     s3: s3::Server,
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -94,7 +94,8 @@ impl Shell {
         self
     }
 
-    /// Runs a step. In the background if it ends with `&`: then until it is ready.
+    /// Runs a step. If it ends with `&`, it runs in the background, and this waits until it is
+    /// ready.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, String> {
         self.steps += 1;
         let at = |kind: &str, n: usize| self.dir.path().join("steps").join(format!("{n}.{kind}"));

@@ -104,7 +104,7 @@ fn run(path: &[String]) -> Output {
     Command::new(binary(&path[0])).args(&path[1..]).arg("--help").output().unwrap()
 }
 
-/// `COMMAND`, `…`: not a command but any of them.
+/// `COMMAND`, `…`: stands for any command.
 fn is_placeholder(word: &str) -> bool {
     word.starts_with(|c: char| c.is_uppercase() || matches!(c, '…' | '<' | '[')) || word.starts_with("...")
 }

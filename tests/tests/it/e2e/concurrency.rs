@@ -1,4 +1,4 @@
-//! Two of everything at once.
+//! Concurrent pushes, moves of tags, and hosts with one local store.
 
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir};
 

@@ -1,4 +1,4 @@
-//! What is shared is stored and moved once, and statistics say so.
+//! Shared pages are stored and moved once, and statistics say so.
 
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files};
 

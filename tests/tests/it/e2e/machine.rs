@@ -39,7 +39,7 @@ fn packs_on_a_disk_that_turns_read_only_are_still_read_and_a_push_waits_until_it
     let output = push.wait_with_output().unwrap();
     assert!(output.status.success(), "it is tried again: {}", String::from_utf8_lossy(&output.stderr));
     pf.run(&["verify", "a:second"]).ok();
-    // For good, it ends with words.
+    // If it stays read-only, the push ends with a message.
     disk.remount("ro");
     let output = pf.run(&["push", small(&pf, "third", 2000).arg(), "a:third", "--retries", "0"]);
     assert_eq!(output.code, 7, "{output:?}");
@@ -118,7 +118,7 @@ fn a_file_system_that_turns_itself_read_only_costs_nothing_that_was_acknowledged
     pf.run(&["verify", "a:second"]).ok();
 }
 
-/// Lets a process have so many files at most.
+/// Limits the number of open files of a process.
 fn limit_files(pid: u32, files: u32) -> bool {
     let limited = Command::new("prlimit").arg(format!("--pid={pid}")).arg(format!("--nofile={files}:{files}")).status();
     limited.is_ok_and(|status| status.success())

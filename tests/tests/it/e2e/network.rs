@@ -86,7 +86,7 @@ fn wrong_bytes_from_a_registry_are_detected_and_nothing_is_published() {
 }
 
 #[test]
-fn damage_on_the_registrys_disk_is_found_by_pull_and_verify_and_healed_by_nobody_silently() {
+fn damage_on_the_registrys_disk_is_found_by_pull_and_verify_and_not_healed_silently() {
     let (registry, pf, _) = pushed();
     let (path, mut bytes) = files(&registry.data().join("packs")).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
     let middle = bytes.len() / 2;

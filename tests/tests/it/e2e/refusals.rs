@@ -190,7 +190,7 @@ fn hostile_names_and_references_are_refused() {
 }
 
 #[test]
-fn what_is_not_there_exits_5_what_has_moved_exits_3_and_who_does_not_answer_7() {
+fn something_missing_exits_5_a_moved_tag_exits_3_and_a_silent_registry_exits_7() {
     let mut registry = Registry::start();
     let pf = Pf::new(&registry.url());
     let dir = SnapshotDir::write(&pf.path("d"), Shape::TINY, &[1, 2]);

@@ -45,7 +45,7 @@ const SIZES: [u64; 3] = [48, 6, 1];
 const REPOSITORY: &str = "/v1/repositories/a";
 /// Seconds after which what was uploaded and not committed can be collected.
 const LEASE: &str = "2";
-/// What an upload is told that took longer than its lease.
+/// Part of the message for an upload that took longer than its lease.
 const LATE: &str = "longer than its lease";
 
 /// A registry on a small disk, and what it has acknowledged.
@@ -98,8 +98,7 @@ impl Upload {
     }
 }
 
-/// The JSON of an answer that says yes, or that of a full disk or a lease that ended; nothing else
-/// is expected.
+/// The JSON of a success, or the problem of a full disk or an ended lease. Nothing else may occur.
 async fn answer(response: Response) -> Result<Result<Value, Value>, reqwest::Error> {
     let (status, text) = (response.status(), response.text().await?);
     let value = serde_json::from_str(&text).unwrap_or_default();
@@ -196,7 +195,7 @@ impl Trial {
                 self.registry.restart();
             }
         }
-        // What was killed on its way may have arrived.
+        // A killed request may have taken effect.
         let listed: Value = self.client.get(format!("{}/snapshots?limit=1000", self.base())).send().await.unwrap().json().await.unwrap();
         for snapshot in listed["snapshots"].as_array().unwrap() {
             let digest = snapshot["digest"].as_str().unwrap();

@@ -95,7 +95,7 @@ async fn lies_are_refused_before_they_cost_memory() {
 }
 
 #[tokio::test]
-async fn a_container_before_its_children_and_a_commit_of_what_is_no_manifest_are_refused() {
+async fn a_node_before_its_children_and_a_commit_of_a_blob_that_is_no_manifest_are_refused() {
     let session = Session::open().await;
     let page = Digest::sha256(&[1; 128]);
     let run = pfr_schema::run::Run::new(2, 128, vec![page, page]).unwrap().to_bytes();

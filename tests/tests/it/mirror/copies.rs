@@ -11,7 +11,7 @@ fn a_lost_registry_is_rebuilt_from_its_mirror_in_each_direction() {
     populate(&pf);
     let before = names(&a);
     assert_eq!(before.len(), 7);
-    // Through: neither end is this process's.
+    // Between two registries: no data directory of the mirror's own.
     let first = mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
     assert_eq!((first.number("snapshots_copied"), first.number("repositories")), (7, 3));
     assert_eq!(names(&b), before);
@@ -25,7 +25,7 @@ fn a_lost_registry_is_rebuilt_from_its_mirror_in_each_direction() {
     assert_eq!(names(&pulled), before);
     Pf::new(&pulled.url()).run(&["verify", "team/a:c3"]).ok();
     drop((b, pulled));
-    // And push from a store that nobody serves.
+    // And push from a store that no registry serves.
     let c = Registry::start();
     mirror(&["--to", &c.url(), "--data", store.to_str().unwrap()]).ok();
     assert_eq!(names(&c), before);

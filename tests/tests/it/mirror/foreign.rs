@@ -1,4 +1,4 @@
-//! Ends whose answers are wrong: what they say must not end a mirror, fill it, or make it delete.
+//! Sources with wrong answers: these must not end a mirror, fill it, or make it delete.
 
 use super::{mirror, push};
 use pfr_tests::{Fate, Pf, Registry, Seen, front};
@@ -74,7 +74,7 @@ fn what_a_tag_of_the_target_points_at_is_not_deleted() {
     let old = push(&pf, "a:old", &[2], &[]);
     mirror(&["--from", &a.url(), "--to", &b.url()]).ok();
     pf.run(&["rm", "a:old"]).ok();
-    // The tag moved, and where it went is gone again before the list of snapshots is read.
+    // The tag moved, and its new snapshot is deleted before the list of snapshots is read.
     let liar = front(&a.url(), move |seen| match seen.path.as_str() {
         path if path.starts_with("/v1/repositories/a/tags?") => {
             change(|list| list["tags"][0]["digest"] = json!(format!("sha256:{:064}", 0)))

@@ -55,7 +55,7 @@ pub fn populate(pf: &Pf) {
     push(pf, "other:y", &[300, 301], &[]);
 }
 
-/// What names a registry shows, without what a mirror cannot preserve.
+/// Tags and snapshots of a registry, without the fields that a mirror cannot preserve.
 pub fn names(registry: &Registry) -> Vec<Value> {
     let pf = Pf::new(&registry.url());
     let mut snapshots: Vec<Value> = Vec::new();

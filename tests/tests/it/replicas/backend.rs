@@ -1,4 +1,4 @@
-//! Where a registry's store lives.
+//! Metadata and storage of the registries under test.
 
 use pfr_testkit::{postgres, s3};
 use pfr_tests::{Registry, files};

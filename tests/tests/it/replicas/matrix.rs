@@ -1,4 +1,4 @@
-//! The same story over every pair.
+//! The same test over every pair of metadata and storage.
 
 use super::backend::{Backend, Database, Packs, assert_same};
 use pfr_tests::{Pf, Shape, SnapshotDir};

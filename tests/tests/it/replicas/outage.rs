@@ -22,7 +22,7 @@ enum Outage {
 fn outages(ways: &[Outage]) {
     let mut s3 = s3::Server::start();
     let storage = format!("s3://{}/p", s3.bucket());
-    // The clients are told of the outage at once, and are the ones that wait.
+    // The registry reports the outage at once, so the clients do the waiting.
     let registry = Registry::start_with(true, &["--storage", &storage, "--storage-retries", "0"], &s3.env());
     let pf = Pf::new(&registry.url());
     let first = SnapshotDir::write(&pf.path("first"), Shape::SMALL, &(0..300).collect::<Vec<_>>());
@@ -90,7 +90,7 @@ fn a_bucket_that_was_deleted_is_out_of_reach_and_what_lay_in_it_is_not_taken_for
         if made_anew {
             s3.make_bucket(&bucket);
         }
-        // It would be asked again after five seconds each time, and say the same.
+        // Repetitions would only take five seconds each and give the same answer.
         for command in [&["scrub", "--remote", "--retries", "0"][..], &["verify", "a:t", "--retries", "0"]] {
             let output = pf.run(command);
             assert_eq!(output.code, 7, "{output:?}");

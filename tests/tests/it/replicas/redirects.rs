@@ -1,4 +1,4 @@
-//! Downloads that go around the registry.
+//! Downloads straight from the bucket.
 
 use super::backend::{Backend, Database, Packs, assert_same};
 use pfr_testkit::s3;
@@ -58,7 +58,7 @@ fn a_client_that_cannot_reach_the_bucket_gets_everything_from_the_registry() {
 }
 
 #[test]
-fn locations_are_given_to_who_asks_for_them_and_stop_to_work() {
+fn locations_are_given_on_request_and_expire() {
     // Two replicas over one store: the URLs of one outlast this test, those of the other end at
     // once.
     let backend = Backend::new(Database::Postgres, Packs::Bucket);

@@ -1,4 +1,4 @@
-//! What an operator is told, and what nobody is.
+//! What the log and the errors say, and that they never contain a secret.
 
 use pfr_testkit::s3;
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, binary};
