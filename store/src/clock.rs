@@ -1,4 +1,4 @@
-//! Time, passed in: tests set it, nothing reads it from the environment.
+//! The clock, which is passed in so that tests can set the time.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! Errors of the store: values that say what to do.
+//! The errors of the store.
 
 use pfr_schema::api::TagState;
 use pfr_schema::{Digest, DigestPrefix, DomainName, ErrorCode, FormatError, Kind, RepositoryName, Tag};
@@ -89,7 +89,7 @@ pub enum Error {
     /// The push session is over.
     #[error("push session {0} does not exist: it was committed, aborted or its lease ended; open a new one")]
     PushUnknown(String),
-    /// A pack took so long that collection gave it up.
+    /// A collection gave up a pack whose upload took too long.
     #[error("pack {0} took longer than its lease and was given up; send its blobs again")]
     PackLost(String),
     /// Compare-and-swap failed.
@@ -228,7 +228,7 @@ impl Error {
             return Self::Full(error.to_string());
         }
         if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) {
-            // What the tables must never say.
+            // A state that the tables must never have.
             return Self::Internal(format!("the tables refuse it ({error}); run fsck"));
         }
         if matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::ReadOnly | rusqlite::ErrorCode::PermissionDenied)) {
@@ -255,7 +255,7 @@ fn count(n: usize, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// The first few, each whole: what is common to them is what was not enough.
+/// The first few candidates with all their digits, since the common digits were not enough.
 fn some(candidates: &[Digest]) -> String {
     const FEW: usize = 4;
     let mut text = candidates.iter().take(FEW).map(ToString::to_string).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! Giving out frames: located in metadata, read as ranges of packs, sent as they lie.
+//! Downloads of frames: located in metadata, read as ranges of packs, sent as they are.
 
 mod outputs;
 mod ranges;
@@ -27,7 +27,8 @@ pub type BoxFrames = BoxStream<'static, Result<Bytes>>;
 const AHEAD: usize = 2;
 
 impl Store {
-    /// Frames of `digests` in that order, with an end mark, as they lie: the reader verifies.
+    /// Frames of `digests` in that order, with an end mark, as they are in packs: the reader
+    /// verifies them.
     ///
     /// # Errors
     /// [`Error::BlobUnknown`] before the first byte; later errors end the stream without an end

@@ -1,4 +1,5 @@
-//! Taking in frames: verify, append to a pack, make it durable, index it, and only then say so.
+//! Ingest of frames: verify, append to a pack, make the pack durable, index it, and only then
+//! acknowledge.
 
 mod source;
 
@@ -18,11 +19,11 @@ use source::{Read, Source, Wanted};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
-/// Memory of what is known of a frame until its pack is indexed, in bytes.
+/// Memory for one frame's entry until its pack is indexed, in bytes.
 const ENTRY: u64 = 512;
 const NO_LARGE: &str = "the registry is busy with other large documents";
 
-/// What an ingested stream brought.
+/// The counts of an ingested stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ingested {
     /// Frames received.
@@ -61,7 +62,7 @@ impl Store {
         match ingest.take_all(stream).await {
             Ok(()) => Ok(ingest.done),
             Err(Fault::Stream(error)) => {
-                // What came whole is worth keeping: a retry then sends only the rest.
+                // Keep the complete blobs, so that a retry sends only the rest.
                 ingest.keep_what_came().await;
                 Err(error)
             }
@@ -75,7 +76,7 @@ impl Store {
 
 /// Why an upload ended early.
 enum Fault {
-    /// Its bytes, or its client: what came whole is good.
+    /// The stream or its client failed: the complete blobs are good.
     Stream(Error),
     /// The store could not take something in.
     Store(Error),
@@ -91,9 +92,9 @@ struct Ingest<'a> {
 
 struct Open {
     writer: PackWriter,
-    /// A large frame is half written: the pack must not be completed.
+    /// Whether a large frame is half written: the pack must then not be completed.
     inside_frame: bool,
-    /// What lies in it whole. The same again would take up space and memory for nothing.
+    /// Blobs that are complete in the pack. A second copy would waste space and memory.
     holds: HashSet<(Digest, Kind)>,
 }
 
@@ -104,8 +105,8 @@ impl Ingest<'_> {
     {
         let mut source = Source::new(self.store, stream);
         let mut frames = Verifier::new(self.store.options.limits.clone());
-        // What is complete is being handed on, because the place is wanted or the one for large
-        // documents is taken.
+        // Whether complete blobs are being handed on, because other work waits for the place or the
+        // one for large documents is taken.
         let mut leaving = false;
         loop {
             match frames.step().await.map_err(Fault::Stream)? {
@@ -164,7 +165,7 @@ impl Ingest<'_> {
             return Ok(true);
         }
         if self.pack.as_ref().is_some_and(|open| !open.inside_frame) {
-            // A small pack rather than none.
+            // Close the pack, although it is small, so that its blobs are stored.
             self.close_pack().await.map_err(Fault::Store)?;
             return Ok(source.leave(frames.partial()));
         }

@@ -1,14 +1,15 @@
-//! Proof that what is stored is what was stored, and the way back when it is not.
+//! Checks that stored bytes are unchanged, and repairs damage.
 //!
 //! ```text
-//! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name who reaches it; let go what is good again
+//! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name the snapshots that reach it; release what is good again
 //! heal     frames from a good copy ─▶ ingest: a quarantined blob is taken from the new pack ─▶ reassess
 //! fsck     nodes' bytes against their rows, then all counts against the nodes' rows
 //! rebuild  packs and journal ─▶ metadata, from nothing
 //! ```
 //!
-//! A quarantined blob is not given out and counts as missing, with every node above it, until
-//! it is pushed again: what a client must send is what [`Store::missing`] says, damaged or not.
+//! A quarantined blob is not given out, and counts as missing, with every node above it, until it
+//! is pushed again. So a client sends what [`Store::missing`] returns, whether it is damaged or was
+//! never there.
 
 mod fsck;
 mod heal;
@@ -33,9 +34,9 @@ impl From<DamagedRow> for DamagedBlob {
 }
 
 impl Store {
-    /// Reads one blob where it lies and checks it against its digest; `None` if it is well, or not
-    /// stored. It is quarantined if it is bad, and no longer if it is well after all: its storage
-    /// was away, or was misread. Then [`Self::reassess`] has something to do.
+    /// Reads one blob in its pack and checks it against its digest. Returns the damage; `None` if
+    /// it is good or not stored. A bad blob is quarantined. A good one is released from quarantine:
+    /// its storage was out of reach, or a read had failed. Afterwards [`Self::reassess`] is needed.
     pub(crate) async fn examine(&self, digest: &Digest) -> Result<Option<Damage>> {
         let Some(location) = self.metadata.locate(vec![*digest]).await?.pop().flatten() else { return Ok(None) };
         let expected = Expected { offset: location.offset, digest: *digest, frame_len: location.frame_len, header: None };
@@ -87,8 +88,8 @@ impl Pace {
 }
 
 /// Reads a range of a pack from its first byte to its last, in pieces, and checks the frames in it
-/// off the async threads. `None` if the pack is not there. A pack that ends early is for
-/// [`FrameChecks::finish`] to notice.
+/// off the async threads. `None` if the pack is not there. [`FrameChecks::finish`] detects a pack
+/// that ends early.
 async fn read_through(
     store: &Store,
     key: &str,

@@ -1,5 +1,5 @@
-//! The journal of names beside the packs: written before a change is acknowledged, so that a lost
-//! database loses nothing that was.
+//! The journal of changes of tags and snapshots, beside the packs. It is written before a change is
+//! acknowledged, so that the loss of the database loses no acknowledged change.
 //!
 //! A change and its row in `changes` are one transaction. [`Store::flush_journal`] copies rows into
 //! an object and only then records it, so a row is gone only when its object is durable. If a
@@ -26,8 +26,8 @@ use pfr_schema::journal::{Journal, Key, Numbered, PREFIX};
 const BATCH: usize = 1000;
 
 impl Store {
-    /// Copies changes of names that are not in the journal yet into it, durably. Every change is,
-    /// before it is acknowledged.
+    /// Copies all changes that are not in the journal yet into it, durably. A change is
+    /// acknowledged only after that.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: the changes stay noted, and the next call writes
@@ -59,7 +59,7 @@ impl Store {
         .map_err(|e| Error::Internal(e.to_string()))?;
         let (found, limit) = (bytes.len() as u64, self.options.limits.journal_bytes);
         if found > limit {
-            // It could not be read back.
+            // A reader would refuse it.
             return Err(FormatError::TooLarge { what: "journal", found, limit }.into());
         }
         let path = Path::from(row.key.as_str());

@@ -1,6 +1,5 @@
-//! The store of `pf`, and its heart: packs in an [`object_store`], [`Metadata`] beside them,
-//! references, leases. The same store runs behind the registry and on every GPU host; it knows no
-//! HTTP.
+//! The store of `pf`: packs in an [`object_store`], [`Metadata`] beside them, references, leases.
+//! The same store runs behind the registry and on every GPU host. It has no HTTP.
 //!
 //! ```text
 //! frames in ─▶ verify (digest, checksum, off the async threads) ─▶ pack, durable ─▶ one metadata transaction ─▶ acknowledged

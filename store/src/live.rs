@@ -7,8 +7,8 @@ use crate::packs::Renewal;
 use pfr_schema::RepositoryName;
 use std::ops::Deref;
 
-/// A push session that was found alive. It may end at any time: the transaction that writes looks
-/// again.
+/// A push session that was found alive. It may end at any time, so each transaction that writes
+/// checks it again.
 #[derive(Clone, Debug)]
 pub struct LivePush {
     pub(crate) id: PushId,

@@ -1,9 +1,9 @@
-//! Proof that the storage is the store's own: an object that is on it before the first pack has a
-//! row, and never goes.
+//! The marker shows that the storage belongs to this store: an object that is written before the
+//! first pack has a row, and that is never deleted.
 //!
-//! A bucket that was deleted, a directory whose disk is not mounted and a wrong disk have one thing
-//! in common with a lost pack: what is asked for is "not found". Only where the marker is found
-//! does that mean lost; else the storage is out of reach, and nothing is concluded from it.
+//! A bucket that was deleted, a directory whose disk is not mounted and a wrong disk look like a
+//! lost pack: every request answers "not found". Only if the marker is found does that mean that a
+//! pack is lost. Otherwise the storage is out of reach, and nothing follows from it.
 
 use crate::Store;
 use crate::boxed;
@@ -16,13 +16,13 @@ use pfr_schema::journal::{Key, PREFIX};
 
 /// Key of the marker.
 pub(crate) const KEY: &str = "pf-store";
-/// What it says to people; nothing reads it.
+/// Its content, for people; no program reads it.
 const WORDS: &str =
     "Packs and the journal of a pf store lie beside this. Without this file nothing that is missing here is taken for lost.\n";
 
 impl Store {
-    /// Makes sure of the database and of the marker before a store gets its first pack. Asks once a
-    /// process.
+    /// Checks the database and writes the marker before a store gets its first pack. Does so once
+    /// in each process.
     pub(crate) async fn mark(&self) -> Result<()> {
         let mark = || async {
             self.names_are_known().await?;
@@ -39,10 +39,9 @@ impl Store {
         self.packs.put(&Path::from(KEY), PutPayload::from_static(WORDS.as_bytes())).await.map(|_| ()).map_err(Error::packs)
     }
 
-    /// What is to be done once before requests are served: makes sure of the database, and journals
-    /// changes of names whose process ended before it had done so. A full disk does not prevent the
-    /// start: none of these changes was acknowledged, and a client that repeats one waits for the
-    /// journal.
+    /// Called once before requests are served. Checks the database, and journals the changes of a
+    /// process that ended before it had done so. A full disk does not prevent the start: none of
+    /// these changes was acknowledged, and a client that repeats one waits for the journal.
     ///
     /// # Errors
     /// [`Error::Unavailable`]: the database is to be rebuilt, or is another store's, or cannot be
@@ -69,7 +68,7 @@ impl Store {
         if self.metadata.journal_state(1).await?.last > 0 {
             return Ok(());
         }
-        // A summary of no names at all has the number 0.
+        // A summary without any tags and snapshots has the number 0.
         let has_names = |object: &ObjectMeta| ready(Key::parse(object.location.as_ref()).is_ok_and(|key| key.number > 0));
         match std::pin::pin!(self.packs.list(Some(&Path::from(PREFIX))).try_filter(has_names)).try_next().await {
             Ok(None) => return Ok(()),

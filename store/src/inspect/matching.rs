@@ -5,7 +5,7 @@
 //! snapshot is legal at its own boundary and nowhere else: recurrent state cannot be cut back, and
 //! what a shorter prefix would need is not in it.
 //!
-//! The index of prefixes finds snapshots whose page key holds, the longest first. Snapshots that it
+//! The prefix index finds snapshots whose page key holds, the longest first. Snapshots that it
 //! finds nearby, and the newest, say why they do not fit.
 
 use crate::Store;

@@ -1,4 +1,4 @@
-//! What goes into the index of prefixes: at a commit, and for snapshots that are not in it yet.
+//! What goes into the prefix index: at a commit, and for snapshots that are not in it yet.
 
 use crate::Store;
 use crate::boxed;
@@ -18,7 +18,7 @@ const LIST: u64 = 64 << 20;
 const LARGE: u64 = 4 << 20;
 
 impl Store {
-    /// The rows of a snapshot in the index of prefixes; none if it does not say which prefix it is
+    /// The rows of a snapshot in the prefix index; none if it does not say which prefix it is
     /// of. Reads and hashes its list of tokens: 10 ms for 380,000.
     pub(crate) async fn prefix_marks(&self, manifest: &Manifest, config: &SnapshotConfig) -> Result<Vec<PrefixMark>> {
         let (Some(key), Some(fingerprint)) = (config.prefix.clone(), config.fingerprint) else { return Ok(Vec::new()) };
@@ -52,7 +52,7 @@ impl Store {
         tokio::task::spawn_blocking(marks).await.map_err(|e| Error::Internal(e.to_string()))
     }
 
-    /// Puts snapshots into the index of prefixes that are not in it yet: those that were committed
+    /// Puts snapshots into the prefix index that are not in it yet: those that were committed
     /// before there was one, and those that a rebuild brought back. Ends early when the budget is
     /// used up. Returns how many snapshots it indexed; what cannot be read is tried again the next
     /// time.
@@ -92,7 +92,7 @@ impl Store {
     }
 }
 
-/// Keeps the index of prefixes complete: see [`Store::index_prefixes`].
+/// Keeps the prefix index complete: see [`Store::index_prefixes`].
 #[derive(Debug)]
 pub struct PrefixIndexTask {
     /// The store.

@@ -13,19 +13,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Packs asked for at a time.
 const PAGE: usize = 100;
-/// Discrepancies named.
+/// Maximum number of discrepancies in the report.
 const NAMED: usize = 1000;
 
 impl Store {
-    /// Reads every node, compares what it lists with what its row says, then recomputes all
-    /// counts from the rows; with `repair`, corrects the counts. If a node's row is wrong,
-    /// nothing is corrected: what it lists is never taken for nothing.
+    /// Reads every node, compares what it lists with what its row says, then recomputes all counts
+    /// from the rows; with `repair`, corrects the counts. If a node's row is wrong, nothing is
+    /// corrected, since its children must not count as unreferenced.
     ///
     /// # Errors
     /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
     #[boxed]
     pub async fn fsck(&self, repair: bool, progress: &mut (dyn FnMut(&FsckReport) + Send)) -> Result<FsckReport> {
-        // It finds out what is wrong on a full disk too, and puts that down.
+        // An fsck works on a full disk too, and writes what it found.
         let _room = self.metadata.make_room(Freeing::Collection).await?;
         let mut fsck = Fsck { store: self, report: FsckReport::default(), unreadable: BTreeMap::new() };
         let mut after = None;
@@ -44,7 +44,7 @@ impl Store {
                 progress(&fsck.report);
             }
         }
-        // What cannot be read is damage to bytes and not to the tables; it is in quarantine.
+        // An unreadable node is damage to bytes and not to the tables; it is in quarantine.
         let trusted = fsck.report.wrong == 0;
         fsck.name_unreadable().await?;
         let mut report = fsck.report;
@@ -107,7 +107,7 @@ impl Fsck<'_> {
     /// Says of each node that cannot be read which snapshots are lost with it until it is
     /// pushed again.
     async fn name_unreadable(&mut self) -> Result<()> {
-        // What was let go by looking again.
+        // Reassess the nodes above blobs that a second read has released.
         self.store.reassess().await?;
         if self.unreadable.is_empty() {
             return Ok(());
@@ -153,7 +153,7 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// What the row of a node says otherwise than its bytes.
+    /// Reports where the row of a node differs from its bytes.
     async fn compare(&self, row: &ObjectRow, children: &[Child]) -> Result<Option<String>> {
         let unique: BTreeMap<_, _> = children.iter().map(|child| (child.digest, child)).collect();
         let found = match self.store.metadata.find(unique.keys().copied().collect()).await {

@@ -1,4 +1,4 @@
-//! Taking damaged blobs from a good copy.
+//! Replaces damaged blobs by those of a good copy.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -8,8 +8,8 @@ use futures::Stream;
 use pfr_schema::{Digest, RepositoryName};
 
 impl Store {
-    /// Takes in frames of damaged blobs of a repository (children before the nodes that list
-    /// them, with an end mark), verified as any upload; returns how many blobs are well again. Call
+    /// Takes in frames of damaged blobs of a repository (children before the nodes that list them,
+    /// with an end mark), verified as any upload; returns how many blobs are healed. Call
     /// [`Self::reassess`] when all is taken in.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ impl Store {
         Ok(before.saturating_sub(self.count_damaged(digests).await?))
     }
 
-    /// Clears the marks of nodes below which all is well again; returns how many.
+    /// Clears the marks of nodes below which everything is healed; returns how many.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

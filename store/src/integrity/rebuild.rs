@@ -1,4 +1,4 @@
-//! Metadata from packs and journal, when the database is lost.
+//! Rebuilds metadata from packs and journal after the loss of the database.
 
 mod names;
 
@@ -22,16 +22,16 @@ use pfr_schema::{Container, Digest, DomainName, Kind, journal};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
-/// How long what was found is kept at least: names come back last.
+/// How long everything found is kept at least, since tags and snapshots come back last.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
 /// Nodes adopted in one transaction, and their bytes.
 const BATCH: usize = 64;
 const BATCH_BYTES: u64 = 8 << 20;
 
 impl Store {
-    /// Builds metadata from what lies on storage: blobs from packs, nodes from blobs, names
-    /// from the journal. For a store whose database is lost; nothing else may use it meanwhile.
-    /// What no name reaches is garbage after a day.
+    /// Builds metadata from storage: blobs from packs, nodes from blobs, tags and snapshots from
+    /// the journal. For a store whose database is lost; nothing else may use it meanwhile. Blobs
+    /// that no snapshot reaches are garbage after a day.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the database is not empty; [`Error::Unavailable`], [`Error::Full`]:
@@ -44,7 +44,7 @@ impl Store {
         // The storage may be a copy that was made without it.
         self.put_marker().await?;
         let mut rebuild = Rebuild { store: self, report: RebuildReport::default(), containers: BTreeMap::new(), beheaded: BTreeMap::new() };
-        // Newest first: a blob that was healed or moved is taken from where it lies now.
+        // Newest first, so that a healed or moved blob is found in its last place.
         for key in rebuild.packs().await?.into_iter().rev() {
             rebuild.pack(&key).await?;
             progress(&rebuild.report);
@@ -127,9 +127,9 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// Proves the copies of blobs that a newer pack had too: the newest is not the one that was
-    /// relied on if it was dead space, which scrub leaves alone. A bad copy gives way to that of
-    /// the pack taken in next. Returns those that are well.
+    /// Verifies the copies of blobs that a newer pack had too: the newest copy may have been dead
+    /// space, which scrub does not check. A bad copy is replaced by that of the next adopted pack.
+    /// Returns the good ones.
     async fn prove(&self, digests: Vec<Digest>) -> Result<HashSet<Digest>> {
         let mut well = HashSet::new();
         for known in self.store.metadata.find(digests).await?.into_iter().flatten() {
@@ -154,8 +154,8 @@ impl Rebuild<'_> {
         Ok(check_frame(self.store, key, expected).await?.is_none())
     }
 
-    /// Looks whether the frames of a pack begin as its index says. The index has a checksum of its
-    /// own and says all that a header does, so what a frame with a bad header is, is known.
+    /// Checks that the frames of a pack begin as its index says. The index has a checksum of its
+    /// own and has all fields of the headers, so a frame with a bad header is still known.
     async fn look_at_headers(&mut self, key: &str, index: &Index) -> Result<()> {
         let mut rest = &index.entries[..];
         while let Some(first) = rest.first() {
@@ -181,8 +181,8 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// The frames of a pack without an index: as far as one leads to the next, and only those that
-    /// prove to be good.
+    /// The frames of a pack without an index: as far as each leads to the next, and only the good
+    /// ones.
     async fn salvage(&self, key: &str, len: u64) -> Result<Vec<Entry>> {
         let limits = &self.store.options.limits;
         let (mut entries, mut at): (Vec<Entry>, u64) = (Vec::new(), MAGIC.len() as u64);
@@ -206,7 +206,7 @@ impl Rebuild<'_> {
         Ok(entries)
     }
 
-    /// Makes the blobs that are nodes of a kind nodes.
+    /// Turns the blobs of one kind of node into nodes.
     async fn layer(&mut self, kind: Kind, progress: &mut (dyn FnMut(&RebuildReport) + Send)) -> Result<()> {
         let mut pending: Vec<(Digest, u64)> = self.containers.remove(&kind).unwrap_or_default().into_iter().collect();
         loop {

@@ -15,10 +15,10 @@ use std::collections::{HashMap, HashSet};
 const PAGE: usize = 100;
 /// Damaged blobs asked for at a time.
 const DAMAGED: usize = 1000;
-/// Packs that cannot be read one after the other before the storage is taken to be out of reach.
+/// Number of consecutive unreadable packs after which the storage counts as out of reach.
 const UNREADABLE: usize = 3;
 
-/// Objects of the journal deleted after a new summary was written: the rest is for collection.
+/// Objects of the journal that are deleted after a new summary. Collections delete the rest.
 const JOURNAL: usize = 10_000;
 
 /// How a scrub runs.
@@ -32,8 +32,9 @@ pub struct ScrubOptions {
 
 impl Store {
     /// Reads every live pack from its first byte to its last and compares each with its checksums.
-    /// Blobs that are bad are quarantined and named with the snapshots that reach them; a pack with
-    /// a bad byte elsewhere is left for a new one. `progress` hears of every pack.
+    /// Blobs that are bad are quarantined and named with the snapshots that reach them; if a byte
+    /// elsewhere is bad, the live blobs are copied to a new pack. `progress` is called for every
+    /// pack.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if storage or metadata cannot be reached, also if the storage turns
@@ -91,9 +92,9 @@ struct Scrub<'a> {
 #[derive(Default)]
 struct Findings {
     damage: Vec<Damage>,
-    /// Bad bytes that are no blob's: the pack is to be left.
+    /// Bad bytes outside of blobs: the pack is to be copied.
     unsound: Vec<String>,
-    /// Bad frames that no blob uses: the pack is to be left, and nothing is lost.
+    /// Bad frames that no blob uses: the pack is to be copied, and nothing is lost.
     dead: Vec<String>,
     missing: bool,
     /// Blobs in quarantine whose frames have a good checksum.
@@ -148,7 +149,7 @@ impl Scrub<'_> {
         Ok(())
     }
 
-    /// Whether the pack is still one that objects lie in, and not collected since it was listed.
+    /// Whether the pack still has objects, and was not collected since it was listed.
     async fn is_live(&self, row: &PackRow) -> Result<bool> {
         let now = self.store.metadata.packs(Some(row.id - 1), 1).await?;
         Ok(now.first().is_some_and(|pack| pack.id == row.id && pack.state == PackState::Live))
@@ -245,8 +246,8 @@ fn not_there(row: &PackRow, contents: &[Packed]) -> Findings {
     Findings { damage: contents.iter().map(damage).collect(), unsound, missing: true, ..Findings::default() }
 }
 
-/// Nodes whose frames do not say that they are: a rebuild would not know them. Their copies
-/// will.
+/// Nodes whose frame headers do not say that they are nodes, so that a rebuild would not recognise
+/// them. A copy has the right header.
 fn misnamed(contents: &[Packed], index: &Index) -> Option<String> {
     let entries: HashMap<u64, Kind> = index.entries.iter().map(|entry| (entry.offset, entry.header.kind)).collect();
     let other = |packed: &&Packed| entries.get(&packed.offset).is_some_and(|kind| *kind != packed.kind);
@@ -254,7 +255,7 @@ fn misnamed(contents: &[Packed], index: &Index) -> Option<String> {
     (count > 0).then(|| format!("the frames of {count} nodes have another kind in their headers"))
 }
 
-/// Objects that lie where the pack's index has something else.
+/// Objects at positions where the pack's index has something else.
 fn displaced(row: &PackRow, contents: &[Packed], index: &Index) -> Vec<Damage> {
     let entries: HashMap<u64, &pack::Entry> = index.entries.iter().map(|entry| (entry.offset, entry)).collect();
     let lies = |packed: &&Packed| {

@@ -1,8 +1,8 @@
-//! What indexing a pack does to the tables, computed without them: every implementation loads what
-//! is known, asks for a [`Plan`] and writes it.
+//! Computes what indexing a pack changes in the tables, without the tables: a transaction loads the
+//! known rows, asks for a [`Plan`] and writes it.
 //!
-//! This is where a node comes to hold its children. Children that arrive in the same pack as
-//! their node are inserted already counted: no second write.
+//! Here a node comes to hold its children. Children that arrive in the same pack as their node are
+//! inserted already counted: no second write.
 
 pub(crate) use super::plan::{Contains, Insert, Known, Plan, Relocate};
 use super::{Health, NewContainer, NewFrame, ObjectId, PackId};
@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 /// Most missing children named in an error.
 const MISSING_NAMED: usize = 256;
 
-/// An object while the pack is gone through.
+/// An object during the planning.
 struct Object {
     known: Known,
     /// References that this pack has added so far.
@@ -53,8 +53,8 @@ pub(crate) fn digests<'a>(frames: &'a [NewFrame]) -> Vec<Digest> {
 }
 
 impl Plan {
-    /// What storing `frames` (children before the nodes that list them) means, given what is
-    /// stored. New objects get ids from `first_id` on.
+    /// Plans the storing of `frames` (children before the nodes that list them), given the stored
+    /// objects. New objects get ids from `first_id` on.
     ///
     /// # Errors
     /// [`Error::Missing`] or [`Error::WrongShape`] if a node's children are not all stored as
@@ -67,15 +67,16 @@ impl Plan {
             if let Some(container) = &frame.container {
                 planner.accept(frame.header.digest, frame.header.kind, container, Some(place))?;
             } else if frame.header.kind.is_container() {
-                // A rebuild finds out by the frames alone what is a node: one that says so
-                // goes before one that does not.
+                // A rebuild recognises nodes by their frames alone, so a frame that says so is
+                // preferred.
                 planner.place(&frame.header.digest, place);
             }
         }
         Ok(planner.finish())
     }
 
-    /// What making stored blobs nodes means, and those whose children are not all there.
+    /// Plans the change of stored blobs to nodes. Also returns those whose children are not all
+    /// stored.
     pub(crate) fn adopt(containers: &[(Digest, Kind, NewContainer)], known: HashMap<Digest, Known>) -> Result<(Self, Vec<Digest>)> {
         let (mut planner, mut refused) = (Planner::new(known), Vec::new());
         for (digest, kind, container) in containers {
@@ -141,7 +142,7 @@ impl Planner {
         }
     }
 
-    /// Lets an object lie at a place in this pack, instead of where it lies or was to lie.
+    /// Gives an object a place in this pack, instead of its present or planned place.
     fn place(&mut self, digest: &Digest, place: Place) {
         let Some(object) = self.objects.get_mut(digest) else { return };
         let Place { header, offset } = place;
@@ -166,7 +167,7 @@ impl Planner {
     fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer, place: Option<Place>) -> Result<()> {
         let held = match self.objects.get(&digest).map(|o| &o.known) {
             Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),
-            // It holds its children already; whether they are well is to be seen.
+            // It holds its children already. Their health is checked later.
             Some(known) if known.kind == kind => true,
             Some(known) if known.kind == Kind::Blob => false,
             other => return Err(Error::Internal(format!("{digest} cannot become a {kind:?}, it is {:?}", other.map(|o| o.kind)))),

@@ -1,9 +1,9 @@
-//! What callers give, as every database takes it.
+//! Converts arguments of callers into values that every database accepts.
 
 use super::Page;
 use crate::error::{Error, Result};
 
-/// A number of rows for `LIMIT`: more than a database can count is no limit.
+/// A number of rows for `LIMIT`; a number that is too large for a database means no limit.
 pub(crate) fn at_most(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
@@ -23,10 +23,10 @@ pub(crate) fn can_be_kept(text: &str) -> bool {
     !text.contains('\0')
 }
 
-/// Where a list by name goes on; `first` where it begins.
+/// The position at which a list by name continues; `first` at its beginning.
 ///
 /// # Errors
-/// [`Error::Invalid`] for what no list has given out.
+/// [`Error::Invalid`] for a cursor that no list has returned.
 pub(crate) fn cursor<'a>(after: Option<&'a str>, first: &'a str) -> Result<&'a str> {
     match after {
         None => Ok(first),
@@ -38,7 +38,7 @@ pub(crate) fn cursor<'a>(after: Option<&'a str>, first: &'a str) -> Result<&'a s
 /// Bytes of an artifact type: two names of 127 and a slash (RFC 6838).
 const ARTIFACT_TYPE: usize = 255;
 
-/// Whether what a commit brings along can be kept.
+/// Checks the artifact type of a commit.
 ///
 /// # Errors
 /// [`Error::Invalid`].
@@ -52,7 +52,7 @@ pub(crate) fn check_artifact_type(artifact_type: Option<&str>) -> Result<()> {
     }
 }
 
-/// Cuts one row too many off and makes a cursor of the last that stays.
+/// Removes the one row too many, and makes a cursor of the last remaining row.
 pub(crate) fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
@@ -60,10 +60,10 @@ pub(crate) fn paged<T>(mut rows: Vec<T>, limit: usize, cursor: impl Fn(&T) -> St
     Page { rows, next }
 }
 
-/// Where a list by row id goes on.
+/// The row id after which a list continues.
 ///
 /// # Errors
-/// [`Error::Invalid`] for what no list has given out.
+/// [`Error::Invalid`] for a cursor that no list has returned.
 pub(crate) fn numbered(after: Option<&str>, first: i64) -> Result<i64> {
     match after {
         None => Ok(first),

@@ -1,4 +1,5 @@
-//! The audit of the tables: what they say against what follows from nodes, manifests and tags.
+//! The audit of the tables: compares counts and sizes with those that follow from nodes, manifests
+//! and tags.
 
 use super::arguments::countable;
 use super::integrity::nests;
@@ -9,7 +10,7 @@ use crate::error::Result;
 use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
 
-/// Discrepancies named.
+/// Maximum number of discrepancies in the report.
 const NAMED: usize = 1000;
 /// Objects counted in one pass over the nodes: what bounds memory, to about 50 MiB.
 const WINDOW: i64 = 4 << 20;
@@ -60,7 +61,7 @@ struct Auditor {
     /// Children of some node are not known: references cannot be counted, so none is
     /// corrected.
     unknown: bool,
-    /// Differences that no correction makes good.
+    /// Whether there are differences that cannot be corrected.
     hopeless: bool,
     refs: Vec<(ObjectId, u64)>,
     logical_bytes: Vec<(ObjectId, u64)>,
@@ -214,8 +215,7 @@ impl Auditor {
         for id in ids {
             let (expected, row) = (reach.get(&id).copied().unwrap_or(0), &self.rows[&id]);
             let (at_least, found) = (row.children_bytes, row.logical_bytes);
-            // What it lists as blobs may have become nodes since, whose own are not counted
-            // then.
+            // Blobs that it lists may have become nodes since; their children are not counted then.
             if !(at_least..=expected).contains(&found) {
                 self.differs(format!("node {id}"), format!("reaches {expected} bytes"), format!("{found} bytes"));
                 self.logical_bytes.push((id, expected));

@@ -32,8 +32,8 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
                 done.deferred += 1;
                 continue;
             }
-            // What the transactions before it deleted must be counted. The next call meets the
-            // error again, if it stays.
+            // Return the counts of the earlier transactions. If the error persists, the next call
+            // reports it.
             Err(error) if done.examined > 0 => {
                 tracing::debug!(%error, "garbage collection: a transaction failed after others had succeeded");
                 done.more = true;
@@ -57,7 +57,7 @@ fn add(done: &mut Collected, step: Collected) {
     done.more = step.more;
 }
 
-/// Leaves a node alone as if it were leased: it comes back into the queue when that ends.
+/// Defers a node as if it were leased: it returns to the queue when that time is over.
 async fn park<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
     let until = tx.now().await?.saturating_add(PARKED_MS);
     tx.execute("UPDATE objects SET keep_until = $1 WHERE id = $2", values![until, container]).await?;

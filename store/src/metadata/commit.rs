@@ -22,8 +22,8 @@ pub(super) async fn commit<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) ->
         return Ok(before);
     }
     match commit_now(tx, push, commit).await {
-        // The same commit may have ended while this one waited for it, and be what stands in its
-        // way: look again.
+        // The same commit may have succeeded while this one waited, which explains the refusal:
+        // look again.
         Err(Fail::Store(refused)) => match committed_before(tx, push, commit).await? {
             Some(_) => Err(Fail::Again),
             None => Err(refused.into()),
@@ -40,7 +40,7 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
     let find = "SELECT id FROM objects WHERE digest = $1";
     let object: ObjectId = tx.first(find, values![&digest]).await?.ok_or_else(unknown)?;
     let before = lock_with_targets(tx, repository, object, commit.tag.as_slice()).await?;
-    // Only now: a transaction that collected, quarantined or committed it meanwhile is done.
+    // Read only now, when a transaction that collected, quarantined or committed it has ended.
     let find = "SELECT o.size, o.refs, c.logical_bytes, c.new_bytes FROM objects o JOIN containers c ON c.object = o.id
                 WHERE o.id = $1 AND o.kind = $2 AND o.health = 0";
     let row: Option<(u64, u64, u64, u64)> = tx.first(find, values![object, Kind::Manifest]).await?;
@@ -55,7 +55,7 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
         }
         None => {
             let logical = size.saturating_add(reach);
-            // Only the first holder of a manifest brought what it brought.
+            // Only the first commit of a manifest counts its new bytes.
             let new = if refs == 0 { size.saturating_add(new) } else { 0 };
             let record = Record::Snapshot {
                 repository: name.clone(),
@@ -88,7 +88,7 @@ async fn commit_now<T: Tx>(tx: &mut T, push: &PushId, commit: &Commit) -> Outcom
 }
 
 /// Writes the rows of a snapshot; `record` is its [`Record::Snapshot`]. Without `marks` it is not
-/// in the index of prefixes yet.
+/// in the prefix index yet.
 pub(super) async fn insert_snapshot<T: Tx>(
     tx: &mut T,
     repository: i64,

@@ -1,4 +1,4 @@
-//! Packs from their first row to the moment they are live: what indexing a pack writes.
+//! Packs from their first row until they are live, and the writes of indexing a pack.
 
 use super::accept::{self, Known, Plan};
 use super::leases::lessee_with;
@@ -108,7 +108,8 @@ type RawKnown = (Digest, ObjectId, u64, Kind, u64, Health, PackId, u64);
 /// A node's shape and sizes.
 type RawSizes = (ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64);
 
-/// What is stored of `digests`, locked: nobody counts or collects it until this transaction ends.
+/// The stored objects of `digests`, locked: no other transaction counts or collects them until this
+/// one ends.
 async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>> {
     let find = "SELECT digest, id, size, kind, refs, health, pack, frame_len FROM objects
                 WHERE digest = ANY($1) ORDER BY id FOR NO KEY UPDATE";
@@ -217,7 +218,7 @@ async fn relocate<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId) -> Outcome<()> {
     Ok(())
 }
 
-/// What stored objects gain: references, and a lease. One update for each row.
+/// Adds references and leases to stored objects. One update for each row.
 async fn touch<T: Tx>(tx: &mut T, plan: &Plan, until: u64, session: i64) -> Outcome<()> {
     let now = tx.now().await?;
     let mut touched: BTreeMap<ObjectId, (i64, bool)> = plan.count.iter().map(|(id, added)| (*id, (int(*added), false))).collect();
@@ -264,7 +265,7 @@ async fn contain<T: Tx>(tx: &mut T, plan: &Plan, ids: &[ObjectId]) -> Outcome<()
     Ok(())
 }
 
-/// Takes frame bytes from packs. Packs come after objects, in id order.
+/// Subtracts frame bytes from packs. Packs come after objects, in id order.
 pub(super) async fn lose<T: Tx>(tx: &mut T, lost: impl IntoIterator<Item = (PackId, u64)>) -> Outcome<()> {
     const LOSE: Sql = Sql::of_each(
         "WITH locked AS (SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)

@@ -105,8 +105,8 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
     if marks.is_empty() {
         return Ok(quarantined);
     }
-    // Until nothing new is found: a transaction that was storing a node above one that is
-    // marked now was waited for.
+    // Repeat until nothing new is found, since a concurrent transaction may have stored a node
+    // above a marked one.
     loop {
         let before = marks.len();
         climb(tx, &mut marks, Among::All).await?;
@@ -174,7 +174,7 @@ pub(super) async fn lift_quarantine<T: Tx>(tx: &mut T, good: &[(Digest, String)]
     Ok(lifted.len() as u64)
 }
 
-/// Notes that something became well, for the next reassessment. A row each time: no transaction
+/// Notes that something was healed, for the next reassessment. A row each time: no transaction
 /// waits for another.
 pub(super) async fn note_healed<T: Tx>(tx: &mut T) -> Outcome<()> {
     tx.execute("INSERT INTO healed DEFAULT VALUES", &[]).await.map(|_| ())

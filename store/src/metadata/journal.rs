@@ -1,4 +1,4 @@
-//! The way of changes into the journal.
+//! The rows of changes and of journal objects.
 
 use super::arguments::at_most;
 use super::sql::{Sql, values};
@@ -9,9 +9,9 @@ use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName, Tag};
 use std::collections::HashMap;
 
-/// PostgreSQL hands numbers out before they become visible. After this wait until nobody is writing
-/// a change, every number below the highest that is seen is seen too. To be called before anything
-/// else in a transaction that sees one state.
+/// PostgreSQL hands numbers out before they become visible. This waits until no transaction is
+/// writing a change. Then every number below the highest visible one is visible too. Call it first
+/// in a transaction that reads one state.
 async fn settle<T: Tx>(tx: &mut T) -> Outcome<()> {
     tx.execute(Sql::only_postgres("LOCK TABLE changes IN SHARE MODE"), &[]).await?;
     Ok(())

@@ -106,7 +106,7 @@ pub(super) async fn lease_all<T: Tx>(tx: &mut T, ids: &[ObjectId], session: i64,
     if leased == ids.len() as u64 {
         return Ok(ids.iter().copied().collect());
     }
-    // What is gone stays gone, and what is there is leased.
+    // Deleted objects stay deleted; the others are leased.
     Ok(tx.query("SELECT id FROM objects WHERE id = ANY($1)", values![ids]).await?.into_iter().collect())
 }
 

@@ -6,8 +6,8 @@
 //! database's own.
 //!
 //! A transaction locks all objects that it changes with one statement, in id order, before packs,
-//! tags and sessions: so transactions never wait for each other in a circle. Every statement that
-//! deletes asks again whether it may.
+//! tags and sessions: so transactions never deadlock. Every statement that deletes checks its
+//! condition again.
 
 pub(crate) mod accept;
 pub(crate) mod arguments;
@@ -92,10 +92,10 @@ macro_rules! metadata_transactions {
             /// stored already keeps its place.
             ///
             /// # Errors
-            /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a node's children
-            /// are not all stored as it says. [`crate::Error::PackLost`] if collection gave the
-            /// pack up in the meantime, whatever became of the session: its bytes must be uploaded
-            /// again, and nobody but the caller may know that they are there.
+            /// [`crate::Error::Missing`] or [`crate::Error::WrongShape`] if a node's children are
+            /// not all stored as it says. [`crate::Error::PackLost`] if collection gave the pack up
+            /// in the meantime, whatever the state of the session: the bytes must be uploaded
+            /// again, and only the caller may know that they are on storage.
             finish_pack(push: PushId, pack: PackId, sizes: PackSizes, frames: Vec<NewFrame>, lease: Duration) -> PackStored
                 = GROW |tx| index::finish_pack(tx, push, *pack, *sizes, frames, *lease);
             /// Positions in `wanted` of what is not stored (as that kind). The rest is leased to
@@ -126,8 +126,8 @@ macro_rules! metadata_transactions {
             /// Points tags at a snapshot of the repository; all or nothing.
             put_tags(repository: RepositoryName, snapshot: Digest, moves: Vec<TagMove>) -> ()
                 = GROW |tx| names::put_tags(tx, repository, snapshot, moves);
-            /// Changes names, once. While the lease of its session lasts, the same change again
-            /// does nothing and answers as the first did.
+            /// Makes a change of tags or snapshots, once. While the lease of its session lasts, the
+            /// same change again does nothing and answers as the first did.
             ///
             /// # Errors
             /// Those of the change, which then may be asked for again; [`crate::Error::Invalid`] if
@@ -157,10 +157,10 @@ macro_rules! metadata_transactions {
             /// does, and some that share most of it.
             find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> PrefixHits
                 = SNAPSHOT |tx| prefixes::find(tx, repository, path, *below);
-            /// Snapshots that are not in the index of prefixes yet, by the row ids of their
+            /// Snapshots that are not in the prefix index yet, by the row ids of their
             /// manifests.
             unprefixed(after: i64, limit: usize) -> Vec<(i64, Digest)> = READ |tx| prefixes::unprefixed(tx, *after, *limit);
-            /// Puts snapshots into the index of prefixes; returns how many were not in it.
+            /// Puts snapshots into the prefix index; returns how many were not in it.
             index_prefixes(marks: Vec<(i64, Vec<PrefixMark>)>) -> u64 = GROW |tx| prefixes::index(tx, marks);
             /// Snapshots whose digest begins so, at most `limit`.
             snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>
@@ -181,9 +181,9 @@ macro_rules! metadata_transactions {
             /// Bytes of all packs that are not deleted yet.
             disk_bytes() -> u64 = READ |tx| packs::disk_bytes(tx);
 
-            /// Takes due candidates from the queue and deletes what nothing holds and no lease
-            /// covers, and what hung on it, about `budget` objects. What is left to look at stays
-            /// in the queue. Also forgets push sessions that ended.
+            /// Takes due GC candidates from the queue. Deletes about `budget` objects that nothing
+            /// holds and no lease covers, and what only they held. The rest stays in the queue.
+            /// Also forgets push sessions that ended.
             collect(budget: usize) -> Collected = COMPOSED |database| collect::collect(database, budget);
             /// Entries of the queue, without taking them, in the order in which collection would:
             /// those that are `due`, or all.
@@ -251,8 +251,8 @@ macro_rules! metadata_transactions {
             damaged(after: Option<String>, limit: usize) -> Page<DamagedRow>
                 = SNAPSHOT |tx| integrity::damaged(tx, after.as_deref(), *limit);
             /// Clears the mark of nodes below which everything is complete again; returns how many.
-            /// Does nothing unless something became well since the last time; costs one look at
-            /// every node that is not whole.
+            /// Does nothing unless something was healed since the last time. Costs one look at
+            /// every incomplete node.
             reassess() -> u64 = LONG_WRITE |tx| integrity::reassess(tx);
             /// Recomputes references, live bytes and sizes from nodes, manifests and tags, in one
             /// state of the tables, and compares; corrects them if `repair`. Also finds packs that
@@ -286,7 +286,7 @@ macro_rules! metadata_transactions {
             superfluous_journal(limit: usize) -> Vec<String> = SNAPSHOT |tx| journal::superfluous(tx, *limit);
             /// Forgets journal objects whose bytes are gone.
             forget_journal(keys: Vec<String>) -> () = WRITE |tx| journal::forget(tx, keys);
-            /// Whether there is nothing in it: no pack, no repository.
+            /// Whether the tables are empty: no pack, no repository.
             is_empty() -> bool = READ |tx| packs::is_empty(tx);
             /// Takes in a pack that was found on storage: its frames become plain blobs, those that
             /// are known stay where they are, unless they are damaged or a frame here says that
@@ -341,14 +341,14 @@ macro_rules! declare {
         pub trait Metadata: Send + Sync + std::fmt::Debug + 'static {
             $($(#[$attribute])* async fn $name(&self, $($argument: $type),*) -> Result<$result>;)+
 
-            /// Sees to it that there is space for work that frees space, where the metadata lie on
-            /// a disk that may be full. It is there until what is returned is dropped. Transactions
-            /// that store something new are refused while such a disk is nearly full.
+            /// Makes room for work that frees space, if the metadata are on a disk that may be
+            /// full. The room is kept until the returned value is dropped. Transactions that store
+            /// something new are refused while such a disk is nearly full.
             async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {
                 Ok(MadeRoom::default())
             }
 
-            /// Due candidates.
+            /// Due GC candidates.
             async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
                 Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
             }

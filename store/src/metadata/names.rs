@@ -1,8 +1,8 @@
-//! Changes of tags, and of any name once.
+//! Changes of tags, and changes that are made once.
 //!
-//! Locks are taken in this order: the session that a change of names makes for itself, objects by
-//! id, the row of the manifest, tags by name, the push session, the table of changes. The
-//! transaction that holds the object of a manifest decides about everything that names it.
+//! Locks are taken in this order: the session that such a change makes for itself, objects by id,
+//! the row of the manifest, tags by name, the push session, the table of changes. The transaction
+//! that holds the object of a manifest decides about everything that names it.
 
 use super::objects::{add_refs, lock, release};
 use super::sessions::{find_session, millis};
@@ -30,15 +30,15 @@ pub(super) async fn change_names<B: Backend>(
     backend.run(mode, job, |tx, (repository, change, once, lease)| Box::pin(change_once(tx, repository, change, once, *lease))).await
 }
 
-/// The session of the change comes first: a repetition waits there, holding nothing, until the
-/// first has ended.
+/// Lock the session of the change first: a repetition waits there, without other locks, until the
+/// first attempt has ended.
 async fn change_once<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &NameChange, once: &Once, lease: Duration) -> Outcome<()> {
     if let Some(session) = find_session(tx, &once.session).await? {
         return Ok(session.was_ended_by(repository, once).map(drop)?);
     }
     let now = tx.now().await?;
     let id = visible(tx, repository).await?;
-    // A session of the same id whose lease has run out may lie there still.
+    // An expired session with the same id may still have a row.
     let open = "INSERT INTO pushes (id, repository, expires, committed) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO UPDATE
                 SET repository = excluded.repository, expires = excluded.expires, committed = excluded.committed WHERE pushes.expires < $5";
     let ended = Ended::by_change(change, once).to_column()?;

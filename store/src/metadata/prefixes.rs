@@ -1,4 +1,4 @@
-//! The index of prefixes: its rows, and the search for the deepest snapshot on the way of a
+//! The prefix index: its rows, and the search for the deepest snapshot on the way of a
 //! request.
 
 use super::arguments::at_most;

@@ -127,7 +127,7 @@ pub struct Commit {
     pub tag: Option<TagMove>,
     /// Why it is kept from eviction from the start.
     pub pin: Option<Pin>,
-    /// Its rows in the index of prefixes.
+    /// Its rows in the prefix index.
     pub marks: Vec<PrefixMark>,
 }
 

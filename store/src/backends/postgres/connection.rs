@@ -1,9 +1,9 @@
-//! Connections: a bounded pool, migrations under a lock, and transactions that are run again when
+//! Connections: a bounded pool, migrations under a lock, and transactions, which are repeated when
 //! the database asks for it.
 //!
-//! A transaction is run again, whole, after a deadlock, a serialisation failure or a lost
-//! connection. If the connection was lost during COMMIT, the database is asked what became of the
-//! transaction before anything else is done: it happens once.
+//! A whole transaction is repeated after a deadlock, a serialisation failure or a lost connection.
+//! If the connection was lost during COMMIT, the database is first asked for the outcome, so that a
+//! transaction takes place only once.
 
 use super::PostgresOptions;
 use super::error::{code, is_worth_another_try, lost_connection};
@@ -23,19 +23,19 @@ use tokio::time::Instant;
 
 /// How long to wait for a connection.
 const ACQUIRE: Duration = Duration::from_secs(10);
-/// How often a transaction is tried, and for how long.
+/// Maximum attempts of a transaction, and their maximum time.
 const TRIES: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Pauses between tries.
+/// Pauses between attempts.
 const PAUSE: Backoff = Backoff::new(Duration::from_millis(40), Duration::from_secs(2));
-/// A connection that was idle for longer is asked whether it is alive, and has so long to answer.
+/// A connection that was idle for longer is pinged before use. It must answer within the same time.
 const STALE: Duration = Duration::from_secs(1);
 const ALIVE: Duration = Duration::from_secs(2);
-/// How long a word about a transaction may take, and its end, which is as slow as the disks of the
+/// Timeout of the statements that begin or end a transaction. The end waits for the disks of the
 /// database and of its copies.
 const WORD: Duration = Duration::from_secs(5);
 const COMMIT: Duration = Duration::from_secs(30);
-/// How long a job over all tables may take.
+/// Timeout of a transaction over all tables.
 pub(super) const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Migrations in order.
@@ -47,8 +47,9 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (5, "small packs", include_str!("../../../../migrations/postgres/0005_small_packs.sql")),
 ];
 
-/// Rows are always found by key: plans must not change with what the planner believes about tables
-/// that it has not looked at yet. A client that hangs inside a transaction loses it and its locks.
+/// Rows are always found by key: plans must not depend on the planner's statistics, which are wrong
+/// for tables that were not analysed yet. A client that hangs inside a transaction loses it and its
+/// locks.
 const SETTINGS: [(&str, &str); 6] = [
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
@@ -147,8 +148,8 @@ impl Database {
                 Ok(value)
             }
             Err(fail) => {
-                // Rolled back now and not when the connection is used next: its locks keep others
-                // waiting. If the connection is lost, so is the transaction.
+                // Roll back now and not at the next use of the connection, since its locks make
+                // others wait. If the connection is lost, the transaction is too.
                 if !lost_connection(&fail) && (!in_transaction || tx.say("ROLLBACK", self.limit.min(WORD)).await.is_ok()) {
                     tx.connection.done();
                 }
@@ -170,7 +171,7 @@ impl Database {
             tx.connection.done();
             return Ok(());
         };
-        // Before anybody is asked what became of it: its place in the pool may be the last one.
+        // Return the connection before asking for the outcome: it may be the last one of the pool.
         drop(tx);
         match id {
             Some(id) if lost_connection(&fail) && self.was_committed(&id, &server).await? => Ok(()),
@@ -180,7 +181,7 @@ impl Database {
 }
 
 impl Database {
-    /// What became of a transaction whose COMMIT was not answered by the server that started at
+    /// The outcome of a transaction whose COMMIT was not answered by the server that started at
     /// `server`.
     ///
     /// A server that crashes forgets the ids of transactions of which nothing was written, and
@@ -209,7 +210,7 @@ impl Database {
                 Ok(Ok(Some(status))) if status == "aborted" => return Ok(false),
                 // An id that the server did not give out since it crashed.
                 Ok(Err(error)) if code(&error) == "22023" => return Ok(false),
-                // Still on its way, or the database is.
+                // The transaction is still running, or the database does not answer yet.
                 Ok(Ok(_) | Err(sqlx::Error::PoolTimedOut)) | Err(_) => {}
                 Ok(Err(error)) => {
                     let fail = Fail::from(error);
@@ -256,7 +257,7 @@ pub(super) async fn migrate(connection: &mut PgConnection, locking: bool) -> Res
     })
 }
 
-/// What comes within `limit`; else the connection is taken for lost.
+/// The answer, if it comes within `limit`. Otherwise the connection counts as lost.
 pub(super) async fn answered<T>(limit: Duration, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let words = format!("no answer within {} seconds", limit.as_secs());
@@ -286,8 +287,8 @@ impl Drop for Leased {
     fn drop(&mut self) {
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) if self.done => {
-                // It is asked whether it is alive before others get it, and would have all the time
-                // in the world for an answer.
+                // The pool pings it before it gives it to others, without a timeout, so limit the
+                // time here.
                 let back = self.connection.return_to_pool();
                 drop(runtime.spawn(tokio::time::timeout(ALIVE, back)));
             }

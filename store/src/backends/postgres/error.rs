@@ -1,9 +1,9 @@
-//! What PostgreSQL's errors mean.
+//! Maps PostgreSQL's errors to those of the store.
 
 use crate::error::Error;
 use crate::metadata::tx::Fail;
 
-/// What cannot be reached when a table is not there.
+/// The name of the missing part when a table does not exist.
 pub(super) const TABLES: &str = "tables";
 
 /// The server's code of an error.
@@ -22,7 +22,7 @@ impl From<sqlx::Error> for Fail {
         let passing = connection_lost || matches!(code.as_str(), "40001" | "40P01" | "57P03" | "53300");
         let error = match code.as_str() {
             "53100" => Error::Full(error.to_string()),
-            // A constraint: what the tables must never say.
+            // A violated constraint, which is a bug.
             c if c.starts_with("23") => Error::Internal(format!("the tables refuse it ({error}); run fsck")),
             "42P01" => Error::Unavailable { what: TABLES, reason: error.to_string() },
             _ => Error::Unavailable { what: "metadata", reason: error.to_string() },
@@ -31,7 +31,7 @@ impl From<sqlx::Error> for Fail {
     }
 }
 
-/// Whether nothing can be said about what the database did last.
+/// Whether the outcome of the last statement is unknown.
 pub(super) fn lost_connection(fail: &Fail) -> bool {
     matches!(fail, Fail::Database { connection_lost: true, .. })
 }

@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(5 * 60);
 pub struct PostgresOptions {
     /// Maximum number of connections. A transaction waits until one is free.
     pub max_connections: u32,
-    /// How long a transaction may take before its connection is taken for lost. An audit may take
+    /// Timeout of a transaction, after which its connection counts as lost. An audit may take
     /// longer.
     pub limit: Duration,
     /// Time instead of the database's own: for tests.

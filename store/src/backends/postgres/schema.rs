@@ -41,7 +41,7 @@ impl Tables {
         })
     }
 
-    /// What the caller is told. Tables that are not there are those of a domain that was deleted.
+    /// The error for the caller. If the tables do not exist, the domain was deleted.
     pub(super) fn explain(&self, fail: Fail) -> Error {
         match (fail.into_error(), &self.domain) {
             (Error::Unavailable { what: super::error::TABLES, .. }, Some(domain)) => Error::DomainUnknown(domain.clone()),
@@ -50,7 +50,7 @@ impl Tables {
     }
 }
 
-/// The schema's name, quoted. The grammar of domains leaves nothing to escape.
+/// The quoted name of the schema. Names of domains have no characters that need escaping.
 fn schema(domain: &DomainName) -> String {
     format!("\"pf_{domain}\"")
 }

@@ -8,7 +8,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow, PgValueRef};
 use sqlx::{Arguments as _, Decode, PgConnection, Postgres, Row as _, TypeInfo as _, ValueRef as _};
 
-/// What a job works with.
+/// A transaction's connection and time.
 #[derive(Debug)]
 pub(crate) struct PgTx {
     pub(super) connection: Leased,

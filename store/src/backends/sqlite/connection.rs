@@ -1,8 +1,8 @@
 //! Connections: one writer thread that puts all waiting transactions into one commit (one fsync),
 //! and a few readers.
 //!
-//! Each job runs in a savepoint of its own, so one that fails does not take its neighbours along;
-//! it is answered only after the commit is durable.
+//! Each job runs in a savepoint of its own, so that a failure affects no other job. A job is
+//! answered only after the commit is durable.
 
 mod checkpoint;
 mod files;
@@ -25,10 +25,10 @@ use tokio::sync::{Semaphore, oneshot};
 const READERS: usize = 4;
 /// Jobs in one commit.
 const BATCH: usize = 64;
-/// How often a database that is held alone is tried to be shared.
+/// Pause between attempts to share a database that is open for this process alone.
 const SHARE_AFTER: Duration = Duration::from_secs(1);
 
-/// What SQLite also says when the disk is full.
+/// Other messages of SQLite on a full disk.
 const AS_IF_FULL: [&str; 2] = ["disk I/O error", "unable to open database file"];
 
 /// Answers a job, given why the commit failed if it did.
@@ -42,7 +42,7 @@ pub(super) struct Database {
     /// `None` for a database in memory: its only connection is the writer's.
     readers: Option<Arc<Readers>>,
     rows_written: Arc<AtomicU64>,
-    /// Transactions that were sent and not taken up.
+    /// Transactions that wait for the writer.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -116,7 +116,7 @@ impl Database {
         }
     }
 
-    /// Sees to it that there is space for work that frees space.
+    /// Makes room for work that frees space.
     pub(super) async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
         let Some(room) = self.room().filter(|room| room.is_low()).cloned() else { return Ok(MadeRoom::default()) };
         tokio::task::spawn_blocking(move || room.make(work)).await.map_err(|e| Error::Internal(e.to_string()))?
@@ -125,12 +125,13 @@ impl Database {
     /// Runs `job` as [`Database::write`] does, unless the disk is nearly full.
     ///
     /// # Errors
-    /// [`Error::Full`], and nothing has happened.
+    /// [`Error::Full`]: nothing has changed.
     pub(super) async fn grow<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
         if let Some(room) = self.room()
             && room.admit().is_err()
         {
-            // The log may hold what is missing: after an empty transaction the writer has cut it.
+            // The log may hold the missing space: an empty transaction makes the writer truncate
+            // it.
             drop(self.write(|_| Ok(())).await);
             room.admit()?;
         }
@@ -153,7 +154,7 @@ impl Database {
             });
             Box::new(move |failure| {
                 let result = match (result, failure) {
-                    // The job's own error is the better one: it would have failed anyway.
+                    // Report the job's own error: it would have failed anyway.
                     (Some(Err(error)), _) => Err(error),
                     (_, Some(reason)) => Err(commit_error(reason)),
                     (Some(Ok(value)), None) => Ok(value),
@@ -177,8 +178,8 @@ impl Database {
         let Some(readers) = &self.readers else { return self.write(job).await };
         let permit = match Arc::clone(&readers.permits).try_acquire_owned() {
             Ok(permit) => permit,
-            // In a task, which is always polled: a permit that was given to a caller that does not
-            // look is one that the writer may wait for.
+            // In a task, which is always polled: a caller that is not polled could get a permit and
+            // keep it while the writer waits for it.
             Err(_) => {
                 let waits = tokio::spawn(Arc::clone(&readers.permits).acquire_owned());
                 waits.await.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Internal(e.to_string()))?
@@ -247,7 +248,7 @@ struct Writer<'a> {
     current: Option<SqliteTx>,
     readers: Option<&'a Readers>,
     checkpointer: Option<Checkpointer>,
-    /// The last transaction found the database read-only.
+    /// Whether the last transaction found the database read-only.
     refused: bool,
     /// Rows that earlier connections wrote.
     written_before: u64,
@@ -284,14 +285,14 @@ impl Writer<'_> {
                 checkpointer.committed();
             }
         }
-        // The writer's connection is the last one: it takes the log along.
+        // The writer's connection is closed last, so that it removes the log.
         if let Some(readers) = self.readers {
             readers.idle.lock().clear();
         }
     }
 
-    /// The next job. While the database is held alone it is shared again as soon as that is
-    /// possible.
+    /// The next job. Meanwhile, a database that is open for this process alone is shared again as
+    /// soon as possible.
     fn next(&mut self, queue: &mpsc::Receiver<Job>) -> std::result::Result<Job, mpsc::RecvError> {
         loop {
             let Some(readers) = self.readers.filter(|readers| readers.files.is_alone()) else { return queue.recv() };
@@ -325,7 +326,7 @@ impl Writer<'_> {
     /// of the log. If one of them was opened while the disk was read-only, that stays read-only
     /// until the last of them is closed.
     fn close_all(&mut self) {
-        // Later reads wait behind this, so it ends with the reads that are under way.
+        // Later reads wait behind this, so it takes only as long as the current reads.
         let _all = self.readers.map(|readers| {
             let all = futures::executor::block_on(readers.permits.acquire_many(READERS as u32));
             readers.idle.lock().clear();
@@ -351,8 +352,8 @@ fn transact(connection: &mut SqliteTx, first: Job, queue: &mpsc::Receiver<Job>) 
         }
         Ok(()) => {
             replies.push(first(Some(&mut *connection)));
-            // Once SQLite has rolled the transaction back on its own, another job would commit
-            // alone, and be told that nothing happened.
+            // If SQLite has rolled the transaction back on its own, a further job would commit by
+            // itself, but be answered that nothing happened.
             while replies.len() < BATCH
                 && !connection.is_autocommit()
                 && let Ok(next) = queue.try_recv()

@@ -1,6 +1,7 @@
 //! How SQLite reads a statement that is written for PostgreSQL.
 
-/// What SQLite has no need of: its only writer locks everything, and its columns have no width.
+/// Clauses that SQLite does not need: its only writer locks everything, and its columns have no
+/// width.
 const NOT_NEEDED: [&str; 7] = [" FOR NO KEY UPDATE", " FOR KEY SHARE", " FOR UPDATE", " SKIP LOCKED", "::bigint", "/* ", " */"];
 
 /// Translates a statement. Where PostgreSQL takes a list, SQLite takes it as JSON, but the list

@@ -41,8 +41,9 @@ impl SqliteMetadata {
         Self::open_above(path, clock, None).await
     }
 
-    /// The same; what stores something new is refused while fewer than `floor` bytes are free on
-    /// the file's disk. By default that is 64 MiB, or a twentieth of a smaller file system.
+    /// Like [`Self::open`], but refuses transactions that store something new while fewer than
+    /// `floor` bytes are free on the file's disk. By default that is 64 MiB, or a twentieth of a
+    /// smaller file system.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -84,7 +85,7 @@ impl Backend for SqliteMetadata {
         if let Some((name, file)) = &self.domain
             && matches!(file.try_exists(), Ok(false))
         {
-            // The connections would go on with a file that has no name any more.
+            // The connections would continue to use the deleted file.
             return Err(Error::DomainUnknown(name.clone()));
         }
         let clock = self.clock.clone();
@@ -111,7 +112,7 @@ impl Backend for SqliteMetadata {
 /// The result of work that never waits: the operations of [`SqliteTx`] are done when they return.
 ///
 /// # Errors
-/// [`Error::Internal`] if it waits all the same: a transaction waited for something else than its
+/// [`Error::Internal`] if it waits after all: a transaction waited for something other than its
 /// database.
 fn at_once<T>(work: impl Future<Output = T>) -> Result<T> {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {

@@ -1,4 +1,4 @@
-//! Names from the journal.
+//! Restores tags and snapshots from the journal.
 
 use super::Rebuild;
 use crate::error::{Error, Result};
@@ -14,10 +14,10 @@ const PAGE: usize = 1000;
 /// Records restored, and rows written, in one transaction.
 const BATCH: usize = 5000;
 
-/// What is known of the names while they come back.
+/// The state of the replay.
 #[derive(Default)]
 struct Replay {
-    /// The last number seen: no number is to be given out twice.
+    /// The last number seen, so that no number is used twice.
     last: u64,
     rows: Vec<JournalRow>,
     /// Snapshots that should exist and whose manifest is not stored.
@@ -79,14 +79,14 @@ impl Rebuild<'_> {
         for rows in replay.rows.chunks(BATCH) {
             self.store.metadata.journaled(rows.to_vec()).await?;
         }
-        // Numbers go on where they were. Last: a database without a number is one that was not
-        // rebuilt to the end, and is not used.
+        // Numbers continue after the last one. This is written last: a database without a number
+        // was not rebuilt completely, and is not used.
         self.store.metadata.restore_names(Vec::new(), replay.last).await?;
         self.count().await
     }
 
-    /// Rows of the parts of a summary, if all of them are there and well. One whose writer was
-    /// killed lacks the last part: that is no damage.
+    /// Rows of the parts of a summary, if all of them are there and good. If its writer was killed,
+    /// the last part is missing, which is no damage.
     async fn whole(&mut self, set: &str, parts: &BTreeMap<u32, String>) -> Result<Option<Vec<JournalRow>>> {
         let (mut rows, mut whole, mut ended) = (Vec::new(), true, false);
         for (number, key) in (0..).zip(parts) {
@@ -137,7 +137,7 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// An object, if it is there and well.
+    /// An object of the journal, if it is there and good.
     async fn object(&mut self, key: &str) -> Result<Option<Journal>> {
         match self.store.read_journal(key).await {
             Ok(found) => {

@@ -1,5 +1,5 @@
-//! Checkpoints beside the writer: a thread of its own carries committed pages from the log into the
-//! database file.
+//! WAL checkpoints beside the writer: a thread of its own copies committed pages from the log into
+//! the database file.
 //!
 //! SQLite does it within the commit that makes the log too long. With random keys that is a third
 //! of a second, and every transaction that waits for the writer waits as long
@@ -18,19 +18,18 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Pages that are worth a checkpoint: 16 MiB, less on a small disk. A few in tests, so that they
-/// see many.
+/// Pages in the log after which a checkpoint runs: 16 MiB, less on a small disk. In tests only a
+/// few, so that there are many checkpoints.
 const WORTH: c_int = if cfg!(test) { 8 } else { 8 << 10 };
-/// A log so many times as long as is worth a checkpoint is carried by the writer itself: the log
-/// begins anew only when nothing in it is left to be carried, and a writer without a pause is
+/// If the log is this many times as long, the writer itself runs the checkpoint. The log starts
+/// again at its beginning only when all of it is checkpointed, and a writer without pauses is
 /// always ahead of the other thread.
 const TOO_LONG: c_int = 8;
 
 thread_local!(static PAGES_IN_LOG: Cell<c_int> = const { Cell::new(0) });
 thread_local!(static WORTH_HERE: Cell<c_int> = const { Cell::new(WORTH) });
 
-/// Pages that are worth a checkpoint where so many bytes are kept for one: what waits in the log
-/// must fit into the reserve.
+/// Pages after which a checkpoint runs, given the bytes of the reserve: the log must fit into it.
 pub(super) fn worth(reserve: u64) -> c_int {
     c_int::try_from(reserve / super::files::PAGE).unwrap_or(WORTH).clamp(8, WORTH)
 }
@@ -66,7 +65,7 @@ pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
 const LINE: Duration = Duration::from_secs(60);
 
 /// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite
-/// does not carry again what it has carried: the next checkpoint would succeed and let the log go.
+/// does not write again what it has written: the next checkpoint would succeed and discard the log.
 /// A new process reads the whole log, so this one ends. PostgreSQL does the same.
 pub(super) fn failed(error: &rusqlite::Error) {
     thread_local!(static SAID: Cell<Option<Instant>> = const { Cell::new(None) });
@@ -75,7 +74,7 @@ pub(super) fn failed(error: &rusqlite::Error) {
             tracing::error!(%error, "fsync of the metadata failed: aborting, so that the next start reads the changes from the log");
             std::process::abort()
         }
-        // The other one is at it.
+        // Another checkpoint is running.
         Some(code) if code.code == rusqlite::ErrorCode::DatabaseBusy => {}
         _ if SAID.get().is_some_and(|said| said.elapsed() < LINE) => {}
         _ => {
@@ -88,15 +87,15 @@ pub(super) fn failed(error: &rusqlite::Error) {
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     wake: SyncSender<()>,
-    /// Pages of the log that the last checkpoint found or left carried.
+    /// Pages of the log that are checkpointed, by the last checkpoint or before it.
     carried: Arc<AtomicI32>,
 }
 
 impl Checkpointer {
-    /// Ends when it is dropped, after the checkpoint it is at.
+    /// The thread ends when this is dropped, after the current checkpoint.
     pub(super) fn start(files: &Files) -> std::io::Result<Self> {
         let path = files.path.clone();
-        // One may wait while one is done.
+        // One request may wait while a checkpoint runs.
         let (wake, woken) = sync_channel(1);
         let carried = Arc::new(AtomicI32::new(0));
         let result = Arc::clone(&carried);
@@ -115,23 +114,24 @@ impl Checkpointer {
         Ok(Self { wake, carried })
     }
 
-    /// To be called after each commit in the writer's thread.
+    /// Called after each commit, in the writer's thread.
     pub(super) fn committed(&self) {
         let (pages, carried) = (PAGES_IN_LOG.get(), self.carried.load(Ordering::Relaxed));
-        // A log shorter than that has begun anew.
+        // A shorter log has started again at its beginning.
         let left = if pages < carried { pages } else { pages - carried };
-        // Beyond that it is the writer's turn, which the other thread would take from it.
+        // Beyond that length the writer runs the checkpoint; the other thread would only be in its
+        // way.
         let worth = WORTH_HERE.get();
         if left >= worth && pages < TOO_LONG * worth {
-            // An error is that one waits already.
+            // An error means that a request waits already.
             let _ = self.wake.try_send(());
         }
     }
 }
 
-/// Carries what no reader stands in the way of; how many pages of the log are carried then. Waits
-/// for nobody, and nobody waits for it. The connection is closed again: after an outage of the disk
-/// none may be left that was opened while it was read-only.
+/// Runs a passive WAL checkpoint. Returns the number of pages of the log that are checkpointed.
+/// Never blocks. Closes its connection again: after an outage of the disk, no connection may remain
+/// that was opened while the disk was read-only.
 fn carry(path: &Path) -> rusqlite::Result<c_int> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     connection.execute_batch("PRAGMA synchronous = FULL")?;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 2048;
-/// How long to wait for another process that is at the database.
+/// How long to wait for another process that has locked the database.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of the reserve that are released at a time: for a wal-index, and for pages of the log that
 /// make the database larger.
@@ -24,7 +24,7 @@ const INDEX: u64 = 64 << 10;
 const PAGES: u64 = 512 << 10;
 /// Free bytes with which a wal-index is made in a file again.
 const SHARED: u64 = 1 << 20;
-/// Lengths of the log, in what is worth a checkpoint, that stay allocated when it begins anew.
+/// Size at which the log stays allocated when it starts again, in multiples of the checkpoint size.
 const LOG_KEPT: i64 = 4;
 /// SQLite's way to keep the wal-index in memory, shared by the connections of one process.
 const ALONE: &str = "unix-excl";
@@ -65,7 +65,7 @@ impl From<rusqlite::Error> for Failed {
 pub(super) struct Files {
     pub(super) path: PathBuf,
     pub(super) room: Arc<Room>,
-    /// Whether the wal-index is in memory, and every other process locked out.
+    /// Whether the wal-index is in memory, which locks out every other process.
     alone: AtomicBool,
     /// KiB of pages that the writer caches.
     cache: u32,
@@ -89,7 +89,7 @@ impl Files {
     /// The writer's connection, when no other one is open in this process. It needs no free space.
     pub(super) fn open(&self) -> Result<Connection, Failed> {
         self.alone.store(false, Ordering::Relaxed);
-        // A wal-index that is there and misses blocks would end the process (SIGBUS): not even
+        // A wal-index without allocated blocks would end the process (SIGBUS), so this is not
         // tried.
         if self.room.is_low()
             && !self.room.has(INDEX)
@@ -102,7 +102,7 @@ impl Files {
             match self.connect(PATIENCE) {
                 Err(Failed::Sql(error)) if lacks_space(&error) && self.room.is_low() => {
                     if !self.room.give(INDEX) {
-                        // What it was at first says more.
+                        // The first error says more.
                         return self.open_alone(PATIENCE).map_err(|_| Failed::Sql(error));
                     }
                 }
@@ -158,8 +158,8 @@ impl Files {
         }
     }
 
-    /// On a disk that is nearly full: gives the bytes of the log back and completes the reserve. To
-    /// be called between transactions.
+    /// On a nearly full disk: truncates the log and completes the reserve. Called between
+    /// transactions.
     pub(super) fn save_space(&self, writer: &Connection) {
         if !self.room.is_low() {
             return;
@@ -175,7 +175,7 @@ impl Files {
                 }
             }
         }
-        // Until it is shared, the next space is for the wal-index.
+        // Until the database is shared, free space is kept for the wal-index.
         if !self.is_alone() {
             self.room.refill();
         }
@@ -195,7 +195,7 @@ pub(super) fn in_memory() -> Result<Connection, Failed> {
 fn set_up(connection: Connection, patience: Duration, worth: i32, cache: u32) -> Result<Connection, Failed> {
     connection.busy_timeout(patience)?;
     // Keys are digests: a transaction touches about as many pages as objects, and writes each
-    // twice. Half of the usual page is half of that.
+    // twice. Pages of half the usual size halve that.
     connection.execute_batch(&format!("PRAGMA page_size = {PAGE}"))?;
     let kept = LOG_KEPT * i64::from(worth) * PAGE as i64;
     connection.execute_batch(&format!(
@@ -230,8 +230,8 @@ fn migrate(connection: &Connection) -> Result<(), Failed> {
     Ok(connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len()))?)
 }
 
-/// Whether it was opened while the disk was read-only: SQLite then falls back to reading, and stays
-/// with it whatever becomes of the disk.
+/// Whether it was opened while the disk was read-only: SQLite then only reads, even when the disk
+/// is writable again.
 pub(super) fn is_read_only(connection: &Connection) -> bool {
     connection.is_readonly(rusqlite::MAIN_DB).unwrap_or(false)
 }

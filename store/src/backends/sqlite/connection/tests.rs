@@ -1,4 +1,4 @@
-//! What the connections promise when callers go away and when the disk is full.
+//! Tests of the connections when callers are dropped and when the disk is full.
 
 use super::*;
 use futures::FutureExt as _;
@@ -13,7 +13,7 @@ fn fail(error: rusqlite::Error) -> Error {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_that_nobody_waits_for_any_more_still_count() {
+async fn cancelled_reads_still_occupy_their_connections() {
     let dir = tempfile::tempdir().expect("a directory");
     let database = on_disk(&dir).await;
     let readers = Arc::clone(database.readers.as_ref().expect("a file has readers"));
@@ -30,7 +30,7 @@ async fn reads_that_nobody_waits_for_any_more_still_count() {
         }));
         assert!((&mut read).now_or_never().is_none());
         tokio::task::block_in_place(|| begins.recv()).expect("it begins");
-        // Its caller has gone.
+        // Drop the caller.
         drop(read);
     }
     assert_eq!(readers.permits.available_permits(), 0, "they all still read");
@@ -46,7 +46,7 @@ async fn reads_that_nobody_waits_for_any_more_still_count() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_sqlite_rolled_back_takes_no_later_one_along() {
+async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
     let dir = tempfile::tempdir().expect("a directory");
     let database = on_disk(&dir).await;
     database
@@ -90,7 +90,7 @@ async fn a_transaction_that_sqlite_rolled_back_takes_no_later_one_along() {
     assert_eq!(promised, ["last"], "what came after it is not its business");
 }
 
-/// Inserts rows under scattered keys without a pause, and says each number once it is durable.
+/// Inserts rows under scattered keys without a pause, and sends each number when it is durable.
 async fn scatter(database: &Database, numbers: std::ops::Range<i64>, mut done: impl FnMut(i64)) {
     for number in numbers {
         let insert = move |tx: &mut SqliteTx| {
@@ -159,7 +159,7 @@ async fn the_log_stays_short_although_the_writer_never_pauses() {
 
 const KILLED: &str = "PF_TEST_SCATTER_IN";
 
-/// Not a test of its own: what the next one starts and kills.
+/// Not a test of its own: the child process that the next test starts and kills.
 #[tokio::test]
 async fn child_that_writes_until_it_is_killed() {
     let Some(path) = std::env::var_os(KILLED) else { return };
@@ -185,7 +185,7 @@ async fn a_kill_between_commits_and_checkpoints_loses_nothing_that_was_acknowled
         let mut durable = lines.filter_map(|line| line.rsplit_once("durable ").and_then(|(_, number)| number.parse::<i64>().ok()));
         let seen = durable.nth(20 + 7 * round).expect("it writes");
         child.kill().expect("it can be killed");
-        // What was said before the kill and not read yet.
+        // Numbers that were sent before the kill and are not read yet.
         let promised = durable.last().unwrap_or(seen);
         child.wait().expect("it ends");
         let database = on_disk(&dir).await;
