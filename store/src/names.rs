@@ -1,10 +1,10 @@
-//! Changes of names as a caller sees them: answered only when the journal has what the answer
-//! speaks of.
+//! Changes of tags and snapshots: each is answered only when the journal has every change on which
+//! the answer depends.
 //!
 //! A change is one transaction, and its journal object comes after it. If that object cannot be
-//! written, or the process ends in between, the caller gets no answer and asks again, and then
-//! meets its own change. So a refusal waits for the journal as a success does: "the tag is there
-//! already" must not be said of a tag that a rebuild would not bring back.
+//! written, or the process ends in between, the caller gets no answer, repeats the request, and
+//! finds its own change. So a refusal waits for the journal as a success does: "the tag is there
+//! already" would be wrong for a tag that a rebuild does not bring back.
 
 use crate::Store;
 use crate::boxed;
@@ -15,8 +15,8 @@ use pfr_schema::api::{Committed, TagState};
 use pfr_schema::{Digest, RepositoryName, Tag};
 
 impl Store {
-    /// Changes names; with `once`, a repeated request is answered as the first was while the lease
-    /// of a session lasts.
+    /// Makes a change. With `once`, a repeated request gets the answer of the first one, for the
+    /// length of a lease.
     ///
     /// # Errors
     /// Those of the change; [`Error::Invalid`] if the session of `once` stands for another request.
@@ -87,7 +87,8 @@ impl Store {
 
     /// The outcome of a change of names, when all that it may speak of is in the journal.
     pub(crate) async fn journaled<T>(&self, outcome: Result<T>) -> Result<T> {
-        // A database that is out of reach has said nothing about names, and would not answer now.
+        // An unreachable database has not answered about tags and snapshots, and would not answer
+        // now.
         if !outcome.as_ref().is_err_and(|error| error.code().status() >= 500) {
             self.flush_journal().await?;
         }

@@ -1,4 +1,5 @@
-//! Room on the disk: growth stops while some of it is left, and what frees space always has some.
+//! Room on the disk: growth stops while some space is left, so that work that frees space always
+//! has some.
 //!
 //! | free space | pushes | deletions | collection, start |
 //! |---|---|---|---|
@@ -6,9 +7,9 @@
 //! | below the floor | refused | yes | yes |
 //! | none | refused | from the reserve, down to a quarter of it | from the reserve, down to nothing |
 //!
-//! The reserve is a file beside the database. It is cut when space is needed and grown again before
-//! anything else gets space. The file is locked (shared) while something frees space, so that no
-//! other process grows it back meanwhile. docs/decisions/0017 has the reasons.
+//! The reserve is a file beside the database. It is truncated when space is needed, and grown again
+//! before any other work gets space. The file is locked (shared) while some work frees space, so
+//! that no other process grows it meanwhile. docs/decisions/0017 has the reasons.
 
 mod disk;
 mod reserve;
@@ -64,13 +65,12 @@ impl Room {
         Self { disk: Disk::new(dir, floor), reserve: Reserve::beside(database), files: [database.to_owned(), log.into()] }
     }
 
-    /// Bytes that the reserve may come to on this disk.
+    /// Maximum bytes of the reserve on this disk.
     pub(crate) fn largest(&self) -> u64 {
         self.disk.space().map_or(reserve::MIN, |space| reserve::largest(space.total))
     }
 
-    /// Bytes of the reserve when it is complete: twice what the database has, within what the disk
-    /// allows.
+    /// Bytes of the complete reserve: twice those of the database, within the limits of the disk.
     fn whole(&self, space: &Space) -> u64 {
         let bytes = |file| std::fs::metadata(file).map_or(0, |metadata| metadata.len());
         reserve::size(space.total, self.files.iter().map(bytes).sum())
@@ -111,14 +111,14 @@ impl Room {
         self.reserve.cut(bytes, 0)
     }
 
-    /// Grows the reserve as far as the disk allows, unless something frees space right now.
+    /// Grows the reserve as far as the disk allows, unless some work frees space right now.
     pub(crate) fn refill(&self) {
         if let Some(space) = self.disk.space() {
             self.reserve.grow(self.whole(&space), space.available);
         }
     }
 
-    /// Sees to it that there is space for work that frees space.
+    /// Makes room for work that frees space.
     ///
     /// # Errors
     /// [`Error::Full`] for a deletion when only the part of the reserve is left that is for
@@ -142,7 +142,7 @@ pub struct MadeRoom {
 }
 
 impl MadeRoom {
-    /// Makes as much room again: to be called between steps.
+    /// Makes as much room again. Called between steps.
     ///
     /// # Errors
     /// As the first time.
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_reserve_is_not_grown_while_something_frees_space() {
         let dir = tempfile::tempdir().expect("a directory");
-        // So high a floor that the disk is always low.
+        // The floor is so high that the disk is always below it.
         let room = Arc::new(Room::beside(&dir.path().join("metadata.sqlite"), Some(u64::MAX)));
         room.refill();
         let whole = room.reserve.len();

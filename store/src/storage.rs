@@ -1,16 +1,16 @@
-//! Packs somewhere else: object stores from URLs, and what can be expected of them.
+//! Storage of packs: opens object stores by URL, and checks what they can do.
 //!
 //! | URL | where | credentials from |
 //! |---|---|---|
 //! | `file:///dir` | a directory, with fsync; shared by replicas if the file system is | |
-//! | `s3://bucket/prefix` | S3 and what speaks it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, web identity, node, instance |
+//! | `s3://bucket/prefix` | S3 and what speaks it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, web identity, container, instance |
 //! | `gs://bucket/prefix` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, instance |
 //! | `az://container/prefix` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, … |
 //!
-//! Serving rests on nothing that an object store promises beyond "what was put whole can be read":
-//! keys are unique, so neither conditional writes nor listing are needed. Summaries of the journal
-//! list its folder, for what a killed process left there, and a rebuild lists everything.
-//! [`Storage::probe`] says what holds, for the operator.
+//! A registry needs only that an object that was put can be read. Keys are unique, so neither
+//! conditional writes nor listing are needed. Summaries of the journal list its folder, for what a
+//! killed process left there, and a rebuild lists everything. [`Storage::probe`] says what holds,
+//! for the operator.
 
 mod credentials;
 
@@ -32,10 +32,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Age in seconds at which a probe is one that a killed start left behind.
+/// Age in seconds after which a probe object counts as left behind by a killed start.
 const LEFT_BEHIND: i64 = 3600;
 
-/// How to talk to an object store.
+/// Settings of the connection to an object store.
 #[derive(Clone)]
 pub struct StorageOptions {
     /// Variables with credentials and endpoints, as of the environment. Not shown by `Debug`.
@@ -111,14 +111,14 @@ pub struct Storage {
     metadata_service: Option<String>,
 }
 
-/// What an object store was seen to do.
+/// What an object store can do, by trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// What was written can be listed. Needed to rebuild metadata from packs; nothing else lists.
     pub list: bool,
     /// Objects can be deleted. Needed to free space.
     pub delete: bool,
-    /// A write that must create does not replace what is there. Nothing rests on it.
+    /// A write that must create does not replace an existing object. Nothing depends on it.
     pub create_if_absent: bool,
 }
 
@@ -130,7 +130,7 @@ pub struct Probe {
 pub fn open(url: &str, options: &StorageOptions) -> Result<(Arc<dyn ObjectStore>, Storage)> {
     // A process can set it only once. Any provider will do, so an earlier one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // What was given is not repeated: it may hold a secret in the wrong place.
+    // The message does not repeat the URL, which may have a secret in the wrong place.
     let expected = "expected file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX as storage";
     let parsed = Url::parse(url).map_err(|e| Error::Invalid(format!("{expected}: {e}")))?;
     if !parsed.username().is_empty() || parsed.password().is_some() || parsed.query().is_some() || parsed.fragment().is_some() {

@@ -1,4 +1,4 @@
-//! The store's face: what a registry or a host does with it.
+//! The public interface of the store, for registries and hosts.
 
 use crate::backends::SqliteMetadata;
 use crate::boxed;
@@ -29,8 +29,7 @@ const CANDIDATES: usize = 5;
 /// Settings of a store, with the defaults of a registry.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long what a push session asked about or uploaded is safe from collection. Default 1
-    /// hour.
+    /// How long a lease protects what a push session uploaded or asked about. Default 1 hour.
     pub lease: Duration,
     /// Bytes after which a pack is closed; one of many tiny blobs is closed earlier. Default 64
     /// MiB.
@@ -48,7 +47,7 @@ pub struct Options {
     /// Default 32 MiB.
     pub slow_bytes: u64,
     /// How long an upload waits for its turn before it is refused as [`Error::Overloaded`]. Default
-    /// 10 minutes: a local store has nobody else to turn to.
+    /// 10 minutes, since the clients of a local store have no other store to use.
     pub queue: Duration,
     /// Limits on foreign bytes.
     pub limits: Limits,

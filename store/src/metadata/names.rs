@@ -79,7 +79,7 @@ pub(super) struct Target {
     pub digest: Digest,
 }
 
-/// Where tags point, of those that exist.
+/// The targets of those tags that exist.
 pub(super) async fn targets<T: Tx>(tx: &mut T, repository: i64, tags: &[&Tag]) -> Outcome<BTreeMap<String, Target>> {
     let find = "SELECT t.name, m.id, m.object, o.digest FROM tags t JOIN manifests m ON m.id = t.manifest JOIN objects o ON o.id = m.object
                 WHERE t.repository = $1 AND t.name = ANY($2)";
@@ -88,7 +88,7 @@ pub(super) async fn targets<T: Tx>(tx: &mut T, repository: i64, tags: &[&Tag]) -
     Ok(rows.into_iter().map(|(name, manifest, object, digest)| (name, Target { manifest, object, digest })).collect())
 }
 
-/// Locks `object`, what the tags to be moved point at, and the tags; returns where they point.
+/// Locks `object`, the targets of the tags to be moved, and the tags. Returns the targets.
 pub(super) async fn lock_with_targets<T: Tx>(
     tx: &mut T,
     repository: i64,
@@ -120,7 +120,8 @@ fn check_expected(tag: &Tag, expected: Option<TagState>, found: Option<Digest>) 
     }
 }
 
-/// Points tags at `target`; `before` is where the locked tags are. Returns what is to be noted.
+/// Points tags at `target`; `before` are the targets of the locked tags. Returns the records for
+/// the journal.
 pub(super) async fn put_tags_at<T: Tx>(
     tx: &mut T,
     (repository, name): (i64, &RepositoryName),
@@ -139,8 +140,8 @@ pub(super) async fn put_tags_at<T: Tx>(
     }
     let record = |tag: &Tag| Record::Tag { repository: name.clone(), tag: tag.clone(), manifest: target.digest, at: now };
     let records = writes.iter().map(|(tag, _)| record(tag)).collect();
-    // A new tag is as good as locked by the transaction that inserts it first: tags are written in
-    // the order in which they are locked.
+    // The transaction that inserts a new tag first holds it like a lock, so tags are written in the
+    // order in which they are locked.
     writes.sort_by_key(|(tag, _)| tag.as_str());
     for (tag, found) in writes {
         point_tag(tx, repository, tag, target, found, now).await?;

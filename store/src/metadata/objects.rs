@@ -1,4 +1,4 @@
-//! Objects and nodes: look-up.
+//! Look-up of objects and nodes.
 
 use super::sessions::{LivePush, live_push, renew_if_needed};
 use super::sql::{Sql, values};
@@ -9,17 +9,17 @@ use pfr_schema::{Digest, Kind};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-/// What a session asked about.
+/// The result of a request for missing blobs.
 struct Look {
     session: LivePush,
-    /// Positions of what is missing.
+    /// Positions of the missing blobs.
     missing: Vec<usize>,
-    /// Positions of what is there and not leased to the session yet.
+    /// Positions of the stored blobs that are not leased to the session yet.
     to_lease: Vec<(usize, ObjectId)>,
 }
 
-/// Positions of what is missing; the rest is leased to the session, with a write where it is not
-/// yet.
+/// Returns the positions of the missing blobs. Leases the others to the session, with a write only
+/// for those that are not leased yet.
 pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(Digest, Kind)>, lease: Duration) -> Result<Vec<usize>> {
     let look = backend.run(Mode::READ, (push.clone(), wanted), |tx, (push, wanted)| Box::pin(look(tx, push, wanted))).await?;
     let Look { session, mut missing, to_lease } = look;
@@ -32,7 +32,7 @@ pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(
         let lease_all =
             backend.run(Mode::GROWING_STATEMENT, job, |tx, (ids, session, now)| Box::pin(leases::lease_all(tx, ids, *session, *now)));
         let there = lease_all.await?;
-        // What was collected since the look is missing after all.
+        // Blobs that were collected since the look-up are missing too.
         missing.extend(to_lease.into_iter().filter(|(_, id)| !there.contains(id)).map(|(position, _)| position));
     }
     missing.sort_unstable();
@@ -40,7 +40,7 @@ pub(super) async fn missing<B: Backend>(backend: &B, push: PushId, wanted: Vec<(
 }
 
 async fn look<T: Tx>(tx: &mut T, push: &PushId, wanted: &[(Digest, Kind)]) -> Outcome<Look> {
-    // Only what needs a second look is answered: usually little.
+    // Returns only the rows that need a lease: usually few.
     const LOOK: Sql = Sql::of_each(
         "SELECT u.n - 1, o.id, o.kind FROM unnest($1::bytea[], $2::bigint[]) WITH ORDINALITY AS u(digest, kind, n)
          LEFT JOIN objects o ON o.digest = u.digest AND (o.health = 0 OR (u.kind = 0 AND o.health = 1))

@@ -1,4 +1,4 @@
-//! Changes of names that happen once, however often the request for them is repeated.
+//! Changes of tags and snapshots that take place once, however often their requests are repeated.
 //!
 //! A client whose answer was lost repeats its request. A commit is known by its push session; every
 //! other change by a session whose id the caller chose, and which lives in the transaction of the
@@ -10,7 +10,7 @@ use pfr_schema::api::{self, TagState};
 use pfr_schema::{Digest, RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
 
-/// A change of the names of a repository that is not a commit.
+/// A change of tags or snapshots other than a commit.
 #[derive(Clone, Debug)]
 pub enum NameChange {
     /// Points tags at a snapshot of the repository; all or nothing.
@@ -31,14 +31,13 @@ pub enum NameChange {
     DeleteSnapshot(Digest),
 }
 
-/// What makes a repeated change known as the same.
+/// Identifies a repeated change.
 #[derive(Clone, Debug)]
 pub struct Once {
     /// Id of the session that the change opens and ends: a UUID that the caller uses for one
     /// request and its repetitions.
     pub session: PushId,
-    /// Digest of what was asked, in the caller's words: another request under the same id is
-    /// refused.
+    /// Digest of the request: another request with the same id is refused.
     pub request: Digest,
 }
 
@@ -51,7 +50,7 @@ pub struct Session {
     pub ended: Option<Ended>,
 }
 
-/// What ended a session, and what was answered.
+/// What ended a session, with the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
@@ -61,12 +60,12 @@ pub enum Ended {
         manifest: Digest,
         /// The tag that was moved.
         tag: Option<Tag>,
-        /// What was answered.
+        /// The answer.
         done: Committed,
     },
     /// Another change of names.
     Change {
-        /// Digest of what was asked.
+        /// Digest of the request.
         request: Digest,
         /// The snapshot that tags were pointed at, or that was deleted.
         snapshot: Option<Digest>,
@@ -110,12 +109,12 @@ impl Ended {
         serde_json::to_vec(self).map_err(|e| Error::Internal(e.to_string()))
     }
 
-    /// What [`Self::to_column`] wrote; none for what another version wrote.
+    /// Reads what [`Self::to_column`] wrote; `None` for what another version wrote.
     pub(crate) fn from_column(column: &[u8]) -> Option<Self> {
         serde_json::from_slice(column).ok()
     }
 
-    /// What was answered, if it was the commit of this manifest under this tag.
+    /// The answer, if it was the commit of this manifest under this tag.
     pub(crate) fn answer_to_commit(&self, wanted: &Digest, wanted_tag: Option<&Tag>) -> Option<Committed> {
         match self {
             Self::Commit { manifest, tag, done } if manifest == wanted && tag.as_ref() == wanted_tag => Some(*done),

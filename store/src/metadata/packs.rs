@@ -77,7 +77,8 @@ pub(super) async fn go_live<T: Tx>(
 
 pub(super) async fn retire<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Retired> {
     let now = tx.now().await?;
-    // That no object points to it is asked of the objects too: a wrong count must never cost bytes.
+    // The condition checks the objects too, and not only the count: a wrong count must never cost
+    // bytes.
     let empty = "UPDATE packs SET state = 'draining', draining_since = $1 WHERE id = ANY(ARRAY(
                    SELECT id FROM packs p WHERE state = 'live' AND live_bytes = 0 AND NOT EXISTS (SELECT 1 FROM objects o WHERE o.pack = p.id)
                    ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED)) AND state = 'live' AND live_bytes = 0";
@@ -145,7 +146,7 @@ pub(super) async fn finish_compaction<T: Tx>(tx: &mut T, pack: PackId, sizes: Pa
     for (from, frame_len) in rows {
         *lost.entry(from).or_default() += frame_len;
     }
-    // Due at once: what a session leases in it is then queued for the end of that session.
+    // Due at once. Objects that a session leases are then queued for the end of that session.
     go_live(tx, pack, sizes, lost.values().sum(), now, None).await?;
     tx.execute_each(LOSE, vec![lost.keys().copied().collect(), lost.values().copied().collect()], &[]).await?;
     retire(tx, lost.len()).await?;

@@ -5,7 +5,7 @@ use pfr_schema::Kind;
 use pfr_schema::frame::Header;
 use pfr_schema::run::Shape;
 
-/// A stored object, as far as indexing cares.
+/// The fields of a stored object that indexing needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub id: ObjectId,
@@ -39,7 +39,7 @@ pub(crate) struct Relocate {
     pub id: ObjectId,
     pub header: Header,
     pub offset: u64,
-    /// What is known of it then.
+    /// Its health after that.
     pub health: Health,
 }
 

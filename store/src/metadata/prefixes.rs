@@ -1,4 +1,4 @@
-//! The prefix index: its rows, and the search for the deepest snapshot on the way of a
+//! The prefix index: its rows, and the search for the longest snapshot that is a prefix of a
 //! request.
 
 use super::arguments::at_most;
@@ -14,9 +14,9 @@ use std::collections::HashMap;
 /// Tokens of a block.
 const BLOCK: u64 = prefix::BLOCK as u64;
 
-/// Snapshots of one length that are answered, the newest.
+/// Maximum number of snapshots of one length in an answer, the newest ones.
 const DEEPEST: i64 = 32;
-/// Snapshots near the way of a request that are answered.
+/// Maximum number of snapshots in an answer that share a beginning with the request.
 const NEAR: usize = 8;
 /// Lengths that are tried with one statement, of snapshots whose tokens are not known.
 const LENGTHS: usize = 1024;
@@ -50,8 +50,8 @@ pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -
     Ok(indexed)
 }
 
-/// Finds the snapshots of the most tokens, less than `below`, that end on the way of a request, and
-/// those that leave it last.
+/// Finds the longest snapshots, with less than `below` tokens, that are a prefix of a request, and
+/// those that share the longest beginning with it.
 pub(super) async fn find<T: Tx>(tx: &mut T, repository: &RepositoryName, path: &PrefixPath, below: Option<u64>) -> Outcome<PrefixHits> {
     let repository = visible(tx, repository).await?;
     let all = path.tokens().len() as u64;
@@ -75,9 +75,9 @@ struct Search<'a, T> {
     near: Vec<Digest>,
 }
 
-/// Something to look at.
+/// A step of the search.
 enum Look {
-    /// What lies behind a position whose last digits, so many, are zeros.
+    /// Positions behind one whose last digits are zeros; the second number says how many.
     Beyond(u64, u32),
     /// Snapshots that end in the block behind a position.
     Ends(u64),
@@ -85,9 +85,8 @@ enum Look {
 
 impl<T: Tx> Search<'_, T> {
     /// The deepest of the snapshots whose tokens are known. Deeper positions are looked at first,
-    /// so the first that is found is the deepest. Looks in vain are at positions that snapshots
-    /// pass which then leave the way: as many as there are such positions, in the worst case one
-    /// for each block.
+    /// so the first that is found is the deepest. A look is in vain if the snapshots at a position
+    /// differ from the request later: in the worst case one look for each block.
     async fn listed(&mut self) -> Outcome<Vec<PrefixHit>> {
         let blocks = self.most / BLOCK;
         let mut looks = vec![Look::Ends(0), Look::Beyond(0, levels(blocks))];

@@ -6,7 +6,7 @@ use super::sql::values;
 use super::tx::{Outcome, Tx};
 use super::{ObjectId, PackId, Queued, Suspect};
 
-/// An entry of the queue, as it lies there.
+/// An entry of the queue.
 pub(super) struct Entry {
     pub id: i64,
     pub queued: Queued,

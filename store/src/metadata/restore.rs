@@ -1,4 +1,4 @@
-//! Names from the journal.
+//! Restores tags and snapshots from the journal.
 
 use super::ObjectId;
 use super::commit::insert_snapshot;
@@ -81,7 +81,7 @@ impl<T: Tx> Restore<'_, T> {
         if before != Some(target) {
             return point_tag(self.tx, id, tag, target, before, at).await;
         }
-        // It went elsewhere and came back since.
+        // The tag was moved away and back since then.
         let again = "UPDATE tags SET updated_at = $3 WHERE repository = $1 AND name = $2";
         self.tx.execute(again, values![id, tag, at]).await?;
         Ok(())

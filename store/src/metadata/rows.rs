@@ -1,4 +1,4 @@
-//! What metadata transactions take and give.
+//! Arguments and results of metadata transactions.
 
 mod collection;
 mod domains;
@@ -60,7 +60,7 @@ pub struct NewContainer {
     pub shape: Option<Shape>,
 }
 
-/// What became of a pack's frames.
+/// The result of indexing a pack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackStored {
     /// Blobs that were not stored before.
@@ -78,7 +78,7 @@ pub struct Location {
     pub frame_len: u64,
     /// Raw bytes of the blob.
     pub raw_len: u64,
-    /// What lies there may be known to be bad.
+    /// Its health.
     pub health: Health,
 }
 
@@ -136,9 +136,9 @@ pub struct Commit {
 pub struct Committed {
     /// Whether the repository did not have the snapshot before.
     pub created: bool,
-    /// Raw bytes it reaches, each blob once a node.
+    /// Raw bytes it reaches. A blob counts once for each node that lists it.
     pub logical_bytes: u64,
-    /// Raw bytes that it brought first.
+    /// Raw bytes that it was the first to hold.
     pub new_bytes: u64,
 }
 
@@ -157,7 +157,7 @@ pub struct SnapshotRow {
     pub pushed_at: u64,
     /// Raw bytes it reaches.
     pub logical_bytes: u64,
-    /// Raw bytes that it brought first.
+    /// Raw bytes that it was the first to hold.
     pub new_bytes: u64,
 }
 
@@ -181,7 +181,7 @@ pub struct TagRow {
     pub digest: Digest,
     /// Milliseconds since 1970.
     pub updated_at: u64,
-    /// Whether it was put where an upstream has it, and nobody moved it here since.
+    /// Whether it was set to the upstream's target and was not moved here since.
     pub followed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What collections did, and why they ran.
+//! The list of runs of collection.
 
 use super::arguments::{cursor, one_more, paged};
 use super::sql::values;

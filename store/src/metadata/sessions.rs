@@ -47,7 +47,8 @@ pub(super) struct LivePush {
 }
 
 impl LivePush {
-    /// Whether less than half of the lease is left: a write on every look costs more than the look.
+    /// Whether less than half of the lease is left. A renewal in each request would cost more than
+    /// the request.
     pub(super) fn needs_renewal(&self, lease: Duration) -> bool {
         self.expires < self.now.saturating_add(millis(lease) / 2)
     }

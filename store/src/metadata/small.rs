@@ -18,16 +18,16 @@ use std::time::Duration;
 const FACTOR: u64 = 8;
 /// Tiers of small packs: the lightest has all below 1/1,024 of a full pack.
 const TIERS: u32 = 4;
-/// When two small packs are older than this, all are merged whatever their tiers: a store at rest
-/// has one.
+/// When two small packs are older than this, all are merged whatever their tiers, so that a store
+/// at rest has only one.
 const REST_MS: u64 = 24 * 3600 * 1000;
-/// Packs that are merged at a time, at most.
+/// Maximum number of packs in one merge.
 const MOST: usize = 4096;
 /// Bytes of a frame's entry in the index of its pack.
 const ENTRY: u64 = 8 + Header::len(Algorithm::Sha256) as u64;
 
 impl FullPack {
-    /// How much of a pack these live bytes and frames are, in bytes of a full one.
+    /// The weight of a pack: its live bytes and frames, as bytes of a full pack.
     fn weight(self, pack: &PackRow) -> u64 {
         let frames = pack.bytes.saturating_sub(pack.frame_bytes) / ENTRY;
         pack.live_bytes.max(frames.saturating_mul(self.bytes) / self.frames.max(1))
@@ -44,7 +44,7 @@ impl FullPack {
             .unwrap_or(TIERS - 1)
     }
 
-    /// How many of the lightest packs are merged, of these weights in ascending order.
+    /// How many of the lightest packs to merge, given the weights in ascending order.
     fn due(self, weights: impl Iterator<Item = u64>) -> usize {
         let (mut sum, mut due, mut tier, mut in_tier) = (0, 0, TIERS, 0);
         for (before, weight) in weights.enumerate() {
@@ -62,8 +62,8 @@ impl FullPack {
     }
 }
 
-/// Takes those that are merged next from small packs in order of their frame bytes; none if nothing
-/// is due.
+/// Takes the packs of the next merge out of `packs`, which are in order of their frame bytes; none
+/// if nothing is due.
 pub(crate) fn take(packs: &mut Vec<PackRow>, full: FullPack, now: u64) -> Vec<PackRow> {
     let mut taken: Vec<PackRow> = packs.drain(..packs.len().min(MOST)).collect();
     taken.sort_by_key(|pack| (full.weight(pack), pack.id));
@@ -79,8 +79,7 @@ pub(crate) fn take(packs: &mut Vec<PackRow>, full: FullPack, now: u64) -> Vec<Pa
     taken
 }
 
-/// Small packs. A pack in which something is damaged is left alone: that stays where it is until it
-/// is healed.
+/// Small packs. A pack with a damaged blob is left alone until the blob is healed.
 macro_rules! small {
     () => {
         concat!(

@@ -81,7 +81,8 @@ pub(super) async fn pin<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: 
     pin_row(tx, manifest, reason, pinned).await?.ok_or_else(|| unknown(repository, digest))
 }
 
-/// Whether anything pins it then; none if it is not there.
+/// Sets or clears a reason. Returns whether any reason is left; `None` if there is no such
+/// snapshot.
 pub(super) async fn pin_row<T: Tx>(tx: &mut T, manifest: i64, reason: Pin, pinned: bool) -> Outcome<Option<bool>> {
     let update = match pinned {
         true => "UPDATE manifests SET pinned = pinned | $1 WHERE id = $2 RETURNING pinned <> 0",

@@ -8,8 +8,8 @@ use std::borrow::Cow;
 /// A statement.
 ///
 /// It is written once, in PostgreSQL's dialect; `backends/sqlite/dialect.rs` says how SQLite reads
-/// it. A comment `/* … */` inside a statement is read by SQLite only. A statement with nothing in
-/// it is not run.
+/// it. A comment `/* … */` inside a statement is read by SQLite only. An empty statement is not
+/// run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sql {
     pub postgres: &'static str,

@@ -1,10 +1,10 @@
-//! What snapshots cost: which bytes each is the first to reach, and which only it holds.
+//! The costs of snapshots: the bytes that each is the first to reach, and those that only it holds.
 //!
 //! A transaction takes some snapshots, the oldest first, and the set of what was reached before. It
-//! reads nodes, and no rows of pages: a page has the length that its page chunk says. What deleting
-//! a snapshot frees is among what it is the first to reach, for nothing else reaches that. So
-//! references are asked about for those alone, by ranges of row ids: of the pages of a chunk that
-//! would go, the database returns those that something else lists as well.
+//! reads nodes, and no rows of pages: a page has the length that its page chunk says. A deletion of
+//! a snapshot can free only what the snapshot is the first to reach. So references are read for
+//! those objects alone, by ranges of row ids: of the pages of a chunk that would be freed, the
+//! database returns those that another node lists as well.
 
 mod loaded;
 
@@ -55,11 +55,11 @@ struct Walk {
     fresh: ObjectSet,
 }
 
-/// What is known of a snapshot before references of pages are.
+/// The costs of a snapshot without the references of pages.
 struct Walked {
     /// Bytes that it is the first to reach.
     new: u64,
-    /// Nodes that go with it.
+    /// Nodes that its deletion frees.
     freed: Vec<ObjectId>,
     /// Page chunks among them.
     chunks: Vec<Chunk>,
@@ -101,7 +101,7 @@ impl Walk {
         Walked { new, freed, chunks }
     }
 
-    /// The nodes whose last references go with a snapshot and its tags.
+    /// The nodes that a deletion of a snapshot and its tags frees.
     fn freed(&self, row: &SnapshotRow) -> Vec<ObjectId> {
         let mut taken: HashMap<ObjectId, u64> = HashMap::new();
         let (mut freed, mut next) = (Vec::new(), vec![(row.object, 1 + row.tags.len() as u64)]);
@@ -117,8 +117,7 @@ impl Walk {
         freed
     }
 
-    /// Bytes that go with a snapshot; `shared` has the references of pages of which there are
-    /// several.
+    /// Bytes that a deletion of a snapshot frees; `shared` has the pages with several references.
     fn exclusive(&self, walked: &Walked, shared: &HashMap<ObjectId, u64>) -> u64 {
         let freed = || walked.freed.iter().filter_map(|id| self.group.nodes.get(id));
         let mut bytes: u64 = freed().map(|node| node.size).sum();

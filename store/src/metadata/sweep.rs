@@ -1,9 +1,8 @@
-//! One set of collection: candidates, and the blobs that only the deleted nodes held.
+//! One set of collection: GC candidates, and the blobs that only the deleted nodes held.
 //!
-//! Candidates are looked at without a lock. Then every object that will change is locked with one
-//! statement, in id order. Pushes and commits lock in the same order, so no circle of waiting
-//! transactions can form. Nodes that become free below the deleted ones go into the queue for
-//! a later set.
+//! Candidates are read without a lock. Then every object that will change is locked with one
+//! statement, in id order. Pushes and commits lock in the same order, so they cannot deadlock.
+//! Nodes that become free below the deleted ones go into the queue for a later set.
 
 use super::leases::Leases;
 use super::queue::{Entry, due, unclaimed};
@@ -35,7 +34,7 @@ pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
         }
         Suspect::Pack(pack) => {
             let (found, whole) = sweep_pack(tx, first.id, pack, room).await?;
-            // The entry of a pack in which more may be found stays, and finds again what is put
+            // If a pack may have more such objects, its entry stays and finds again what is put
             // back now.
             sweep.found_again = !whole;
             (found, if whole { vec![first.id] } else { Vec::new() })
@@ -63,12 +62,12 @@ async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) ->
         let find = "SELECT lessee, MAX(keep_until) FROM objects WHERE pack = $1 AND refs = 0 AND id <> ALL($2) GROUP BY lessee";
         let rest: Vec<(i64, u64)> = tx.query(find, values![pack, &found]).await?;
         let leases = Leases::load(tx, rest.iter().map(|row| row.0).collect()).await?;
-        // What lost its lease since the first look is due now.
+        // Objects whose lease ended since the first look are due now.
         let again = |(lessee, until): (i64, u64)| leases.of(until, lessee).unwrap_or(Lease { until: now, session: None });
         let again: BTreeSet<Lease> = rest.into_iter().map(again).collect();
         for lease in again {
-            // One entry for each session: else every end of a session would double those of the
-            // others.
+            // One entry for each session. Otherwise every end of a session would double the entries
+            // of the others.
             let insert = "INSERT INTO suspects (due, pack, session) SELECT $1::bigint, $2::bigint, $3::bigint
                 WHERE NOT EXISTS (SELECT 1 FROM suspects WHERE session = $3::bigint AND pack = $2::bigint AND id <> $4::bigint)";
             tx.execute(insert, values![lease.until, pack, lease.session, entry]).await?;
@@ -81,7 +80,7 @@ async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) ->
 #[derive(Default)]
 struct Sweep {
     now: u64,
-    /// Whether the candidates are of deleted snapshots: what they leave to later sets is too.
+    /// Whether the candidates come from deleted snapshots. What they leave to later sets does too.
     released: bool,
     /// Objects for the queue, each with the lease at whose end it is due.
     queued: Vec<(ObjectId, Lease)>,
@@ -185,7 +184,7 @@ impl Sweep {
         for (id, bytes) in containers {
             if sum == 0 || sum < room {
                 taken.push(id);
-                // A child takes a byte at least: a bound that does not need the lists.
+                // Each child takes at least a byte in the list, so this bound needs no list.
                 sum += 1 + bytes;
             } else if !self.found_again {
                 self.queued.push((id, self.at_once()));
@@ -238,7 +237,7 @@ impl Sweep {
         let lower =
             "UPDATE objects AS o SET refs = o.refs - u.listed FROM unnest($1::bigint[], $2::bigint[]) AS u(id, listed) WHERE o.id = u.id";
         tx.execute_each(lower, vec![fewer.keys().copied().collect(), fewer.values().copied().collect()], &[]).await?;
-        // What listed them is gone, and they are locked.
+        // The node that listed them is deleted, and they are locked.
         self.delete(tx, "DELETE FROM objects WHERE id = ANY($1) RETURNING pack, frame_len", only_here).await
     }
 

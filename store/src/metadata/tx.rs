@@ -1,5 +1,5 @@
-//! The seam between the logic of transactions and the databases: [`Backend`] runs a transaction,
-//! [`Tx`] is what a transaction works with. A back end decides nothing about the tables.
+//! The interface between the logic of transactions and the databases: [`Backend`] runs a
+//! transaction, and [`Tx`] runs its statements. A back end decides nothing about the tables.
 
 use super::ObjectId;
 use super::sql::{Column, FromRow, Sql, Value};
@@ -14,18 +14,19 @@ pub(crate) type Outcome<T> = std::result::Result<T, Fail>;
 /// Why a transaction failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fail {
-    /// The logic refused.
+    /// The logic refused the change.
     #[error(transparent)]
     Store(#[from] Error),
-    /// Another transaction was faster: what was read no longer holds. It is run again.
+    /// Another transaction was faster, so what was read is out of date. The transaction is
+    /// repeated.
     #[error("another transaction came first")]
     Again,
     /// The database failed.
     #[error("{error}")]
     Database {
-        /// What the caller is told.
+        /// The error for the caller.
         error: Error,
-        /// Nothing is known about what the database did last.
+        /// The outcome of the last statement is not known.
         connection_lost: bool,
         /// The same transaction may succeed when it is run again.
         passing: bool,
@@ -44,7 +45,7 @@ impl Fail {
         Self::Store(Error::Internal(reason.into()))
     }
 
-    /// What the caller is told.
+    /// The error for the caller.
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Store(error) | Self::Database { error, .. } => error,
@@ -71,7 +72,7 @@ pub(crate) struct Mode {
     pub writes: bool,
     /// It stores something new: refused while the database's disk is nearly full.
     pub grows: bool,
-    /// It goes through whole tables: the usual limit of time does not hold.
+    /// It reads whole tables, so the usual timeout does not apply.
     pub long: bool,
 }
 
@@ -117,8 +118,8 @@ pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
 /// statement works on many rows: PostgreSQL gets each column as an array and runs it once, SQLite
 /// runs the prepared statement for each row. No row, no statement.
 pub(crate) trait Tx: Send {
-    /// Whether other transactions write at the same time. If not, locks and orders of locks are
-    /// moot.
+    /// Whether other transactions write at the same time. If not, locks and their order do not
+    /// matter.
     const CONCURRENT: bool;
     /// Objects that collection deletes in one transaction, about.
     const SWEEP: usize;
@@ -132,7 +133,7 @@ pub(crate) trait Tx: Send {
     /// Milliseconds since 1970: one moment for the whole transaction.
     fn now(&mut self) -> impl Future<Output = Outcome<u64>> + Send;
 
-    /// So many unused row ids of objects, ascending.
+    /// `count` unused row ids of objects, ascending.
     fn new_objects(&mut self, count: usize) -> impl Future<Output = Outcome<Vec<ObjectId>>> + Send;
 
     /// Runs a statement that returns rows. `writes` says whether these are rows that it wrote.

@@ -1,12 +1,12 @@
-//! What collection takes and gives.
+//! Arguments and results of collection.
 
 use super::{ObjectId, PackId};
 use pfr_schema::{Digest, RepositoryName};
 
-/// What one step of collection did.
+/// The counts of one step of collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Candidates taken from the queue.
+    /// GC candidates taken from the queue.
     pub examined: u64,
     /// Objects deleted that a deleted snapshot or tag held, directly or not.
     pub released: u64,
@@ -23,7 +23,7 @@ pub struct Collected {
     pub more: bool,
 }
 
-/// Packs whose bytes may go.
+/// Packs whose bytes may be deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retired {
     /// Packs that nothing points to.
@@ -74,7 +74,7 @@ pub struct Unfinished {
     pub until: u64,
 }
 
-/// Why a collection ran.
+/// The trigger of a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GcTrigger {
@@ -86,7 +86,7 @@ pub enum GcTrigger {
     Request,
 }
 
-/// Runs that are remembered: some six weeks of one an hour.
+/// Maximum number of runs in the list: about six weeks with one run in an hour.
 pub const GC_RUNS: usize = 1000;
 
 /// Why a snapshot is kept from eviction. Each reason is set and cleared by itself.

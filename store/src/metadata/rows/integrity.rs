@@ -6,7 +6,7 @@ use pfr_schema::{Digest, Kind, RepositoryName};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Health {
-    /// As far as is known.
+    /// No damage is known.
     Whole = 0,
     /// A node that reaches something damaged: it counts as missing until it and what is
     /// damaged are pushed again.
@@ -17,8 +17,8 @@ pub enum Health {
 }
 
 impl Health {
-    /// The worst that something wanted as `kind` may have: what is wanted as a blob is its bytes,
-    /// and not what they reach as a node.
+    /// The worst health with which an object can serve as `kind`: as a blob only its bytes count,
+    /// not what it reaches as a node.
     pub(crate) fn enough_for(kind: Kind) -> Self {
         if kind.is_container() { Self::Whole } else { Self::Incomplete }
     }

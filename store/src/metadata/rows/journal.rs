@@ -1,9 +1,9 @@
-//! The journal, and walks over all names.
+//! The journal, and walks over all tags and snapshots.
 
-/// A change of names that is in the tables and may not be in the journal yet.
+/// A change of tags or snapshots that is in the tables and may not be in the journal yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unjournaled {
-    /// Its number: the order in which names changed.
+    /// Its number, by which changes are ordered.
     pub seq: u64,
     /// The record.
     pub record: pfr_schema::journal::Record,

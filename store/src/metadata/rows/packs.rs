@@ -12,7 +12,7 @@ pub struct PackSizes {
     pub frame_bytes: u64,
 }
 
-/// What fills a pack: so many bytes, or so many frames.
+/// The limits of a full pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FullPack {
     /// Bytes.
@@ -28,7 +28,7 @@ pub enum PackState {
     Writing,
     /// Complete and indexed.
     Live,
-    /// Nothing points to it any more; its bytes go when the grace period has passed.
+    /// Emptied: nothing points to it any more. Its bytes are deleted after the grace period.
     Draining,
 }
 
@@ -68,7 +68,7 @@ pub struct Packed {
     pub offset: u64,
     /// Bytes of the whole frame.
     pub frame_len: u64,
-    /// What lies there may be known to be bad.
+    /// Its health.
     pub health: Health,
 }
 
@@ -77,7 +77,8 @@ pub struct Packed {
 pub struct Moved {
     /// The object.
     pub object: ObjectId,
-    /// Where it lay. If it lies elsewhere by now, or is gone, the copy is dead space.
+    /// The pack that it was copied from. If it is elsewhere by now, or deleted, the copy is dead
+    /// space.
     pub from: PackId,
     /// Byte offset of its header in the new pack.
     pub offset: u64,

@@ -1,4 +1,4 @@
-//! The prefix index: what a snapshot writes into it, and the way along which a request looks.
+//! The prefix index: the rows that a snapshot writes, and the positions that a search looks at.
 //!
 //! Every snapshot has a row at the positions of its chain of prefix keys that the digits of its
 //! length name, in blocks and base 16: one of 0x5a3 blocks at 0x500, 0x5a0 and 0x5a3. So a search

@@ -1,18 +1,18 @@
-//! What snapshots cost.
+//! The costs of snapshots.
 
 use super::SnapshotRow;
 
 /// Row ids of objects, compressed: an eighth of a byte for each where they lie close together.
 pub type ObjectSet = roaring::RoaringTreemap;
 
-/// What a snapshot costs.
+/// The costs of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// The snapshot.
     pub snapshot: SnapshotRow,
     /// Raw bytes that it is the first to reach.
     pub new: u64,
-    /// Raw bytes that go with it and its tags.
+    /// Raw bytes that a deletion of it and its tags would free.
     pub exclusive: u64,
 }
 

@@ -5,7 +5,7 @@ use crate::metadata::PackState;
 use proptest::prelude::*;
 
 const FULL: FullPack = FullPack { bytes: 64 << 20, frames: 32 << 10 };
-/// The most that tiers leave.
+/// The maximum number of packs that tiers leave.
 const LEFT: usize = (FACTOR as usize - 1) * TIERS as usize;
 
 fn pack(id: PackId, bytes: u64, frames: u64) -> PackRow {
@@ -22,7 +22,7 @@ fn pack(id: PackId, bytes: u64, frames: u64) -> PackRow {
     }
 }
 
-/// One pack of what lives in several.
+/// One pack with the live frames of several.
 fn merged(id: PackId, packs: &[PackRow]) -> PackRow {
     let frames = packs.iter().map(|pack| (pack.bytes - pack.frame_bytes) / ENTRY).sum();
     pack(id, packs.iter().map(|pack| pack.live_bytes).sum(), frames)
@@ -83,7 +83,7 @@ fn a_pack_that_is_full_of_tiny_frames_is_not_small() {
     assert!(!is_small(&merged(10, &taken)));
 }
 
-/// What a hundred thousand small pushes lead to.
+/// The result of a hundred thousand small pushes.
 struct Day {
     /// Packs at the end, and what they would be if each was full.
     packs: usize,

@@ -1,4 +1,4 @@
-//! Nodes of some snapshots, as far as nothing before reached them.
+//! The nodes of some snapshots that no earlier snapshot reached.
 
 use super::{columns, merged, ranges};
 use crate::metadata::children::unpack;
@@ -16,7 +16,7 @@ pub(super) struct Node {
     pub refs: u64,
     /// Bytes of each page, if it is a page chunk.
     pub each: Option<u64>,
-    /// What it lists that nothing before reached. Of a page chunk: not loaded at first.
+    /// Its children that no earlier snapshot reached. Those of a page chunk are loaded later.
     pub open: Vec<ObjectId>,
     /// Bytes of its packed list.
     bytes: u64,
@@ -42,8 +42,8 @@ pub(super) struct Group {
 type RawNode = (ObjectId, u64, u64, Option<u64>, u64, Option<Vec<u8>>);
 
 impl Group {
-    /// Loads what some manifests reach and `reached` lacks; returns of how many manifests: what is
-    /// in memory is bounded, and one is loaded in any case.
+    /// Loads what some manifests reach and `reached` lacks. Returns how many manifests it loaded:
+    /// at least one, and no more than memory is bounded to.
     pub(super) async fn load<T: Tx>(tx: &mut T, reached: &ObjectSet, manifests: &[ObjectId]) -> Outcome<(Self, usize)> {
         let mut group = Self::default();
         group.load_nodes(tx, reached, manifests.iter().copied().filter(|id| is_open(reached, *id)).collect()).await?;
@@ -134,7 +134,7 @@ fn is_open(reached: &ObjectSet, id: ObjectId) -> bool {
     !reached.contains(id.unsigned_abs())
 }
 
-/// What a packed list has that nothing before reached.
+/// The ids of a packed list that `reached` lacks.
 fn opened(reached: &ObjectSet, packed: &[u8]) -> Outcome<Vec<ObjectId>> {
     let mut ids = unpack(packed)?;
     ids.retain(|id| is_open(reached, *id));

@@ -1,4 +1,4 @@
-//! What a set leaves for later ones.
+//! Tests of what a set leaves in the queue.
 
 use super::*;
 use crate::Clock;
