@@ -1,5 +1,4 @@
-//! Background work: one trait for everything that is done again and again, and one [`Schedule`]
-//! that runs it.
+//! Background tasks: one trait for all work that is repeated, and one [`Schedule`] that runs it.
 //!
 //! ```text
 //! Schedule ─▶ lane: one task at a time, in the order given ─▶ paused? ─▶ Task::run(budget) ─▶ next run
@@ -22,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Work that is done again and again.
+/// Work that is repeated.
 #[async_trait]
 pub trait Task: Send + Sync + 'static {
     /// Its name, in lower case with hyphens: for operators, requests and metrics.
@@ -32,7 +31,7 @@ pub trait Task: Send + Sync + 'static {
     /// [`Schedule::wake`].
     fn interval(&self) -> Duration;
 
-    /// Which tasks it does not run beside.
+    /// The lane of the task: it does not run at the same time as others of the lane.
     fn lane(&self) -> Lane {
         Lane::Upkeep
     }
@@ -54,7 +53,7 @@ pub enum Lane {
     Scrub,
     /// Reading snapshots that an index lacks, which may take as long.
     Index,
-    /// Deleting what lies of deleted domains.
+    /// Deleting the tables and bytes of deleted domains.
     Domains,
 }
 
@@ -62,7 +61,7 @@ impl Lane {
     const ALL: [Self; 4] = [Self::Upkeep, Self::Scrub, Self::Index, Self::Domains];
 }
 
-/// How a run ended that did not fail.
+/// The end of a successful run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
     /// All was done.

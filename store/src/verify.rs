@@ -62,7 +62,7 @@ impl Whole {
     }
 }
 
-/// What comes out of [`verified_frames`].
+/// An item of [`verified_frames`].
 #[derive(Debug)]
 pub enum Incoming {
     /// A whole frame, verified.
@@ -79,7 +79,7 @@ pub enum Incoming {
     },
 }
 
-/// A blob's checksum and digest, in the making.
+/// The checksum and digest of a blob while it is read.
 pub(crate) struct Check {
     header: Header,
     position: u64,
@@ -157,13 +157,13 @@ where
     })
 }
 
-/// What a [`Verifier`] has, or wants.
+/// The next item of a [`Verifier`], or what it needs.
 pub(crate) enum Step {
     /// The next item of the stream.
     Item(Incoming),
     /// It needs bytes: [`Verifier::push`], or [`Verifier::end`].
     Input,
-    /// A large document begins, and it needs leave to hold it: [`Verifier::grant`].
+    /// A large document begins, and it needs a permit to hold it: [`Verifier::grant`].
     Large,
     /// The stream is complete.
     End,
@@ -175,12 +175,12 @@ enum Current {
     Pieces { check: Option<Box<Check>> },
 }
 
-/// Verifies frames whose bytes are pushed into it. It reads nothing and waits for nobody but its
-/// own hashing, so that its owner can decide when to read, and what to give back while it waits for
-/// a client.
+/// Verifies frames whose bytes are pushed into it. It reads nothing and waits only for its own
+/// hashing, so that its owner decides when to read, and what to release while it waits for a
+/// client.
 pub(crate) struct Verifier {
     parser: Parser,
-    /// A large document that begins when leave is granted.
+    /// A large document that begins when its permit is granted.
     asked: Option<Header>,
     current: Option<Current>,
     /// Payload bytes of the frame that is not complete yet.

@@ -1,4 +1,4 @@
-//! Places for downloads at full speed, and what a download holds.
+//! Places for downloads at full speed, and the memory that a download holds.
 
 use crate::error::Result;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Time for which a client may leave a piece lying before its download may lose its place.
+/// Time for which a client may leave a piece unread before its download may lose its place.
 const LINGER: Duration = Duration::from_millis(250);
 /// Time after which any download may lose its place to another.
 const SLICE: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ impl Outputs {
         Self { places: Arc::new(Semaphore::new(count.max(1))), holders: Mutex::default() }
     }
 
-    /// A place for `own`, from a download that does not need it if need be.
+    /// A place for `own`. If none is free, takes one from a download that does not need it.
     pub(super) fn take(&self, own: &Arc<Mutex<Hold>>) -> Option<OwnedSemaphorePermit> {
         let take = || Arc::clone(&self.places).try_acquire_owned().ok();
         let place = take().or_else(|| {
@@ -43,17 +43,17 @@ impl Outputs {
     }
 }
 
-/// Where in a download.
+/// A position in a download.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct At {
     pub extent: usize,
     pub offset: u64,
 }
 
-/// What one read brought.
+/// The pieces of one read.
 pub(super) type Pieces = Vec<(At, Bytes)>;
 
-/// What a download has in memory, apart from the piece that is on its way to the client.
+/// The memory of a download, apart from the piece that is being sent to the client.
 #[derive(Debug)]
 pub(super) struct Hold {
     pub place: Option<OwnedSemaphorePermit>,
@@ -63,7 +63,7 @@ pub(super) struct Hold {
     pub handed: Option<Instant>,
     pub ready: VecDeque<(At, Bytes)>,
     pub reading: VecDeque<(At, JoinHandle<Result<Pieces>>)>,
-    /// What is read next.
+    /// The position of the next read.
     pub next: At,
 }
 

@@ -1,4 +1,4 @@
-//! Where frames lie, for readers that can reach the packs themselves.
+//! Locations of frames, for readers that can reach the packs themselves.
 
 use crate::Store;
 use crate::boxed;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::packs::{Extent, locate, path, plan};
 use pfr_schema::Digest;
 
-/// Frames that lie back to back in one object.
+/// Consecutive frames in one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackRange {
     /// Path of the object in the store's object store.
@@ -20,9 +20,9 @@ pub struct PackRange {
 }
 
 impl Store {
-    /// Where the frames of `digests` lie, in that order: for readers that fetch them from the packs
-    /// themselves. What is there stays there for a grace period after it is collected or moved, and
-    /// is not read here: the reader verifies.
+    /// Locations of the frames of `digests`, in that order, for readers that fetch them from the
+    /// packs themselves. The bytes stay there for a grace period after they are collected or moved.
+    /// They are not read here, so the reader verifies them.
     ///
     /// # Errors
     /// [`Error::BlobUnknown`], [`Error::Corrupt`] for what is quarantined.

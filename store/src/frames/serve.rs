@@ -1,10 +1,10 @@
-//! Giving out frames to clients that may be slow.
+//! Downloads of frames by clients that may be slow.
 //!
 //! Every download is handed out in pieces of [`PIECE`] bytes. One at full speed has a place among
 //! [`crate::Options::outputs`] and is read ahead by some MiB. One without a place is read piece by
-//! piece, as its client takes them: it needs no memory while the client is slow, and waits for
-//! nobody. A download that could use a place takes it from one whose client does not take what was
-//! read.
+//! piece, as its client takes them: it needs no memory while the client is slow, and never waits
+//! for a place. A download that could use a place takes it from one whose client does not take what
+//! was read.
 
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};

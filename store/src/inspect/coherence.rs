@@ -1,5 +1,5 @@
-//! Whether the documents of a manifest say the same: looked at before a commit, so that no name
-//! ever points at a contradiction.
+//! Checks before a commit that the documents of a manifest agree, so that no tag ever points at a
+//! contradiction.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 impl Store {
-    /// The configuration of a snapshot whose parts agree on one boundary of one prefix; none for
-    /// another manifest. Costs a read of each checkpoint's document, not of its payloads.
+    /// The configuration of a snapshot whose parts agree on one token position of one prefix;
+    /// `None` for a manifest that is not a snapshot. Costs a read of each checkpoint's document,
+    /// not of its payloads.
     pub(crate) async fn coherent_config(&self, manifest: &Manifest) -> Result<Option<SnapshotConfig>> {
         if !manifest.is_snapshot() {
             return Ok(None);

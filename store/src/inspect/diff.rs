@@ -1,4 +1,4 @@
-//! What differs between two snapshots.
+//! The differences between two snapshots.
 
 use crate::Store;
 use crate::boxed;
@@ -11,8 +11,8 @@ use pfr_schema::{Digest, Kind, api, media_type};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 impl Store {
-    /// What differs between two snapshots. Page lists are compared through their runs: only runs
-    /// that differ are read.
+    /// The differences between two snapshots. Page lists are compared by their page chunks: only
+    /// chunks that differ are read.
     ///
     /// # Errors
     /// [`crate::Error::BlobUnknown`], [`crate::Error::Corrupt`].

@@ -1,9 +1,9 @@
-//! Is there a snapshot that given tokens can be resumed from? The two-key rule.
+//! Finds a snapshot from which given tokens can be resumed, by the two-key rule.
 //!
 //! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens
 //! equals the snapshot's; and the *state key*, the snapshot's checkpoints carry that same key. A
-//! snapshot is legal at its own boundary and nowhere else: recurrent state cannot be cut back, and
-//! what a shorter prefix would need is not in it.
+//! snapshot can be used only at its own token position: recurrent state cannot be reduced to a
+//! shorter prefix.
 //!
 //! The prefix index finds snapshots whose page key holds, the longest first. Snapshots that it
 //! finds nearby, and the newest, say why they do not fit.
@@ -24,13 +24,13 @@ use std::sync::Arc;
 
 /// Why a snapshot is refused in which something is quarantined.
 const DAMAGED: &str = "it is damaged";
-/// Snapshots of the index that are looked at in vain until there is no match.
+/// Snapshots from the index that are checked in vain before the answer is that there is no match.
 const LOOKS: usize = 256;
-/// Newest snapshots that are looked at besides.
+/// Newest snapshots that are checked besides.
 const NEWEST: usize = 8;
-/// Refusals told.
+/// Maximum number of refusals in an answer.
 const REJECTED: usize = 8;
-/// Bytes of token lists that are read to say how far snapshots agree that do not match.
+/// Maximum bytes of token lists that are read to find how many tokens of a refused snapshot agree.
 const LISTS: u64 = 4 << 20;
 
 /// A snapshot that says which prefix it is of.
@@ -42,10 +42,10 @@ struct Candidate {
     key: Key,
 }
 
-/// What became of a look at a candidate.
+/// The result of checking a candidate.
 enum Verdict {
     Fits,
-    /// Another identity: no token of it says anything.
+    /// Another identity, so its tokens do not matter.
     Foreign(String),
     /// The same identity, other tokens or not enough of them.
     Tokens,
@@ -53,7 +53,7 @@ enum Verdict {
     State(String),
 }
 
-/// A request, and what is found out for it.
+/// A request, and the state of its search.
 struct Matching<'a> {
     store: &'a Store,
     request: &'a api::MatchRequest,
@@ -104,7 +104,7 @@ impl Store {
         Ok(matching.answer())
     }
 
-    /// Snapshots by what they say about their prefix, those of most tokens first; what says nothing
+    /// Snapshots as candidates, those with the most tokens first. A snapshot without a prefix key
     /// is refused.
     async fn candidates(&self, digests: Vec<Digest>, rejected: &mut Vec<api::MatchRejected>) -> Result<Vec<Candidate>> {
         let mut loads =
@@ -138,7 +138,7 @@ impl Store {
 }
 
 impl Matching<'_> {
-    /// Looks at candidates, the longest first, until one fits that is longer than the match so far.
+    /// Checks candidates, the longest first, until one fits that is longer than the match so far.
     async fn look(&mut self, candidates: Vec<Candidate>) -> Result<()> {
         for candidate in candidates {
             if self.found.as_ref().is_some_and(|found| found.key.tokens >= candidate.key.tokens) {
@@ -184,7 +184,7 @@ impl Matching<'_> {
             return foreign("deployment fingerprint", theirs, request.fingerprint.to_string());
         }
         if key.salt != request.salt {
-            // A salt separates tenants: it is not told.
+            // A salt separates tenants, so the answer does not contain it.
             return Ok(Verdict::Foreign("another salt".into()));
         }
         if key.adapter != request.adapter {

@@ -1,4 +1,4 @@
-//! Looking into snapshots: details, lineage, differences, statistics, matching, proof.
+//! Reads about snapshots: details, lineage, differences, statistics, matching, verification.
 
 mod coherence;
 mod diff;

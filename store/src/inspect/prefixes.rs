@@ -1,4 +1,4 @@
-//! What goes into the prefix index: at a commit, and for snapshots that are not in it yet.
+//! Writes the prefix index: at a commit, and for snapshots that are not in it yet.
 
 use crate::Store;
 use crate::boxed;
@@ -35,7 +35,7 @@ impl Store {
         };
         let bytes = match list {
             Some(list) => match self.read(&list.digest).await {
-                // What cannot be read is as good as not there: the snapshot is found by its length.
+                // If the list cannot be read, the snapshot is found by its length.
                 Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => None,
                 read => Some(read?),
             },
@@ -70,7 +70,7 @@ impl Store {
             for (id, digest) in found {
                 match self.marks_of(&digest).await {
                     Ok(of_it) => marks.push((id, of_it)),
-                    // It says nothing that could match.
+                    // It has no prefix key that could match.
                     Err(Error::Format(_)) => marks.push((id, Vec::new())),
                     // Deleted since it was listed.
                     Err(Error::BlobUnknown { .. }) => {}
@@ -97,7 +97,7 @@ impl Store {
 pub struct PrefixIndexTask {
     /// The store.
     pub store: Store,
-    /// Time between two looks.
+    /// Time between two runs.
     pub interval: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Statistics: what snapshots reach, share and cost.
+//! Statistics: the bytes that snapshots reach, share and cost.
 
 use crate::Store;
 use crate::boxed;

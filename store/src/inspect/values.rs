@@ -1,4 +1,4 @@
-//! Value hashes of checkpoint tensors, recomputed while their payloads pass by.
+//! Value hashes of checkpoint tensors, recomputed while their payloads are read.
 //!
 //! A payload whose elements lie in order is hashed piece by piece in constant memory, whatever its
 //! size. Another has at most [`pfr_schema::checkpoint::GATHER_BYTES`], as the format has it, and is
@@ -17,10 +17,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Values may have this many times the bytes of their payloads…
 const TIMES: u64 = 16;
-/// …and this many bytes more. Honest tensors have 8 times at most: an `f64` that is stored in one
+/// …and this many bytes more. Real tensors have at most 8 times: an `f64` that is stored in one
 /// byte.
 const BESIDES: u64 = 64 << 20;
-/// Bytes hashed between two looks at whether the caller is still there.
+/// Bytes hashed between two checks whether the caller is still there.
 const STEP: usize = 1 << 20;
 
 /// Work on blocking threads for one caller. It ends soon after the caller has left, and keeps the
@@ -44,7 +44,7 @@ impl Work {
         !self.0.left.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` off the async threads. It holds on to the place, whatever becomes of the caller.
+    /// Runs `work` off the async threads. It keeps the place even after the caller has left.
     async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> Result<T> + Send + 'static) -> Result<T> {
         let this = self.clone();
         tokio::task::spawn_blocking(move || work(&this)).await.map_err(|e| Error::Internal(e.to_string()))?
@@ -60,7 +60,7 @@ impl Drop for Caller {
     }
 }
 
-/// Nobody reads it: the caller has left.
+/// The caller has left, so no one reads this error.
 fn stopped() -> Error {
     Error::Internal("a verification was stopped".into())
 }
@@ -89,7 +89,7 @@ impl Values {
     pub(super) fn add(&mut self, checkpoint: Digest, parsed: Checkpoint) -> Result<()> {
         for tensor in parsed.tensors {
             if tensor.layout.is_opaque() {
-                // Its payload is verified as every blob is, and there is nothing else to it.
+                // Its payload is verified like every blob, and it has no other value.
                 self.attested += 1;
                 continue;
             }
@@ -104,7 +104,7 @@ impl Values {
         if self.values > limit { Err(Error::Unprovable { checkpoint, values: self.values, limit }) } else { Ok(()) }
     }
 
-    /// Checks what lies in a payload that was read whole.
+    /// Checks the tensors of a payload that is in memory as a whole.
     pub(super) async fn check(&mut self, payload: &Digest, raw: impl FnOnce() -> Result<Bytes>) -> Result<()> {
         let Some(tensors) = self.by_payload.get(payload).cloned() else { return Ok(()) };
         self.computed += tensors.len() as u64;
@@ -112,7 +112,7 @@ impl Values {
         self.work.run(move |work| tensors.iter().try_for_each(|(checkpoint, tensor)| check(work, checkpoint, tensor, &raw))).await
     }
 
-    /// Begins to check what lies in a payload that comes in pieces; none if nothing does.
+    /// Begins to check the tensors of a payload that comes in pieces; `None` if it has none.
     pub(super) async fn begin(&self, header: &Header, gathering: &Arc<Semaphore>) -> Result<Option<Box<Passing>>> {
         let Some(tensors) = self.by_payload.get(&header.digest).cloned() else { return Ok(None) };
         let hashers = tensors
@@ -129,7 +129,7 @@ impl Values {
     }
 }
 
-/// A payload on its way.
+/// A payload that is being read.
 pub(super) struct Passing {
     work: Work,
     tensors: Arc<Vec<(Digest, Tensor)>>,
@@ -165,7 +165,7 @@ impl Passing {
         .await
     }
 
-    /// The payload has passed: how many values were computed.
+    /// Ends the payload. Returns how many values were computed.
     pub(super) async fn finish(self: Box<Self>) -> Result<u64> {
         let work = self.work.clone();
         work.run(move |work| {

@@ -27,14 +27,14 @@ pub struct VerifyProgress {
 }
 
 impl Store {
-    /// Proves a manifest whole: reads and hashes every blob it reaches, follows the references in
+    /// Verifies a manifest: reads and hashes every blob that it reaches, follows the references in
     /// the bytes, not only in metadata, and computes the value hash of every checkpoint tensor
     /// whose layout is not opaque.
     ///
     /// # Errors
     /// [`Error::Corrupt`] naming the first blob that is not what its name says;
-    /// [`Error::WrongValue`] naming the tensor whose value is not what its checkpoint says. A blob
-    /// that is damaged where it lies is quarantined, and one that is not after all no longer.
+    /// [`Error::WrongValue`] naming the tensor whose value is not what its checkpoint says. A
+    /// damaged blob is quarantined, and a blob in quarantine that is good is released.
     ///
     /// [`Error::Unprovable`] for checkpoints whose values have much more bytes than their payloads:
     /// they are not computed. A caller that leaves stops the work within a MiB of hashing.
@@ -58,8 +58,8 @@ impl Store {
         let caller = Caller(Work::new(place));
         let verified = self.prove(manifest, &caller.0, progress).await;
         if let Err(Error::Corrupt { digest, .. }) = &verified {
-            // Only what is seen to be bad a second time: a bad reference or a passing fault of the
-            // storage is no damage to the blob.
+            // Quarantine only a blob that is bad a second time: a bad reference or a passing fault
+            // of the storage does not damage it.
             match self.examine(digest).await {
                 Ok(Some(damage)) => tracing::error!(%digest, reason = damage.reason, "a stored blob is damaged"),
                 Ok(None) => {}
@@ -82,7 +82,7 @@ impl Store {
         Ok(api::Verified { digest: *manifest, blobs: done.blobs, bytes: done.bytes, values_computed, values_attested })
     }
 
-    /// Looks again at what is in quarantine: what is good where it lies is let go.
+    /// Reads blobs in quarantine again, and releases those that are good.
     async fn look_again(&self, rows: &[ObjectRow]) -> Result<()> {
         let mut looked = false;
         for batch in rows.chunks(ROWS) {

@@ -1,13 +1,14 @@
-//! Keeping the journal short: summaries, and the deletion of what they make superfluous.
+//! Keeps the journal short: writes summaries, and deletes the objects that they make superfluous.
 //!
-//! A summary at number L is a walk over all names that began at L. Names may change during the
-//! walk: a page may have changes after L or not. They are all in the journal before the last part
-//! of the summary is, so replaying what came after L over it comes to what it should. Until that
-//! last part is durable the summary before counts; rows of all parts are then written together.
-//! What a killed process leaves of one is known by its name.
+//! A summary at number L is a walk over all tags and snapshots that began at L. They may change
+//! during the walk, so a page may have changes after L. The journal has all these changes before
+//! the last part of the summary is durable, so a replay of the changes after L over the summary
+//! gives the right state. Until that last part is durable, the previous summary counts; the rows of
+//! all parts are then written together.
 //!
-//! What the newest summary does not need may go, and nothing else, so any number of processes may
-//! do all of it at once.
+//! The keys of a summary's parts identify the remains of a killed process. Only objects that the
+//! newest summary does not need are deleted, so any number of processes may do this at the same
+//! time.
 
 use super::{Store, row_of};
 use crate::boxed;
@@ -19,7 +20,7 @@ use object_store::path::Path;
 use pfr_schema::journal::{Journal, Key, Numbered, Part, Record};
 use std::collections::HashSet;
 
-/// Objects below which a summary is not worth its while.
+/// Minimum number of objects for which a summary is written.
 const FEW: usize = 256;
 /// Bytes of a part. Making one takes some times as much memory.
 const PART: u64 = 16 << 20;
@@ -31,16 +32,16 @@ const BATCH: usize = 1000;
 const AT_ONCE: usize = 16;
 
 impl Store {
-    /// Writes a summary if there are so many objects that it pays; returns whether it did. What it
-    /// makes superfluous is for [`Self::trim_journal`] to delete.
+    /// Writes a summary if there are enough objects, and returns whether it did.
+    /// [`Self::trim_journal`] deletes what it makes superfluous.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`]: the summary before still counts.
     #[boxed]
     pub async fn summarize_journal(&self) -> Result<bool> {
         let state = self.metadata.journal_state(FEW + 1).await?;
-        // A summary costs as much as there are names: it is paid for by the changes since the last
-        // one.
+        // A summary costs as much as there are tags and snapshots, so it is written only after
+        // about as many changes.
         let changes = state.last.saturating_sub(state.summary);
         if state.objects <= FEW as u64 || changes <= state.names / 4 {
             return Ok(false);
@@ -63,7 +64,7 @@ impl Store {
             }
             next = after;
         }
-        // Pages may have changes that nobody has written yet.
+        // Pages may have changes that are not in the journal yet.
         self.flush_journal().await?;
         parts.write(true).await?;
         self.metadata.journaled(parts.rows).await

@@ -1,4 +1,4 @@
-//! The file system of a directory: what is free there, and how much of it stays free.
+//! The file system of a directory: its free space, and how much of that stays free.
 
 use crate::error::{Error, Result};
 use std::os::unix::fs::MetadataExt as _;
@@ -13,22 +13,22 @@ const FLOOR: u64 = 64 << 20;
 const FILES: u64 = 64;
 
 /// Whether this process is the superuser of the machine, and not only of a namespace: ext4 keeps a
-/// twentieth of its blocks for that one. What it cuts from a full disk's reserve comes back to
-/// these blocks, and nobody else would see it.
+/// twentieth of its blocks for that one. Space that it releases from the reserve of a full disk
+/// goes to these blocks, where other users could not use it.
 static SUPERUSER: LazyLock<bool> = LazyLock::new(|| {
     let root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     let mapped = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     root && mapped.lines().any(|line| line.split_whitespace().take(2).eq(["0", "0"]))
 });
 
-/// Blocks that the superuser may take. Those that ext4 keeps for itself are free and nobody's: a
-/// fiftieth, at most 4,096; of `f_blocks`, which leaves out tables and journal, a fortieth is as
-/// much.
+/// Blocks that the superuser may take. Those that ext4 keeps for itself are free, but no user may
+/// take them: a fiftieth, at most 4,096; of `f_blocks`, which leaves out tables and journal, a
+/// fortieth is as much.
 fn of_superuser(stat: &rustix::fs::StatVfs) -> u64 {
     if *SUPERUSER { stat.f_bfree.saturating_sub((stat.f_blocks / 40).min(4096)) } else { 0 }
 }
 
-/// What a file system has.
+/// The space of a file system.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Space {
     /// Bytes in all.
@@ -44,11 +44,11 @@ pub(super) struct Space {
 pub(crate) struct Disk {
     dir: PathBuf,
     floor: Option<u64>,
-    /// Bytes that are on their way to the disk.
+    /// Bytes that are being written.
     coming: Arc<AtomicU64>,
 }
 
-/// Bytes on their way to the disk, until it is dropped.
+/// Counts bytes that are being written, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Coming {
     all: Arc<AtomicU64>,
@@ -66,7 +66,7 @@ impl Disk {
         Self { dir: dir.to_owned(), floor, coming: Arc::default() }
     }
 
-    /// What its file system has; nothing is limited where that cannot be told.
+    /// The space of its file system; `None`, and no limit, if that is not known.
     pub(super) fn space(&self) -> Option<Space> {
         match rustix::fs::statvfs(&self.dir) {
             // Some file systems do not say how large they are.
@@ -142,7 +142,7 @@ mod tests {
     fn bytes_on_their_way_count_until_they_are_written() {
         let dir = tempfile::tempdir().expect("a directory");
         let available = Disk::new(dir.path(), None).space().expect("it is known").available;
-        // Others write to this file system too: a margin that they do not use up.
+        // Other programs write to this file system too, so leave a margin.
         let disk = Disk::new(dir.path(), Some(available / 2));
         let coming = disk.take(available / 3).expect("above the floor");
         assert!(matches!(disk.take(available / 3), Err(Error::Full(_))), "together they are below it");

@@ -1,5 +1,5 @@
-//! A file that holds space for later. Its blocks are allocated: cutting it gives them to the file
-//! system.
+//! A file that holds space for later. Its blocks are allocated: truncating it gives them back to
+//! the file system.
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a reserve beside a small database.
 pub(super) const MIN: u64 = 1 << 20;
-/// Most bytes of a reserve: what may wait for a WAL checkpoint, so that one is always possible.
+/// Maximum bytes of a reserve: as many as may wait for a WAL checkpoint, so that one is always
+/// possible.
 pub(super) const MAX: u64 = 16 << 20;
-/// What a reserve has on the smallest disks.
+/// Bytes of a reserve on the smallest disks.
 const LEAST: u64 = 512 << 10;
-/// Part of the file system that it takes at most.
+/// It takes at most one part in this many of the file system.
 const PART: u64 = 16;
-/// What is worth allocating.
+/// The smallest number of bytes to allocate.
 const PIECE: u64 = 64 << 10;
 
 /// The largest reserve on a file system of `total` bytes.
