@@ -161,10 +161,10 @@ pub enum SettingsError {
          which need none"
     )]
     NoData,
-    /// Not a database that is known.
+    /// Not a PostgreSQL URL.
     #[error("the database is not a PostgreSQL URL: expected postgres://USER:PASSWORD@HOST/DATABASE")]
     Database,
-    /// Redirects to nowhere.
+    /// Redirects without a bucket.
     #[error("redirect-downloads needs a bucket as --storage; clients cannot be sent to a directory")]
     NothingToRedirectTo,
     /// URLs that would outlive what they point to.
@@ -172,7 +172,7 @@ pub enum SettingsError {
         "redirect-seconds must be less than gc-grace-seconds: a client must not be sent to bytes that are gone by the time it reads them"
     )]
     RedirectsOutliveTheirBytes,
-    /// A limit of nothing.
+    /// A limit of 0.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]
     Zero(&'static str),
     /// An address that other machines can reach.
@@ -240,7 +240,7 @@ impl Config {
         Ok(())
     }
 
-    /// The store's part.
+    /// The settings of the store.
     #[must_use]
     pub fn store_options(&self) -> pfr_store::Options {
         pfr_store::Options {

@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How often the catalogue is read for domains that other processes made or deleted.
 const FOLLOW: Duration = Duration::from_secs(2);
-/// The task that deletes what lies of deleted domains.
+/// The task that deletes the tables and bytes of deleted domains.
 pub(crate) const REMOVAL: &str = "domain-removal";
 
 /// A domain that is served.
@@ -80,7 +80,7 @@ impl Domains {
         Self(Arc::new(Inner { catalogue, default, others, limits, config: config.clone(), stopping }))
     }
 
-    /// Which domains there are.
+    /// The catalogue of domains.
     pub(crate) fn catalogue(&self) -> &pfr_store::Domains {
         &self.0.catalogue
     }

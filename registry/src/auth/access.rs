@@ -1,4 +1,4 @@
-//! The extractor, and the proof that a handler has it.
+//! The extractor of a handler's access, and the check that each handler has one.
 
 use super::action::{Action, Permission, Push};
 use super::{Question, decide};
@@ -16,8 +16,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Proof that the caller may do `A` to a scope: a repository, or [`AllRepositories`] of a domain. A
-/// handler has the repository's name and the domain's store from here only, so it cannot act on one
-/// that was not asked about.
+/// handler has the repository's name and the domain's store from here only, so it cannot act on
+/// another one.
 pub(crate) struct Access<A, S = RepositoryName> {
     /// What the caller may act on.
     pub(crate) to: S,

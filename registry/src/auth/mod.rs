@@ -27,7 +27,7 @@ pub(crate) struct Question<'a> {
     pub(crate) repository: Option<&'a RepositoryName>,
 }
 
-/// Grants or refuses an access. Without tokens everybody may do everything.
+/// Grants or refuses an access. Without tokens every access is granted.
 ///
 /// # Errors
 /// None today. Later `unauthorized` for a caller without a valid token, and `denied` for a token

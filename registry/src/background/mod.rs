@@ -15,18 +15,19 @@ use std::time::Duration;
 use tasks::{CollectionTask, DomainRemovalTask, ScrubTask};
 use tokio::sync::Semaphore;
 
-/// Time between two looks for snapshots that `match` does not know yet: one small query.
+/// Time between two searches for snapshots that are not in the prefix index yet. Each is one small
+/// query.
 const PREFIX_INDEX: Duration = Duration::from_secs(300);
 
 /// Scheduled collections at once, in all domains together.
 const COLLECTIONS: usize = 2;
 
-/// Time between two looks for deleted domains, at most.
+/// Maximum time between two searches for deleted domains.
 const REMOVALS: Duration = Duration::from_secs(60);
 
 /// What the tasks of all domains share.
 pub(crate) struct Limits {
-    /// One scrub runs at a time, asked for or not.
+    /// One scrub runs at a time, on request or by schedule.
     pub(crate) scrubs: Arc<Semaphore>,
     /// Places for collections that the schedules run.
     collections: Arc<Semaphore>,
@@ -38,9 +39,8 @@ impl Default for Limits {
     }
 }
 
-/// The background tasks of a domain; the default one also `removes` what lies of deleted domains.
-/// Those of one lane run in this order: collection empties the packs that compaction then need not
-/// copy.
+/// The background tasks of a domain; the default one also `removes` deleted domains. Those of one
+/// lane run in this order: collection empties the packs that compaction then need not copy.
 pub(crate) fn schedule(store: &Store, collector: &Collector, limits: &Limits, config: &Config, removes: Option<Domains>) -> Schedule {
     let interval = Duration::from_secs(config.gc_interval_seconds);
     let collection = |name, part| -> Arc<dyn Task> {

@@ -39,10 +39,11 @@ impl Task for CollectionTask {
     }
 }
 
-/// Deletes what lies of deleted domains.
+/// Deletes the tables and bytes of deleted domains.
 pub(super) struct DomainRemovalTask {
     pub(super) domains: Domains,
-    /// Time between two looks for deleted domains. A deletion by this process is begun at once.
+    /// Time between two searches for deleted domains. This process begins its own deletions at
+    /// once.
     pub(super) interval: Duration,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct ScrubTask {
     pub(super) store: Store,
     pub(super) interval: Duration,
     pub(super) options: ScrubOptions,
-    /// One scrub runs at a time, asked for or not.
+    /// One scrub runs at a time, on request or by schedule.
     pub(super) place: Arc<Semaphore>,
 }
 

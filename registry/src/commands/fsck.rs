@@ -1,4 +1,4 @@
-//! `pf-registry fsck`.
+//! `pf-registry fsck`: compares the tables with what the stored nodes say.
 
 use super::Settings;
 use super::tool::{Which, lines, on_store, print};

@@ -1,4 +1,4 @@
-//! `pf-registry gc`.
+//! `pf-registry gc`: collects garbage once.
 
 use super::Settings;
 use super::tool::{Which, on_store, print};

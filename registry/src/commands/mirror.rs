@@ -1,4 +1,4 @@
-//! `pf-registry mirror`.
+//! `pf-registry mirror`: copies snapshots and tags between registries.
 
 use super::Settings;
 use super::tool::json_line;

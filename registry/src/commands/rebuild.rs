@@ -1,4 +1,4 @@
-//! `pf-registry rebuild`.
+//! `pf-registry rebuild`: builds a new database from packs and journal.
 
 use super::Settings;
 use super::tool::{Which, lines, on_domains, print};

@@ -1,4 +1,4 @@
-//! `pf-registry serve`.
+//! `pf-registry serve`: serves a store over HTTP.
 
 use crate::config::Config;
 use crate::{Error, Server};

@@ -1,4 +1,4 @@
-//! `If-Match` and `If-None-Match` on tags: another spelling of `if_tag_is`.
+//! `If-Match` and `If-None-Match` on tags, which mean the same as `if_tag_is`.
 
 use crate::problem::ApiError;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};

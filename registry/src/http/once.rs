@@ -1,4 +1,5 @@
-//! `Idempotency-Key`: a change of names happens once, however often the client repeats the request.
+//! `Idempotency-Key`: a change of tags or snapshots takes place once, however often the client
+//! repeats the request.
 
 use crate::problem::ApiError;
 use axum::http::{HeaderMap, HeaderName};

@@ -1,4 +1,4 @@
-//! The names that one site of a mirror has in a repository.
+//! The snapshots and tags that one site of a mirror has in a repository.
 
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Digest, Tag};

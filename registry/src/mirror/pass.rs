@@ -1,4 +1,4 @@
-//! One pass: make the target hold what the source holds.
+//! One pass: copies to the target what it lacks of the source.
 
 use super::Error;
 use super::names::Names;
