@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Outcome:
-    """One line of the table: what was claimed, whether it holds, what was seen."""
+    """One line of the table: the claim, whether it holds, and what was measured."""
 
     claim: str
     holds: bool

@@ -19,7 +19,7 @@ sys.path[:0] = [str(root) for root in ROOTS]
 from pf_connector.agent import Refused, request  # noqa: E402
 
 PATIENCE = 300.0
-"""Seconds that anything may take: engines start slowly on two cores."""
+"""Timeout of every wait, in seconds: engines start slowly on two cores."""
 
 
 class Stopped(Exception):
@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 def wait_for(what: str, look: Callable[[], Any], alive: Callable[[], None] = lambda: None) -> Any:
-    """What `look` finds, as soon as it finds something."""
+    """Calls `look` until it returns something, and returns that."""
     end = time.monotonic() + PATIENCE
     while not (found := look()):
         alive()
@@ -107,7 +107,7 @@ class Host:
         return json.loads(done.stdout)
 
     def engine(self, name: str) -> dict[str, Any] | None:
-        """What the agent says of an engine."""
+        """The agent's description of an engine."""
         return next((e for e in self.pf("engines")["engines"] if e["engine"] == name), None)
 
     def wait_ready(self, name: str, engine: Child, also: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Host:
         return wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
 
     def refusal(self, name: str, reference: str) -> Refused | None:
-        """How the agent refuses to restore this; none if it does not."""
+        """The agent's refusal to restore this; `None` if it restores it."""
         try:
             request(str(self.control), "POST", f"/v1/engines/{name}/restores", {"reference": reference}, timeout=PATIENCE)
         except Refused as refused:
@@ -157,23 +157,23 @@ class Engine(Child):
         self._events = os.fdopen(read)
 
     def send(self, **work: Any) -> None:
-        """Asks for work."""
+        """Sends a request."""
         self.process.stdin.write(json.dumps(work) + "\n")
         self.process.stdin.flush()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Events as they come."""
+        """Yields events as they arrive."""
         for line in self._events:
             yield json.loads(line)
         self.process.wait()
         raise Stopped(f"{self.name} ended with {self.process.returncode}:\n{self.tail()}")
 
     def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-        """The next such event."""
+        """Waits for the next event of this kind."""
         return next(e for e in self.events() if e["event"] == event and where(e))
 
     def stop(self) -> None:
-        """Closes standard input and waits; ends it the hard way if it stays."""
+        """Closes standard input and waits; kills the process if it does not end."""
         self.process.stdin.close()
         try:
             self.process.wait(60)
@@ -188,12 +188,12 @@ def _env(folder: Path) -> dict[str, str]:
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder."""
+    """Makes or empties a folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def note(text: str) -> None:
-    """Progress, for people."""
+    """Prints progress."""
     print(text, file=sys.stderr, flush=True)

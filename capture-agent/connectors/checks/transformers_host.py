@@ -27,7 +27,7 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_
 
 
 def model(family: str) -> Any:
-    """A model of a family, its weights the same in every process."""
+    """A model of a family, with the same weights in every process."""
     import transformers as t
 
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def model(family: str) -> Any:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the host with the arguments of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--family", required=True)
     parser.add_argument("--engine", required=True)

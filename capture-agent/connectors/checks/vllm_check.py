@@ -69,8 +69,7 @@ def _capture(
         engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
         report = _snapshot_in_block(host, engine, f"{reference}:mid", 32 if kind == "dense" else 384)
         if kind == "hybrid":
-            # The same engine once more, seen through a connector that does not know of recurrent
-            # state.
+            # The same engine again, with a connector that leaves out recurrent state.
             proxy.omit = "recurrent"
             proxy.cut()
             host.wait_ready(ENGINE, engine, lambda info: not any(g.startswith("recurrent") for g in info["groups"]))

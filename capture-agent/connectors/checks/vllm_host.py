@@ -16,7 +16,7 @@ EVENTS = -1
 
 
 def say(**event: Any) -> None:
-    """One event. Standard output belongs to vLLM and its children."""
+    """Writes an event to a descriptor of its own: vLLM writes to standard output."""
     os.write(EVENTS, (json.dumps(event) + "\n").encode())
 
 
@@ -42,7 +42,7 @@ async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: 
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Starts the engine, then obeys until standard input ends."""
+    """Starts the engine, then handles requests until standard input ends."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -86,7 +86,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the host with the arguments of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--engine", required=True)

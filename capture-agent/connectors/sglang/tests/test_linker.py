@@ -17,7 +17,7 @@ TOKENS = list(range(100, 118))
 
 @dataclass
 class Transfer:
-    """SGLang's `PoolTransfer`, as far as a linker looks."""
+    """The fields of SGLang's `PoolTransfer` that the linker reads."""
 
     name: str
     keys: list[str] | None = None

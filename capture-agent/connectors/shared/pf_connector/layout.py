@@ -65,7 +65,7 @@ def state(
     """
     known = dtype_name(dtype)
     if known is None or strides is None:
-        # The engine's own bytes: only the same deployment reads them.
+        # The engine's own encoding: only the same engine configuration can read it.
         known, shape, strides = (known or "u8"), list(shape), None
         if dtype_name(dtype) is None:
             shape = [where["bytes"]]

@@ -71,11 +71,11 @@ class Member:
 
     @property
     def registered(self) -> bool:
-        """Whether the agent has taken this member in."""
+        """Whether the agent has accepted the registration."""
         return self._registered.is_set()
 
     def wait_registered(self, timeout: float | None = None) -> bool:
-        """Waits until the agent has taken this member in."""
+        """Waits until the agent has accepted the registration."""
         return self._registered.wait(timeout)
 
     def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:

@@ -88,7 +88,7 @@ class _Cuda:
         return base.value, size.value
 
     def ipc_handle(self, base: int) -> bytes:
-        """The 64 bytes that stand for an allocation in another process."""
+        """The 64 bytes by which another process can open an allocation."""
         handle = (ctypes.c_ubyte * 64)()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
         return bytes(handle)

@@ -1,4 +1,4 @@
-"""Where the capture agent's sockets are."""
+"""The paths of the capture agent's sockets."""
 
 from __future__ import annotations
 

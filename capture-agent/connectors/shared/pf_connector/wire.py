@@ -17,9 +17,9 @@ from typing import Any
 PROTOCOL = 1
 """Version of the protocol."""
 MAX_MESSAGE = 64 << 20
-"""Bytes of one message."""
+"""Maximum bytes of one message."""
 MAX_DESCRIPTORS = 64
-"""File descriptors with one message."""
+"""Maximum file descriptors with one message."""
 
 _LENGTH = struct.Struct("<I")
 _STEP = 1 << 20
@@ -86,7 +86,7 @@ def receive(sock: socket.socket) -> dict[str, Any] | None:
 
 
 def _exactly(sock: socket.socket, length: int, *, may_end: bool = False) -> bytearray | None:
-    # Grows with what has come, not with what was announced.
+    # Grow with the bytes that arrived, not with the announced length.
     data = bytearray()
     while len(data) < length:
         piece = sock.recv(min(length - len(data), _STEP))

@@ -1,4 +1,4 @@
-"""A capture agent for unit tests: takes registrations, makes calls, answers as told."""
+"""A fake capture agent for unit tests: it accepts registrations, makes calls, and answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FakeAgent:
         link.run()
 
     def link(self, number: int, timeout: float = 10) -> Link:
-        """The connection that came as `number`, registered."""
+        """The connection with this number, after its registration."""
         with self.came:
             if not self.came.wait_for(lambda: len(self.links) > number, timeout):
                 raise TimeoutError(f"connection {number} did not come")

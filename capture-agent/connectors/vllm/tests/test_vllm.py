@@ -144,7 +144,7 @@ class Asking(unittest.TestCase):
         return self.answers.get(call, {})
 
     def settled(self, asked: Any, computed: int = 0) -> int:
-        """As vLLM does: asks until there is an answer."""
+        """Asks like vLLM until there is an answer."""
         while (found := self.scheduler.matched(asked, computed)) is None:
             pass
         return found

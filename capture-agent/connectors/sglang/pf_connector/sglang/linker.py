@@ -32,7 +32,7 @@ _FILL = 60.0
 
 @dataclass(frozen=True)
 class Request:
-    """What the prefix of a request is."""
+    """The prefix of a request: tokens, salt and adapter."""
 
     tokens: list[int]
     salt: str = ""
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Pool:
-    """How slots of one of SGLang's pools become blocks of a group."""
+    """The group of one of SGLang's pools, and how its slots form blocks."""
 
     group: str
     slots: int
@@ -51,7 +51,7 @@ class Pool:
 
 @dataclass
 class _Batch:
-    """What is loaded together."""
+    """Loads that are filled together."""
 
     loads: dict[str, tuple[str, dict[str, list[int]]]] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class PfLinker(UnifiedCacheLinker):
             return []
         boundary, restore = int(answer["boundary"]), str(answer["restore"])
         if boundary % self._page or boundary // self._page > pages:
-            # Between two pages SGLang cannot go on.
+            # SGLang can continue only at the end of a page.
             self._member.submit("abandon", {"restore": restore})
             return []
         self._matched[rid] = boundary, restore
@@ -180,7 +180,7 @@ class PfLinker(UnifiedCacheLinker):
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        """Whether every load of a batch landed; nothing writes to its slots any more."""
+        """Whether every load of a batch succeeded. Nothing writes to its slots any more."""
         return self._results.pop(counter_index, True)
 
     def cancel_queued_load(self, rid: str) -> bool:
@@ -196,11 +196,11 @@ class PfLinker(UnifiedCacheLinker):
         return False
 
     def num_completed_offloads(self) -> int:
-        """None was taken."""
+        """Nothing: there is no capture through this interface."""
         return 0
 
     def pop_completed_offload(self) -> bool:
-        """None was taken."""
+        """Nothing: there is no capture through this interface."""
         return False
 
     def reset(self) -> None:

@@ -37,7 +37,7 @@ class Arena:
     """An anonymous file in memory, cut into regions."""
 
     def __init__(self, wanted: list[tuple[str, int, tuple[int, ...], torch.dtype]]) -> None:
-        """Wanted are regions: name, blocks, shape and type of the tensor in each block."""
+        """`wanted` lists the regions: name, blocks, shape and type of the tensor in each block."""
         places, end = [], 0
         for name, count, shape, dtype in wanted:
             stride = math.prod(shape) * dtype.itemsize
@@ -58,7 +58,7 @@ class Arena:
         return {"name": MEMORY, "kind": "posix-shm", "bytes": self.size}
 
     def close(self) -> None:
-        """Gives the descriptor back; the mapping goes with the last tensor."""
+        """Closes the descriptor. The mapping ends with the last tensor."""
         os.close(self.descriptor)
 
 
@@ -70,11 +70,11 @@ class Slots:
         self.count = count
 
     def take(self, count: int) -> list[int] | None:
-        """Blocks, or none at all."""
+        """Takes blocks: all of them or none."""
         if count > len(self._free):
             return None
         return [self._free.pop() for _ in range(count)]
 
     def give(self, blocks: list[int]) -> None:
-        """Blocks back."""
+        """Gives blocks back."""
         self._free.extend(reversed(blocks))

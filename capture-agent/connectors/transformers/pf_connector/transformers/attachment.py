@@ -80,10 +80,10 @@ class Attachment:
         self._open: dict[str, Sequence] = {}
         self._allocated: dict[str, Sequence] = {}
         self.restored: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
-        """Restored sequences, as they come."""
+        """Restored sequences, in the order of their arrival."""
         self._still = threading.Lock()
         self._paused = False
-        # Serves the tables above, between the loop and the agent's calls.
+        # Guards the tables above: both the loop and the agent's calls use them.
         self._tables = threading.RLock()
         tag = f"transformers-{transformers.__version__}"
         registration = {
@@ -108,7 +108,7 @@ class Attachment:
         self.member = Member(path, registration, calls, descriptors=[self._arena.descriptor], on_lost=self._lost).start()
 
     def open(self, name: str, tokens: list[int]) -> Sequence:
-        """A new sequence; nothing of it is computed."""
+        """Opens a sequence of which nothing is computed yet."""
         from transformers import DynamicCache
 
         sequence = Sequence(name, list(tokens), DynamicCache(config=self._model.config), 0, [], None)
@@ -119,7 +119,7 @@ class Attachment:
         return sequence
 
     def done(self, sequence: Sequence) -> None:
-        """A sequence ends."""
+        """Ends a sequence."""
         with self._tables:
             self._open.pop(sequence.name, None)
             self._free(sequence)

@@ -54,7 +54,7 @@ class Shape:
     """Which tensors a model's cache has."""
 
     def __init__(self, model: Any, block_tokens: int) -> None:
-        """Learns it from a step over two tokens."""
+        """Finds the tensors by a step over two tokens."""
         self.block_tokens = block_tokens
         self._config = model.config
         with torch.no_grad():

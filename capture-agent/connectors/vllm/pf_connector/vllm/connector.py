@@ -25,7 +25,7 @@ from .worker import Worker
 
 @dataclass
 class PfMetadata(KVConnectorMetadata):
-    """What the scheduler tells the workers in a step."""
+    """The scheduler's message to the workers in a step."""
 
     loads: list[Load] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.bind(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:
-        """A request has come."""
+        """Notes a new request."""
         self._scheduler.add(request)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
@@ -71,12 +71,12 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         return found, bool(found)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Blocks to be filled."""
+        """Notes the blocks that are to be filled."""
         if num_external_tokens > 0:
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """What the workers load from this step on."""
+        """The loads that the workers begin in this step."""
         return PfMetadata(self._scheduler.take_loads())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -97,11 +97,11 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.register(self._kv_cache_config, kv_caches, layers)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begins what this step's metadata asks for."""
+        """Begins the loads of this step's metadata."""
         self._worker.load(self._get_connector_metadata().loads)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that are done with."""
+        """Loads that have ended."""
         done, failed = self._worker.finished()
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 

@@ -27,7 +27,7 @@ from .deployment import identity
 log = logging.getLogger("pf_connector")
 
 _PAUSE = 25.0
-"""Seconds for the steps in hand; the agent gives up a little later."""
+"""Seconds for the steps in flight; the agent's timeout is a little longer."""
 
 
 class Switch:
@@ -41,11 +41,11 @@ class Switch:
         self.member = Member(path, registration | {"member": "control", "verbs": ["pause"]}, calls, on_lost=self._lost).start()
 
     def close(self) -> None:
-        """Leaves the engine; it goes on if it was paused."""
+        """Leaves the engine, and resumes it if it was paused."""
         self.member.close()
 
     def _pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        # From here on a resume is owed, even if pausing fails half-way.
+        # From here on the engine must be resumed, even if pausing fails half-way.
         self._paused = True
         try:
             self._pause_engine()
@@ -112,7 +112,7 @@ def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event
         stop.wait(1.0)
     if info is None:
         return
-    # The other members have said what the deployment is; a member must say the same.
+    # Every member must register the same engine configuration as the others.
     registration = {"engine": engine, "world": info["world"], "deployment": info["deployment"]}
     switch = Switch(path, registration, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"))
     stop.wait()
@@ -120,7 +120,7 @@ def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event
 
 
 def main() -> None:
-    """Command line of the sidecar."""
+    """Runs the sidecar with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="pf_connector.vllm.control", description="Pauses a vLLM server for the capture agent.")
     parser.add_argument("--engine", default="vllm", help="the engine's name, as in kv_connector_extra_config")
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="where vLLM listens")

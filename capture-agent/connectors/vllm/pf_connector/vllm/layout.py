@@ -1,4 +1,4 @@
-"""Where a worker's pages lie, in the protocol's words.
+"""The layout of a worker's pages, in the types of the protocol.
 
 vLLM places layer `l` of a cache tensor at `offset + l · layer_stride + block · block_stride` of one
 allocation. The bytes within a page are the attention backend's own: pages are opaque. Recurrent
@@ -28,7 +28,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Group:
-    """What page tables need to know of a cache group."""
+    """The fields of a cache group that page tables need."""
 
     index: int
     name: str
@@ -37,7 +37,7 @@ class Group:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it holds one block of state a sequence."""
+        """Whether each sequence has one block of state in it."""
         return self.kind == "recurrent"
 
 

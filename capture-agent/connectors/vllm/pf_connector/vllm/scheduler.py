@@ -40,7 +40,7 @@ class Load:
 
 
 class Question:
-    """One request's way from asking to filled."""
+    """The state of one request, from the question to the filled blocks."""
 
     def __init__(self) -> None:
         self.future: Future[dict[str, Any]] | None = None
@@ -50,7 +50,7 @@ class Question:
         self.over = False
 
     def poll(self, member: Member, match: dict[str, Any]) -> bool:
-        """Asks and takes answers as they come; whether it is settled."""
+        """Asks, and reads answers as they arrive. Returns whether the request is settled."""
         while not self.over and self.ready is None:
             wait = 0.0
             if self.future is None:
@@ -111,7 +111,7 @@ class Scheduler:
             self.member.start()
 
     def add(self, request: Any) -> None:
-        """A request has come."""
+        """Notes a new request."""
         self._requests[request.request_id] = request
 
     def finish(self, request: Any) -> None:

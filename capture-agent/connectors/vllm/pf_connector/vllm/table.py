@@ -1,4 +1,4 @@
-"""What a running request is: tokens, boundary, blocks, and what decides its next tokens."""
+"""A running request: tokens, boundary, blocks, and what decides its next tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RECORDED = (
     "bad_words",
     "logit_bias",
 )
-"""Sampling settings worth their place in a snapshot; kept if they are not the default."""
+"""Sampling settings that a snapshot records if they are not the default."""
 
 
 def sequence(request: Any, groups: list[Group], blocks: tuple[list[int], ...]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def adapter(request: Any) -> str | None:
 
 
 def matchable(request: Any) -> bool:
-    """Whether tokens, salt and adapter say all about this request's prefix."""
+    """Whether tokens, salt and adapter identify this request's prefix."""
     return request.prompt_embeds is None and request.sampling_params is not None and not request.skip_reading_prefix_cache
 
 
@@ -81,7 +81,7 @@ def sampling(request: Any) -> dict[str, Any]:
 
 
 def unrecorded(request: Any) -> list[str]:
-    """What could change the next token and is neither in memory nor in `sampling`."""
+    """Names of state that affects the next token and is neither in memory nor in `sampling`."""
     params, found = request.sampling_params, []
     if params is None or request.prompt_embeds is not None:
         found.append("embeddings")

@@ -1,4 +1,4 @@
-"""A worker's half: hands over its memory, and has blocks filled."""
+"""A worker's half: hands over its memory, and asks the agent to fill blocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Worker:
         self._member = Member(self._identity.socket, registration, descriptors=self._pages.descriptors).start()
 
     def load(self, loads: list[Load]) -> None:
-        """Begins to fill blocks; the engine goes on meanwhile."""
+        """Begins to fill blocks while the engine runs."""
         for load in loads:
             event = _event()
             if load.restore is None or self._member is None:
