@@ -38,7 +38,7 @@ impl World {
         }
     }
 
-    /// Time goes by, and a collection frees at once what it may.
+    /// Moves the clock on, and collects without a grace period.
     async fn seconds(&self, seconds: u64) {
         self.now.fetch_add(seconds * 1000, Ordering::SeqCst);
         self.store.gc(&GcOptions { grace: Duration::ZERO, ..GcOptions::default() }, &mut |_| ()).await.unwrap();
@@ -59,7 +59,7 @@ impl World {
 
 #[tokio::test]
 async fn set_back_a_day_at_any_moment_it_loses_nothing_and_leaks_nothing() {
-    // The last of them never comes: the same without a jump.
+    // The last jump never comes: the same history without a jump.
     for jump in 0..8 {
         let w = World::new(jump).await;
         let of = |range: std::ops::Range<u64>| snapshot(&range.collect::<Vec<_>>(), vec![]);

@@ -16,7 +16,7 @@ const POOL: u64 = 40;
 /// Pages of a push.
 const PAGES: usize = 24;
 
-/// Numbers that look random, and are the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -53,8 +53,8 @@ impl Fleet {
         &self.stores[worker as usize % self.stores.len()]
     }
 
-    /// Pushes so many snapshots of pages that others push too; how long each took. What was
-    /// collected under it is pushed again.
+    /// Pushes snapshots of pages that other tasks push too. Returns how long each took. Pushes
+    /// again what was collected meanwhile.
     async fn push(&self, worker: u64, pushes: u64) -> Vec<Duration> {
         let (mut numbers, mut took) = (Numbers(worker), Vec::new());
         for i in 0..pushes {
@@ -72,8 +72,8 @@ impl Fleet {
     async fn try_push(&self, worker: u64, pages: &[u64]) -> pfr_store::Result<()> {
         let (store, name, snapshot) = (self.store(worker), format!("t{worker}"), snapshot(pages, vec![]));
         if store.options().lease.is_zero() {
-            // Only its rows: what they stand for may be collected at once, so that collections and
-            // pushes meet.
+            // Only rows, with leases that end at once, so that collections and pushes touch the
+            // same objects.
             return push_for(Duration::ZERO, store.metadata(), pages, &name).await.map(drop);
         }
         let session = store.open_push(&repository()).await?;
@@ -109,8 +109,8 @@ impl Fleet {
         }
     }
 
-    /// `pushers` at the same time, beside deletions and collections if so wished; how long pushes
-    /// took, sorted.
+    /// Runs `pushers` at the same time, with or without deletions and collections. Returns the
+    /// times of the pushes, sorted.
     async fn run(self: &Arc<Self>, pushers: u64, pushes: u64, beside: bool) -> Vec<Duration> {
         self.done.store(false, Ordering::SeqCst);
         let others: Vec<_> = (0..if beside { 4 } else { 0 })

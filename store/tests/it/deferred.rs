@@ -1,5 +1,4 @@
-//! Collection and nodes of which the tables no longer say what they hold: they are kept, and
-//! the rest is collected.
+//! Collection of nodes whose children are not known: they are kept, and the rest is collected.
 
 use crate::common::{pieces, push, repository, snapshot};
 use object_store::memory::InMemory;
@@ -55,7 +54,8 @@ fn clock(now: &Arc<AtomicU64>) -> Clock {
     Clock::new(move || now.load(Ordering::SeqCst))
 }
 
-/// What is done to a run, and how many objects are left then: itself and its pages.
+/// Changes to the row of a page chunk, with the number of objects that are left then: the chunk and
+/// its pages.
 fn spoils(rig: &Rig, run: i64, page: i64) -> [(String, u64); 3] {
     [
         (format!("UPDATE containers SET children = {} WHERE object = {run}", rig.unreadable), 5),
@@ -122,7 +122,7 @@ async fn sqlite() -> Rig {
 }
 
 #[tokio::test]
-async fn a_container_whose_children_are_unknown_does_not_block_collection() {
+async fn a_node_whose_children_are_unknown_does_not_block_collection() {
     defers(sqlite).await;
     defers_unclaimed(sqlite).await;
 }

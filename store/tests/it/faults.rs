@@ -37,7 +37,7 @@ async fn whichever_write_fails_a_retry_completes_and_nothing_unfinished_is_visib
             let error = store.commit(&session.id, snapshot.manifest.digest, Some(tag("t")), None).await.unwrap_err();
             assert_eq!(error.code(), ErrorCode::BlobUnknown, "{fault:?} after {after}: {error}");
             assert!(store.repositories(None, 10).await.unwrap().rows.is_empty());
-            // What the store says it has, it has.
+            // Every blob that the store reports as present can be read.
             for raw in &snapshot.pages {
                 let digest = Digest::sha256(raw);
                 if store.missing(&session.id, vec![(digest, Kind::Blob)]).await.unwrap().is_empty() {

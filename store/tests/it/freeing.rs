@@ -224,7 +224,7 @@ async fn the_end_of_a_session_costs_no_write_for_each_object(on: Backend) {
     assert!(written < 20, "{written} rows for a commit of {} objects", s.pages.len());
 }
 
-/// What a plan must have in common with the run that follows.
+/// Asserts that a dry run and the run after it report the same.
 fn same(planned: &GcReport, done: &GcReport) {
     let numbers = |r: &GcReport| {
         [

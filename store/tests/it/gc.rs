@@ -1,4 +1,4 @@
-//! Collection: what goes, what stays, and that nothing leaks.
+//! Collection: what it deletes, what it keeps, and that nothing leaks.
 
 use crate::common::rig::{Backend, Rig, pack_path};
 use crate::common::{blob_frame, leaks, page, pieces, push, repository, snapshot, stream, tag};
@@ -32,10 +32,10 @@ on_every_backend!(
     what_only_a_deleted_snapshot_reached_goes_and_nothing_else,
     everything_deleted_leaves_an_empty_directory,
     a_lease_holds_an_open_push_until_it_ends,
-    pages_that_went_before_their_container_came_are_asked_for_again,
+    pages_that_were_collected_before_their_node_came_are_asked_for_again,
     an_upload_that_outlives_its_lease_is_refused_and_removes_its_own_bytes,
     bytes_stay_for_the_grace_period,
-    compaction_moves_frames_and_who_located_them_before_still_reads_them,
+    compaction_moves_frames_and_a_reader_that_located_them_before_still_reads_them,
     large_frames_are_moved_in_parts,
     a_bad_frame_is_not_moved,
     several_at_once_free_everything_once,
@@ -104,7 +104,7 @@ async fn a_lease_holds_an_open_push_until_it_ends(on: Backend) {
     let ingested = rig.store.ingest(&session.id, pieces(&s.stream(), 999)).await.unwrap();
     assert_eq!(gc(&rig).await.unclaimed, 0);
     rig.seconds(LEASE / 2 + 1);
-    // Asking renews what is asked about, and a node what it holds.
+    // A request for missing blobs renews their leases, and the lease of a node covers its children.
     assert!(rig.store.missing(&session.id, vec![(s.manifest.digest, Kind::Manifest)]).await.unwrap().is_empty());
     rig.seconds(LEASE - 5);
     assert_eq!(gc(&rig).await.unclaimed, 0);
@@ -128,7 +128,7 @@ async fn a_lease_holds_an_open_push_until_it_ends(on: Backend) {
     rig.store.verify(&other.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-async fn pages_that_went_before_their_container_came_are_asked_for_again(on: Backend) {
+async fn pages_that_were_collected_before_their_node_came_are_asked_for_again(on: Backend) {
     let rig = rig(on).await;
     let s = snapshot(&numbers(0..10), vec![]);
     let session = rig.store.open_push(&repository()).await.unwrap();
@@ -225,7 +225,7 @@ async fn bytes_stay_for_the_grace_period(on: Backend) {
     leaks::assert_none(&rig).await;
 }
 
-async fn compaction_moves_frames_and_who_located_them_before_still_reads_them(on: Backend) {
+async fn compaction_moves_frames_and_a_reader_that_located_them_before_still_reads_them(on: Backend) {
     let rig = rig(on).await;
     let all = snapshot(&numbers(0..400), vec![]);
     push(&rig.store, &all, "all").await.unwrap();
@@ -292,7 +292,7 @@ async fn a_bad_frame_is_not_moved(on: Backend) {
     rig.flip(&pack_path(&at.pack), (at.offset + at.frame_len - 10) as usize).await;
     rig.store.delete_snapshot(&repository(), &all.manifest.digest).await.unwrap();
     rig.seconds(LEASE + 1);
-    // Whether quarantine answers is not what this is about.
+    // This test is not about quarantine, so the result does not matter.
     drop(rig.store.gc(&at_once(), &mut |_| ()).await);
     assert_eq!(rig.store.metadata().locate(vec![bad]).await.unwrap()[0].as_ref().unwrap().pack, at.pack);
     let good = rig.store.metadata().locate(vec![Digest::sha256(&some.pages[8])]).await.unwrap()[0].clone().unwrap();
@@ -318,7 +318,7 @@ async fn several_at_once_free_everything_once(on: Backend) {
     };
     let (a, b, c) = tokio::join!(run(rig.store.clone()), run(other), run(third));
     let released: u64 = [a, b, c].into_iter().map(|r| r.unwrap().released).sum();
-    // What one left because another held it goes now.
+    // Objects that one collection left because another held them are collected now.
     let rest = gc(&rig).await.released;
     let kept = leaks::reachable(&rig.store).await.1;
     assert_eq!(rest, 0);

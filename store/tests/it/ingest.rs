@@ -1,5 +1,5 @@
-//! What a stream of frames may cost the store: no input stops it for ever, none makes a pack's
-//! memory or transaction grow without bound.
+//! Limits of an ingested stream: no input blocks the store for ever, and none makes a pack's memory
+//! or transaction grow without bound.
 
 use crate::common::{GEOMETRY, blob_frame, page, pieces, repository, store, stream};
 use bytes::Bytes;
@@ -20,12 +20,12 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(FOR_EVER, future).await.expect("it waits for itself")
 }
 
-/// A document over the limit of what is held whole without asking, and of few bytes as it is sent.
+/// A document that needs a permit to be in memory as a whole, and that has few bytes as it is sent.
 fn large(kind: Kind, byte: u8) -> Document {
     Document::new(kind, vec![byte; usize::try_from(WHOLE_MAX).unwrap() + 1])
 }
 
-/// The same of bytes that do not get smaller.
+/// The same with bytes that cannot be compressed.
 fn noise(kind: Kind, seed: u64) -> Document {
     Document::new(kind, (0..(WHOLE_MAX + 128) / 128).flat_map(|i| page((seed << 32) + i)).collect())
 }
@@ -62,7 +62,7 @@ async fn large_documents_in_one_stream_pass_one_after_another_whatever_lies_betw
 }
 
 #[tokio::test]
-async fn a_sender_that_pauses_after_a_large_document_keeps_nobody_waiting() {
+async fn a_sender_that_pauses_after_a_large_document_keeps_no_other_waiting() {
     let frame = document_frame(&large(Kind::Tree, 1));
     let source = pieces(&frame, 1000).map(|piece| Ok(piece.unwrap())).chain(futures::stream::pending());
     let semaphore = Arc::new(Semaphore::new(1));
@@ -131,7 +131,7 @@ async fn a_pack_of_tiny_blobs_is_closed_by_their_number() {
 }
 
 #[tokio::test]
-async fn what_containers_list_counts_too() {
+async fn the_children_of_nodes_count_too() {
     let store = store().await;
     let pages = pages(&store, 2048).await;
     let runs = (0..40).map(|i| run(pages[i..].iter().chain(&pages[..i]).copied().collect()));
@@ -141,7 +141,7 @@ async fn what_containers_list_counts_too() {
 }
 
 #[tokio::test]
-async fn a_blob_that_a_container_lists_again_and_again_counts_once() {
+async fn a_blob_that_a_node_lists_several_times_counts_once() {
     let store = store().await;
     let pages = pages(&store, 64).await;
     assert_eq!(take_in(&store, pages.iter().map(|page| run(vec![*page; 2048]))).await.new, 64);

@@ -1,4 +1,4 @@
-//! The journal of names and what it is for: a lost database loses nothing that was acknowledged.
+//! The journal of tags and snapshots: the loss of the database loses nothing that was acknowledged.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{pieces, property, push, repository, snapshot, tag};
@@ -24,7 +24,7 @@ on_every_backend!(
     a_healed_blob_is_taken_from_where_it_was_healed,
 );
 
-/// Everything that names say, in the order in which lists say it.
+/// All tags and snapshots, in the order of lists.
 type Listing = Vec<(RepositoryName, Vec<SnapshotRow>, Vec<TagRow>)>;
 
 async fn listing(store: &Store) -> Listing {
@@ -353,7 +353,7 @@ impl Walk {
     }
 }
 
-/// Names, by the metadata's own account, and replayed into new metadata beside the same packs.
+/// Asserts that tags and snapshots are the same after a rebuild beside the same packs.
 async fn replays_to_the_same(on: Backend, ops: Vec<Op>) {
     let rig = Rig::new(on).await;
     let name = |t: u8| tag(&format!("t{t}"));

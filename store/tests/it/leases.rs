@@ -1,4 +1,4 @@
-//! Uploads that take longer than leases last: they are kept alive, and where that failed they leave
+//! Uploads that take longer than a lease: their leases are renewed, and if that failed they leave
 //! nothing behind.
 
 use crate::common::rig::{Backend, Rig};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 type Hook = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Does something of the test's own before an upload is completed, or something is read.
+/// Hooks of the test before an upload is completed, or an object is read.
 #[derive(Clone, Default)]
 struct Hooks {
     complete: Arc<Mutex<Option<Hook>>>,
@@ -50,7 +50,7 @@ fn hooked(rig: &Rig, hooks: Hooks) -> Store {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// So many MiB that are no others.
+/// A blob of `mib` MiB, different for each seed.
 fn blob(seed: u64, mib: u64) -> Vec<u8> {
     (0..mib << 13).flat_map(|i| page(seed << 32 | i)).collect()
 }
@@ -120,8 +120,8 @@ async fn read_back(store: &Store, blob: &[u8]) -> Vec<u8> {
     frames.concat()[start..start + blob.len()].to_vec()
 }
 
-/// Time stands still for the upload and goes on for everybody else: lease and grace period pass,
-/// and the row of its pack goes.
+/// The upload's process is stopped while time goes on for others: lease and grace period pass, and
+/// the row of its pack is deleted.
 fn row_goes(rig: &Rig) -> Hook {
     let (metadata, now, packs) = (Arc::clone(&rig.metadata), Arc::clone(&rig.now), Arc::clone(&rig.packs));
     Arc::new(move || {
@@ -144,7 +144,7 @@ fn row_goes(rig: &Rig) -> Hook {
 }
 
 #[tokio::test]
-async fn bytes_that_land_after_the_row_of_their_pack_is_gone_are_removed_by_who_wrote_them() {
+async fn bytes_that_land_after_the_row_of_their_pack_is_gone_are_removed_by_their_writer() {
     for lose_answer in [false, true] {
         let rig = Rig::new(Backend::Memory).await;
         let hooks = Hooks { lose_answer, ..Hooks::default() };

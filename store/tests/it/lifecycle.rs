@@ -1,4 +1,4 @@
-//! Upload, look-up, commit, release: what a store promises, over the store's own face.
+//! Upload, look-up, commit, deletion: the promises of the store, through its public interface.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, blob_frame, page, pieces, push, repository, snapshot, stream, tag};
@@ -14,10 +14,10 @@ use std::time::Duration;
 on_every_backend!(
     a_committed_snapshot_comes_back_byte_for_byte,
     frames_come_out_in_the_order_asked_for_and_can_be_ingested_elsewhere,
-    a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept,
-    a_page_of_the_wrong_length_is_refused_with_its_run,
-    a_tree_that_lies_about_its_runs_is_refused,
-    a_container_uploaded_as_a_plain_blob_does_not_pass_for_one,
+    a_node_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept,
+    a_page_of_the_wrong_length_is_refused_with_its_page_chunk,
+    a_tree_with_wrong_lengths_of_page_chunks_is_refused,
+    a_node_uploaded_as_a_plain_blob_does_not_count_as_a_node,
     twelve_forks_with_one_percent_new_pages_store_what_is_shared_once,
     commit_touches_the_same_few_rows_whatever_the_size_of_the_snapshot,
     a_second_push_of_shared_pages_writes_no_row_for_them,
@@ -69,7 +69,7 @@ async fn frames_come_out_in_the_order_asked_for_and_can_be_ingested_elsewhere(on
     other.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
 }
 
-async fn a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept(on: Backend) {
+async fn a_node_whose_children_are_not_stored_is_refused_and_nothing_of_it_is_kept(on: Backend) {
     let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
     let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
@@ -82,7 +82,7 @@ async fn a_container_whose_children_are_not_stored_is_refused_and_nothing_of_it_
     assert_eq!(store.missing(&session.id, vec![(snapshot.runs[0].digest, Kind::Run)]).await.unwrap(), vec![0]);
 }
 
-async fn a_page_of_the_wrong_length_is_refused_with_its_run(on: Backend) {
+async fn a_page_of_the_wrong_length_is_refused_with_its_page_chunk(on: Backend) {
     let (rig, short) = (Rig::new(on).await, vec![7_u8; 64]);
     let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
@@ -93,7 +93,7 @@ async fn a_page_of_the_wrong_length_is_refused_with_its_run(on: Backend) {
     assert!(error.to_string().contains("128 bytes") && error.to_string().contains("64 bytes"), "{error}");
 }
 
-async fn a_tree_that_lies_about_its_runs_is_refused(on: Backend) {
+async fn a_tree_with_wrong_lengths_of_page_chunks_is_refused(on: Backend) {
     let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
     let store = &rig.store;
     let text = String::from_utf8(snapshot.tree.bytes.clone()).unwrap();
@@ -106,7 +106,7 @@ async fn a_tree_that_lies_about_its_runs_is_refused(on: Backend) {
     assert_eq!(error.code(), ErrorCode::LengthMismatch, "{error}");
 }
 
-async fn a_container_uploaded_as_a_plain_blob_does_not_pass_for_one(on: Backend) {
+async fn a_node_uploaded_as_a_plain_blob_does_not_count_as_a_node(on: Backend) {
     let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
     let store = &rig.store;
     let session = store.open_push(&repository()).await.unwrap();
@@ -136,7 +136,7 @@ async fn twelve_forks_with_one_percent_new_pages_store_what_is_shared_once(on: B
     let all = store.stats(Some(&repository())).await.unwrap();
     assert_eq!(all.snapshots.len(), 13);
     assert!(all.unique as f64 <= 1.13 * one.unique as f64 + 12.0 * 60_000.0, "{} against {}", all.unique, one.unique);
-    // Pages of 128 bytes: what names them weighs as much as they do.
+    // Pages of 128 bytes: their entries in page chunks have as many bytes as the pages.
     assert!(all.dedup_ratio > 7.0, "{}", all.dedup_ratio);
     let sum: u64 = all.snapshots.iter().map(|s| s.new).sum();
     assert_eq!(sum, all.unique);

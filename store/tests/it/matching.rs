@@ -23,7 +23,7 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
 /// Lengths around the ends of blocks, and of digits of their number.
 const LENGTHS: [u64; 18] = [0, 1, 15, 16, 17, 32, 255, 256, 257, 272, 300, 511, 4095, 4096, 4100, 4112, 4400, 8200];
 
-/// Tokens that leave a common way at some position, for one of a few other ways.
+/// Tokens that are the common ones up to some position, and then one of a few other lists.
 #[derive(Clone, Debug)]
 struct Way {
     length: u64,
@@ -43,7 +43,7 @@ fn way() -> impl Strategy<Value = Way> {
     (length, leaves, 1_u32..3).prop_map(|(length, leaves, to)| Way { length, leaves, to })
 }
 
-/// What a snapshot says about its tokens.
+/// The prefix key and token list of a snapshot, if it has them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum List {
     Whole,
@@ -156,7 +156,7 @@ async fn what_a_rebuild_brings_back_is_found(on: Backend) {
     for store in [&rig.store, &rebuilt.store] {
         let found = ask(store, on_the_way(310).way.tokens(), false).await;
         assert_eq!((found.digest, found.boundary), (Some(old), 300));
-        // Of eleven that leave the way at 200, eight are told.
+        // Of eleven that differ from token 200 on, eight are in the answer.
         assert_eq!(found.rejected.iter().map(|one| one.common).collect::<Vec<_>>(), [200; 8]);
     }
 }

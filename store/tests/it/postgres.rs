@@ -124,7 +124,7 @@ async fn pushes_of_overlapping_snapshots_at_the_same_time_store_each_blob_once()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_races_collection_either_holds_everything_or_hears_that_it_is_gone() {
+async fn a_commit_that_races_collection_either_holds_everything_or_fails() {
     let url = pfr_testkit::postgres::database();
     let (store, collector) = (connect(&url).await, connect(&url).await);
     for round in 0..24_u64 {
@@ -188,7 +188,7 @@ async fn two_collections_share_the_garbage_and_delete_each_object_once() {
         tokio::spawn(async move { collect_all(&*store, 7).await.unwrap() })
     });
     let released: u64 = join_all(collections).await.into_iter().map(|done| done.unwrap()).map(|done| done.released + done.unclaimed).sum();
-    // What one had in hand when the other found nothing due.
+    // Objects that one collection held when the other found nothing due.
     let rest = collect_all(&*stores[0], 1000).await.unwrap();
     assert_eq!(before - count(&*stores[0]).await, released + rest.released + rest.unclaimed);
     let kept: BTreeSet<Digest> = frames(&[500, 501]).0.iter().map(|f| f.header.digest).collect();
@@ -241,7 +241,7 @@ async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_mo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_who_move_a_tag_from_the_same_state_one_wins() {
+async fn of_many_moves_of_a_tag_from_the_same_state_one_wins() {
     let url = pfr_testkit::postgres::database();
     let stores = [connect(&url).await, connect(&url).await];
     for i in 0..8 {
@@ -335,7 +335,7 @@ async fn numbers_of_changes_become_visible_in_their_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_walk_over_names_and_those_who_write_them_do_not_wait_for_each_other() {
+async fn a_walk_over_names_and_their_writers_do_not_wait_for_each_other() {
     let url = pfr_testkit::postgres::database();
     let (store, other) = (connect(&url).await, connect(&url).await);
     for i in 0..3 {
@@ -483,7 +483,7 @@ async fn connections_that_are_cut_at_any_moment_are_not_noticed() {
         let (done, cut) = (Arc::clone(&done), Arc::clone(&store));
         move || {
             for _ in 0..25 {
-                // So much happens in between that nobody is hit each time he tries.
+                // Enough happens in between that no transaction is hit at each of its attempts.
                 let before = cut.rows_written();
                 pfr_testkit::postgres::cut_connections(&url);
                 while cut.rows_written() < before + 200 {
@@ -669,7 +669,7 @@ async fn silenced(url: &str) -> (String, tokio::sync::watch::Sender<u64>) {
                     _ = tokio::io::copy_bidirectional(&mut ours, &mut theirs) => return,
                     () = silent => {}
                 }
-                // The host has lost power, and with it went its transactions. Nobody is told.
+                // The host has lost power, and its transactions are lost without notice.
                 drop(theirs);
                 std::future::pending().await
             });
@@ -720,10 +720,10 @@ async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_the_victim_of_a_deadlock_tries_again() {
+async fn the_victim_of_a_deadlock_tries_again() {
     let url = pfr_testkit::postgres::database();
-    // Ours looks for deadlocks once, when it has waited for so long: the stranger must be in one by
-    // then.
+    // Our connection checks for deadlocks once, after this wait. The other connection must be in
+    // the deadlock by then.
     let patience = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''6s''', current_database()); END $$";
     drop(pfr_testkit::postgres::sql(&url, patience));
     let store = connect(&url).await;

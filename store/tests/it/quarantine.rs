@@ -1,4 +1,4 @@
-//! What leaves quarantine, what quarantine costs, and what is only unread.
+//! Release from quarantine, its cost, and packs that could not be read.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{Snapshot, push, repository, snapshot};
@@ -91,7 +91,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[tokio::test]
-async fn a_collection_does_not_look_at_containers_because_something_is_in_quarantine() {
+async fn a_collection_does_not_read_nodes_because_something_is_in_quarantine() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), Options::default()).await.unwrap();
     let (hurt, other) = (snapshot(&[1, 2], vec![]), snapshot(&[8], vec![]));

@@ -60,7 +60,7 @@ async fn survives(rig: &Rig, snapshot: &Snapshot) {
 }
 
 #[tokio::test]
-async fn containers_that_were_plain_blobs_first_are_containers_after_a_rebuild() {
+async fn nodes_that_were_plain_blobs_first_are_nodes_after_a_rebuild() {
     let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     attach(&rig.store, &snapshot).await;
     push(&rig.store, &snapshot, "t").await.unwrap();
@@ -72,7 +72,7 @@ async fn containers_that_were_plain_blobs_first_are_containers_after_a_rebuild()
 }
 
 #[tokio::test]
-async fn containers_that_come_as_plain_blobs_in_the_same_stream_too() {
+async fn nodes_that_come_as_plain_blobs_in_the_same_stream_too() {
     let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     let session = rig.store.open_push(&repository()).await.unwrap();
     let plain = snapshot.documents().into_iter().map(|d| blob_frame(&d.bytes));
@@ -87,7 +87,7 @@ async fn containers_that_come_as_plain_blobs_in_the_same_stream_too() {
 }
 
 #[tokio::test]
-async fn containers_that_came_again_as_plain_blobs_stay_containers_through_two_rebuilds() {
+async fn nodes_that_came_again_as_plain_blobs_stay_nodes_through_two_rebuilds() {
     let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     // Dead space, and newer: a rebuild comes across it first.
@@ -100,7 +100,7 @@ async fn containers_that_came_again_as_plain_blobs_stay_containers_through_two_r
 }
 
 #[tokio::test]
-async fn a_good_plain_copy_goes_before_a_bad_container() {
+async fn a_good_plain_copy_is_preferred_to_a_bad_node() {
     let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     let location = rig.metadata.locate(vec![snapshot.tree.digest]).await.unwrap()[0].clone().unwrap();
@@ -113,7 +113,7 @@ async fn a_good_plain_copy_goes_before_a_bad_container() {
 }
 
 #[tokio::test]
-async fn a_container_healed_by_a_plain_blob_says_again_what_it_is_after_a_scrub() {
+async fn a_node_healed_by_a_plain_blob_has_its_kind_again_after_a_scrub() {
     let (rig, snapshot) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2, 3], vec![]));
     push(&rig.store, &snapshot, "t").await.unwrap();
     let location = rig.metadata.locate(vec![snapshot.tree.digest]).await.unwrap()[0].clone().unwrap();
@@ -167,7 +167,7 @@ async fn a_bad_header_costs_no_name() {
 }
 
 #[tokio::test]
-async fn what_a_container_that_cannot_be_read_held_is_named_and_kept_for_a_day() {
+async fn the_children_of_an_unreadable_node_are_named_and_kept_for_a_day() {
     let (rig, first) = (Rig::new(Backend::Memory).await, snapshot(&[1, 2], vec![]));
     push(&rig.store, &first, "t").await.unwrap();
     let location = rig.metadata.locate(vec![first.tree.digest]).await.unwrap()[0].clone().unwrap();
@@ -192,7 +192,7 @@ async fn what_a_container_that_cannot_be_read_held_is_named_and_kept_for_a_day()
 }
 
 #[tokio::test]
-async fn what_a_probe_left_is_no_pack_and_no_matter() {
+async fn the_object_of_a_probe_is_not_taken_for_a_pack() {
     let rig = Rig::new(Backend::Memory).await;
     push(&rig.store, &snapshot(&[1], vec![]), "t").await.unwrap();
     rig.put(&Path::from("probe/0190-left"), page(1)).await;
@@ -215,7 +215,7 @@ async fn is_refused(rig: &Rig) {
 }
 
 #[tokio::test]
-async fn a_database_that_was_lost_is_not_begun_anew_over_the_names_on_the_storage() {
+async fn a_lost_database_is_not_replaced_by_an_empty_one_over_a_journal() {
     for on in [Backend::Memory, Backend::SqliteDisk, Backend::PostgresDisk] {
         let (rig, snapshot) = (Rig::new(on).await, snapshot(&[1, 2, 3], vec![]));
         rig.store.names_are_known().await.unwrap();

@@ -1,4 +1,4 @@
-//! A disk that is nearly full: nothing grows any more, and what frees space goes on.
+//! A nearly full disk: growth is refused, and work that frees space goes on.
 
 use crate::common::{pieces, push, repository, snapshot, tag};
 use pfr_schema::ErrorCode;

@@ -1,4 +1,5 @@
-//! Clients that send slowly, or take slowly: they hold next to nothing, and nobody waits for them.
+//! Slow clients, in uploads and downloads: they hold little memory, and no other client waits for
+//! them.
 
 use crate::common::rig::{Backend, Rig};
 use crate::common::{blob_frame, page, repository, stream};
@@ -27,7 +28,7 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(FOR_EVER, future).await.expect("it waits for a slow client")
 }
 
-/// So many KiB that are no others.
+/// A blob of `kib` KiB, different for each seed.
 fn blob(seed: u64, kib: u64) -> Vec<u8> {
     (0..kib << 3).flat_map(|i| page(seed << 32 | i)).collect()
 }
@@ -152,7 +153,7 @@ async fn slow_uploads_that_hold_too_much_are_refused_and_fast_ones_are_not() {
     }
     let mut served = 0;
     for (upload, _) in waiting {
-        // One of them may have kept its place only as long as nobody wanted it.
+        // One of them may have kept its place while no other upload waited for it.
         match upload.end().await {
             Ok(_) => served += 1,
             Err(error) => assert_eq!(error.code(), ErrorCode::Overloaded, "{error}"),
@@ -257,7 +258,7 @@ async fn a_few_bytes_that_stand_for_gigabytes_are_stored_but_not_computed() {
     let error = in_time(store.verify(&manifest, &mut |_| ())).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::TooLarge, "{error}");
     assert!(error.to_string().contains("68719476736 bytes"), "{error}");
-    // Some repetition is honest: that one is computed, and found wrong.
+    // A little repetition is allowed: this value is computed, and found wrong.
     let (bytes, manifest) = repeated(1 << 20);
     upload_at_once(&store, &bytes).await.unwrap();
     assert_eq!(in_time(store.verify(&manifest, &mut |_| ())).await.unwrap_err().code(), ErrorCode::ValueHashMismatch);

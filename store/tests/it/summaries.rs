@@ -52,7 +52,7 @@ async fn changes(store: &Store, base: Digest, count: usize) {
 }
 
 #[tokio::test]
-async fn a_summary_of_many_names_has_many_parts_and_all_of_them_count() {
+async fn a_large_summary_has_many_parts_and_all_of_them_count() {
     let rig = Rig::new(Backend::Memory).await;
     let store = with_small_objects(&rig, 4000);
     let base = base(&store).await;

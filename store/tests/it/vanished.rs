@@ -1,5 +1,5 @@
-//! The storage is gone, and not what lay on it: nothing is taken for lost, and all is well when it
-//! comes back.
+//! The storage is out of reach, but its objects are not lost: nothing counts as lost, and
+//! everything works when it is back.
 
 use crate::common::{leaks, push, repository, snapshot};
 use pfr_schema::ErrorCode;
@@ -20,7 +20,7 @@ fn is_out_of_reach<T: std::fmt::Debug>(what: &str, result: Result<T>) {
     assert!(error.to_string().contains("is it mounted"), "{what}: {error}");
 }
 
-/// What a disk that is not mounted leaves in its place.
+/// What is in the place of a disk that is not mounted.
 #[derive(Clone, Copy, Debug)]
 enum Left {
     AnEmptyDirectory,

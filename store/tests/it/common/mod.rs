@@ -98,7 +98,7 @@ pub async fn store() -> Store {
     Store::open_in_memory(Options::default()).await.unwrap()
 }
 
-/// Uploads and commits; what was not there before is what counts as new.
+/// Uploads and commits. Asserts that the blobs that were not stored before count as new.
 pub async fn push(store: &Store, snapshot: &Snapshot, name: &str) -> Result<(Ingested, pfr_schema::api::Committed)> {
     let session = store.open_push(&repository()).await?;
     let ingested = store.ingest(&session.id, pieces(&snapshot.stream(), 777)).await?;

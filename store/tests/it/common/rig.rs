@@ -1,4 +1,4 @@
-//! A store over each kind of metadata and packs, whose parts and clock the test holds in its hands.
+//! A store over each kind of metadata and storage, whose parts and clock the test controls.
 
 use crate::common::leaks;
 use futures::TryStreamExt as _;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// What metadata and packs lie in.
+/// The kinds of metadata and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Both in memory: for tests that try very many cases.
@@ -31,8 +31,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Of very many cases those that a backend gets which takes its time for each; together they
-    /// still see most.
+    /// The number of cases for this backend: `many` in memory, `few` on a slow one.
     pub fn some(self, many: u32, few: u32) -> u32 {
         if self == Self::Memory { many } else { few }
     }
@@ -150,14 +149,14 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// An empty store for which every look at the clock is a millisecond later.
+    /// An empty store whose clock moves on by a millisecond each time it is read.
     pub async fn new(backend: Backend) -> Self {
         let now = Arc::new(AtomicU64::new(1_000_000));
         let clock = clock(&now, 1);
         Self::over(backend, Arc::new(Place::new(backend)), now, Options { clock, ..Options::default() }).await
     }
 
-    /// An empty store whose time stands still unless told.
+    /// An empty store whose clock moves only when the test moves it.
     pub async fn still(backend: Backend, options: Options) -> Self {
         let now = Arc::new(AtomicU64::new(1_000_000_000));
         let clock = clock(&now, 0);
@@ -208,7 +207,7 @@ impl Rig {
 
     async fn metadata_of_another(&self) -> Arc<dyn Metadata> {
         match self.tables {
-            // Nobody else can see it.
+            // Metadata in memory cannot be opened a second time, so share it.
             Tables::Memory => Arc::clone(&self.metadata),
             _ => self.tables.open(self.options.clock.clone()).await,
         }
@@ -249,7 +248,7 @@ impl Rig {
         }
     }
 
-    /// As if the process had ended and begun again.
+    /// Reopens the store as after a restart of the process.
     pub async fn reopen(&mut self) {
         self.metadata = self.metadata_of_another().await;
         self.store = self.place.store(&self.metadata, &self.options);

@@ -1,5 +1,5 @@
-//! What random histories do not look at: the order of eviction, pins and their reasons, and how
-//! many runs are remembered.
+//! What random histories do not check: the order of eviction, pins and their reasons, and how many
+//! runs are remembered.
 
 use super::backends;
 use super::model::{LEASE, Universe, frames_of};

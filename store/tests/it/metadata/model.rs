@@ -1,4 +1,4 @@
-//! The model: what the tables should say after any sequence of transactions, in plain collections.
+//! The model: the state of the tables after any sequence of transactions, in plain collections.
 
 use crate::common::{repository, snapshot};
 use pfr_schema::api::TagState;
@@ -264,8 +264,8 @@ impl Model {
         found
     }
 
-    /// Takes away what collection deleted: it must not take what something holds or a lease covers,
-    /// and must leave nothing else.
+    /// Removes what a collection deleted. Asserts that nothing that is held or leased was deleted,
+    /// and that everything else was.
     pub fn collected(&mut self, gone: &BTreeSet<Digest>) {
         let mut left = gone.clone();
         while !left.is_empty() {

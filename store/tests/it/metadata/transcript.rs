@@ -1,5 +1,5 @@
-//! Everything that can be asked of metadata, as text without row ids: two implementations that were
-//! told the same must say the same.
+//! The answers to all reads of metadata, as text without row ids. Two implementations must give the
+//! same text after the same transactions.
 
 use super::model::Universe;
 use crate::common::repository;

@@ -57,8 +57,8 @@ async fn a_pack_and_its_session_live_as_long_as_they_are_renewed() {
         wait(LEASE_MS / 4 * 3);
         assert_eq!(metadata.retire_packs(10).await.unwrap().abandoned, 2, "{name}: the failed renewal renewed nothing");
 
-        // Whose pack and session are both gone learns that the pack is: only the writer can remove
-        // its bytes.
+        // If both pack and session are gone, the error is about the pack: only the writer can
+        // delete its bytes.
         for forgotten in [false, true] {
             if forgotten {
                 metadata.forget_packs(vec![orphan]).await.unwrap();

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 
-/// A way to the server that holds a COMMIT back, once, and then breaks.
+/// A proxy to the server that holds back one COMMIT and then breaks the connection.
 struct Way {
     url: String,
     armed: Arc<AtomicBool>,
@@ -71,8 +71,8 @@ async fn an_id_that_a_crashed_server_gives_out_again_is_not_taken_for_a_commit()
     let mut way = Way::to(&url).await;
     let store = connect(&way.url).await;
     store.open_push(PushId(unique("push")), repository(), LEASE).await.unwrap();
-    // Else the log of the transaction could be written before its commit, and the server would know
-    // its id after the crash.
+    // Otherwise the log of the transaction could be written before its commit, and the server would
+    // know its id after the crash.
     let writer = cluster.sql(&url, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'");
     assert!(Command::new("kill").args(["-STOP", &writer]).status().unwrap().success());
     way.armed.store(true, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Sessions that are opened while others ask which of them live.
+//! Sessions that are opened while other transactions read which sessions live.
 
 use super::{LEASE, collect_all, connect, frames, unique, upload};
 use crate::common::repository;
@@ -28,7 +28,7 @@ async fn sessions_that_are_opened_at_the_same_time_become_visible_in_the_order_o
     let store = connect(&url).await;
     // It makes the repository.
     store.open_push(PushId(unique("push")), repository(), LEASE).await.unwrap();
-    // The first has its number, and its commit takes as long as the stranger likes.
+    // The first has its number, and its commit waits for the other connection.
     let linger =
         "CREATE FUNCTION linger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
                   CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON pushes DEFERRABLE INITIALLY DEFERRED
