@@ -454,7 +454,7 @@ api! {
 
     /// Frames that lie back to back.
     pub struct FrameExtent {
-        /// Where to `GET` them, without the registry's token. Whoever has the URL can read the
+        /// Where to `GET` them, without the registry's token. Any holder of the URL can read the
         /// object.
         pub url: String,
         /// First byte, for `Range`.

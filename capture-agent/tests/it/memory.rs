@@ -133,7 +133,7 @@ fn what_does_not_fit_is_refused_before_it_is_begun() {
 }
 
 #[test]
-fn reading_stops_when_nobody_listens_and_never_holds_more_than_the_ring() {
+fn reading_stops_without_a_receiver_and_never_holds_more_than_the_ring() {
     let (bytes, ring) = (content(1000), Ring::new(100));
     let pages: Vec<Page> = (0..100_u64).map(|i| page(&[(i * 10, 10)])).collect();
     for (kind, memory) in kinds(&bytes, &ring, &plenty()) {

@@ -290,7 +290,7 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_takes_back_its_own_pin_and_nobody_elses() {
+async fn a_push_clears_its_own_pin_and_no_other() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let (host, engine) = with_sequence(format!("http://{address}")).await;
     let (store, repository) = (host.agent.store().clone(), "team/agent".parse().unwrap());

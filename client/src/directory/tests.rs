@@ -59,7 +59,7 @@ async fn a_file_that_changes_after_it_was_checked_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_reads_on_ends_its_reader() {
+async fn a_dropped_stream_ends_its_reader() {
     let (dir, _, item) = one_page(4 << 20);
     let directory = Arc::new(Directory::open(dir.path(), &Limits::default()).unwrap());
     let mut stream = frames::frames(Arc::clone(&directory), vec![item; 50].into());

@@ -99,7 +99,7 @@ async fn what_the_other_side_holds_is_not_looked_into() {
 }
 
 #[tokio::test]
-async fn a_blob_listed_twice_moves_once_and_as_a_container_if_it_is_one() {
+async fn a_blob_listed_twice_moves_once_and_as_a_node_if_it_is_one() {
     let (_, documents) = snapshot(0..10, vec![]);
     let tree = documents.iter().find(|d| d.kind == Kind::Tree).unwrap();
     let as_blob = Descriptor { media_type: media_type::OCTETS.into(), ..Descriptor::of(media_type::TREE, tree) };

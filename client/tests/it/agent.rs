@@ -21,7 +21,7 @@ fn answers(answer: &'static str) -> (tempfile::TempDir, AgentClient) {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_from_somebody_who_went_away() {
+async fn a_missing_agent_is_told_from_one_that_went_away() {
     let dir = tempfile::tempdir().unwrap();
     let error = AgentClient::new(dir.path().join("no.sock")).unwrap().engines().await.unwrap_err();
     assert!(matches!(&error, Error::NoAgent { .. }), "{error}");

@@ -86,7 +86,7 @@ async fn a_pack_that_cannot_be_read_is_unread_and_not_damaged() {
 }
 
 #[tokio::test]
-async fn an_attachment_may_have_the_bytes_of_another_snapshots_container() {
+async fn an_attachment_may_have_the_bytes_of_another_snapshots_node() {
     let (with, copying) = (directory(SHAPE, &[1, 2]), directory(SHAPE, &[3]));
     write_checkpoint(with.path());
     std::fs::create_dir(copying.path().join("attachments")).unwrap();

@@ -57,7 +57,7 @@ async fn a_push_of_one_percent_new_pages_costs_six_round_trips_and_the_new_pages
 }
 
 #[tokio::test]
-async fn what_does_not_fit_in_one_request_goes_in_many_and_containers_last() {
+async fn a_push_that_does_not_fit_in_one_request_takes_several_and_sends_nodes_last() {
     let registry = Registry::start_with(|c| (c.max_frames_bytes, c.max_digests) = (100_000, 300)).await;
     let (remote, source) = (registry.remote(), directory(LARGE, &(0..500).collect::<Vec<_>>()));
     std::fs::create_dir(source.path().join("attachments")).unwrap();

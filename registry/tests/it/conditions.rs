@@ -47,7 +47,7 @@ async fn if_match_and_if_none_match_mean_what_if_tag_is_means() {
 }
 
 #[tokio::test]
-async fn of_many_who_move_a_tag_from_one_state_one_wins() {
+async fn of_many_moves_of_a_tag_from_one_state_one_wins() {
     let registry = Registry::start().await;
     let samples: Vec<_> = (0..8).map(|i| snapshot(i..i + 1, vec![])).collect();
     for sample in &samples {

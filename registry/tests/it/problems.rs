@@ -155,7 +155,7 @@ async fn bad_frames_are_refused_each_with_its_code() {
 }
 
 #[tokio::test]
-async fn a_blob_of_another_length_than_its_container_says_is_length_mismatch() {
+async fn a_blob_of_another_length_than_its_node_says_is_length_mismatch() {
     let registry = Registry::start().await;
     let push = registry.open_push(REPO).await;
     let short = blob(b"short");

@@ -179,7 +179,7 @@ async fn an_innocent_client_beside_slow_ones_of_every_kind_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn as_many_clients_as_there_are_connections_shut_nobody_out() {
+async fn as_many_clients_as_there_are_connections_shut_no_other_out() {
     let registry = Registry::start_with(|config| config.max_connections = 12).await;
     let slow = Slow::new(&registry).await;
     for ways in [&[Way::Idle, Way::Headers][..], &[Way::Upload, Way::Download, Way::ChunkedJson][..]] {

@@ -16,7 +16,7 @@ fn blob(name: &str, size: u64) -> Child {
 }
 
 #[test]
-fn a_blob_is_no_container_whatever_its_bytes_are() {
+fn a_blob_is_no_node_whatever_its_bytes_are() {
     let (tree, _) = PageTree::from_flat(&manifest(1, 3), Group::default(), 0, 1).unwrap();
     assert_eq!(Container::parse(Kind::Blob, &tree.to_bytes(), &Limits::default()).unwrap(), None);
 }

@@ -257,7 +257,7 @@ fn runs_that_do_not_belong_to_the_tree_give_no_flat_manifest() {
 }
 
 #[test]
-fn a_tree_nobody_has_checked_neither_panics_nor_takes_the_memory_it_asks_for() {
+fn an_unchecked_tree_neither_panics_nor_takes_the_memory_it_asks_for() {
     let (_, mut tree, runs) = small();
     tree.sequences[0].fill = u32::MAX;
     assert_eq!(tree.tokens(), 64);

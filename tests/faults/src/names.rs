@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuild_may_lose_only_what_nobody_was_told_of() {
+    fn a_rebuild_may_lose_only_unacknowledged_changes() {
         let (told, untold) = (commit(1, "a", None), commit(2, "b", None));
         let first = told.apply(&Names::new()).expect("applies");
         let both = untold.apply(&first).expect("applies");
