@@ -75,6 +75,7 @@ class Registry(Child):
         folder.mkdir(parents=True)
         command = [str(binaries / "pf-registry"), "serve", "--listen", "127.0.0.1:0", "--data", str(folder / "data")]
         super().__init__("pf-registry", command, folder / "log", _env(folder), stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith("listening on "):
             self.process.wait()
@@ -106,7 +107,8 @@ class Host:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode:
             raise Stopped(f"pf {' '.join(args)} ended with {done.returncode}:\n{done.stderr}")
-        return json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
     def engine(self, name: str) -> dict[str, Any] | None:
         """What the agent says of an engine."""
@@ -119,7 +121,8 @@ class Host:
             info = self.engine(name)
             return info if info and info["state"]["state"] == "ready" and also(info) else None
 
-        return wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
+        found: dict[str, Any] = wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
+        return found
 
     def refusal(self, name: str, reference: str) -> Refused | None:
         """How the agent refuses to restore this; none if it does not."""
@@ -186,6 +189,7 @@ class Engine(Child):
 
     def send(self, **work: Any) -> None:
         """Asks for work."""
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(work) + "\n")
         self.process.stdin.flush()
 
@@ -207,6 +211,7 @@ class Engine(Child):
 
     def stop(self) -> None:
         """Closes standard input and waits; ends it the hard way if it stays."""
+        assert self.process.stdin is not None
         self.process.stdin.close()
         try:
             self.process.wait(60)

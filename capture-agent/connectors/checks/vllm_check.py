@@ -202,6 +202,10 @@ def _adapters(python: str, binaries: Path, folder: Path, registry: Registry, arg
         host.stop()
     equal = same["cached"] == report["boundary"] and same["tokens"] == full["tokens"][made:] and same["scores"] == full["scores"][made:]
     return [
-        Outcome("an adapter of the same name and other weights gets no state", not other["cached"], f"{other['cached']} tokens taken as computed"),
+        Outcome(
+            "an adapter of the same name and other weights gets no state",
+            not other["cached"],
+            f"{other['cached']} tokens taken as computed",
+        ),
         Outcome("a copy of the adapter under another name continues bit for bit", equal, f"{same['cached']} tokens taken as computed"),
     ]

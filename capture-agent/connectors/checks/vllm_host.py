@@ -97,7 +97,11 @@ def main() -> None:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--block", type=int)
     parser.add_argument("--overrides", default="{}", help="JSON, as --hf-overrides of vllm serve")
-    parser.add_argument("--adapters", action="store_true", help="take LoRA adapters; without vLLM's own prefix cache, so that what is cached came from the agent")
+    parser.add_argument(
+        "--adapters",
+        action="store_true",
+        help="take LoRA adapters; without vLLM's own prefix cache, so that what is cached came from the agent",
+    )
     parser.add_argument("--events", required=True, type=int)
     args = parser.parse_args()
     global EVENTS

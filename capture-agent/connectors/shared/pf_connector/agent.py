@@ -49,6 +49,7 @@ def request(path: str, method: str, target: str, body: dict[str, Any] | None = N
 def engine_info(path: str, engine: str) -> dict[str, Any] | None:
     """What the agent knows of an engine; `None` while there is none, or no agent."""
     try:
-        return request(path, "GET", f"/v1/engines/{quote(engine)}", timeout=10.0)
+        found: dict[str, Any] = request(path, "GET", f"/v1/engines/{quote(engine)}", timeout=10.0)
+        return found
     except (OSError, Refused):
         return None

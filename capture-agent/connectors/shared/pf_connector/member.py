@@ -7,12 +7,13 @@ When the connection ends, `on_lost` runs after the calls that had come: an engin
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -41,7 +42,7 @@ class Member:
         self,
         path: str,
         registration: dict[str, Any],
-        calls: dict[str, Verb] | None = None,
+        calls: Mapping[str, Verb] | None = None,
         *,
         descriptors: Sequence[int] = (),
         prepare: Callable[[], dict[str, Any]] | None = None,
@@ -180,7 +181,7 @@ class Member:
             if message is None:
                 return
             if "call" in message:
-                self._work.put(lambda message=message: self._answer(sock, message))
+                self._work.put(functools.partial(self._answer, sock, message))
             else:
                 self._take(message)
 

@@ -108,7 +108,8 @@ class Weights(unittest.TestCase):
         (self.folder / folder / name).write_bytes(data)
 
     def test_it_is_the_digest_of_what_sha256sum_prints(self) -> None:
-        lines = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in (("a.safetensors", b"one"), ("b.safetensors", b"two")))
+        found = (("a.safetensors", b"one"), ("b.safetensors", b"two"))
+        lines = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in found)
         self.assertEqual(identity.weights(self.model), "sha256:" + hashlib.sha256(lines.encode()).hexdigest())
 
     def test_every_byte_counts_and_the_folder_does_not(self) -> None:

@@ -145,7 +145,8 @@ class Attached(unittest.TestCase):
         def deployment(model: Any) -> dict[str, Any]:
             engine = Attachment(model, engine="other", socket=self.agent.path, blocks=1, sequences=1)
             self.addCleanup(engine.close)
-            return self.agent.wait_for(lambda links: [link for link in links if link.registered.is_set()][number:])[0].register["deployment"]
+            links = self.agent.wait_for(lambda links: [link for link in links if link.registered.is_set()][number:])
+            return links[0].register["deployment"]
 
         number = 1
         same = self.link.register["deployment"]

@@ -35,9 +35,15 @@ class Config:
         return {key: value.to_dict() if isinstance(value, Config) else value for key, value in self.__dict__.items()}
 
 
-def get_config(model: str, trust: bool, revision: Any, code: Any, form: str, *, hf_overrides_kw: dict[str, Any], hf_overrides_fn: Any) -> Config:
+def get_config(
+    model: str, trust: bool, revision: Any, code: Any, form: str, *, hf_overrides_kw: dict[str, Any], hf_overrides_fn: Any
+) -> Config:
     """As vLLM's: single overrides are set, a function changes the rest."""
-    values = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "sliding_window": 64, "text_config": Config(eps=1e-6, deep={"a": 1})}
+    values = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_window": 64,
+        "text_config": Config(eps=1e-6, deep={"a": 1}),
+    }
     found = Config(**{**values, **hf_overrides_kw})
     return found if hf_overrides_fn is None else hf_overrides_fn(found)
 
@@ -98,7 +104,12 @@ class Models(unittest.TestCase):
         self.assertEqual(len(set(found.values())), len(found), found)
 
     def test_an_override_that_changes_nothing_is_no_difference(self) -> None:
-        for overrides in ({"sliding_window": 64}, {"text_config": {"eps": 1e-6}}, {"text_config": {"deep": {"a": 1}}}, lambda config: config):
+        for overrides in (
+            {"sliding_window": 64},
+            {"text_config": {"eps": 1e-6}},
+            {"text_config": {"deep": {"a": 1}}},
+            lambda config: config,
+        ):
             self.assertEqual(self.digest(hf_overrides=overrides), self.digest())
 
     def test_options_of_the_engine_count(self) -> None:

@@ -45,6 +45,13 @@ class Sequence:
         self.logits: tuple[int, torch.Tensor] | None = None
         """The captured position, and the logits that the live cache gave in the step there."""
 
+    @property
+    def place(self) -> int:
+        """The slot of its state. It has one as soon as it has pages."""
+        if self.slot is None:
+            raise ValueError(f"sequence {self.name!r} has no place for its state")
+        return self.slot
+
     def forward(self, model: Any) -> torch.Tensor:
         """Computes all tokens that are not yet; the logits of the next one. Within a step."""
         tokens = self.tokens[self.computed :]
@@ -180,7 +187,7 @@ class Attachment:
         if self._shape.attention:
             found["main"] = sequence.pages
         if self._shape.slots:
-            found["state"] = [sequence.slot]
+            found["state"] = [sequence.place]
         return found
 
     # Calls of the agent.
@@ -215,7 +222,7 @@ class Attachment:
 
     def _describe(self, sequence: Sequence) -> dict[str, Any]:
         self._room(sequence, sequence.computed)
-        self._shape.export(sequence.cache, self._arena, sequence.exported, sequence.computed, sequence.pages, sequence.slot)
+        self._shape.export(sequence.cache, self._arena, sequence.exported, sequence.computed, sequence.pages, sequence.place)
         sequence.exported = sequence.captured = sequence.computed
         sequence.logits = None
         return {
@@ -250,7 +257,7 @@ class Attachment:
         if (sequence := self._allocated.get(name)) is not None:
             if sequence.computed != boundary or len(sequence.tokens) <= boundary:
                 return None
-            return self._step(self._shape.build(self._arena, boundary, sequence.pages, sequence.slot), sequence.tokens[boundary])
+            return self._step(self._shape.build(self._arena, boundary, sequence.pages, sequence.place), sequence.tokens[boundary])
         if (sequence := self._open.get(name)) is None:
             raise Failure("sequence_unknown", f"no sequence {name!r}")
         if sequence.logits is not None and sequence.logits[0] == boundary:
@@ -286,7 +293,7 @@ class Attachment:
             sequence = self._allocated.pop(args["sequence"], None)
             if sequence is None:
                 raise Failure("sequence_unknown", f"no sequence {args['sequence']!r} was allocated")
-            sequence.cache = self._shape.build(self._arena, sequence.computed, sequence.pages, sequence.slot)
+            sequence.cache = self._shape.build(self._arena, sequence.computed, sequence.pages, sequence.place)
             self._open[sequence.name] = sequence
         self.restored.put(sequence)
         return {}

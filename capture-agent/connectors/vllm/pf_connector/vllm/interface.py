@@ -57,7 +57,8 @@ def check() -> None:
         base = getattr(importlib.import_module(_BASE), "KVConnectorBase_V1", None)
         lacking += [f"KVConnectorBase_V1.{hook}" for hook in _HOOKS if base is not None and not hasattr(base, hook)]
     if lacking:
-        raise Incompatible(f"pf-connector {__version__} is for vLLM {_versions()}; this is vLLM {version}, which lacks {', '.join(lacking)}")
+        what = ", ".join(lacking)
+        raise Incompatible(f"pf-connector {__version__} is for vLLM {_versions()}; this is vLLM {version}, which lacks {what}")
     number = re.match(r"(\d+)\.(\d+)", version)
     if number is None or not OLDEST <= (int(number[1]), int(number[2])) <= NEWEST:
         log.warning("pf-connector %s is for vLLM %s and was never run with %s", __version__, _versions(), version)
