@@ -1,13 +1,15 @@
-"""Tiny models with random weights: `python models.py KIND DIR`."""
+"""Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, hybrid, or
+adapter (LoRA, of dense)."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import torch
 
-
-COMMON = {
+COMMON: dict[str, int] = {
     "vocab_size": 512,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -16,26 +18,26 @@ COMMON = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "max_position_embeddings": 2048,
-    "initializer_range": 0.15,
 }
+WIDE = {"initializer_range": 0.15}
+"""Large weights: tiny models with usual ones say the same token over and over."""
 
 
 def dense() -> torch.nn.Module:
     """Attention in every layer."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM(Qwen3Config(**COMMON, tie_word_embeddings=False))
+    return Qwen3ForCausalLM(Qwen3Config(**COMMON, **WIDE, tie_word_embeddings=False))
 
 
 def hybrid() -> torch.nn.Module:
-    """Three layers of gated linear attention, one of attention.
-
-    vLLM's CPU kernels need head dimensions of 128 and bfloat16.
-    """
+    """Three layers of gated linear attention, one of attention. vLLM's CPU kernels want head
+    dimensions of 128 and bfloat16."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(
         **COMMON,
+        **WIDE,
         linear_num_value_heads=2,
         linear_num_key_heads=1,
         linear_key_head_dim=128,
@@ -49,11 +51,30 @@ def hybrid() -> torch.nn.Module:
     return Qwen3NextForCausalLM(config)
 
 
+def adapter(directory: Path) -> None:
+    """A LoRA adapter of `dense`, large enough to change tokens."""
+    from safetensors.torch import save_file
+
+    rank, hidden, heads = 8, COMMON["hidden_size"], COMMON["num_attention_heads"] * COMMON["head_dim"]
+    tensors = {}
+    for layer in range(COMMON["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, hidden) / 4
+        tensors[f"{name}.lora_B.weight"] = torch.randn(heads, rank) / 4
+    directory.mkdir(parents=True)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, directory / "adapter_model.safetensors")
+
+
 def main() -> None:
-    """Writes a model directory."""
+    """Writes a model's or an adapter's directory."""
     kind, directory = sys.argv[1:3]
-    torch.manual_seed(1)
-    {"dense": dense, "hybrid": hybrid}[kind]().to(torch.bfloat16).save_pretrained(directory)
+    torch.manual_seed(int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    if kind == "adapter":
+        adapter(Path(directory))
+    else:
+        {"dense": dense, "hybrid": hybrid}[kind]().to(torch.bfloat16).save_pretrained(directory)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,7 @@ class Registry(Child):
         folder.mkdir(parents=True)
         command = [str(binaries / "pf-registry"), "serve", "--listen", "127.0.0.1:0", "--data", str(folder / "data")]
         super().__init__("pf-registry", command, folder / "log", _env(folder), stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith("listening on "):
             self.process.wait()
@@ -104,7 +107,8 @@ class Host:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode:
             raise Stopped(f"pf {' '.join(args)} ended with {done.returncode}:\n{done.stderr}")
-        return json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
     def engine(self, name: str) -> dict[str, Any] | None:
         """The agent's description of an engine."""
@@ -117,7 +121,8 @@ class Host:
             info = self.engine(name)
             return info if info and info["state"]["state"] == "ready" and also(info) else None
 
-        return wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
+        found: dict[str, Any] = wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
+        return found
 
     def refusal(self, name: str, reference: str) -> Refused | None:
         """The agent's refusal to restore this; `None` if it restores it."""
@@ -130,6 +135,35 @@ class Host:
     def stop(self) -> None:
         """Ends the agent."""
         self.agent.stop()
+
+
+class Events:
+    """Lines of JSON from a descriptor, with a limit: a hung engine must not hang the check."""
+
+    def __init__(self, descriptor: int, limit: float) -> None:
+        """`limit` is in seconds."""
+        self._limit = limit
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(descriptor,), daemon=True).start()
+
+    def _read(self, descriptor: int) -> None:
+        with os.fdopen(descriptor) as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def next(self) -> dict[str, Any] | None:
+        """The next event, `None` at the end. Raises `TimeoutError` after the limit."""
+        try:
+            line = self._lines.get(timeout=self._limit)
+        except queue.Empty as empty:
+            raise TimeoutError(f"no event for {self._limit:.0f} s") from empty
+        if line is None:
+            # Stays the end for the next call.
+            self._lines.put(None)
+            return None
+        event: dict[str, Any] = json.loads(line)
+        return event
 
 
 class Engine(Child):
@@ -154,32 +188,38 @@ class Engine(Child):
             super().__init__(program, command, folder / "engine.log", env, stdin=subprocess.PIPE, text=True, pass_fds=[write])
         finally:
             os.close(write)
-        self._events = os.fdopen(read)
+        self._events = Events(read, PATIENCE)
 
     def send(self, **work: Any) -> None:
-        """Sends a request."""
+        """Asks for work."""
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(work) + "\n")
         self.process.stdin.flush()
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yields events as they arrive."""
-        for line in self._events:
-            yield json.loads(line)
-        self.process.wait()
-        raise Stopped(f"{self.name} ended with {self.process.returncode}:\n{self.tail()}")
-
     def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-        """Waits for the next event of this kind."""
-        return next(e for e in self.events() if e["event"] == event and where(e))
+        """The next such event.
+
+        Raises `Stopped` if the engine ends, or sends nothing for `PATIENCE` seconds.
+        """
+        while True:
+            try:
+                found = self._events.next()
+            except TimeoutError as error:
+                raise Stopped(f"{self.name}: {error} while waiting for {event!r}:\n{self.tail()}") from error
+            if found is None:
+                self.process.wait()
+                raise Stopped(f"{self.name} ended with {self.process.returncode}:\n{self.tail()}")
+            if found["event"] == event and where(found):
+                return found
 
     def stop(self) -> None:
-        """Closes standard input and waits; kills the process if it does not end."""
+        """Closes standard input and waits; ends it the hard way if it stays."""
+        assert self.process.stdin is not None
         self.process.stdin.close()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             super().stop()
-        self._events.close()
 
 
 def _env(folder: Path) -> dict[str, str]:

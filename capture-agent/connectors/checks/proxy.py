@@ -74,6 +74,8 @@ class Proxy:
         try:
             (length,) = struct.unpack("<I", head)
             first = receive(_Replay(engine, struct.pack("<I", length)))
+            if first is None:
+                return
             if self.omit:
                 groups = first["args"].get("groups", [])
                 first["args"]["groups"] = [g for g in groups if not g["name"].startswith(self.omit)]

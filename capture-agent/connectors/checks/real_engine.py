@@ -1,7 +1,6 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
-python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid]
-[transformers]
+python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [vllm-adapters] [transformers]
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "transformers")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "transformers")
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ def main() -> None:
     from pf_connector.transformers import Attachment
 
     made = model(args.family)
-    attachment = Attachment(made, engine=args.engine, socket=args.socket, weights=f"name:{args.family}", blocks=64, sequences=4)
+    attachment = Attachment(made, engine=args.engine, socket=args.socket, blocks=64, sequences=4)
     say(event="ready")
     sequences: dict[str, Any] = {}
     for line in sys.stdin:

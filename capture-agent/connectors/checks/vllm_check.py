@@ -5,7 +5,9 @@ A process on another host, which has never seen the prompt, continues the genera
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,22 @@ CAPTURE_AFTER = 20
 def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]:
     """Runs one model through capture and restore."""
     fresh(folder)
-    model = folder / "model"
     note(f"{kind}: writing a model with random weights")
-    here = Path(__file__).resolve().parent
-    subprocess.run([python, str(here / "models.py"), kind, str(model)], check=True, capture_output=True)
-    args = ["--model", str(model), "--engine", ENGINE, "--weights", f"name:{kind}", *(["--block", "32"] if kind == "dense" else [])]
+    model = _write(python, folder / "model", "dense" if kind == "adapters" else kind)
+    args = ["--model", model, "--engine", ENGINE, *(["--block", "32"] if kind != "hybrid" else [])]
     registry = Registry(binaries, folder / "registry")
     try:
+        if kind == "adapters":
+            return _adapters(python, binaries, folder, registry, args)
         return _hosts(kind, python, binaries, folder, registry, args)
     finally:
         registry.stop()
+
+
+def _write(python: str, folder: Path, kind: str, seed: int = 1) -> str:
+    program = Path(__file__).resolve().parent / "models.py"
+    subprocess.run([python, str(program), kind, str(folder), str(seed)], check=True, capture_output=True)
+    return str(folder)
 
 
 def _hosts(kind: str, python: str, binaries: Path, folder: Path, registry: Registry, args: list[str]) -> list[Outcome]:
@@ -46,7 +54,10 @@ def _hosts(kind: str, python: str, binaries: Path, folder: Path, registry: Regis
         a.stop()
     b = Host("host B", binaries, folder / "b", registry.url)
     try:
-        return outcomes + _restore(kind, python, b, args, prompt, full, report, reference)
+        outcomes += _restore(kind, python, b, args, prompt, full, report, reference)
+        if kind == "dense":
+            outcomes.append(_others(python, b, folder, args, f"{reference}:mid"))
+        return outcomes
     finally:
         b.stop()
 
@@ -144,3 +155,61 @@ def _refused(host: Host, reference: str) -> Outcome:
     refused = host.refusal(ENGINE, reference)
     right = refused is not None and refused.code in ("missing_state", "missing_group")
     return Outcome("without its recurrent state the snapshot is refused", right, str(refused or "it was restored")[:160])
+
+
+def _others(python: str, host: Host, folder: Path, args: list[str], reference: str) -> Outcome:
+    """An engine with the same files of configuration, another rope, and other weights."""
+    note("dense: starting a vLLM with other weights and an override")
+    other = _write(python, folder / "other", "dense", seed=2)
+    override = json.dumps({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}})
+    changed = [other if arg == args[1] else arg for arg in args] + ["--overrides", override]
+    engine = Engine(python, "vllm_host.py", host.folder / "other", [*changed, "--socket", str(host.engines)])
+    try:
+        engine.until("ready")
+        host.wait_ready(ENGINE, engine)
+        refused = host.refusal(ENGINE, reference)
+    finally:
+        engine.stop()
+    right = refused is not None and refused.code == "fingerprint_mismatch" and all(w in str(refused) for w in ("model_config", "weights"))
+    return Outcome("--hf-overrides and other weights are refused by name", right, str(refused or "it was restored")[-160:])
+
+
+def _adapters(python: str, binaries: Path, folder: Path, registry: Registry, args: list[str]) -> list[Outcome]:
+    """Two adapters of one name: what one computed is not the other's."""
+    one, two = (_write(python, folder / name, "adapter", seed) for seed, name in ((1, "one"), (2, "two")))
+    copy = shutil.copytree(one, folder / "copy")
+    random.seed(7)
+    prompt = [random.randrange(1, 500) for _ in range(PROMPT)]
+    reference = f"{registry.url}/real/adapters:mid"
+    host = Host("host A", binaries, folder / "a", registry.url)
+    try:
+        engine = Engine(python, "vllm_host.py", host.folder / "engine", [*args, "--adapters", "--socket", str(host.engines)])
+        try:
+            engine.until("ready")
+            host.wait_ready(ENGINE, engine)
+            note("adapters: generating with one, captured")
+            engine.send(tokens=prompt, count=STEPS, name="captured", adapter=["sql", 1, one])
+            engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
+            report = host.pf("snapshot", ENGINE, reference, "--push", "wait")
+            full = engine.until("done")
+            host.pf("restore", reference, ENGINE)
+            tokens = (prompt + full["tokens"])[: report["boundary"] + 1]
+            made = len(tokens) - len(prompt)
+            note("adapters: continuing with another of the same name, then with a copy of another name")
+            engine.send(tokens=tokens, count=STEPS - made, name="other", adapter=["sql", 2, two])
+            other = engine.until("done")
+            engine.send(tokens=tokens, count=STEPS - made, name="same", adapter=["renamed", 3, str(copy)])
+            same = engine.until("done")
+        finally:
+            engine.stop()
+    finally:
+        host.stop()
+    equal = same["cached"] == report["boundary"] and same["tokens"] == full["tokens"][made:] and same["scores"] == full["scores"][made:]
+    return [
+        Outcome(
+            "an adapter of the same name and other weights gets no state",
+            not other["cached"],
+            f"{other['cached']} tokens taken as computed",
+        ),
+        Outcome("a copy of the adapter under another name continues bit for bit", equal, f"{same['cached']} tokens taken as computed"),
+    ]

@@ -1,7 +1,5 @@
-"""Runs a vLLM engine with the connector.
-
-JSON lines drive it: requests on standard input, events on the descriptor `--events`.
-"""
+"""A vLLM engine with the connector, driven by JSON lines: requests on standard input, events on
+the descriptor `--events`."""
 
 from __future__ import annotations
 
@@ -20,8 +18,10 @@ def say(**event: Any) -> None:
     os.write(EVENTS, (json.dumps(event) + "\n").encode())
 
 
-async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: str | None) -> None:
-    """Generates greedily and reports every token with its log-probability, bit for bit."""
+async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: str | None = None, adapter: Any = None) -> None:
+    """Generates greedily and reports every token with its log-probability, bit for bit.
+    `adapter` is a name, a number and a folder."""
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = SamplingParams(
@@ -31,7 +31,7 @@ async def generate(engine: Any, tokens: list[int], count: int, name: str, salt: 
     if salt:
         prompt["cache_salt"] = salt
     out, scores, cached = [], [], None
-    async for piece in engine.generate(prompt, params, name):
+    async for piece in engine.generate(prompt, params, name, lora_request=LoRARequest(*adapter) if adapter else None):
         step = piece.outputs[0]
         for token, chosen in zip(step.token_ids, step.logprobs, strict=True):
             out.append(token)
@@ -54,9 +54,11 @@ async def serve(args: argparse.Namespace) -> None:
         kv_connector_module_path="pf_connector.vllm",
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"engine": args.engine, "socket": args.socket, "weights": args.weights},
+        kv_connector_extra_config={"engine": args.engine, "socket": args.socket},
     )
     options: dict[str, Any] = {"block_size": args.block} if args.block else {}
+    if args.adapters:
+        options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=args.model,
@@ -66,7 +68,8 @@ async def serve(args: argparse.Namespace) -> None:
             enforce_eager=True,
             max_num_seqs=4,
             seed=0,
-            enable_prefix_caching=True,
+            enable_prefix_caching=not args.adapters,
+            hf_overrides=json.loads(args.overrides),
             prefix_caching_hash_algo="sha256_cbor",
             disable_hybrid_kv_cache_manager=False,
             kv_transfer_config=transfer,
@@ -75,10 +78,11 @@ async def serve(args: argparse.Namespace) -> None:
     )
     control = Control(engine)
     say(event="ready")
-    loop, running = asyncio.get_running_loop(), set()
+    loop = asyncio.get_running_loop()
+    running: set[asyncio.Task[None]] = set()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         work = json.loads(line)
-        task = asyncio.create_task(generate(engine, work["tokens"], work["count"], work["name"], work.get("salt")))
+        task = asyncio.create_task(generate(engine, **work))
         running.add(task)
         task.add_done_callback(running.discard)
     control.close()
@@ -91,8 +95,13 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--engine", required=True)
     parser.add_argument("--socket", required=True)
-    parser.add_argument("--weights", required=True)
     parser.add_argument("--block", type=int)
+    parser.add_argument("--overrides", default="{}", help="JSON, as --hf-overrides of vllm serve")
+    parser.add_argument(
+        "--adapters",
+        action="store_true",
+        help="take LoRA adapters; without vLLM's own prefix cache, so that what is cached came from the agent",
+    )
     parser.add_argument("--events", required=True, type=int)
     args = parser.parse_args()
     global EVENTS

@@ -52,6 +52,7 @@ def request(path: str, method: str, target: str, body: dict[str, Any] | None = N
 def engine_info(path: str, engine: str) -> dict[str, Any] | None:
     """The agent's description of an engine; `None` while there is no such engine, or no agent."""
     try:
-        return request(path, "GET", f"/v1/engines/{quote(engine)}", timeout=10.0)
+        found: dict[str, Any] = request(path, "GET", f"/v1/engines/{quote(engine)}", timeout=10.0)
+        return found
     except (OSError, Refused):
         return None

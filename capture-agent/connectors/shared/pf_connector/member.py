@@ -8,12 +8,13 @@ that had come: an engine that was paused goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,20 +32,25 @@ _LONGEST_PAUSE = 5.0
 class Member:
     """One member of one engine.
 
-    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls
-    to functions; `descriptors` go with the registration and stay the caller's.
+    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls to functions; `descriptors` go
+    with the registration and stay the caller's.
+
+    `prepare` runs before each registration, in the member's own thread, and adds to it. It may take
+    long, and raises `Failure` while the engine cannot be registered.
     """
 
     def __init__(
         self,
         path: str,
         registration: dict[str, Any],
-        calls: dict[str, Verb] | None = None,
+        calls: Mapping[str, Verb] | None = None,
         *,
         descriptors: Sequence[int] = (),
+        prepare: Callable[[], dict[str, Any]] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         self._path = path
+        self._prepare = prepare
         self._registration = {"protocol": PROTOCOL, **registration}
         self._calls = dict(calls or {})
         self._descriptors = [os.dup(fd) for fd in descriptors]
@@ -104,6 +110,13 @@ class Member:
         """Makes a call and waits for its answer. Raises `Failure`, `TimeoutError`."""
         return self.submit(call, args).result(timeout)
 
+    def reconnect(self) -> None:
+        """Ends the connection: the member prepares and registers anew."""
+        with self._lock:
+            sock = self._socket
+        if sock is not None:
+            _shut(sock)
+
     def close(self) -> None:
         """Leaves the engine. The agent drops its mappings."""
         self._closed.set()
@@ -137,6 +150,7 @@ class Member:
 
     def _session(self) -> float:
         """One connection, from registering to its end; the pause before the next one."""
+        registration = self._registration | (self._prepare() if self._prepare is not None else {})
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(self._path)
             with self._lock:
@@ -144,7 +158,7 @@ class Member:
             try:
                 if self._closed.is_set():
                     return 0.0
-                self._send(sock, {"id": 0, "call": "register", "args": self._registration}, self._descriptors)
+                self._send(sock, {"id": 0, "call": "register", "args": registration}, self._descriptors)
                 answer = receive(sock)
                 if answer is None:
                     raise WireError("the connection ended before the registration was answered")
@@ -168,7 +182,7 @@ class Member:
             if message is None:
                 return
             if "call" in message:
-                self._work.put(lambda message=message: self._answer(sock, message))
+                self._work.put(functools.partial(self._answer, sock, message))
             else:
                 self._take(message)
 

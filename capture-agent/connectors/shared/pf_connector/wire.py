@@ -12,7 +12,7 @@ import json
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 PROTOCOL = 1
 """Version of the protocol."""
@@ -23,6 +23,13 @@ MAX_DESCRIPTORS = 64
 
 _LENGTH = struct.Struct("<I")
 _STEP = 1 << 20
+
+
+class Source(Protocol):
+    """What messages are read from: a socket, or something like it."""
+
+    def recv(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
 
 
 class WireError(Exception):
@@ -67,7 +74,7 @@ def send(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int
     sock.sendall(data)
 
 
-def receive(sock: socket.socket) -> dict[str, Any] | None:
+def receive(sock: Source) -> dict[str, Any] | None:
     """The next message; `None` when the other side has closed between two messages."""
     head = _exactly(sock, _LENGTH.size, may_end=True)
     if head is None:
@@ -85,8 +92,8 @@ def receive(sock: socket.socket) -> dict[str, Any] | None:
     return message
 
 
-def _exactly(sock: socket.socket, length: int, *, may_end: bool = False) -> bytearray | None:
-    # Grow with the bytes that arrived, not with the announced length.
+def _exactly(sock: Source, length: int, *, may_end: bool = False) -> bytearray | None:
+    # Grows with what has come, not with what was announced.
     data = bytearray()
     while len(data) < length:
         piece = sock.recv(min(length - len(data), _STEP))

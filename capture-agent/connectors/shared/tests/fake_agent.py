@@ -9,6 +9,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ class FakeAgent:
         self.path = path
         self.links: list[Link] = []
         self.came = threading.Condition()
+        self.refuse: dict[str, Any] | None = None
+        """The error that registrations are answered with."""
         self._answer = answer or (lambda call, args: {})
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(path)
@@ -50,7 +53,7 @@ class FakeAgent:
             threading.Thread(target=self._session, args=(sock,), daemon=True).start()
 
     def _session(self, sock: socket.socket) -> None:
-        link = Link(sock, self._answer)
+        link = Link(sock, self._answer, self.refuse)
         with self.came:
             self.links.append(link)
             self.came.notify_all()
@@ -66,6 +69,15 @@ class FakeAgent:
             raise TimeoutError(f"connection {number} did not register")
         return link
 
+    def wait_for(self, look: Callable[[list[Link]], Any], timeout: float = 10) -> Any:
+        """What `look` finds in the connections, as soon as it finds something."""
+        end = time.monotonic() + timeout
+        while not (found := look(self.links)):
+            if time.monotonic() > end:
+                raise TimeoutError
+            time.sleep(0.01)
+        return found
+
     def close(self) -> None:
         """Ends everything."""
         self._server.close()
@@ -76,8 +88,10 @@ class FakeAgent:
 class Link:
     """One connection."""
 
-    def __init__(self, sock: socket.socket, answer: Answer) -> None:
+    def __init__(self, sock: socket.socket, answer: Answer, refuse: dict[str, Any] | None) -> None:
         self.register: dict[str, Any] = {}
+        self.ended = threading.Event()
+        self._refuse = refuse
         self.descriptors: list[int] = []
         self.registered = threading.Event()
         self._sock = sock
@@ -96,6 +110,9 @@ class Link:
                 body += self._sock.recv(length - len(body))
             first = json.loads(body)
             self.register = first["args"]
+            if self._refuse is not None:
+                send(self._sock, {"id": first["id"], "error": self._refuse})
+                return
             send(self._sock, {"id": first["id"], "ok": {"agent": "test", "fingerprint": "sha256:" + "0" * 64}})
             self.registered.set()
             while (message := receive(self._sock)) is not None:
@@ -107,6 +124,8 @@ class Link:
                         self._came.notify_all()
         except OSError:
             pass
+        finally:
+            self.ended.set()
 
     def _reply(self, message: dict[str, Any]) -> None:
         answer = self._answer(message["call"], message["args"])

@@ -5,15 +5,18 @@ Needs torch and transformers, no engine and no network.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import threading
 import unittest
 from typing import Any
+from unittest import mock
 
 import torch
 
 from fake_agent import FakeAgent, Link
-from pf_connector.transformers import Attachment, Sequence
+from pf_connector.transformers import Attachment, Sequence, Unidentified
+from pf_connector.transformers.cache import Shape
 
 
 def model() -> Any:
@@ -47,7 +50,7 @@ MODEL = model()
 class Attached(unittest.TestCase):
     def setUp(self) -> None:
         self.agent = FakeAgent.beside(self)
-        self.engine = Attachment(MODEL, engine="e", socket=self.agent.path, weights="w", blocks=8, sequences=2)
+        self.engine = Attachment(MODEL, engine="e", socket=self.agent.path, blocks=8, sequences=2)
         self.addCleanup(self.engine.close)
         self.link = self.agent.link(0)
         self.memory = mmap.mmap(self.link.descriptors[0], self.link.register["memories"][0]["bytes"])
@@ -75,6 +78,20 @@ class Attached(unittest.TestCase):
                 found += [(p["offset"] + block * p["block_stride"], p["bytes"]) for p in parts]
         return found
 
+    def place(self, captured: dict[str, Any], pages: list[bytes]) -> str:
+        """As the agent does: a new sequence with these bytes. Its name."""
+        allocated = self.ok("allocate", {"tokens": captured["tokens"], "boundary": captured["boundary"]})
+        for (at, size), page in zip(self.places(allocated["blocks"]), pages, strict=True):
+            self.memory[at : at + size] = page
+        return allocated["sequence"]
+
+    def logits(self, sequence: str, boundary: int) -> list[list[int]]:
+        return self.ok("oracle", {"sequence": sequence, "boundary": boundary, "top": 3})["top"]
+
+    def highest(self, logits: torch.Tensor) -> list[list[int]]:
+        values, ids = logits.sort(descending=True, stable=True)
+        return [[int(i), int(v.view(torch.int32)) & 0xFFFFFFFF] for i, v in zip(ids[:3], values[:3], strict=True)]
+
     def capture(self) -> tuple[dict[str, Any], list[bytes]]:
         self.ok("pause")
         (sequence,) = self.ok("table")["sequences"]
@@ -90,16 +107,69 @@ class Attached(unittest.TestCase):
         expected = self.run_steps(first, 12)
         again, _ = self.capture()
         self.assertEqual(again["boundary"], 34)
-        allocated = self.ok("allocate", {"tokens": captured["tokens"], "boundary": 22})
-        for (at, size), page in zip(self.places(allocated["blocks"]), pages, strict=True):
-            self.memory[at : at + size] = page
-        oracle = self.ok("oracle", {"sequence": allocated["sequence"], "boundary": 22, "top": 3})["top"]
-        self.assertEqual(oracle[0][0], int(expected[0].argmax()))
-        self.assertEqual(oracle[0][1], int(expected[0].max().view(torch.int32)) & 0xFFFFFFFF)
-        self.ok("activate", {"sequence": allocated["sequence"]})
+        name = self.place(captured, pages)
+        self.assertEqual(self.logits(name, 22), self.highest(expected[0]))
+        self.ok("activate", {"sequence": name})
         restored = self.engine.restored.get(timeout=10)
         for mine, theirs in zip(self.run_steps(restored, 12), expected, strict=True):
             self.assertTrue(torch.equal(mine, theirs))
+
+    def test_after_a_capture_logits_come_from_the_live_cache(self) -> None:
+        first = self.engine.open("a", list(range(1, 20)))
+        self.run_steps(first, 4)
+        captured, _ = self.capture()
+        still = self.logits("a", captured["boundary"])
+        expected = self.run_steps(first, 3)
+        self.assertEqual(still, self.highest(expected[0]), "before the step: from a copy")
+        self.assertEqual(self.logits("a", captured["boundary"]), still, "after it: as it was")
+        self.assertEqual(self.logits("a", captured["boundary"] + 1), [], "nobody captured there")
+        captured, _ = self.capture()
+        first.append(5)
+        self.run_steps(first, 1)
+        self.assertEqual(self.logits("a", captured["boundary"]), [], "two tokens in one step are another computation")
+
+    def test_state_that_the_arena_lost_shows_in_the_logits(self) -> None:
+        export = Shape.export
+
+        def forgets(shape: Shape, *args: Any) -> None:
+            """Copies pages, and no recurrent state."""
+            with mock.patch.object(shape, "slots", []):
+                export(shape, *args)
+
+        first = self.engine.open("a", list(range(1, 20)))
+        self.run_steps(first, 4)
+        with mock.patch.object(Shape, "export", forgets):
+            captured, pages = self.capture()
+        recorded = self.logits("a", captured["boundary"])
+        self.assertEqual(recorded, self.highest(self.run_steps(first, 1)[0]))
+        self.assertNotEqual(self.logits(self.place(captured, pages), captured["boundary"]), recorded)
+
+    def test_configuration_and_weights_are_identified(self) -> None:
+        def deployment(model: Any) -> dict[str, Any]:
+            engine = Attachment(model, engine="other", socket=self.agent.path, blocks=1, sequences=1)
+            self.addCleanup(engine.close)
+            links = self.agent.wait_for(lambda links: [link for link in links if link.registered.is_set()][number:])
+            return links[0].register["deployment"]
+
+        number = 1
+        same = self.link.register["deployment"]
+        self.assertEqual(deployment(copy.deepcopy(MODEL)), same)
+        for change, field in (
+            (lambda model: setattr(model.config, "rms_norm_eps", 1e-5), "model_config"),
+            (lambda model: model.config.rope_parameters.update(rope_theta=100.0), "model_config"),
+            (lambda model: model.lm_head.weight.data[0, :1].add_(1), "weights"),
+        ):
+            number += 1
+            other = copy.deepcopy(MODEL)
+            change(other)
+            found = deployment(other)
+            self.assertEqual([key for key in same if found[key] != same[key]], [field])
+
+    def test_other_weights_than_expected_are_refused(self) -> None:
+        weights = self.link.register["deployment"]["weights"]
+        Attachment(MODEL, engine="other", socket=self.agent.path, weights=weights, blocks=1, sequences=1).close()
+        with self.assertRaisesRegex(Unidentified, weights):
+            Attachment(MODEL, engine="other", socket=self.agent.path, weights="sha256:" + "0" * 64, blocks=1, sequences=1)
 
     def test_no_step_runs_while_the_agent_has_it_paused(self) -> None:
         sequence = self.engine.open("a", [1, 2, 3])

@@ -4,6 +4,9 @@ Not run with SGLang itself: it is tested against the linker's interface (SGLang 
 README of this folder.
 """
 
+from pf_connector.identity import adapter
+
+from .deployment import deployment
 from .linker import PfLinker, Pool, Request
 
-__all__ = ["PfLinker", "Pool", "Request"]
+__all__ = ["PfLinker", "Pool", "Request", "adapter", "deployment"]

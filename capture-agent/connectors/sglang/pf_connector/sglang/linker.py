@@ -37,6 +37,7 @@ class Request:
     tokens: list[int]
     salt: str = ""
     adapter: str | None = None
+    """The digest of the adapter's files (`pf_connector.sglang.adapter`), never its name."""
 
 
 @dataclass(frozen=True)

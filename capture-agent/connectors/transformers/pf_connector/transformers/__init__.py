@@ -1,6 +1,6 @@
 """The connector for loops over Hugging Face transformers.
 
-    attachment = Attachment(model, engine="hf-0", weights="sha256:…")
+    attachment = Attachment(model, engine="hf-0")
     sequence = attachment.open("chat-1", prompt)
     while not done:
         with attachment.step():
@@ -14,7 +14,9 @@ connector copies what is new of a sequence's cache into pages of an arena in sha
 restored sequence's cache is built from the arena.
 """
 
+from pf_connector.identity import Unidentified
+
 from .attachment import Attachment, Sequence
 from .cache import Unsupported
 
-__all__ = ["Attachment", "Sequence", "Unsupported"]
+__all__ = ["Attachment", "Sequence", "Unidentified", "Unsupported"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import queue
 import struct
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pf_connector import identity
 from pf_connector.member import Member
 from pf_connector.paths import socket_path
 from pf_connector.wire import Failure
@@ -31,21 +35,35 @@ class Sequence:
         self.salt = ""
         self.sampling: dict[str, Any] = {}
         self.unrecorded: list[str] = []
-        """Names of state that affects the next tokens and is not captured, such as `rng`."""
+        """What decides the next tokens and is neither in the cache nor in `sampling`, such as
+        `rng`."""
         self.pages = pages
         self.slot = slot
         self.exported = computed
+        self.captured: int | None = None
+        """Where the agent captured it last, until the step there has been computed."""
+        self.logits: tuple[int, torch.Tensor] | None = None
+        """The captured position, and the logits that the live cache gave in the step there."""
+
+    @property
+    def place(self) -> int:
+        """The slot of its state. It has one as soon as it has pages."""
+        if self.slot is None:
+            raise ValueError(f"sequence {self.name!r} has no place for its state")
+        return self.slot
 
     def forward(self, model: Any) -> torch.Tensor:
-        """Computes all tokens that are not computed yet. Returns the logits of the next one.
-
-        Call it within `step`.
-        """
+        """Computes all tokens that are not yet; the logits of the next one. Within a step."""
+        tokens = self.tokens[self.computed :]
         with torch.no_grad():
-            out = model(torch.tensor([self.tokens[self.computed :]], device=model.device), past_key_values=self.cache, use_cache=True)
+            out = model(torch.tensor([tokens], device=model.device), past_key_values=self.cache, use_cache=True)
+        if self.captured == self.computed and len(tokens) == 1:
+            self.logits = self.computed, out.logits[0, -1].clone()
+        self.captured = None
         self.cache = out.past_key_values
         self.computed = len(self.tokens)
-        return out.logits[0, -1]
+        found: torch.Tensor = out.logits[0, -1]
+        return found
 
     def append(self, token: int) -> None:
         """Adds the chosen token."""
@@ -53,9 +71,12 @@ class Sequence:
 
 
 class Attachment:
-    """Connects a loop in this process to the capture agent.
+    """Connects a loop in this process to the capture agent. One model, any number of sequences,
+    each with a cache of its own.
 
-    It has one model and any number of sequences, each with a cache of its own.
+    Hashes the model's tensors, so it takes some seconds for each 10 GB. `weights` is the digest
+    that is expected. Raises `Unsupported` for caches that cannot be captured, `Unidentified` if
+    the weights are not those expected. Weights must not change afterwards.
     """
 
     def __init__(
@@ -73,6 +94,7 @@ class Attachment:
             raise Unsupported(f"a model on {model.device}: the arena is in host memory")
         import transformers
 
+        deployment = _deployment(model, weights)
         self._model = model
         self._shape = Shape(model, block_tokens)
         self._arena = self._shape.arena(blocks, sequences)
@@ -91,7 +113,7 @@ class Attachment:
             "member": "loop",
             "verbs": ["pause", "table", "oracle", "allocate"],
             "world": 1,
-            "deployment": _deployment(model, weights),
+            "deployment": deployment,
             "memories": [self._arena.memory()],
             "groups": self._shape.groups(self._arena, blocks, sequences, tag),
         }
@@ -126,7 +148,8 @@ class Attachment:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One step of the loop, in which caches may change. Waits while the engine is paused."""
+        """One step of the loop: caches change only within. Waits while the agent has the engine
+        paused."""
         with self._still:
             yield
 
@@ -164,7 +187,7 @@ class Attachment:
         if self._shape.attention:
             found["main"] = sequence.pages
         if self._shape.slots:
-            found["state"] = [sequence.slot]
+            found["state"] = [sequence.place]
         return found
 
     # Calls of the agent.
@@ -199,8 +222,9 @@ class Attachment:
 
     def _describe(self, sequence: Sequence) -> dict[str, Any]:
         self._room(sequence, sequence.computed)
-        self._shape.export(sequence.cache, self._arena, sequence.exported, sequence.computed, sequence.pages, sequence.slot)
-        sequence.exported = sequence.computed
+        self._shape.export(sequence.cache, self._arena, sequence.exported, sequence.computed, sequence.pages, sequence.place)
+        sequence.exported = sequence.captured = sequence.computed
+        sequence.logits = None
         return {
             "id": sequence.name,
             "tokens": sequence.tokens,
@@ -212,23 +236,42 @@ class Attachment:
         }
 
     def _oracle(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Computes one step from the arena alone and discards its result.
+        """The logits of the step at a position: after a capture from the live cache, before a
+        restored sequence runs from the arena.
 
-        So the logits check also shows that the arena has everything that a restore needs.
+        Equal logits prove that the arena has all that the live cache had. Two answers from the
+        arena would prove only that what it lacks is the same both times.
         """
         boundary, top = int(args["boundary"]), int(args["top"])
-        with self._tables:
-            sequence = self._allocated.get(args["sequence"]) or self._open.get(args["sequence"])
-            if sequence is None:
-                raise Failure("sequence_unknown", f"no sequence {args['sequence']!r}")
-            if sequence.exported != boundary or len(sequence.tokens) <= boundary:
-                return {"boundary": boundary, "top": []}
-            cache = self._shape.build(self._arena, boundary, sequence.pages, sequence.slot)
-            token = sequence.tokens[boundary]
-        with torch.no_grad():
-            scores = self._model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1].float()
+        with nullcontext() if self._paused else self._still, self._tables:
+            logits = self._logits(args["sequence"], boundary)
+        if logits is None:
+            return {"boundary": boundary, "top": []}
+        scores = logits.float()
         order = sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))[:top]
         return {"boundary": boundary, "top": [[i, struct.unpack("<I", struct.pack("<f", float(scores[i])))[0]] for i in order]}
+
+    def _logits(self, name: str, boundary: int) -> torch.Tensor | None:
+        """No step runs meanwhile. `None` if the step at `boundary` was not computed as one step,
+        or will not be."""
+        if (sequence := self._allocated.get(name)) is not None:
+            if sequence.computed != boundary or len(sequence.tokens) <= boundary:
+                return None
+            return self._step(self._shape.build(self._arena, boundary, sequence.pages, sequence.place), sequence.tokens[boundary])
+        if (sequence := self._open.get(name)) is None:
+            raise Failure("sequence_unknown", f"no sequence {name!r}")
+        if sequence.logits is not None and sequence.logits[0] == boundary:
+            return sequence.logits[1]
+        if sequence.computed == boundary < len(sequence.tokens):
+            # It still stands there. The step is computed with a copy of its cache, because it
+            # changes the cache.
+            return self._step(copy.deepcopy(sequence.cache), sequence.tokens[boundary])
+        return None
+
+    def _step(self, cache: Any, token: int) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = self._model(torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[0, -1]
+        return found
 
     def _allocate(self, args: dict[str, Any]) -> dict[str, Any]:
         boundary, tokens = int(args["boundary"]), [int(token) for token in args["tokens"]]
@@ -250,7 +293,7 @@ class Attachment:
             sequence = self._allocated.pop(args["sequence"], None)
             if sequence is None:
                 raise Failure("sequence_unknown", f"no sequence {args['sequence']!r} was allocated")
-            sequence.cache = self._shape.build(self._arena, sequence.computed, sequence.pages, sequence.slot)
+            sequence.cache = self._shape.build(self._arena, sequence.computed, sequence.pages, sequence.place)
             self._open[sequence.name] = sequence
         self.restored.put(sequence)
         return {}
@@ -266,12 +309,23 @@ class Attachment:
 def _deployment(model: Any, weights: str) -> dict[str, Any]:
     import transformers
 
+    config = model.config
+    settings: dict[str, Any] = {
+        "model": type(model).__name__,
+        # Neither is in `to_dict()`.
+        "attention": str(getattr(config, "_attn_implementation", None) or "eager"),
+        "experts": str(getattr(config, "_experts_implementation", None) or "default"),
+    }
+    source = inspect.getsourcefile(type(model))
+    if type(model).__module__.startswith("transformers_modules.") and source is not None:
+        settings["code"] = identity.code(Path(source).parent)
     return {
-        "weights": weights or f"name:{model.config.name_or_path or type(model).__name__}",
+        "weights": identity.tensors(model.state_dict().items(), weights),
+        "model_config": identity.configuration(config.to_dict(), settings),
         "engine": f"transformers/{transformers.__version__}",
         "backend": f"torch/{torch.__version__}/cpu/{torch.backends.cpu.get_cpu_capability()}",
-        "attention": str(getattr(model.config, "_attn_implementation", None) or "eager"),
-        "model": type(model).__name__,
+        "attention": settings["attention"],
+        "model": settings["model"],
         "dtype": str(model.dtype).removeprefix("torch."),
         # The number of threads decides the order of sums.
         "threads": torch.get_num_threads(),

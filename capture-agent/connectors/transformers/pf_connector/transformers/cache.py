@@ -74,7 +74,7 @@ class Shape:
 
     def arena(self, blocks: int, sequences: int) -> Arena:
         """An arena with so many pages and room for the state of so many sequences."""
-        wanted = []
+        wanted: list[tuple[str, int, tuple[int, ...], torch.dtype]] = []
         for one in self.attention:
             for name, (heads, width) in (("k", one.keys), ("v", one.values)):
                 wanted.append((f"{name}.{one.layer}", blocks, (heads, self.block_tokens, width), one.dtype))
@@ -124,22 +124,22 @@ class Shape:
                     last = min(end, (column + 1) * self.block_tokens)
                     at = first - column * self.block_tokens
                     blocks[pages[column], :, at : at + last - first].copy_(tensor[0, :, first:last])
-        for one in self.slots:
-            tensor = getattr(cache.layers[one.layer], f"{one.kind}_states")[one.index]
-            arena.regions[one.name].blocks[slot].copy_(tensor[0])
+        for kept in self.slots:
+            tensor = getattr(cache.layers[kept.layer], f"{kept.kind}_states")[kept.index]
+            arena.regions[kept.name].blocks[slot].copy_(tensor[0])
 
     def build(self, arena: Arena, tokens: int, pages: list[int], slot: int) -> Any:
         """A cache of its own with the first `tokens` tokens."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._config)
-        for one in self.slots:
-            tensor = arena.regions[one.name].blocks[slot].clone().unsqueeze(0)
-            layer = cache.layers[one.layer]
-            if one.kind == "conv":
-                layer.update_conv_state(tensor, state_idx=one.index)
+        for kept in self.slots:
+            tensor = arena.regions[kept.name].blocks[slot].clone().unsqueeze(0)
+            layer = cache.layers[kept.layer]
+            if kept.kind == "conv":
+                layer.update_conv_state(tensor, state_idx=kept.index)
             else:
-                layer.update_recurrent_state(tensor, state_idx=one.index)
+                layer.update_recurrent_state(tensor, state_idx=kept.index)
         for one in self.attention:
             gathered = []
             for name in ("k", "v"):

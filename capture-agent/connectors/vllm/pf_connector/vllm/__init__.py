@@ -3,7 +3,7 @@
     KVTransferConfig(
         kv_connector="PfConnector", kv_connector_module_path="pf_connector.vllm", kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"engine": "vllm-0", "socket": "/run/user/1000/pf/engines.sock", "weights": "sha256:…"})
+        kv_connector_extra_config={"engine": "vllm-0", "socket": "/run/user/1000/pf/engines.sock"})
 
 The scheduler's half serves page tables and asks for state; each worker hands over its memory and
 has blocks filled; `control` pauses and resumes, from the process that has the `AsyncLLM` or beside
@@ -24,6 +24,9 @@ __all__ = ["Control", "PfConnector"]
 def __getattr__(name: str) -> Any:
     # The sidecar needs neither vLLM nor torch.
     if name == "PfConnector":
+        from . import interface
+
+        interface.check()
         from .connector import PfConnector
 
         return PfConnector

@@ -27,18 +27,32 @@ from .deployment import identity
 log = logging.getLogger("pf_connector")
 
 _PAUSE = 25.0
-"""Seconds for the steps in flight; the agent's timeout is a little longer."""
+"""Seconds for the steps in hand; the agent gives up a little later."""
+_LOOK = 1.0
+"""Seconds between two looks of the sidecar at whether the engine is still there."""
 
 
 class Switch:
-    """The member `control`, which pauses and resumes the engine by two functions."""
+    """The member `control`: two functions that pause and resume, and whether the engine stands
+    still because of them.
 
-    def __init__(self, path: str, registration: dict[str, Any], pause: Callable[[], None], resume: Callable[[], None]) -> None:
+    `prepare` completes the registration, as that of `Member`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        registration: dict[str, Any],
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        prepare: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self._pause_engine = pause
         self._resume_engine = resume
         self._paused = False
         calls = {"pause": self._pause, "resume": self._resume}
-        self.member = Member(path, registration | {"member": "control", "verbs": ["pause"]}, calls, on_lost=self._lost).start()
+        registration = registration | {"member": "control", "verbs": ["pause"]}
+        self.member = Member(path, registration, calls, prepare=prepare, on_lost=self._lost).start()
 
     def close(self) -> None:
         """Leaves the engine, and resumes it if it was paused."""
@@ -67,10 +81,8 @@ class Switch:
 
 
 class Control(Switch):
-    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process.
-
-    Construct it on that loop, or pass the loop.
-    """
+    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process. Make it on that loop,
+    or name the loop."""
 
     def __init__(self, engine: Any, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         who = identity(engine.vllm_config)
@@ -90,8 +102,7 @@ class Control(Switch):
             except TimeoutError as error:
                 raise Failure("timeout", "vLLM did not answer in time") from error
 
-        registration = {"engine": who.engine, "world": who.world, "deployment": who.deployment}
-        super().__init__(who.socket, registration, pause, resume)
+        super().__init__(who.socket, {"engine": who.engine, "world": who.world}, pause, resume, who.prepare)
 
 
 def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event) -> None:
@@ -107,16 +118,29 @@ def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event
         except OSError as error:
             raise Failure("engine_lost", f"{server}: {error}") from error
 
-    info = None
-    while not stop.is_set() and (info := engine_info(agent, engine)) is None:
-        stop.wait(1.0)
-    if info is None:
-        return
-    # Every member must register the same engine configuration as the others.
-    registration = {"engine": engine, "world": info["world"], "deployment": info["deployment"]}
-    switch = Switch(path, registration, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"))
-    stop.wait()
+    def prepare() -> dict[str, Any]:
+        # The other members have said what the deployment is; a member must say the same. They may
+        # be others than last time: a restarted server has another deployment if its model or
+        # options changed.
+        info = engine_info(agent, engine)
+        if info is None or _only_switch(info):
+            raise Failure("engine_lost", f"engine {engine!r} has not registered with the agent at {agent}")
+        return {"world": info["world"], "deployment": info["deployment"]}
+
+    switch = Switch(path, {"engine": engine}, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"), prepare)
+    while not stop.wait(_LOOK):
+        info = engine_info(agent, engine) if switch.member.registered else None
+        if info is not None and _only_switch(info):
+            # As long as it stays, the engine exists with the old deployment, and members that say
+            # another one are refused.
+            log.warning("engine %s has left: leaving it too, and waiting until it is back", engine)
+            switch.member.reconnect()
     switch.close()
+
+
+def _only_switch(info: dict[str, Any]) -> bool:
+    """Whether only a sidecar is left of an engine: no memory, and no tables."""
+    return not info["groups"] and set(info["verbs"]) <= {"pause"}
 
 
 def main() -> None:

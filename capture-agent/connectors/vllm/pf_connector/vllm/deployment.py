@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pf_connector.paths import socket_path
+from pf_connector.wire import Failure
+
+from .model import model_config, model_weights
+
+log = logging.getLogger("pf_connector")
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,15 @@ class Identity:
     socket: str
     world: int
     deployment: dict[str, Any]
+    """What is known at once."""
+    computed: Callable[[], dict[str, Any]] = dict
+    """The rest of the deployment. Reading the weights may take minutes, so it is asked for in a
+    member's thread."""
+
+    def prepare(self) -> dict[str, Any]:
+        """What completes a registration (`Member`). Raises `Failure` if weights or configuration
+        cannot be identified."""
+        return {"deployment": self.deployment | self.computed()}
 
 
 def identity(vllm_config: Any) -> Identity:
@@ -28,23 +45,26 @@ def identity(vllm_config: Any) -> Identity:
     if getattr(parallel, "data_parallel_size", 1) > 1:
         # Each replica has caches of its own.
         engine = f"{engine}-dp{parallel.data_parallel_rank}"
-    return Identity(engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config, extra))
+    rest = functools.partial(_computed, vllm_config, str(extra.get("weights") or ""))
+    return Identity(engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), _once(rest))
 
 
-def deployment(vllm_config: Any, extra: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal for a restore.
+def deployment(vllm_config: Any) -> dict[str, Any]:
+    """What must be equal for a restore and is known at once.
 
     Only settings that every process of the engine sees alike: the agent refuses members that
-    differ. What workers resolve themselves (attention backend, block sizes, cache layout) is in the
-    layout of the groups.
+    differ. What workers resolve themselves (attention backend, block sizes, cache layout) is in
+    the layout of the groups.
     """
+    import torch
+
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     lora = getattr(vllm_config, "lora_config", None)
     speculative = getattr(vllm_config, "speculative_config", None)
     found: dict[str, Any] = {
-        "weights": str(extra.get("weights") or f"name:{model.model}@{getattr(model, 'revision', None) or ''}"),
         "engine": f"vllm/{_version()}",
         "backend": _backend(vllm_config),
+        "torch": str(torch.__version__),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization or "none"),
@@ -53,6 +73,9 @@ def deployment(vllm_config: Any, extra: dict[str, Any]) -> dict[str, Any]:
         "tp": int(parallel.tensor_parallel_size),
         "pp": int(parallel.pipeline_parallel_size),
     }
+    if getattr(parallel, "enable_expert_parallel", False):
+        # Experts are spread over all replicas, and sums over them with it.
+        found["ep"] = int(parallel.tensor_parallel_size) * int(getattr(parallel, "data_parallel_size", 1))
     if not model.enforce_eager:
         sizes = getattr(vllm_config.compilation_config, "cudagraph_capture_sizes", None) or []
         found["graph_buckets"] = sorted(int(size) for size in sizes)
@@ -63,6 +86,39 @@ def deployment(vllm_config: Any, extra: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _computed(vllm_config: Any, given: str) -> dict[str, Any]:
+    """Digests of configurations and weights: of the model, and of a draft model if there is one."""
+    model = vllm_config.model_config
+    found = {
+        "model_config": model_config(vllm_config, model),
+        "weights": model_weights(model, vllm_config.load_config, given),
+    }
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None and draft.model != model.model:
+        found["draft_config"] = model_config(vllm_config, draft)
+        found["draft_weights"] = model_weights(draft, vllm_config.load_config, "")
+    return found
+
+
+def _once(compute: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """Computes when first asked, and remembers the answer, or why there is none."""
+    outcome: list[dict[str, Any] | Failure] = []
+
+    def ask() -> dict[str, Any]:
+        if not outcome:
+            try:
+                outcome.append(compute())
+            except Exception as error:
+                failure = error if isinstance(error, Failure) else Failure("fingerprint_mismatch", f"{type(error).__name__}: {error}")
+                log.error("this engine cannot be captured: %s", failure.detail, exc_info=failure is not error)
+                outcome.append(failure)
+        if isinstance(outcome[0], Failure):
+            raise outcome[0]
+        return outcome[0]
+
+    return ask
+
+
 def _version() -> str:
     import vllm
 
@@ -70,10 +126,8 @@ def _version() -> str:
 
 
 def _backend(vllm_config: Any) -> str:
-    """The configured attention backend and the kind of device.
-
-    With the version, they decide which backend `auto` selects.
-    """
+    """The configured attention backend and the kind of device: with the version they decide what
+    `auto` becomes."""
     import torch
     from vllm.platforms import current_platform
 

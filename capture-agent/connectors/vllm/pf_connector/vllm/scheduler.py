@@ -102,7 +102,7 @@ class Scheduler:
             "world": identity.world,
             "deployment": identity.deployment,
         }
-        self.member = Member(identity.socket, registration, {"table": self._table})
+        self.member = Member(identity.socket, registration, {"table": self._table}, prepare=identity.prepare)
 
     def bind(self, manager: Any) -> None:
         """The cache manager knows the block tables. From now on the agent may ask."""
@@ -111,7 +111,8 @@ class Scheduler:
             self.member.start()
 
     def add(self, request: Any) -> None:
-        """Notes a new request."""
+        """A request has come."""
+        table.settled(request)
         self._requests[request.request_id] = request
 
     def finish(self, request: Any) -> None:
@@ -125,6 +126,8 @@ class Scheduler:
         """Tokens that can be loaded beyond `computed`; `None` to be asked again."""
         if not table.matchable(request) or not self.member.registered:
             return 0
+        if not table.settled(request):
+            return None
         tokens = request.all_token_ids
         question = self._questions.setdefault(request.request_id, Question())
         if question.ready is None and not question.over:

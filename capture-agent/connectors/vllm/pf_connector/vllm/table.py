@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .adapters import UNIDENTIFIED, Adapters
 from .layout import Group, columns
+
+_adapters = Adapters()
 
 _RECORDED = (
     "temperature",
@@ -39,8 +42,10 @@ def sequence(request: Any, groups: list[Group], blocks: tuple[list[int], ...]) -
         "sampling": sampling(request),
         "unrecorded": unrecorded(request),
     }
-    if name := adapter(request):
-        described["adapter"] = name
+    if digest := adapter(request):
+        described["adapter"] = digest
+        if digest.startswith(UNIDENTIFIED):
+            described["unrecorded"].append("adapter")
     return described
 
 
@@ -56,9 +61,14 @@ def salt(request: Any) -> str:
 
 
 def adapter(request: Any) -> str | None:
-    """The adapter in use."""
+    """Digest of the adapter in use. Waits while its files are read."""
     lora = request.lora_request
-    return None if lora is None else str(lora.lora_name)
+    return None if lora is None else _adapters.digest(lora)
+
+
+def settled(request: Any) -> bool:
+    """Whether `adapter` answers at once. Begins to read the files of an adapter that is new."""
+    return request.lora_request is None or _adapters.settled(request.lora_request)
 
 
 def matchable(request: Any) -> bool:

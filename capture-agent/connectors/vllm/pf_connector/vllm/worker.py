@@ -48,7 +48,8 @@ class Worker:
             "memories": self._pages.memories,
             "groups": self._pages.groups,
         }
-        self._member = Member(self._identity.socket, registration, descriptors=self._pages.descriptors).start()
+        who = self._identity
+        self._member = Member(who.socket, registration, descriptors=self._pages.descriptors, prepare=who.prepare).start()
 
     def load(self, loads: list[Load]) -> None:
         """Begins to fill blocks while the engine runs."""
