@@ -4,8 +4,9 @@
 use crate::common::rig::{Backend, Rig, pack_path};
 use crate::common::{Snapshot, blob_frame, leaks, push, repository, snapshot, stream};
 use futures::TryStreamExt as _;
-use pfr_schema::Digest;
+use object_store::ObjectStoreExt as _;
 use pfr_schema::api::GcReport;
+use pfr_schema::{Digest, ErrorCode};
 use pfr_store::{Clock, GcOptions, GcPart, Options, PackRow, Store};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ on_every_backend!(
     small_packs_are_merged_and_readers_go_on,
     many_small_pushes_leave_few_packs,
     after_a_day_of_rest_one_small_pack_is_left,
+    a_pack_that_cannot_be_read_keeps_no_other_from_being_merged_once,
     several_runs_at_once_share_the_packs,
     a_bad_frame_stays_and_is_not_tried_again,
     killed_after_any_step_the_next_run_ends_it,
@@ -109,6 +111,28 @@ async fn after_a_day_of_rest_one_small_pack_is_left(on: Backend) {
     assert_eq!(merge(&rig.store).await.packs_merged, 3);
     rig.seconds(2 * DAY);
     assert_eq!(merge(&rig.store).await.packs_merged, 0);
+    assert_well(&rig, &snapshots).await;
+}
+
+async fn a_pack_that_cannot_be_read_keeps_no_other_from_being_merged_once(on: Backend) {
+    let rig = rig(on, 1 << 20).await;
+    let snapshots = pushed(&rig, 0..3).await;
+    let page = Digest::sha256(&snapshots[1].pages[0]);
+    let away = pack_path(&rig.metadata.locate(vec![page]).await.unwrap()[0].clone().unwrap().pack);
+    let bytes = rig.bytes(&away).await;
+    rig.packs.delete(&away).await.unwrap();
+    rig.seconds(2 * DAY);
+    let mut last = GcReport::default();
+    let failed = rig.store.gc(&merging(), &mut |report| last.clone_from(report)).await.unwrap_err();
+    assert_eq!(failed.code(), ErrorCode::Unavailable, "{failed}");
+    assert_eq!(last.packs_merged, 2, "{last:?}");
+    // One at rest is left, and the copy of the others is new: each run would copy that again.
+    rig.seconds(LEASE + 1);
+    let next = merge(&rig.store).await;
+    assert_eq!((next.packs_merged, next.moved_bytes), (0, 0), "{next:?}");
+    rig.put(&away, bytes).await;
+    rig.seconds(2 * DAY);
+    assert_eq!(merge(&rig.store).await.packs_merged, 2);
     assert_well(&rig, &snapshots).await;
 }
 
