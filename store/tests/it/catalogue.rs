@@ -87,6 +87,26 @@ async fn a_domain_whose_bytes_cannot_be_deleted_keeps_no_other_from_being_remove
 }
 
 #[tokio::test]
+async fn a_call_of_the_catalogue_that_fails_for_one_domain_keeps_no_other_from_being_removed() {
+    for (transaction, runs_before) in [("may_empty_domain", 0), ("domain_emptied", 0), ("forget_domain", 2)] {
+        let rig = Rig::deleting().await;
+        for _ in 0..runs_before {
+            assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
+        }
+        // That of `a`, the first by name.
+        rig.catalogue.fail(transaction, 1);
+        let failed = rig.remove().await.unwrap_err();
+        assert!(failed.to_string().contains(transaction), "{failed}");
+        for _ in runs_before + 1..3 {
+            assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
+        }
+        assert!(rig.exists("a").await && !rig.exists("b").await, "{transaction}: one run was lost for `a` and none for `b`");
+        assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
+        assert!(!rig.exists("a").await, "{transaction}");
+    }
+}
+
+#[tokio::test]
 async fn a_catalogue_that_cannot_be_read_for_a_moment_closes_no_domain() {
     let rig = Rig::new().await;
     rig.domains.create(&name("a")).await.unwrap();
