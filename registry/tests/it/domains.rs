@@ -125,7 +125,7 @@ async fn a_deleted_domain_is_unknown_at_once_and_gone_after_a_lease() {
     let answer = registry.delete("/v1/domains/acme").await;
     assert_eq!(answer.status(), StatusCode::ACCEPTED);
     refused(registry.get("/domains/acme/v1/repositories").await, ErrorCode::DomainUnknown).await;
-    refused(registry.put("/v1/domains/acme", &json!({})).await, ErrorCode::Unavailable).await;
+    refused(registry.put("/v1/domains/acme", &json!({})).await, ErrorCode::DomainBusy).await;
     let deleting: api::DomainInfo = ok(registry.get("/v1/domains/acme").await).await;
     assert_eq!(deleting.state, DomainState::Deleting);
     while registry.get("/v1/domains/acme").await.status() == StatusCode::OK {
