@@ -2,7 +2,7 @@
 
 use crate::common::snapshot::{Snapshot, page, snapshot, stream};
 use crate::common::trouble::{self, Trouble};
-use crate::common::{REPO, Registry, held_request, ok, problem, refused};
+use crate::common::{REPO, Registry, held_request, ok, problem, refused, until_metric};
 use futures::StreamExt as _;
 use object_store::path::Path;
 use pfr_schema::api::{self, FramesStored};
@@ -105,16 +105,6 @@ async fn a_reader_that_does_not_read_is_cut() {
     let mut stream = TcpStream::connect(registry.address).await.expect("a connection");
     stream.write_all(head.as_bytes()).await.expect("written");
     until_metric(&registry, r#"pf_http_requests_total{route="/v1/repositories/{repo}/frames",method="POST",status="cut"} 1"#).await;
-}
-
-/// Scrapes until a line is there.
-async fn until_metric(registry: &Registry, line: &str) {
-    let repeat = async {
-        while !registry.get("/metrics").await.text().await.expect("text").lines().any(|l| l == line) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), repeat).await.unwrap_or_else(|_| panic!("no {line:?} within 30 s"));
 }
 
 #[tokio::test]

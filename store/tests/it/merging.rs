@@ -7,7 +7,7 @@ use futures::TryStreamExt as _;
 use object_store::ObjectStoreExt as _;
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, ErrorCode};
-use pfr_store::{Clock, GcOptions, GcPart, Options, PackRow, Store};
+use pfr_store::{Clock, GcOptions, GcPart, Options, PackCounts, PackRow, Store};
 use std::time::Duration;
 
 const LEASE: u64 = 60;
@@ -39,6 +39,12 @@ async fn packs(rig: &Rig) -> Vec<PackRow> {
     rig.store.metadata().packs(None, 1000).await.unwrap()
 }
 
+/// How many packs are live, and how many of these are small.
+async fn counts(rig: &Rig) -> (u64, u64) {
+    let PackCounts { live, small } = rig.metadata.count_packs(rig.store.full_pack()).await.unwrap();
+    (live, small)
+}
+
 /// Pushes snapshots of three pages each, a pack each.
 async fn pushed(rig: &Rig, numbers: std::ops::Range<u64>) -> Vec<Snapshot> {
     let mut all = Vec::new();
@@ -67,7 +73,9 @@ async fn small_packs_are_merged_and_readers_go_on(on: Backend) {
     let wanted: Vec<Digest> = snapshots.iter().flat_map(|s| &s.pages).map(|page| Digest::sha256(page)).collect();
     let reader = rig.store.frames(wanted.clone()).await.unwrap();
     let planned = rig.store.gc(&GcOptions { dry_run: true, ..merging() }, &mut |_| ()).await.unwrap();
+    assert_eq!(counts(&rig).await, (9, 9));
     let done = merge(&rig.store).await;
+    assert_eq!(counts(&rig).await, (1, 1), "packs that drain are not counted");
     assert_eq!((done.packs_merged, done.packs_deleted, done.packs_compacted), (9, 9, 0), "{done:?}");
     assert_eq!((planned.packs_merged, planned.moved_bytes), (done.packs_merged, done.moved_bytes));
     assert_eq!(packs(&rig).await.len(), 1);
@@ -96,7 +104,11 @@ async fn many_small_pushes_leave_few_packs(on: Backend) {
     }
     let live = leaks::reachable(&rig.store).await.0;
     let ideal = live.div_ceil(pack_bytes) + 1;
-    let packs = packs(&rig).await.len() as u64;
+    let rows = packs(&rig).await;
+    let is_small = |pack: &&PackRow| pack.frame_bytes < pack_bytes / 2;
+    assert_eq!(counts(&rig).await, (rows.len() as u64, rows.iter().filter(is_small).count() as u64));
+    assert!(rows.iter().any(|pack| !is_small(&pack)), "{rows:?}");
+    let packs = rows.len() as u64;
     println!("{packs} packs, ideal {ideal}; {moved} bytes copied of {live}");
     assert!(packs <= 2 * ideal && moved <= 4 * live, "{packs} packs, ideal {ideal}; {moved} bytes copied of {live}");
     assert_well(&rig, &snapshots).await;
