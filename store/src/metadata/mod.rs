@@ -232,6 +232,8 @@ macro_rules! metadata_transactions {
             /// whether any reason is left.
             pin_snapshot(repository: RepositoryName, digest: Digest, reason: Pin, pinned: bool) -> bool
                 = WRITE |tx| snapshots::pin(tx, repository, digest, *reason, *pinned);
+            /// Snapshots that eviction leaves, and why; by repository, the newest first in each.
+            pinned(limit: usize) -> Vec<PinnedSnapshot> = SNAPSHOT |tx| snapshots::pinned(tx, *limit);
             /// Snapshots that may be evicted, least recently used first.
             evictable(limit: usize) -> Vec<Evictable> = READ |tx| snapshots::evictable(tx, *limit);
             /// Deletes a snapshot as [`Metadata::delete_snapshot`] does, unless it was pinned, used
