@@ -55,6 +55,8 @@ groups! {
     Collecting = [ANY, BODY, &[StorageFull]];
     /// Checks of the whole store.
     Checking = [ANY, &[StorageFull]];
+    /// Making a domain.
+    Creating = [ANY, &[DomainBusy, StorageFull]];
     /// Pauses of background tasks.
     Pausing = [ANY, BODY, &[NotFound, StorageFull]];
     /// Reads about collections.

@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::auth::{Access, AllRepositories, Open};
 use crate::failures;
-use crate::metrics::{DISK, ROWS_WRITTEN, of_domain, set_tasks};
+use crate::metrics::{DISK, PACKS, ROWS_WRITTEN, SMALL_PACKS, of_domain, set_tasks};
 use crate::problem::ApiError;
 use crate::v1::Answer;
 use axum::extract::State;
@@ -50,14 +50,18 @@ pub(crate) async fn metrics(_: Access<Open, AllRepositories>, State(app): State<
     let read = async {
         for domain in &domains {
             domain.collector.backlog().await?;
-            metrics::gauge!(DISK, of_domain(&domain.name)).set(domain.store.metadata().disk_bytes().await? as f64);
+            let (metadata, labels) = (domain.store.metadata(), || of_domain(&domain.name));
+            metrics::gauge!(DISK, labels()).set(metadata.disk_bytes().await? as f64);
+            let packs = metadata.count_packs(domain.store.full_pack()).await?;
+            metrics::gauge!(PACKS, labels()).set(packs.live as f64);
+            metrics::gauge!(SMALL_PACKS, labels()).set(packs.small as f64);
         }
         Ok::<_, pfr_store::Error>(())
     };
     match tokio::time::timeout(READY, read).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "metrics: bytes on storage and backlog of collection cannot be read"),
-        Err(_) => tracing::warn!("metrics: bytes on storage and backlog of collection cannot be read: no answer within {READY:?}"),
+        Ok(Err(error)) => tracing::warn!(%error, "metrics: what is on storage and the backlog of collection cannot be read"),
+        Err(_) => tracing::warn!("metrics: what is on storage and the backlog of collection cannot be read: no answer within {READY:?}"),
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render())
 }

@@ -19,6 +19,8 @@ pub(crate) const COMMITS: &str = "pf_commits_total";
 pub(crate) const TAG_CONFLICTS: &str = "pf_tag_conflicts_total";
 pub(crate) const ROWS_WRITTEN: &str = "pf_store_rows_written_total";
 pub(crate) const DISK: &str = "pf_store_disk_bytes";
+pub(crate) const PACKS: &str = "pf_store_packs";
+pub(crate) const SMALL_PACKS: &str = "pf_store_small_packs";
 pub(crate) const GC_RUNS: &str = "pf_gc_runs_total";
 pub(crate) const GC_DURATION: &str = "pf_gc_duration_seconds";
 pub(crate) const GC_OBJECTS: &str = "pf_gc_freed_objects_total";
@@ -42,7 +44,7 @@ pub(crate) fn of_domain(domain: &DomainName) -> Vec<Label> {
 
 /// Sets what a domain that is gone occupies.
 pub(crate) fn forget(domain: &DomainName) {
-    for name in [DISK, GC_DUE, GC_DRAINING] {
+    for name in [DISK, PACKS, SMALL_PACKS, GC_DUE, GC_DRAINING] {
         metrics::gauge!(name, of_domain(domain)).set(0.0);
     }
 }
@@ -83,6 +85,8 @@ fn describe() {
     describe_counter!(TAG_CONFLICTS, Unit::Count, "Tag updates refused because the tag was not where the caller said.");
     describe_counter!(ROWS_WRITTEN, Unit::Count, "Metadata rows inserted, updated or deleted.");
     describe_gauge!(DISK, Unit::Bytes, "Bytes of all packs that are in use.");
+    describe_gauge!(PACKS, Unit::Count, "Live packs: those that are neither being written nor waiting for their deletion.");
+    describe_gauge!(SMALL_PACKS, Unit::Count, "Of these, packs with less than half of the bytes and of the frames of a full one.");
     describe_counter!(GC_RUNS, Unit::Count, "Collections that ended, by trigger and outcome.");
     describe_histogram!(GC_DURATION, Unit::Seconds, "Time that a collection took.");
     describe_counter!(GC_OBJECTS, Unit::Count, "Objects that collections deleted.");

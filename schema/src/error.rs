@@ -250,6 +250,8 @@ error_codes! {
     NotFound = "not_found", 404, 5, false, "No such address";
     /// The tag does not point where the caller said.
     TagMoved = "tag_moved", 412, 3, false, "The tag does not point where the caller said";
+    /// A domain of this name is being deleted.
+    DomainBusy = "domain_busy", 409, 3, true, "A domain of this name is being deleted";
     /// A token is needed.
     Unauthorized = "unauthorized", 401, 6, false, "A token is needed";
     /// The token or the permissions of a file do not permit it.

@@ -191,31 +191,40 @@ impl Domains {
     /// more, and the row goes: then a new domain may have the place.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]: the next call goes on.
+    /// The first, after the step of every domain was tried; the next call goes on. [`Error::Unavailable`] if the catalogue cannot be read.
     pub async fn remove_deleted(&self, budget: &Budget) -> Result<RunEnd> {
-        let (mut end, mut failed) = (RunEnd::Finished, Ok(()));
+        let (mut end, mut failed) = (RunEnd::Finished, None);
         for (name, step) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {
             self.0.open.lock().remove(&name);
-            match step {
-                DomainStep::Empty | DomainStep::EmptyLast => {
-                    if budget.is_used_up() {
-                        return failed.map(|()| RunEnd::Stopped);
-                    }
-                    // What fails for one domain does not keep the task from the others.
-                    match self.home()?.remove(&name, self.catalogue(), budget).await {
-                        Ok(true) => self.catalogue().domain_emptied(name, step == DomainStep::EmptyLast).await?,
-                        Ok(false) => end = RunEnd::Stopped,
-                        Err(error) => failed = failed.and(Err(error)),
-                    }
-                }
-                DomainStep::Wait => {}
-                DomainStep::Forget => {
-                    tracing::info!(domain = %name, "domain deleted");
-                    self.catalogue().forget_domain(name).await?;
+            match self.take_step(&name, step, budget).await {
+                Ok(RunEnd::Finished) => {}
+                Ok(RunEnd::Stopped) => end = RunEnd::Stopped,
+                // What fails for one domain does not keep the task from the others.
+                Err(error) => {
+                    tracing::warn!(%error, domain = %name, "removal of a deleted domain failed");
+                    failed.get_or_insert(error);
                 }
             }
         }
-        failed.map(|()| end)
+        failed.map_or(Ok(end), Err)
+    }
+
+    /// Takes the next step of a removal.
+    async fn take_step(&self, name: &DomainName, step: DomainStep, budget: &Budget) -> Result<RunEnd> {
+        match step {
+            DomainStep::Empty | DomainStep::EmptyLast => {
+                if budget.is_used_up() || !self.home()?.remove(name, self.catalogue(), budget).await? {
+                    return Ok(RunEnd::Stopped);
+                }
+                self.catalogue().domain_emptied(name.clone(), step == DomainStep::EmptyLast).await?;
+            }
+            DomainStep::Wait => {}
+            DomainStep::Forget => {
+                self.catalogue().forget_domain(name.clone()).await?;
+                tracing::info!(domain = %name, "domain deleted");
+            }
+        }
+        Ok(RunEnd::Finished)
     }
 
     /// A domain, also one that is being deleted.

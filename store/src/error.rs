@@ -183,7 +183,7 @@ impl Error {
             Self::Missing { .. } => ErrorCode::MissingBlobs,
             Self::WrongShape { .. } => ErrorCode::LengthMismatch,
             Self::DomainUnknown(_) => ErrorCode::DomainUnknown,
-            Self::DomainBusy(_) => ErrorCode::Unavailable,
+            Self::DomainBusy(_) => ErrorCode::DomainBusy,
             Self::RepositoryUnknown(_) => ErrorCode::RepositoryUnknown,
             Self::SnapshotUnknown { .. } => ErrorCode::SnapshotUnknown,
             Self::SnapshotAmbiguous { .. } => ErrorCode::AmbiguousDigest,

@@ -3,6 +3,7 @@
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, pull_store, push_dir, repository};
 use pfr_client::{Progress, PushTarget, Source, push};
+use pfr_schema::Digest;
 use pfr_store::{Options, Pin, Store};
 use serde_json::Value;
 
@@ -39,7 +40,7 @@ async fn pins_are_listed_and_snapshots_without_one_are_not() {
         let (code, stdout, stderr) = pf(dir.path(), &["ls", "--local", "--pinned", "--json"]);
         assert_eq!(code, 0, "{stderr}");
         let list: Value = serde_json::from_str(&stdout).unwrap();
-        let row = |row: &Value| format!("{}@{}", row["repository"].as_str().unwrap(), row["digest"].as_str().unwrap());
+        let row = |row: &Value| format!("{}@{} {}", row["repository"].as_str().unwrap(), row["digest"].as_str().unwrap(), row["pins"]);
         list["pinned"].as_array().unwrap().iter().map(row).collect::<Vec<_>>()
     };
     assert_eq!(pinned(), [""; 0]);
@@ -47,9 +48,14 @@ async fn pins_are_listed_and_snapshots_without_one_are_not() {
     // By hand, and because it waits to be pushed: both keep it.
     assert_eq!(pf(dir.path(), &["pin", "--local", &format!("team/agent@{}", digests[0])]).0, 0);
     store.pin(&repository(), &digests[2], Pin::UntilPushed, true).await.unwrap();
-    assert_eq!(pinned(), [format!("team/agent@{}", digests[2]), format!("team/agent@{}", digests[0])], "the newest first");
+    let newest_first = [format!("team/agent@{} [\"until_pushed\"]", digests[2]), format!("team/agent@{} [\"by_hand\"]", digests[0])];
+    assert_eq!(pinned(), newest_first);
+    store.pin(&repository(), &digests[0], Pin::UntilPushed, true).await.unwrap();
     let (_, stdout, _) = pf(dir.path(), &["ls", "team/agent", "--local", "--pinned"]);
-    assert!(stdout.contains(&digests[0].short()) && !stdout.contains(&digests[1].short()), "{stdout}");
+    let line = |digest: &Digest| stdout.lines().find(|line| line.contains(&digest.short())).unwrap_or_default();
+    assert!(line(&digests[0]).contains(" by hand, until it is pushed "), "{stdout}");
+    assert!(line(&digests[2]).contains(" until it is pushed ") && !line(&digests[2]).contains("by hand"), "{stdout}");
+    assert_eq!(line(&digests[1]), "", "{stdout}");
     assert!(stdout.contains("2 snapshots pinned"), "{stdout}");
     let (code, _, stderr) = pf(dir.path(), &["ls", "no/such", "--local", "--pinned"]);
     assert_eq!(code, 5, "{stderr}");

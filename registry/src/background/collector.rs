@@ -1,6 +1,7 @@
 //! Collections of garbage: their options, their budget, their metrics.
 
 use crate::metrics as names;
+use metrics::Label;
 use pfr_schema::DomainName;
 use pfr_schema::api::{GcReport, Usage};
 use pfr_store::{Budget, GcOptions, GcPart, GcTrigger, Store};
@@ -75,18 +76,18 @@ impl Collector {
         let (start, mut last) = (Instant::now(), GcReport::default());
         let mut on_progress = |report: &GcReport| {
             if !dry_run {
-                count(&last, report);
+                count(&self.domain, &last, report);
             }
             progress(report);
             last.clone_from(report);
         };
         let result = self.store.gc_within(&options, budget, &mut on_progress).await;
-        if !dry_run {
-            match &result {
-                Ok(None) => {}
-                Ok(Some(report)) => ended(Ok(report), &last, (trigger, part), start.elapsed()),
-                Err(error) => ended(Err(error), &last, (trigger, part), start.elapsed()),
-            }
+        let done = match &result {
+            Ok(report) => report.as_ref().map(Ok),
+            Err(error) => Some(Err(error)),
+        };
+        if let Some(done) = done.filter(|_| !dry_run) {
+            ended(&self.domain, done, &last, (trigger, part), start.elapsed());
         }
         result
     }
@@ -116,30 +117,42 @@ fn trigger_name(trigger: GcTrigger) -> &'static str {
     }
 }
 
-/// Counts the work since the last report.
-fn count(before: &GcReport, now: &GcReport) {
+/// Counts the work of a domain since the last report.
+fn count(domain: &DomainName, before: &GcReport, now: &GcReport) {
     let objects = |r: &GcReport| r.released + r.unclaimed;
-    metrics::counter!(names::GC_OBJECTS).increment(objects(now) - objects(before));
-    metrics::counter!(names::GC_FREED).increment(now.freed_bytes - before.freed_bytes);
-    metrics::counter!(names::GC_MOVED).increment(now.moved_bytes - before.moved_bytes);
-    metrics::counter!(names::GC_MERGED).increment(now.packs_merged - before.packs_merged);
-    metrics::counter!(names::GC_DELETED).increment(now.deleted_bytes - before.deleted_bytes);
+    for (name, more) in [
+        (names::GC_OBJECTS, objects(now) - objects(before)),
+        (names::GC_FREED, now.freed_bytes - before.freed_bytes),
+        (names::GC_MOVED, now.moved_bytes - before.moved_bytes),
+        (names::GC_MERGED, now.packs_merged - before.packs_merged),
+        (names::GC_DELETED, now.deleted_bytes - before.deleted_bytes),
+    ] {
+        metrics::counter!(name, names::of_domain(domain)).increment(more);
+    }
 }
 
-fn ended(result: Result<&GcReport, &pfr_store::Error>, last: &GcReport, (trigger, part): (GcTrigger, GcPart), took: Duration) {
+fn ended(
+    domain: &DomainName,
+    result: Result<&GcReport, &pfr_store::Error>,
+    last: &GcReport,
+    (trigger, part): (GcTrigger, GcPart),
+    took: Duration,
+) {
     // Runs of the other parts are counted as runs of their tasks.
     if matches!(part, GcPart::All | GcPart::Collection) {
         let outcome = if result.is_ok() { "done" } else { "failed" };
-        metrics::counter!(names::GC_RUNS, "trigger" => trigger_name(trigger), "outcome" => outcome).increment(1);
-        metrics::histogram!(names::GC_DURATION).record(took.as_secs_f64());
+        let run = vec![Label::new("trigger", trigger_name(trigger)), Label::new("outcome", outcome)];
+        metrics::counter!(names::GC_RUNS, [run, names::of_domain(domain)].concat()).increment(1);
+        metrics::histogram!(names::GC_DURATION, names::of_domain(domain)).record(took.as_secs_f64());
     }
     match result {
-        Err(error) => tracing::warn!(%error, run = last.id, ?part, "garbage collection failed"),
+        Err(error) => tracing::warn!(%error, %domain, run = last.id, ?part, "garbage collection failed"),
         Ok(r)
             if r.released + r.unclaimed + r.packs_deleted + r.packs_compacted + r.packs_merged + r.packs_abandoned + r.journal_deleted
                 > 0 =>
         {
             tracing::info!(
+                %domain,
                 run = r.id,
                 trigger = r.trigger,
                 ?part,
@@ -170,8 +183,13 @@ mod tests {
     fn a_run_that_fails_before_it_reports_is_counted_with_its_trigger() {
         let metrics = names::recorder().unwrap();
         let failed = pfr_store::Error::Unavailable { what: "metadata", reason: "locked".into() };
-        ended(Err(&failed), &GcReport::default(), (GcTrigger::Schedule, GcPart::Collection), Duration::ZERO);
+        for domain in [DomainName::default(), "acme".parse().unwrap()] {
+            ended(&domain, Err(&failed), &GcReport::default(), (GcTrigger::Schedule, GcPart::Collection), Duration::ZERO);
+        }
         let text = metrics.render();
-        assert!(text.contains("pf_gc_runs_total{trigger=\"schedule\",outcome=\"failed\"} 1"), "{text}");
+        for labels in ["", ",domain=\"acme\""] {
+            let line = format!("pf_gc_runs_total{{trigger=\"schedule\",outcome=\"failed\"{labels}}} 1");
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
     }
 }

@@ -46,14 +46,14 @@ pub(crate) async fn get(
 /// Makes a domain
 ///
 /// Once more changes nothing. While a domain of this name is being deleted the answer is
-/// `unavailable`.
+/// `domain_busy`.
 #[utoipa::path(
     put, path = "/v1/domains/{domain}", operation_id = "create_domain", tag = "operations",
     params(("domain" = DomainName, Path, description = "Its name: one component of a repository name without dots, at most 40 bytes")),
     responses(
         (status = 201, description = "Made; its API is at `/domains/{domain}/v1`", body = api::DomainInfo),
         (status = 200, description = "It was there", body = api::DomainInfo),
-        failures::Checking,
+        failures::Creating,
     ),
 )]
 pub(crate) async fn put(

@@ -1,7 +1,7 @@
 //! Domains over HTTP: the base path, the catalogue, and that no request reaches another domain.
 
 use crate::common::snapshot::snapshot;
-use crate::common::{REPO, Registry, ok, problem, refused};
+use crate::common::{REPO, Registry, ok, problem, refused, until_metric};
 use pfr_schema::api::{self, DomainState};
 use pfr_schema::{ErrorCode, Kind};
 use reqwest::{Method, StatusCode};
@@ -70,9 +70,19 @@ async fn the_same_requests_in_two_domains_know_nothing_of_each_other() {
     };
     assert_eq!(tasks("").await, tasks("/domains/acme").await + 1, "only the default domain removes the deleted ones");
     let metrics = registry.get("/metrics").await.text().await.expect("text");
-    for line in ["pf_store_disk_bytes ", "pf_store_disk_bytes{domain=\"acme\"} ", "pf_task_runs_total{task=\"scrub\",domain=\"acme\"} "] {
+    for line in [
+        "pf_store_disk_bytes ",
+        "pf_store_disk_bytes{domain=\"acme\"} ",
+        "pf_store_packs 1",
+        "pf_store_packs{domain=\"acme\"} 2",
+        "pf_store_small_packs{domain=\"acme\"} 2",
+        "pf_task_runs_total{task=\"scrub\",domain=\"acme\"} ",
+    ] {
         assert!(metrics.lines().any(|found| found.starts_with(line)), "{line}: {metrics}");
     }
+    until_metric(&registry, "pf_gc_runs_total{trigger=\"request\",outcome=\"done\",domain=\"acme\"} 1").await;
+    until_metric(&registry, "pf_gc_freed_objects_total{domain=\"acme\"} 0").await;
+    assert!(!metrics.contains("pf_gc_runs_total{trigger=\"request\",outcome=\"done\"}"), "the collection of another domain: {metrics}");
 }
 
 #[tokio::test]
@@ -125,7 +135,7 @@ async fn a_deleted_domain_is_unknown_at_once_and_gone_after_a_lease() {
     let answer = registry.delete("/v1/domains/acme").await;
     assert_eq!(answer.status(), StatusCode::ACCEPTED);
     refused(registry.get("/domains/acme/v1/repositories").await, ErrorCode::DomainUnknown).await;
-    refused(registry.put("/v1/domains/acme", &json!({})).await, ErrorCode::Unavailable).await;
+    refused(registry.put("/v1/domains/acme", &json!({})).await, ErrorCode::DomainBusy).await;
     let deleting: api::DomainInfo = ok(registry.get("/v1/domains/acme").await).await;
     assert_eq!(deleting.state, DomainState::Deleting);
     while registry.get("/v1/domains/acme").await.status() == StatusCode::OK {

@@ -3,13 +3,18 @@
 
 use crate::common::snapshot::{Snapshot, page, snapshot, stream};
 use crate::common::trouble::{self, Trouble};
-use crate::common::{REPO, Registry, held_request, ok, problem, refused};
+use crate::common::{REPO, Registry, held_request, ok, problem, refused, until_metric};
 use futures::StreamExt as _;
+use object_store::path::Path;
 use pfr_schema::api::{self, FramesStored};
+use pfr_schema::checkpoint::Key;
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use pfr_schema::{Digest, ErrorCode, Kind, media_type, prefix};
+use pfr_store::Options;
 use reqwest::{Body, Method, Response, StatusCode};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -103,16 +108,6 @@ async fn a_reader_that_does_not_read_is_cut() {
     until_metric(&registry, r#"pf_http_requests_total{route="/v1/repositories/{repo}/frames",method="POST",status="cut"} 1"#).await;
 }
 
-/// Scrapes until a line is there.
-async fn until_metric(registry: &Registry, line: &str) {
-    let repeat = async {
-        while !registry.get("/metrics").await.text().await.expect("text").lines().any(|l| l == line) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), repeat).await.unwrap_or_else(|_| panic!("no {line:?} within 30 s"));
-}
-
 #[tokio::test]
 async fn a_json_body_over_the_limit_is_refused_whether_or_not_it_tells_its_length() {
     let registry = Registry::start_with(|config| config.max_json_bytes = 1 << 20).await;
@@ -174,6 +169,46 @@ async fn beyond_the_limit_requests_wait_and_are_then_refused_and_health_is_not()
     refused(frames, ErrorCode::BlobUnknown).await;
     working.abort();
     until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
+}
+
+/// A snapshot whose list of tokens is so large that a commit reads it while no other such list is read:
+/// the list, and the documents that name it.
+fn with_large_list() -> (Document, [Document; 2]) {
+    let list = Document::new(Kind::Blob, vec![7; (4 << 20) + 4]);
+    let fingerprint = Digest::sha256(b"deployment");
+    let prefix = prefix::key(&fingerprint, "", None, &[7]);
+    let key = Key { scheme: prefix::SCHEME.into(), prefix, tokens: 1, alignment: 1, salt: String::new(), adapter: None };
+    let config = SnapshotConfig { fingerprint: Some(fingerprint), prefix: Some(key), ..SnapshotConfig::default() };
+    let config = Document::new(Kind::Blob, config.to_bytes());
+    let layers = vec![Descriptor::of(media_type::TOKENS, &list)];
+    let manifest = Manifest::snapshot(&config, layers, BTreeMap::new()).to_document();
+    (list, [config, manifest])
+}
+
+#[tokio::test]
+async fn a_commit_that_waits_too_long_for_another_large_document_is_told_to_come_back() {
+    let options = Options { queue: Duration::from_millis(100), ..Options::default() };
+    let (store, hold) = trouble::holding(options).await;
+    let registry = Registry::start_over(store).await;
+    let (list, documents) = with_large_list();
+    let pushes = [registry.open_push(REPO).await, registry.open_push(REPO).await];
+    // In a pack of its own: the first commit waits for nothing else.
+    for blobs in [std::slice::from_ref(&list), &documents] {
+        let _: FramesStored = ok(registry.put_frames(&pushes[0], stream(blobs)).await).await;
+    }
+    let pack = registry.store.metadata().locate(vec![list.digest]).await.expect("metadata")[0].clone().expect("the list").pack;
+    hold.set(Some(Path::from(format!("{}/{pack}.pfpack", &pack[pack.len() - 2..]))));
+    let body = json!({"manifest": documents[1].digest});
+    let commit = |push: &str| registry.request(Method::POST, &format!("{push}/commit")).json(&body).send();
+    let first = tokio::spawn(commit(&pushes[0]));
+    drop(hold.held.acquire().await.expect("a read of the list"));
+    let refusal = commit(&pushes[1]).await.expect("an answer");
+    assert_eq!(refusal.headers()["retry-after"], "1");
+    refused(refusal, ErrorCode::Overloaded).await;
+    hold.set(None);
+    let first: api::Committed = ok(first.await.expect("the commit ends").expect("an answer")).await;
+    let second: api::Committed = ok(commit(&pushes[1]).await.expect("an answer")).await;
+    assert!(first.created && !second.created);
 }
 
 #[tokio::test]

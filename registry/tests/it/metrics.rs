@@ -6,6 +6,7 @@ use crate::common::{REPO, Registry, refused};
 use pfr_schema::ErrorCode;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 async fn scrape(registry: &Registry) -> (String, BTreeMap<String, f64>) {
     let response = registry.get("/metrics").await;
@@ -54,13 +55,19 @@ async fn metrics_are_described_and_count_what_they_say() {
         assert_eq!(values.get(&name), Some(&value), "{name} in\n{text}");
     }
     assert!(values["pf_store_rows_written_total"] > 0.0 && values["pf_store_disk_bytes"] > 0.0, "{text}");
+    assert!(values["pf_store_packs"] > 0.0 && values["pf_store_small_packs"] == values["pf_store_packs"], "{text}");
     assert!(values["pf_http_in_flight_requests"] >= 1.0, "the scrape itself is in flight");
 
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let page = std::fs::read_to_string(page).expect("the page on operations");
+    let (_, listed) = page.split_once("### What each metric means").expect("a list of metrics");
     for line in text.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {
         let name = line.split(' ').next().unwrap_or_default();
         let description = text.lines().find_map(|l| l.strip_prefix(&format!("# HELP {name} ")));
         assert!(description.is_some_and(|d| !d.is_empty()), "{name} has no description");
-        let units = ["_total", "_seconds", "_bytes", "_requests", "_connections", "_suspects", "_tasks"];
+        let units = ["_total", "_seconds", "_bytes", "_requests", "_connections", "_suspects", "_tasks", "_packs"];
         assert!(units.iter().any(|unit| name.ends_with(unit)), "{name} does not name its unit");
+        let is_listed = ["`", "{"].iter().any(|end| listed.contains(&format!("`{name}{end}")));
+        assert!(is_listed, "{name} is not in docs/operations.md");
     }
 }

@@ -10,10 +10,9 @@ use super::run::Run;
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::{Evictable, Pin, SnapshotRow};
+use crate::metadata::{Evictable, Pin, PinnedSnapshot};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, RepositoryName};
-use std::collections::HashSet;
 
 /// Snapshots asked for at once: all there are.
 const ALL: usize = 1_000_000;
@@ -109,22 +108,12 @@ impl Store {
         }
     }
 
-    /// Snapshots that eviction leaves, by repository, the newest first in each.
+    /// Snapshots that eviction leaves, and why; by repository, the newest first in each.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    #[boxed]
-    pub async fn pinned(&self) -> Result<Vec<(RepositoryName, SnapshotRow)>> {
-        let mut snapshots = Vec::new();
-        for repository in self.all_repositories().await? {
-            let of_it = self.all_snapshots(&repository).await?;
-            snapshots.extend(of_it.into_iter().rev().map(|snapshot| (repository.clone(), snapshot)));
-        }
-        // Asked after the list: a snapshot that arrives in between is not taken for a pinned one.
-        let evictable = self.metadata.evictable(ALL).await?;
-        let unpinned: HashSet<(&RepositoryName, &Digest)> = evictable.iter().map(|s| (&s.repository, &s.digest)).collect();
-        snapshots.retain(|(repository, snapshot)| !unpinned.contains(&(repository, &snapshot.digest)));
-        Ok(snapshots)
+    pub async fn pinned(&self) -> Result<Vec<PinnedSnapshot>> {
+        self.metadata.pinned(ALL).await
     }
 }
 
@@ -159,7 +148,8 @@ impl Run<'_> {
     async fn only_pinned(&mut self, left: Option<u64>, max_bytes: u64) -> Result<()> {
         let Some(left) = left else { return Ok(()) };
         let pinned = self.store.pinned().await?;
-        let names: Vec<String> = pinned.iter().take(NAMED).map(|(repository, row)| format!("{repository}@{}", row.digest)).collect();
+        let name = |row: &PinnedSnapshot| format!("{}@{}", row.repository, row.snapshot.digest);
+        let names: Vec<String> = pinned.iter().take(NAMED).map(name).collect();
         let more = if pinned.len() > NAMED { format!(" and {} more", pinned.len() - NAMED) } else { String::new() };
         let words = format!(
             "{left} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}{more}",

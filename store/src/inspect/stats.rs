@@ -3,7 +3,7 @@
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::{Costs, ObjectSet, SnapshotRow};
+use crate::metadata::{Costs, ObjectSet};
 use pfr_schema::{RepositoryName, api};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -98,20 +98,6 @@ impl Store {
             after = page.next;
             if after.is_none() {
                 return Ok(names);
-            }
-        }
-    }
-
-    /// Snapshots of a repository, oldest first.
-    pub(crate) async fn all_snapshots(&self, repository: &RepositoryName) -> Result<Vec<SnapshotRow>> {
-        let (mut all, mut after) = (Vec::new(), None);
-        loop {
-            let page = self.snapshots(repository, after, PAGE).await?;
-            all.extend(page.rows);
-            after = page.next;
-            if after.is_none() {
-                all.reverse();
-                return Ok(all);
             }
         }
     }

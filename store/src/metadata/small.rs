@@ -9,7 +9,7 @@ use super::packs::{RawPack, columns, pack_row};
 use super::sessions::millis;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{FullPack, PackId, PackRow, arguments::at_most};
+use super::{FullPack, PackCounts, PackId, PackRow, arguments::at_most};
 use pfr_schema::Algorithm;
 use pfr_schema::frame::Header;
 use std::time::Duration;
@@ -91,6 +91,12 @@ macro_rules! small {
               ORDER BY frame_bytes, id LIMIT $5"
         )
     };
+}
+
+pub(super) async fn count<T: Tx>(tx: &mut T, full: FullPack) -> Outcome<PackCounts> {
+    let count = "SELECT COUNT(*), COUNT(*) FILTER (WHERE frame_bytes < $1 AND bytes - frame_bytes < $2) FROM packs WHERE state = 'live'";
+    let (live, small) = tx.one(count, values![full.bytes / 2, full.frames / 2 * ENTRY]).await?;
+    Ok(PackCounts { live, small })
 }
 
 pub(super) async fn list<T: Tx>(tx: &mut T, full: FullPack, limit: usize) -> Outcome<Vec<PackRow>> {

@@ -1,11 +1,12 @@
 //! Snapshots after their commit: used, pinned, evicted, deleted.
 
 use super::arguments::at_most;
+use super::lists::snapshot_rows;
 use super::names::{note, visible};
 use super::objects::{lock, release};
 use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
-use super::{Evictable, ObjectId, Pin};
+use super::{Evictable, ObjectId, Pin, PinnedSnapshot};
 use crate::error::Error;
 use pfr_schema::journal::Record;
 use pfr_schema::{Digest, RepositoryName};
@@ -89,6 +90,17 @@ pub(super) async fn pin_row<T: Tx>(tx: &mut T, manifest: i64, reason: Pin, pinne
         false => "UPDATE manifests SET pinned = pinned & ~$1 WHERE id = $2 RETURNING pinned <> 0",
     };
     Ok(tx.returning(update, values![reason as i64, manifest]).await?.pop())
+}
+
+/// Snapshots that eviction leaves, by repository, the newest first in each.
+pub(super) async fn pinned<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Vec<PinnedSnapshot>> {
+    let find = "SELECT m.id, r.name, m.pinned FROM manifests m JOIN repositories r ON r.id = m.repository
+                WHERE m.pinned <> 0 ORDER BY r.name, m.id DESC LIMIT $1";
+    let rows: Vec<(i64, RepositoryName, u64)> = tx.query(find, values![at_most(limit)]).await?;
+    let ids: Vec<i64> = rows.iter().map(|(id, ..)| *id).collect();
+    let snapshots = snapshot_rows(tx, &ids).await?;
+    let pinned = |((_, repository, pins), snapshot)| PinnedSnapshot { repository, snapshot, pins: Pin::of(pins) };
+    Ok(rows.into_iter().zip(snapshots).map(pinned).collect())
 }
 
 /// Snapshots that may be evicted, least recently used first.

@@ -3,7 +3,6 @@
 use crate::Store;
 use crate::error::{Error, Result};
 use object_store::path::Path;
-use std::sync::PoisonError;
 
 impl Store {
     /// Makes the name of an object's folder durable. The object store syncs the folders that it
@@ -15,13 +14,12 @@ impl Store {
     /// [`Error::Unavailable`].
     pub(crate) async fn settle_folder(&self, object: &Path) -> Result<()> {
         let (Some(dir), Some((folder, _))) = (self.packs_dir.clone(), object.as_ref().split_once('/')) else { return Ok(()) };
-        let is_settled = |folder: &str| self.settled.lock().unwrap_or_else(PoisonError::into_inner).contains(folder);
-        if is_settled(folder) {
+        if self.settled.lock().contains(folder) {
             return Ok(());
         }
         let synced = tokio::task::spawn_blocking(move || pfr_service::durable::sync_dir(&dir)).await;
         synced.map_err(|e| Error::Internal(e.to_string()))?.map_err(|e| Error::Unavailable { what: "packs", reason: e.to_string() })?;
-        self.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(folder.to_owned());
+        self.settled.lock().insert(folder.to_owned());
         Ok(())
     }
 }

@@ -1,15 +1,18 @@
 //! Ancestors: `tag~N` and lineages take the same few transactions however long the chain is.
 
 use crate::common::rig::{Backend, Rig};
+use crate::common::watched::Watched;
 use crate::common::{property, repository, tag};
+use object_store::memory::InMemory;
 use pfr_schema::codec::Codec;
 use pfr_schema::container::Child;
 use pfr_schema::frame::Header;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, DomainName, ErrorCode, Kind, Selector};
-use pfr_store::{Error, Metadata, NewContainer, NewFrame, PackSizes, PushId, Store, TagMove};
+use pfr_schema::{Digest, ErrorCode, Kind, Selector};
+use pfr_store::{Clock, Error, Metadata, NewContainer, NewFrame, Options, PackSizes, PushId, SqliteMetadata, Store, TagMove};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
@@ -151,47 +154,15 @@ async fn lineages_are_what_a_walk_step_by_step_finds(on: Backend) {
     .await;
 }
 
-mod counted {
-    //! How many transactions a call takes.
-
-    use super::*;
-    use async_trait::async_trait;
-    use pfr_schema::api::TagState;
-    use pfr_schema::{DigestPrefix, RepositoryName, Tag};
-    use pfr_store::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    #[derive(Debug)]
-    struct Counted(Arc<dyn Metadata>, AtomicUsize);
-
-    macro_rules! count {
-        ($($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $mode:ident |$with:ident| $work:expr;)+) => {
-            #[async_trait]
-            impl Metadata for Counted {
-                $(async fn $name(&self, $($argument: $type),*) -> Result<$result> {
-                    self.1.fetch_add(1, Ordering::Relaxed);
-                    self.0.$name($($argument),*).await
-                })+
-
-                fn rows_written(&self) -> u64 {
-                    self.0.rows_written()
-                }
-            }
-        };
-    }
-    metadata_transactions!(count);
-
-    #[tokio::test]
-    async fn a_longer_way_takes_no_more_transactions() {
-        let counted = Arc::new(Counted(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap(), AtomicUsize::new(0)));
-        family(&*counted, &(0..300).map(|n: usize| n.checked_sub(1).into_iter().collect()).collect()).await;
-        let store = Store::new(Arc::new(object_store::memory::InMemory::new()), counted.clone(), Options::default());
-        for back in [1, 10, 299] {
-            let before = counted.1.load(Ordering::Relaxed);
-            store.resolve(&repository(), &Selector::Tag { tag: tag("t"), back }).await.unwrap();
-            store.lineage(&repository(), &digest(299), back as usize).await.unwrap();
-            assert_eq!(counted.1.load(Ordering::Relaxed) - before, 2, "t~{back}");
-        }
+#[tokio::test]
+async fn a_longer_way_takes_no_more_transactions() {
+    let watched = Watched::new(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap());
+    family(&*watched, &(0..300).map(|n: usize| n.checked_sub(1).into_iter().collect()).collect()).await;
+    let store = Store::new(Arc::new(InMemory::new()), watched.clone(), Options::default());
+    for back in [1, 10, 299] {
+        let before = watched.calls();
+        store.resolve(&repository(), &Selector::Tag { tag: tag("t"), back }).await.unwrap();
+        store.lineage(&repository(), &digest(299), back as usize).await.unwrap();
+        assert_eq!(watched.calls() - before, 2, "t~{back}");
     }
 }

@@ -4,6 +4,7 @@
 
 #[macro_use]
 mod common;
+mod catalogue;
 mod clock;
 mod contention;
 mod deferred;

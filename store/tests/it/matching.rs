@@ -2,9 +2,9 @@
 //! complete.
 
 use crate::common::rig::{Backend, Rig};
-use crate::common::{pieces, property, repository, stream};
+use crate::common::{accuse, pieces, property, repository, stream};
 use pfr_schema::api::{MatchRequest, MatchResponse};
-use pfr_schema::checkpoint::Key;
+use pfr_schema::checkpoint::{ABI, Checkpoint, Key};
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Kind, media_type, prefix};
@@ -18,6 +18,7 @@ on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_a_rebuild_brings_back_is_found,
     refusals_are_told_and_no_salt_is,
+    what_is_quarantined_is_passed_over,
 );
 
 /// Lengths around the ends of blocks, and of digits of their number.
@@ -73,20 +74,36 @@ fn fingerprint() -> Digest {
 
 /// Pushes a snapshot with a configuration of its own.
 async fn push(store: &Store, spec: &Spec, number: usize) -> Digest {
+    push_documents(store, spec, number).await.manifest
+}
+
+/// The parts of a snapshot that `match` reads.
+struct Pushed {
+    manifest: Digest,
+    config: Digest,
+    list: Digest,
+    checkpoint: Digest,
+}
+
+async fn push_documents(store: &Store, spec: &Spec, number: usize) -> Pushed {
     let (tokens, salt) = (spec.way.tokens(), salt(spec.salt));
     let prefix = prefix::key(&fingerprint(), &salt, None, &tokens);
     let key = Key { scheme: prefix::SCHEME.into(), prefix, tokens: tokens.len() as u64, alignment: 1, salt, adapter: None };
     let agent = Some(format!("agent-{number}"));
+    let checkpoint = Checkpoint { abi: ABI.into(), key: key.clone(), tensors: Vec::new() };
+    let checkpoint = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
     let config = SnapshotConfig { agent, fingerprint: Some(fingerprint()), prefix: Some(key), ..SnapshotConfig::default() };
     let config = Document::new(Kind::Blob, config.to_bytes());
     let listed = if spec.list == List::Wrong { vec![7; tokens.len()] } else { tokens };
     let list = Document::new(Kind::Blob, listed.iter().flat_map(|token| token.to_le_bytes()).collect());
-    let layers = if spec.list == List::None { vec![] } else { vec![Descriptor::of(media_type::TOKENS, &list)] };
+    let mut layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
+    layers.extend((spec.list != List::None).then(|| Descriptor::of(media_type::TOKENS, &list)));
     let manifest = Manifest::snapshot(&config, layers, BTreeMap::new()).to_document();
     let session = store.open_push(&repository()).await.unwrap();
-    store.ingest(&session.id, pieces(&stream([&config, &list, &manifest].map(document_frame)), 65536)).await.unwrap();
+    let frames = stream([&checkpoint, &config, &list, &manifest].map(document_frame));
+    store.ingest(&session.id, pieces(&frames, 65536)).await.unwrap();
     store.commit(&session.id, manifest.digest, None, None).await.unwrap();
-    manifest.digest
+    Pushed { manifest: manifest.digest, config: config.digest, list: list.digest, checkpoint: checkpoint.digest }
 }
 
 async fn ask(store: &Store, tokens: Vec<u32>, salted: bool) -> MatchResponse {
@@ -159,6 +176,25 @@ async fn what_a_rebuild_brings_back_is_found(on: Backend) {
         // Of eleven that differ from token 200 on, eight are in the answer.
         assert_eq!(found.rejected.iter().map(|one| one.common).collect::<Vec<_>>(), [200; 8]);
     }
+}
+
+async fn what_is_quarantined_is_passed_over(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    let good = push(store, &on_the_way(300), 0).await;
+    // Three that are longer and fit, and one that would be read to say why it does not.
+    let manifest = push(store, &on_the_way(400), 1).await;
+    let config = push_documents(store, &on_the_way(410), 2).await;
+    let checkpoint = push_documents(store, &on_the_way(420), 3).await;
+    let list = push_documents(store, &on_the_way(640), 4).await;
+    accuse(store, &[manifest, config.config, checkpoint.checkpoint, list.list]).await;
+    let found = ask(store, on_the_way(500).way.tokens(), false).await;
+    assert_eq!((found.digest, found.boundary), (Some(good), 300), "{:?}", found.rejected);
+    let reason = |digest: Digest| found.rejected.iter().find(|one| one.digest == digest).map(|one| (one.common, one.reason.as_str()));
+    for damaged in [manifest, config.manifest, checkpoint.manifest] {
+        assert_eq!(reason(damaged), Some((0, "it is damaged")));
+    }
+    assert_eq!(reason(list.manifest).map(|(common, _)| common), Some(0), "its tokens cannot be compared");
 }
 
 async fn refusals_are_told_and_no_salt_is(on: Backend) {

@@ -4,9 +4,10 @@
 use crate::common::rig::{Backend, Rig, pack_path};
 use crate::common::{Snapshot, blob_frame, leaks, push, repository, snapshot, stream};
 use futures::TryStreamExt as _;
-use pfr_schema::Digest;
+use object_store::ObjectStoreExt as _;
 use pfr_schema::api::GcReport;
-use pfr_store::{Clock, GcOptions, GcPart, Options, PackRow, Store};
+use pfr_schema::{Digest, ErrorCode};
+use pfr_store::{Clock, GcOptions, GcPart, Options, PackCounts, PackRow, Store};
 use std::time::Duration;
 
 const LEASE: u64 = 60;
@@ -16,6 +17,7 @@ on_every_backend!(
     small_packs_are_merged_and_readers_go_on,
     many_small_pushes_leave_few_packs,
     after_a_day_of_rest_one_small_pack_is_left,
+    a_pack_that_cannot_be_read_keeps_no_other_from_being_merged_once,
     several_runs_at_once_share_the_packs,
     a_bad_frame_stays_and_is_not_tried_again,
     killed_after_any_step_the_next_run_ends_it,
@@ -35,6 +37,12 @@ async fn merge(store: &Store) -> GcReport {
 
 async fn packs(rig: &Rig) -> Vec<PackRow> {
     rig.store.metadata().packs(None, 1000).await.unwrap()
+}
+
+/// How many packs are live, and how many of these are small.
+async fn counts(rig: &Rig) -> (u64, u64) {
+    let PackCounts { live, small } = rig.metadata.count_packs(rig.store.full_pack()).await.unwrap();
+    (live, small)
 }
 
 /// Pushes snapshots of three pages each, a pack each.
@@ -65,7 +73,9 @@ async fn small_packs_are_merged_and_readers_go_on(on: Backend) {
     let wanted: Vec<Digest> = snapshots.iter().flat_map(|s| &s.pages).map(|page| Digest::sha256(page)).collect();
     let reader = rig.store.frames(wanted.clone()).await.unwrap();
     let planned = rig.store.gc(&GcOptions { dry_run: true, ..merging() }, &mut |_| ()).await.unwrap();
+    assert_eq!(counts(&rig).await, (9, 9));
     let done = merge(&rig.store).await;
+    assert_eq!(counts(&rig).await, (1, 1), "packs that drain are not counted");
     assert_eq!((done.packs_merged, done.packs_deleted, done.packs_compacted), (9, 9, 0), "{done:?}");
     assert_eq!((planned.packs_merged, planned.moved_bytes), (done.packs_merged, done.moved_bytes));
     assert_eq!(packs(&rig).await.len(), 1);
@@ -94,7 +104,11 @@ async fn many_small_pushes_leave_few_packs(on: Backend) {
     }
     let live = leaks::reachable(&rig.store).await.0;
     let ideal = live.div_ceil(pack_bytes) + 1;
-    let packs = packs(&rig).await.len() as u64;
+    let rows = packs(&rig).await;
+    let is_small = |pack: &&PackRow| pack.frame_bytes < pack_bytes / 2;
+    assert_eq!(counts(&rig).await, (rows.len() as u64, rows.iter().filter(is_small).count() as u64));
+    assert!(rows.iter().any(|pack| !is_small(&pack)), "{rows:?}");
+    let packs = rows.len() as u64;
     println!("{packs} packs, ideal {ideal}; {moved} bytes copied of {live}");
     assert!(packs <= 2 * ideal && moved <= 4 * live, "{packs} packs, ideal {ideal}; {moved} bytes copied of {live}");
     assert_well(&rig, &snapshots).await;
@@ -109,6 +123,28 @@ async fn after_a_day_of_rest_one_small_pack_is_left(on: Backend) {
     assert_eq!(merge(&rig.store).await.packs_merged, 3);
     rig.seconds(2 * DAY);
     assert_eq!(merge(&rig.store).await.packs_merged, 0);
+    assert_well(&rig, &snapshots).await;
+}
+
+async fn a_pack_that_cannot_be_read_keeps_no_other_from_being_merged_once(on: Backend) {
+    let rig = rig(on, 1 << 20).await;
+    let snapshots = pushed(&rig, 0..3).await;
+    let page = Digest::sha256(&snapshots[1].pages[0]);
+    let away = pack_path(&rig.metadata.locate(vec![page]).await.unwrap()[0].clone().unwrap().pack);
+    let bytes = rig.bytes(&away).await;
+    rig.packs.delete(&away).await.unwrap();
+    rig.seconds(2 * DAY);
+    let mut last = GcReport::default();
+    let failed = rig.store.gc(&merging(), &mut |report| last.clone_from(report)).await.unwrap_err();
+    assert_eq!(failed.code(), ErrorCode::Unavailable, "{failed}");
+    assert_eq!(last.packs_merged, 2, "{last:?}");
+    // One at rest is left, and the copy of the others is new: each run would copy that again.
+    rig.seconds(LEASE + 1);
+    let next = merge(&rig.store).await;
+    assert_eq!((next.packs_merged, next.moved_bytes), (0, 0), "{next:?}");
+    rig.put(&away, bytes).await;
+    rig.seconds(2 * DAY);
+    assert_eq!(merge(&rig.store).await.packs_merged, 2);
     assert_well(&rig, &snapshots).await;
 }
 

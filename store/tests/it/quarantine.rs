@@ -1,28 +1,15 @@
 //! Release from quarantine, its cost, and packs that could not be read.
 
 use crate::common::rig::{Backend, Rig};
-use crate::common::{Snapshot, push, repository, snapshot};
+use crate::common::{Snapshot, accuse, push, repository, snapshot};
 use pfr_schema::{Digest, Kind};
-use pfr_store::{Damage, Error, GcOptions, Options, ScrubOptions, Store};
+use pfr_store::{Error, GcOptions, Options, ScrubOptions, Store};
 
 on_every_backend!(
     a_scrub_lets_go_what_is_good_where_it_lies,
     a_verification_and_a_check_of_the_tables_do_so_too,
     what_is_bad_stays_in_quarantine_and_what_is_good_does_not_stay_because_of_it,
 );
-
-/// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read
-/// that failed.
-async fn accuse(store: &Store, digests: &[Digest]) {
-    let locations = store.metadata().locate(digests.to_vec()).await.unwrap();
-    let damage = digests.iter().zip(locations).map(|(digest, location)| Damage {
-        digest: *digest,
-        pack: location.unwrap().pack,
-        reason: "it was misread".into(),
-    });
-    let quarantined = store.metadata().quarantine(damage.collect()).await.unwrap();
-    assert_eq!(quarantined, digests);
-}
 
 fn all(snapshot: &Snapshot) -> Vec<(Digest, Kind)> {
     let pages = snapshot.pages.iter().map(|page| (Digest::sha256(page), Kind::Blob));

@@ -11,6 +11,7 @@ use crate::cli::suggest::Suggestion;
 use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Reference, RepositoryName};
+use pfr_store::{Pin, PinnedSnapshot};
 use serde::Serialize;
 
 /// The pinned snapshots of a store.
@@ -19,10 +20,11 @@ struct PinnedSnapshots {
     pinned: Vec<Pinned>,
 }
 
-/// A snapshot, and where it is.
+/// A snapshot, where it is, and what keeps it.
 #[derive(Serialize)]
 struct Pinned {
     repository: RepositoryName,
+    pins: Vec<Pin>,
     #[serde(flatten)]
     snapshot: SnapshotSummary,
 }
@@ -42,8 +44,9 @@ pub async fn list(context: &mut Context, args: Ls) -> Result<(), Failure> {
         store.snapshots(repository, None, 1).await?;
     }
     let of_it = |name: &RepositoryName| repository.as_ref().is_none_or(|repository| repository == name);
-    let rows = store.pinned().await?.into_iter().filter(|(name, _)| of_it(name));
-    let pinned: Vec<Pinned> = rows.map(|(repository, row)| Pinned { repository, snapshot: row.into() }).collect();
+    let rows = store.pinned().await?.into_iter().filter(|row| of_it(&row.repository));
+    let pinned = |row: PinnedSnapshot| Pinned { repository: row.repository, pins: row.pins, snapshot: row.snapshot.into() };
+    let pinned: Vec<Pinned> = rows.map(pinned).collect();
     if context.json {
         return context.out.json(&PinnedSnapshots { pinned });
     }
@@ -55,14 +58,16 @@ pub async fn list(context: &mut Context, args: Ls) -> Result<(), Failure> {
         Column::left("REPOSITORY").style(Style::Bold),
         Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
         Column::left("TAGS").style(Style::Cyan),
+        Column::left("PINNED"),
         Column::right("LOGICAL"),
         Column::left("PUSHED").optional(),
     ]);
-    for Pinned { repository, snapshot } in &pinned {
+    for Pinned { repository, pins, snapshot } in &pinned {
         table.row([
             repository.to_string(),
             snapshot.digest.short(),
             tags(&snapshot.tags),
+            pins.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             bytes(snapshot.logical_bytes),
             age(snapshot.pushed_at, now),
         ]);

@@ -168,6 +168,16 @@ pub async fn held_request(registry: &Registry, method: &str, path: &str, content
     }
 }
 
+/// Scrapes until a line is there.
+pub async fn until_metric(registry: &Registry, line: &str) {
+    let repeat = async {
+        while !registry.get("/metrics").await.text().await.expect("text").lines().any(|l| l == line) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), repeat).await.unwrap_or_else(|_| panic!("no {line:?} within 30 s"));
+}
+
 /// The JSON of a response that succeeded.
 pub async fn ok<T: serde::de::DeserializeOwned>(response: Response) -> T {
     let (status, text) = (response.status(), response.text().await.expect("a body"));

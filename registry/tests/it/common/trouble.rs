@@ -1,10 +1,13 @@
 //! Packs on a disk that fails as it is told.
 
+use async_trait::async_trait;
 use object_store::memory::InMemory;
+use object_store::path::Path;
 use object_store::{Error, Result};
 use pfr_store::{Clock, Options, SqliteMetadata, Store};
-use pfr_testkit::storage::watched;
+use pfr_testkit::storage::{Call, Hooks, Moment, hooked, watched};
 use std::sync::{Arc, Mutex};
+use tokio::sync::{Semaphore, watch};
 
 /// What the disk does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,4 +60,40 @@ pub async fn store() -> (Store, Switch) {
     let packs = watched(Arc::new(InMemory::new()), Arc::new(say));
     let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata in memory");
     (Store::new(packs, metadata, Options::default()), switch)
+}
+
+/// Holds back what is read of one object.
+#[derive(Debug)]
+pub struct Hold {
+    object: watch::Sender<Option<Path>>,
+    /// A permit for each read that was held back.
+    pub held: Semaphore,
+}
+
+impl Hold {
+    /// From now on reads of this object wait; none: nothing waits any more.
+    pub fn set(&self, object: Option<Path>) {
+        self.object.send_replace(object);
+    }
+}
+
+#[async_trait]
+impl Hooks for Hold {
+    async fn before(&self, call: &Call) -> Result<Option<Error>> {
+        let is_held = |object: &Option<Path>| call.moment == Moment::Get && object.as_ref() == Some(&call.location);
+        let mut object = self.object.subscribe();
+        if is_held(&object.borrow_and_update()) {
+            self.held.add_permits(1);
+            // An error means that there is no sender, and it is here.
+            let _ = object.wait_for(|object| !is_held(object)).await;
+        }
+        Ok(None)
+    }
+}
+
+/// A store in memory of which a test holds back one object.
+pub async fn holding(options: Options) -> (Store, Arc<Hold>) {
+    let hold = Arc::new(Hold { object: watch::Sender::new(None), held: Semaphore::new(0) });
+    let metadata = SqliteMetadata::open_in_memory(Clock::system()).await.expect("metadata in memory");
+    (Store::new(hooked(Arc::new(InMemory::new()), hold.clone()), metadata, options), hold)
 }

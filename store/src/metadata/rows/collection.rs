@@ -1,6 +1,6 @@
 //! Arguments and results of collection.
 
-use super::{ObjectId, PackId};
+use super::{ObjectId, PackId, SnapshotRow};
 use pfr_schema::{Digest, RepositoryName};
 
 /// The counts of one step of collection.
@@ -89,14 +89,42 @@ pub enum GcTrigger {
 /// Maximum number of runs in the list: about six weeks with one run in an hour.
 pub const GC_RUNS: usize = 1000;
 
-/// Why a snapshot is kept from eviction. Each reason is set and cleared by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a snapshot is kept from eviction. Who takes a pin back takes back its own, and no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Pin {
-    /// A user pinned it.
+    /// A user said so.
     ByHand = 1,
     /// It waits to be pushed: there is no other copy yet.
     UntilPushed = 2,
+}
+
+impl Pin {
+    /// Those whose values a number is the sum of.
+    pub(crate) fn of(sum: u64) -> Vec<Self> {
+        [Self::ByHand, Self::UntilPushed].into_iter().filter(|pin| sum & *pin as u64 != 0).collect()
+    }
+}
+
+impl std::fmt::Display for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ByHand => "by hand",
+            Self::UntilPushed => "until it is pushed",
+        })
+    }
+}
+
+/// A snapshot that eviction leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedSnapshot {
+    /// Its repository.
+    pub repository: RepositoryName,
+    /// The snapshot.
+    pub snapshot: SnapshotRow,
+    /// Why, at least one.
+    pub pins: Vec<Pin>,
 }
 
 /// A snapshot that may be evicted.

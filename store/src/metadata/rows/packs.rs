@@ -21,6 +21,15 @@ pub struct FullPack {
     pub frames: u64,
 }
 
+/// Live packs, by size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackCounts {
+    /// All of them.
+    pub live: u64,
+    /// Those with less than half of the bytes and of the frames that fill one.
+    pub small: u64,
+}
+
 /// Life of a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackState {

@@ -12,13 +12,14 @@
 pub mod leaks;
 #[macro_use]
 pub mod rig;
+pub mod watched;
 
 use bytes::Bytes;
 use pfr_schema::flat::FlatManifest;
 use pfr_schema::geometry::Geometry;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, RepositoryName, Tag};
-use pfr_store::{Ingested, Options, Result, Store};
+use pfr_store::{Damage, Ingested, Options, Result, Store};
 use pfr_testkit::frames;
 pub use pfr_testkit::frames::{blob as blob_frame, stream};
 use pfr_testkit::snapshot::Shape;
@@ -104,4 +105,16 @@ pub async fn push(store: &Store, snapshot: &Snapshot, name: &str) -> Result<(Ing
     let ingested = store.ingest(&session.id, pieces(&snapshot.stream(), 777)).await?;
     let committed = store.commit(&session.id, snapshot.manifest.digest, Some(tag(name)), None).await?;
     Ok((ingested, committed))
+}
+
+/// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read that failed.
+pub async fn accuse(store: &Store, digests: &[Digest]) {
+    let locations = store.metadata().locate(digests.to_vec()).await.unwrap();
+    let damage = digests.iter().zip(locations).map(|(digest, location)| Damage {
+        digest: *digest,
+        pack: location.unwrap().pack,
+        reason: "it was misread".into(),
+    });
+    let quarantined = store.metadata().quarantine(damage.collect()).await.unwrap();
+    assert_eq!(quarantined, digests);
 }

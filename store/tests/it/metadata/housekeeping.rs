@@ -74,12 +74,20 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
         commit(metadata, "1", snapshot).await;
         let pin = |reason, on| metadata.pin_snapshot(repository(), snapshot, reason, on);
         let evictable = async || order(metadata).await.contains(&snapshot);
+        let pins = async || {
+            let pinned = metadata.pinned(10).await.unwrap();
+            assert!(pinned.iter().all(|row| (&row.repository, row.snapshot.digest) == (&repository(), snapshot)), "{name}: {pinned:?}");
+            pinned.into_iter().flat_map(|row| row.pins).collect::<Vec<_>>()
+        };
+        assert_eq!(pins().await, [], "{name}");
         for (first, second) in [(Pin::ByHand, Pin::UntilPushed), (Pin::UntilPushed, Pin::ByHand)] {
             assert!(pin(first, true).await.unwrap() && pin(second, true).await.unwrap());
             // Twice is once.
             assert!(pin(second, true).await.unwrap());
+            assert_eq!(pins().await, [Pin::ByHand, Pin::UntilPushed], "{name}");
             assert!(pin(second, false).await.unwrap(), "{name}: {first:?} is left");
             assert!(pin(second, false).await.unwrap() && !evictable().await, "{name}");
+            assert_eq!(pins().await, [first], "{name}");
             assert!(!pin(first, false).await.unwrap() && evictable().await, "{name}");
         }
         // What was pinned or used since it was listed is not evicted; what was not, is.

@@ -4,7 +4,7 @@
 use super::model::Universe;
 use crate::common::repository;
 use pfr_schema::Digest;
-use pfr_store::{Metadata, NamesCursor, ObjectId, PackId};
+use pfr_store::{FullPack, Metadata, NamesCursor, ObjectId, PackId, PinnedSnapshot};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -41,6 +41,10 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
         writeln!(text, "{:?}", drained.iter().map(|pack| &keys[&pack.id]).collect::<Vec<_>>()).unwrap();
     }
     writeln!(text, "{} bytes, {:?}", metadata.disk_bytes().await.unwrap(), metadata.is_empty().await.unwrap()).unwrap();
+    writeln!(text, "{:?}", metadata.count_packs(FullPack { bytes: 4096, frames: 64 }).await.unwrap()).unwrap();
+    for PinnedSnapshot { repository, snapshot, pins } in metadata.pinned(3).await.unwrap() {
+        writeln!(text, "{repository} {} {:?} {pins:?}", snapshot.digest, snapshot.tags).unwrap();
+    }
     writeln!(text, "{:?} {:?}", metadata.evictable(3).await.unwrap(), metadata.repositories(None, 10).await.unwrap()).unwrap();
     let mut cursor = changes(&mut text, metadata).await;
     loop {

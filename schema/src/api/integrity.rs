@@ -1,0 +1,83 @@
+//! What checks and repairs found.
+
+use crate::digest::Digest;
+use crate::name::DomainName;
+use serde::{Deserialize, Serialize};
+
+api! {
+    /// A blob whose bytes are bad.
+    pub struct DamagedBlob {
+        /// The blob.
+        pub digest: Digest,
+        /// What was found.
+        pub reason: String,
+        /// Snapshots that reach it, as `repository@digest`, at most a hundred. None: it was dead space, and nothing is lost.
+        pub snapshots: Vec<String>,
+    }
+
+    /// What a scrub found.
+    #[derive(Default)]
+    pub struct ScrubReport {
+        /// Packs read from their first byte to their last.
+        pub packs: u64,
+        /// Frames in them.
+        pub frames: u64,
+        /// Bytes read.
+        pub bytes: u64,
+        /// Whether every blob was hashed, and not only its checksum compared.
+        pub full: bool,
+        /// Packs that metadata names and that are not there, or are cut, or whose index is bad; with what was found.
+        pub bad_packs: Vec<String>,
+        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example. Nothing is lost with them.
+        #[serde(default)]
+        pub dead_frames: Vec<String>,
+        /// Packs that could not be read this time, and why: nothing is known of them.
+        #[serde(default)]
+        pub unread: Vec<String>,
+        /// Blobs that are bad, quarantined now or before.
+        pub damaged: Vec<DamagedBlob>,
+        /// Of these, how many were fetched again from the mirror.
+        pub healed: u64,
+    }
+
+    /// What a check of the tables found.
+    #[derive(Default)]
+    pub struct FsckReport {
+        /// Objects looked at.
+        pub objects: u64,
+        /// Containers read and compared with their rows.
+        pub containers: u64,
+        /// Packs looked at.
+        pub packs: u64,
+        /// Differences, in words, at most a thousand.
+        pub discrepancies: Vec<String>,
+        /// All differences.
+        pub wrong: u64,
+        /// Whether they were corrected.
+        pub repaired: bool,
+    }
+
+    /// What was brought back from packs and journal.
+    #[derive(Default)]
+    pub struct RebuildReport {
+        /// Packs taken in.
+        pub packs: u64,
+        /// Objects that are no complete pack, with what they are; left as they lie.
+        pub refused: Vec<String>,
+        /// Blobs.
+        pub objects: u64,
+        /// Containers.
+        pub containers: u64,
+        /// Objects of the journal that were read.
+        pub journal: u64,
+        /// Snapshots that are back.
+        pub snapshots: u64,
+        /// Tags that are back.
+        pub tags: u64,
+        /// Snapshots of which something is not there, in words.
+        pub lost: Vec<String>,
+        /// Other domains that were found on the storage: each is a store to rebuild.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub domains: Vec<DomainName>,
+    }
+}

@@ -1,0 +1,79 @@
+//! Push sessions: what is missing, what came, what is made visible.
+
+use super::TagState;
+use crate::digest::Digest;
+use crate::kind::Kind;
+use crate::name::Tag;
+use serde::{Deserialize, Serialize};
+
+api! {
+    /// A push session: a lease on everything it asks about or uploads.
+    pub struct Push {
+        /// The session's id.
+        pub id: String,
+        /// Seconds until the lease ends unless the session is used; each use renews it.
+        pub lease_seconds: u64,
+        /// Most digests in one `missing` or `frames` request.
+        pub max_digests: u64,
+        /// Bytes of frames that one request should carry at most. A single larger blob is allowed.
+        pub max_frames_bytes: u64,
+    }
+
+    /// Digests to be read as one kind.
+    #[serde(deny_unknown_fields)]
+    pub struct DigestGroup {
+        /// The kind.
+        pub kind: Kind,
+        /// The digests.
+        pub digests: Vec<Digest>,
+    }
+
+    /// Which of these does the registry lack?
+    #[serde(deny_unknown_fields)]
+    pub struct MissingRequest {
+        /// Digests, grouped by kind.
+        pub groups: Vec<DigestGroup>,
+    }
+
+    /// What the registry lacks.
+    pub struct MissingResponse {
+        /// Positions in the concatenated groups as `[start, count]`, ascending.
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<super::openapi::Pair>))]
+        pub missing: Vec<(u64, u64)>,
+    }
+
+    /// What became of uploaded frames. Sent when they are durable.
+    pub struct FramesStored {
+        /// Frames received.
+        pub frames: u64,
+        /// Of these, blobs the store did not have.
+        pub new: u64,
+        /// Payload bytes received.
+        pub bytes: u64,
+    }
+
+    /// Makes a snapshot visible.
+    #[serde(deny_unknown_fields)]
+    pub struct CommitRequest {
+        /// The manifest, uploaded before.
+        pub manifest: Digest,
+        /// A tag to point at it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tag: Option<Tag>,
+        /// Move the tag only from this state.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub if_tag_is: Option<TagState>,
+    }
+
+    /// A snapshot was committed.
+    pub struct Committed {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Whether this repository did not have it before.
+        pub created: bool,
+        /// Raw bytes it reaches, each blob counted once a container.
+        pub logical_bytes: u64,
+        /// Raw bytes that it brought first.
+        pub new_bytes: u64,
+    }
+}

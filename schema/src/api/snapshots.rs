@@ -1,0 +1,107 @@
+//! Snapshots, one by one, in lists and side by side.
+
+use crate::digest::Digest;
+use crate::name::Tag;
+use crate::snapshot::{Manifest, SnapshotConfig};
+use crate::tree::PageTree;
+use serde::{Deserialize, Serialize};
+
+api! {
+    /// One snapshot in a list.
+    pub struct SnapshotSummary {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Tags that point at it.
+        pub tags: Vec<Tag>,
+        /// Its parents.
+        pub parents: Vec<Digest>,
+        /// Milliseconds since 1970, UTC, of the push.
+        pub pushed_at: u64,
+        /// Raw bytes it reaches.
+        pub logical_bytes: u64,
+        /// Raw bytes that it brought first.
+        pub new_bytes: u64,
+    }
+
+    /// Snapshots of a repository, newest first.
+    pub struct SnapshotList {
+        /// One page of them.
+        pub snapshots: Vec<SnapshotSummary>,
+        /// Pass as `after` to get the next page.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub next: Option<String>,
+    }
+
+    /// One snapshot, whole.
+    pub struct SnapshotDetail {
+        /// As in lists.
+        pub summary: SnapshotSummary,
+        /// The manifest.
+        #[cfg_attr(feature = "openapi", schema(value_type = Object))]
+        pub manifest: Manifest,
+        /// Its configuration.
+        #[cfg_attr(feature = "openapi", schema(value_type = Object))]
+        pub config: SnapshotConfig,
+        /// Its page trees.
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
+        pub trees: Vec<PageTree>,
+    }
+
+    /// A snapshot and everything above it in the repository.
+    pub struct Lineage {
+        /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the repository are named only.
+        pub snapshots: Vec<SnapshotSummary>,
+        /// Whether the repository has more ancestors than are listed.
+        pub truncated: bool,
+    }
+
+    /// What differs between two snapshots in one group of one rank.
+    pub struct GroupDiff {
+        /// Group name.
+        pub group: String,
+        /// Rank.
+        pub rank: u32,
+        /// Tokens of the longest sequence, in each.
+        #[cfg_attr(feature = "openapi", schema(value_type = super::openapi::Pair))]
+        pub tokens: (u64, u64),
+        /// Pages in each.
+        #[cfg_attr(feature = "openapi", schema(value_type = super::openapi::Pair))]
+        pub pages: (u64, u64),
+        /// Pages found in both.
+        pub pages_shared: u64,
+        /// Raw bytes of blobs only in the first, only in the second.
+        #[cfg_attr(feature = "openapi", schema(value_type = super::openapi::Pair))]
+        pub bytes_only: (u64, u64),
+        /// Raw bytes of blobs in both.
+        pub bytes_shared: u64,
+    }
+
+    /// What differs between two snapshots.
+    pub struct Diff {
+        /// The first.
+        pub a: Digest,
+        /// The second.
+        pub b: Digest,
+        /// By group and rank.
+        pub groups: Vec<GroupDiff>,
+        /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only in the second.
+        #[cfg_attr(feature = "openapi", schema(value_type = super::openapi::Pair))]
+        pub other_bytes_only: (u64, u64),
+    }
+
+    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be computed was.
+    pub struct Verified {
+        /// The snapshot.
+        pub digest: Digest,
+        /// Blobs read, containers included.
+        pub blobs: u64,
+        /// Raw bytes hashed.
+        pub bytes: u64,
+        /// Checkpoint tensors whose value hash was computed and is right.
+        #[serde(default)]
+        pub values_computed: u64,
+        /// Checkpoint tensors of an opaque layout: the value hash is their writer's word.
+        #[serde(default)]
+        pub values_attested: u64,
+    }
+}

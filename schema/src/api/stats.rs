@@ -1,0 +1,83 @@
+//! What snapshots cost, and what takes up room.
+
+use super::Protected;
+use crate::digest::Digest;
+use crate::name::{RepositoryName, Tag};
+use serde::{Deserialize, Serialize};
+
+api! {
+    /// What one snapshot costs, in raw bytes.
+    pub struct SnapshotStats {
+        /// Its repository.
+        pub repository: RepositoryName,
+        /// The snapshot.
+        pub digest: Digest,
+        /// Tags that point at it.
+        pub tags: Vec<Tag>,
+        /// Parents.
+        pub parents: Vec<Digest>,
+        /// Bytes it reaches, each blob once.
+        pub logical: u64,
+        /// Bytes that it brought first.
+        pub new: u64,
+        /// Bytes that something else holds as well.
+        pub shared: u64,
+        /// Bytes that deleting it (and its tags) would free.
+        pub exclusive: u64,
+    }
+
+    /// How much snapshots share. All in bytes.
+    pub struct Stats {
+        /// The repository, or none for the whole domain.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub repository: Option<RepositoryName>,
+        /// Sum over snapshots of the raw bytes each reaches.
+        pub logical: u64,
+        /// Raw bytes of what they reach, each blob once.
+        pub unique: u64,
+        /// Encoded bytes of the same, with frame headers.
+        pub stored: u64,
+        /// `logical / unique`; 1 if there is nothing.
+        pub dedup_ratio: f64,
+        /// `unique / stored`; 1 if there is nothing.
+        pub codec_ratio: f64,
+        /// Bytes of all packs on disk, with what is not or no longer reached; whole domain.
+        pub disk: u64,
+        /// Snapshots that are counted and not listed.
+        #[serde(default)]
+        pub omitted: u64,
+        /// Snapshots, oldest first; of more than 10,000 the last.
+        pub snapshots: Vec<SnapshotStats>,
+    }
+
+    /// What takes up room. The bytes of the rows add up to `disk_bytes`.
+    #[derive(Default)]
+    pub struct Usage {
+        /// All packs on storage.
+        pub disk_bytes: u64,
+        /// Blobs that snapshots hold.
+        pub live_bytes: u64,
+        /// Blobs that no snapshot holds and that stay for now.
+        pub leased: Protected,
+        /// Blobs that no snapshot holds and that the next garbage collection frees.
+        pub garbage_bytes: u64,
+        /// Room in packs that no blob uses: indexes, and what compaction gives back.
+        pub dead_bytes: u64,
+        /// Deleted packs that stay for the grace period.
+        pub draining_bytes: u64,
+        /// When the grace period of the last of them ends: milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub draining_ends_at: Option<u64>,
+        /// Packs whose upload has not ended, as far as the storage tells their size.
+        pub unfinished_bytes: u64,
+        /// How many there are.
+        pub unfinished_packs: u64,
+        /// When the last of them counts as given up, unless its upload goes on: milliseconds since 1970.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub unfinished_ends_at: Option<u64>,
+        /// Snapshots, over all repositories.
+        pub snapshots: u64,
+        /// Of these, pinned: eviction leaves them.
+        pub pinned: u64,
+    }
+}

@@ -1,0 +1,122 @@
+//! What fails for one domain, or for a moment, ends nothing for the others.
+
+use crate::common::watched::Watched;
+use async_trait::async_trait;
+use object_store::memory::InMemory;
+use pfr_schema::{DomainName, ErrorCode};
+use pfr_store::{Budget, Clock, DomainHome, DomainPacks, DomainTables, Domains, Error, Options, RunEnd, SqliteMetadata, Store};
+use pfr_testkit::storage::{Call, Hooks, Moment, hooked, reset};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A storage that deletes nothing of the domain `a` while it is told so.
+#[derive(Debug, Default)]
+struct Keeping(AtomicBool);
+
+#[async_trait]
+impl Hooks for Keeping {
+    async fn before(&self, call: &Call) -> object_store::Result<Option<object_store::Error>> {
+        let of_a = call.moment == Moment::Delete && call.location.as_ref().starts_with("domains/a/");
+        if of_a && self.0.load(Ordering::SeqCst) { Err(reset()) } else { Ok(None) }
+    }
+}
+
+/// Domains whose catalogue and storage fail as a test says. Leases last no time, so each run of a
+/// removal takes the next of its three steps: empty, empty once more, forget.
+struct Rig {
+    domains: Domains,
+    catalogue: Arc<Watched>,
+    storage: Arc<Keeping>,
+    _tables: TempDir,
+}
+
+impl Rig {
+    async fn new() -> Self {
+        let (storage, tables) = (Arc::new(Keeping::default()), tempfile::tempdir().unwrap());
+        let bucket = hooked(Arc::new(InMemory::new()), storage.clone());
+        let catalogue = Watched::new(SqliteMetadata::open_in_memory(Clock::system()).await.unwrap());
+        let options = Options { lease: Duration::ZERO, ..Options::default() };
+        let default = Store::new(bucket.clone(), catalogue.clone(), options);
+        let home = DomainHome { tables: DomainTables::Files(tables.path().to_owned()), packs: DomainPacks::Bucket(bucket) };
+        Self { domains: Domains::new(default, Some(home)), catalogue, storage, _tables: tables }
+    }
+
+    /// With the domains `a` and `b`, which are being deleted.
+    async fn deleting() -> Self {
+        let rig = Self::new().await;
+        for domain in ["a", "b"] {
+            rig.domains.create(&name(domain)).await.unwrap();
+            rig.domains.delete(&name(domain)).await.unwrap();
+        }
+        rig
+    }
+
+    async fn remove(&self) -> Result<RunEnd, Error> {
+        self.domains.remove_deleted(&Budget::default()).await
+    }
+
+    async fn exists(&self, domain: &str) -> bool {
+        match self.domains.get(&name(domain)).await {
+            Ok(_) => true,
+            Err(Error::DomainUnknown(_)) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn name(text: &str) -> DomainName {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_domain_whose_bytes_cannot_be_deleted_keeps_no_other_from_being_removed() {
+    let rig = Rig::deleting().await;
+    rig.storage.0.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        let failed = rig.remove().await.unwrap_err();
+        assert_eq!(failed.code(), ErrorCode::Unavailable, "{failed}");
+    }
+    assert!(rig.exists("a").await && !rig.exists("b").await);
+    rig.storage.0.store(false, Ordering::SeqCst);
+    for _ in 0..3 {
+        assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished);
+    }
+    assert!(!rig.exists("a").await);
+}
+
+#[tokio::test]
+async fn a_call_of_the_catalogue_that_fails_for_one_domain_keeps_no_other_from_being_removed() {
+    for (transaction, runs_before) in [("may_empty_domain", 0), ("domain_emptied", 0), ("forget_domain", 2)] {
+        let rig = Rig::deleting().await;
+        for _ in 0..runs_before {
+            assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
+        }
+        // That of `a`, the first by name.
+        rig.catalogue.fail(transaction, 1);
+        let failed = rig.remove().await.unwrap_err();
+        assert!(failed.to_string().contains(transaction), "{failed}");
+        for _ in runs_before + 1..3 {
+            assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
+        }
+        assert!(rig.exists("a").await && !rig.exists("b").await, "{transaction}: one run was lost for `a` and none for `b`");
+        assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
+        assert!(!rig.exists("a").await, "{transaction}");
+    }
+}
+
+#[tokio::test]
+async fn a_catalogue_that_cannot_be_read_for_a_moment_closes_no_domain() {
+    let rig = Rig::new().await;
+    rig.domains.create(&name("a")).await.unwrap();
+    let open = rig.domains.open(&name("a")).await.unwrap();
+    // An open domain is taken to exist for a second without asking.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    rig.catalogue.fail("domains", 1);
+    assert_eq!(rig.domains.open_all().await.unwrap_err().code(), ErrorCode::Unavailable);
+    // The list is there, and the row cannot be read: nothing says that the domain is gone.
+    rig.catalogue.fail("domain", 1);
+    assert!(rig.domains.open_all().await.unwrap().is_empty());
+    assert!(rig.domains.open(&name("a")).await.unwrap().is_same(&open));
+}
