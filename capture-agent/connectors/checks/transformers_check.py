@@ -66,7 +66,8 @@ def _family(family: str, python: str, a: Host, b: Host, reference: str) -> list[
     equal = done["tokens"] == full["tokens"] and done["logits"] == full["logits"]
     seen = (
         f"T={boundary}, {len(done['tokens'])} tokens; {report['state_bytes']:,} bytes of state, "
-        f"{restored['values_computed']} values checked, logits {'compared' if restored['oracle'] else 'not compared'}, {report['exactness']}"
+        f"{restored['values_computed']} values checked, "
+        f"logits {'compared' if restored['oracle'] else 'not compared'}, {report['exactness']}"
     )
     return [Outcome(f"{family}: a fresh process continues with the same logits, bit for bit", right and equal, seen), refused]
 

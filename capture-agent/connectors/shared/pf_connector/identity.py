@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ VOLATILE = {
 """Keys of a model's configuration that are left out at every depth, and why. Everything else
 counts."""
 
-_KINDS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+KINDS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """Files of weights, the preferred kind first, as engines look for them."""
 _TRAINING = ("training_args.", "optimizer.", "scheduler.", "scaler.")
 _INDEX = "model.safetensors.index.json"
@@ -90,16 +90,17 @@ def plain(value: Any, where: str = "") -> Any:
     raise Unidentified(f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which has no canonical form")
 
 
-def weights(place: str | Path, given: str = "", code: bool = False) -> str:
+def weights(place: str | Path, given: str = "", code: bool = False, kinds: Sequence[str] = KINDS) -> str:
     """Digest of the weights in a folder or file: that of the lines `sha256sum` prints for the
     files, sorted by name.
 
-    With `code`, the model's own Python files count too. `given` is what a user expects. Raises
-    `Unidentified` if the files cannot be read, or are not those expected.
+    `given` is what a user expects. With `code`, the model's own Python files count too. `kinds` are
+    patterns of files that the engine loads, the preferred one first. Raises `Unidentified` if the
+    files cannot be read, or are not those expected.
     """
     place = Path(place)
     try:
-        found = _weight_files(place)
+        found = _weight_files(place, kinds)
         if code and place.is_dir():
             found = sorted([*found, *place.glob("*.py")])
         digest = _digest_of(found, f"weights in {place}")
@@ -136,7 +137,7 @@ def adapter(place: str | Path) -> str:
 
 def adapter_files(place: Path) -> list[Path]:
     """The files that make up an adapter. Raises `OSError`."""
-    found = [file for pattern in ("adapter_config.json", *_KINDS[:4]) for file in sorted(place.glob(pattern))]
+    found = [file for pattern in ("adapter_config.json", *KINDS[:4]) for file in sorted(place.glob(pattern))]
     found = sorted(file for file in found if not file.name.startswith(_TRAINING))
     if not any(file.suffix != ".json" for file in found):
         raise FileNotFoundError(f"no files of weights in {place}")
@@ -163,17 +164,17 @@ def tensors(named: Iterable[tuple[str, Any]], given: str = "") -> str:
     return expected("sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest(), given, "the weights in memory")
 
 
-def _weight_files(place: Path) -> list[Path]:
+def _weight_files(place: Path, kinds: Sequence[str]) -> list[Path]:
     if not place.is_dir():
         return [place]
-    if (index := place / _INDEX).exists():
-        # Engines load what the index names, and nothing else that lies there.
+    if KINDS[0] in kinds and (index := place / _INDEX).exists():
         document = json.loads(index.read_bytes())
         named = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(named, dict):
             raise ValueError(f"{index.name} names no files")
-        return sorted({place / str(name) for name in named.values()})
-    for kind in _KINDS:
+        # Engines load what the index names. A few prefer Mistral's own files if these lie there too.
+        return sorted({*(place / str(name) for name in named.values()), *place.glob("consolidated*.safetensors")})
+    for kind in kinds:
         if found := sorted(file for file in place.glob(kind) if not file.name.startswith(_TRAINING)):
             return found
     raise FileNotFoundError("no files of weights")

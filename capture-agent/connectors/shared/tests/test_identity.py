@@ -124,10 +124,20 @@ class Weights(unittest.TestCase):
         for name in ("pytorch_model.bin", "optimizer.pt", "README.md", "model.gguf"):
             self.write(name, name.encode())
         self.assertEqual(identity.weights(self.model), found)
-        self.write("consolidated.safetensors", b"the same in one file")
+        self.write("extra.safetensors", b"not in the index")
         self.assertNotEqual(identity.weights(self.model), found)
         self.write("model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode())
         self.assertEqual(identity.weights(self.model), found)
+
+    def test_what_an_engine_may_load_instead_counts_too(self) -> None:
+        self.write("model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode())
+        found = {identity.weights(self.model)}
+        self.write("consolidated.safetensors", b"the same in one file")
+        found.add(identity.weights(self.model))
+        self.write("model.pt", b"and once more")
+        found.add(identity.weights(self.model, kinds=("*.pt",)))
+        found.add(identity.weights(self.model, kinds=("consolidated*.safetensors",)))
+        self.assertEqual(len(found), 4)
 
     def test_other_formats_are_found(self) -> None:
         for name in ("a.safetensors", "b.safetensors"):

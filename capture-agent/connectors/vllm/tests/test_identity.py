@@ -142,6 +142,11 @@ class Models(unittest.TestCase):
             with self.assertLogs("pf_connector", "WARNING"):
                 self.assertEqual(self.weights(place, form, shared.weights(self.folder)), "attested:" + shared.weights(self.folder))
 
+    def test_the_files_of_the_chosen_format_are_read(self) -> None:
+        (self.folder / "model.pt").write_bytes(b"others")
+        self.assertEqual(self.weights(str(self.folder), "pt"), shared.weights(self.folder / "model.pt"))
+        self.assertEqual(self.weights(str(self.folder)), shared.weights(self.folder / "model.safetensors"))
+
     def test_made_up_weights_are_no_weights(self) -> None:
         self.assertEqual(self.weights(str(self.folder), "dummy"), "dummy")
 

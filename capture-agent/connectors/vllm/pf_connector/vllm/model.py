@@ -35,6 +35,8 @@ version lacks are left out. Seeds are not here: with given weights they decide s
 which is recorded or named."""
 _UNREAD = ("tensorizer", "runai_streamer", "runai_streamer_sharded", "instanttensor", "fastsafetensors_remote")
 """Formats whose weights do not lie in a folder of this host."""
+_KINDS = {"pt": ("*.pt",), "npcache": ("*.bin",), "mistral": ("consolidated*.safetensors",)}
+"""Files that a format loads, where these are not the usual ones."""
 
 
 def model_config(vllm_config: Any, model: Any) -> str:
@@ -117,7 +119,7 @@ def model_weights(model: Any, load: Any, given: str) -> str:
         log.warning("weights: %s are not in a folder here, so %r is taken on trust", model.model, given)
         # Never equal to a computed digest.
         return f"attested:{given}"
-    return identity.weights(place, given, code=bool(model.trust_remote_code))
+    return identity.weights(place, given, code=bool(model.trust_remote_code), kinds=_KINDS.get(form, identity.KINDS))
 
 
 def _place(model: Any, load: Any) -> Path | None:
