@@ -1,6 +1,7 @@
 //! Requests and answers of the capture agent's control interface: HTTP with JSON over a Unix
 //! socket, errors as [`crate::api::Problem`]. `docs/capture.md` lists the paths.
 
+use crate::checkpoint::Form;
 use crate::digest::Digest;
 use crate::engine::Verb;
 use crate::error::ErrorCode;
@@ -223,10 +224,27 @@ pub struct RestoreReport {
     pub values_computed: u64,
     /// State tensors whose value is only attested.
     pub values_attested: u64,
+    /// State tensors that the engine holds in another form than the snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub converted: Vec<Converted>,
     /// Whether the first step's logits were compared (and equal).
     pub oracle: bool,
     /// Wall time in seconds.
     pub total_seconds: f64,
+}
+
+/// A state tensor that was converted to the form of the engine's slot. Its value hash is the same
+/// in both: a tensor for which this cannot be shown is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Converted {
+    /// Its name.
+    pub state: String,
+    /// The rank that has it.
+    pub rank: u32,
+    /// The form of the payload.
+    pub from: Form,
+    /// The form of the live slot.
+    pub to: Form,
 }
 
 /// Body of `POST /v1/drain`.

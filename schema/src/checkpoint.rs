@@ -9,6 +9,7 @@
 mod coherence;
 mod dtype;
 mod layout;
+mod mirror;
 mod number;
 mod tensor;
 mod value;
@@ -16,6 +17,7 @@ mod value;
 pub use coherence::{coherent, rank};
 pub use dtype::Dtype;
 pub use layout::{GATHER_BYTES, MAX_RANK};
+pub use mirror::{Form, Mirror};
 pub use tensor::Proof;
 pub use value::{ValueHash, ValueHasher, value_hash};
 

@@ -130,8 +130,8 @@ pub enum FormatError {
         /// What the canonical value hashes to.
         found: String,
     },
-    /// The logical type does not hold a stored value exactly.
-    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be represented in {logical}")]
+    /// A type (the logical one, or that of a live slot) does not hold a stored value exactly.
+    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be said in {logical}")]
     InexactStorage {
         /// The tensor's name; its kind where it has none.
         tensor: String,

@@ -36,9 +36,9 @@ use crate::error::{Error, Result};
 use crate::metrics as names;
 use documents::Documents;
 use pfr_schema::Digest;
-use pfr_schema::agent::{RestoreReport, RestoreRequest};
+use pfr_schema::agent::{Converted, RestoreReport, RestoreRequest};
 use pfr_schema::engine::{Allocate, Verb};
-use plan::Plan;
+use plan::{Plan, Stated};
 use prove::Values;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -129,10 +129,10 @@ async fn fill<T: Send + 'static>(
     // The engine may have reconnected with other memory since the snapshot was verified.
     let plan = Plan::make(engine, documents)?;
     engine.check_blocks(plan.boundary, blocks)?;
-    let places = Arc::new(place::Places::of(engine, &plan, ranks, blocks));
+    let mut places = place::Places::of(engine, &plan, ranks, blocks);
     gate.claim(agent.staged().claims(), &places)?;
-    let written = write::write(agent, &places, after, gate).await?;
-    live::check(agent, &places).await?;
+    let written = write::write(agent, &mut places, after, gate).await?;
+    live::check(agent, &Arc::new(places)).await?;
     Ok(written)
 }
 
@@ -145,8 +145,10 @@ fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreRepor
             metrics::histogram!(names::RESTORE_SECONDS).record(report.total_seconds);
             metrics::counter!(names::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
             let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
-            let sequence = report.sequence.as_deref().unwrap_or("(when asked)");
-            tracing::info!(engine, %digest, sequence, boundary, pages, bytes_pulled, bytes_written, total_seconds, "snapshot restored");
+            let (sequence, converted) = (report.sequence.as_deref().unwrap_or("(when asked)"), report.converted.len());
+            tracing::info!(
+                engine, %digest, sequence, boundary, pages, converted, bytes_pulled, bytes_written, total_seconds, "snapshot restored"
+            );
         }
         Err(error) => tracing::warn!(engine, reference, outcome, %error, "restore failed"),
     }
@@ -171,7 +173,13 @@ fn report(engine: &Engine, digest: Digest, plan: &Plan, values: Values) -> Resto
         bytes_written: 0,
         values_computed: values.computed,
         values_attested: values.attested,
+        converted: plan.states.iter().filter_map(converted).collect(),
         oracle: false,
         total_seconds: 0.0,
     }
+}
+
+fn converted(stated: &Stated) -> Option<Converted> {
+    let to = stated.convert.clone()?;
+    Some(Converted { state: stated.state.name.clone(), rank: stated.rank, from: stated.tensor.form(), to })
 }

@@ -4,7 +4,7 @@ use super::plan::{Paged, Plan, Stated};
 use crate::engines::Engine;
 use crate::memory::{Page, PageMemory};
 use pfr_schema::Digest;
-use pfr_schema::checkpoint::Tensor;
+use pfr_schema::checkpoint::{Form, Tensor};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 /// One blob and its place.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
+    /// What lies there in the end: the blob or, once it was made, the mirror.
     pub digest: Digest,
     pub memory: Arc<dyn PageMemory>,
     pub page: Page,
@@ -22,7 +23,7 @@ pub(super) struct Place {
 #[derive(Clone, Debug)]
 enum Of {
     Page { group: Arc<str>, column: u64, component: usize },
-    State(Box<Tensor>),
+    State { tensor: Box<Tensor>, convert: Option<Form> },
 }
 
 impl Place {
@@ -35,9 +36,23 @@ impl Place {
     /// The tensor, if it is one.
     pub fn tensor(&self) -> Option<&Tensor> {
         match &self.of {
-            Of::State(tensor) => Some(tensor),
+            Of::State { tensor, .. } => Some(tensor),
             Of::Page { .. } => None,
         }
+    }
+
+    /// The tensor with the form of its slot, if the blob has to be converted to it.
+    pub fn conversion(&self) -> Option<(&Tensor, &Form)> {
+        match &self.of {
+            Of::State { tensor, convert: Some(form) } => Some((tensor, form)),
+            Of::State { .. } | Of::Page { .. } => None,
+        }
+    }
+
+    /// From now on a mirror belongs here, and not the blob that it was made from.
+    pub fn takes(&mut self, mirror: Tensor) {
+        self.digest = mirror.payload_hash;
+        self.of = Of::State { tensor: Box::new(mirror), convert: None };
     }
 
     /// For people.
@@ -46,7 +61,7 @@ impl Place {
             Of::Page { group, column, component } => {
                 format!("page {column} (component {component}) of group {group:?} of rank {}", self.rank)
             }
-            Of::State(tensor) => format!("state {:?} of rank {}", tensor.name, self.rank),
+            Of::State { tensor, .. } => format!("state {:?} of rank {}", tensor.name, self.rank),
         }
     }
 }
@@ -71,10 +86,10 @@ impl Places {
                 }
             }
         }
-        for Stated { rank, group: name, state, tensor } in plan.states.iter().filter(|stated| ranks.contains(&stated.rank)) {
+        for Stated { rank, group: name, state, tensor, convert } in plan.states.iter().filter(|stated| ranks.contains(&stated.rank)) {
             let Some((group, blocks)) = find(*rank, name) else { continue };
             let (memory, page) = group.state(state, blocks[0]);
-            let of = Of::State(Box::new(tensor.clone()));
+            let of = Of::State { tensor: Box::new(tensor.clone()), convert: convert.clone() };
             places.0.push(Place { digest: tensor.payload_hash, memory, page, rank: *rank, of });
         }
         places

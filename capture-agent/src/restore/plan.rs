@@ -1,13 +1,13 @@
 //! All checks that need no page: engine and snapshot must have the same geometry, prefix and ranks,
-//! at one boundary.
+//! at one boundary. State tensors may have another form in the engine than in the snapshot.
 
 use super::documents::{Documents, field};
 use crate::engines::{Engine, Group};
 use crate::error::{Error, Result};
-use pfr_schema::checkpoint::{Key, Tensor};
-use pfr_schema::engine::State;
+use pfr_schema::checkpoint::{Form, Key, Tensor};
+use pfr_schema::engine::{GroupLayout, Part, State};
 use pfr_schema::tree::{GroupKind, PageTree};
-use pfr_schema::{Digest, ErrorCode, flat, prefix};
+use pfr_schema::{Digest, ErrorCode, FormatError, flat, prefix};
 use std::collections::BTreeSet;
 use std::fmt::{Debug, Display};
 use std::ops::Range;
@@ -39,6 +39,8 @@ pub(super) struct Stated {
     pub group: String,
     pub state: State,
     pub tensor: Tensor,
+    /// The form of the live slot, if the payload has to be converted to it.
+    pub convert: Option<Form>,
 }
 
 impl Plan {
@@ -91,8 +93,11 @@ impl Plan {
         }
         for state in &group.layout.states {
             let tensor = find(state).ok_or_else(|| missing_state(&state.name, rank, "snapshot"))?;
-            shape(state, tensor, rank)?;
-            self.states.push(Stated { rank, group: group.layout.name.clone(), state: state.clone(), tensor: tensor.clone() });
+            let convert = slot(state, tensor, rank)?;
+            if convert.is_some() {
+                alone(&group.layout, state, rank)?;
+            }
+            self.states.push(Stated { rank, group: group.layout.name.clone(), state: state.clone(), tensor: tensor.clone(), convert });
         }
         Ok(())
     }
@@ -239,13 +244,67 @@ fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, bounda
     Ok(())
 }
 
-fn shape(state: &State, tensor: &Tensor, rank: u32) -> Result<()> {
+/// Compares a state of the engine with a tensor. Returns the form of the live slot if the tensor's
+/// bytes do not have their value in it, and can be converted.
+fn slot(state: &State, tensor: &Tensor, rank: u32) -> Result<Option<Form>> {
     let of = format!("state {:?} of rank {rank}", state.name);
     same(&of, "kind", &state.kind, &tensor.kind)?;
     same(&of, "layer", &state.layer, &tensor.layer)?;
     same(&of, "shape", &state.shape, &tensor.shape)?;
     same(&of, "logical dtype", &state.logical_dtype, &tensor.logical_dtype.to_string())?;
-    same(&of, "storage dtype", &state.storage_dtype, &tensor.storage_dtype.to_string())?;
-    same(&of, "layout", &state.layout, &tensor.layout)?;
-    same(&of, "bytes", &state.part.bytes, &tensor.payload_bytes)
+    let form = Form { storage_dtype: state.storage_dtype.parse()?, layout: state.layout.clone(), bytes: state.part.bytes };
+    let stored = tensor.form();
+    if form.reads_as(&stored) {
+        return Ok(None);
+    }
+    // Only their backend can read opaque bytes: they fit as they are, or not at all.
+    if form.layout.is_opaque() || stored.layout.is_opaque() {
+        same(&of, "storage dtype", &state.storage_dtype, &stored.storage_dtype.to_string())?;
+        same(&of, "layout", &form.layout, &stored.layout)?;
+        same(&of, "bytes", &form.bytes, &stored.bytes)?;
+    }
+    match tensor.check_form(&form) {
+        Ok(()) => Ok(Some(form)),
+        Err(FormatError::Field { path, expected, found, .. }) => {
+            let what = format!("rank {rank}, the engine's state {path}");
+            Err(Error::mismatch(ErrorCode::GeometryMismatch, what, expected, found))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A mirror has zeros between its elements, so no other state of the group may have bytes there.
+fn alone(group: &GroupLayout, state: &State, rank: u32) -> Result<()> {
+    let Some(other) = group.states.iter().find(|other| other.name != state.name && shares(&state.part, &other.part, group.blocks)) else {
+        return Ok(());
+    };
+    let what = format!("state {:?} of rank {rank}: layout", state.name);
+    let expected = format!("that of the snapshot, because it shares bytes with state {:?},", other.name);
+    Err(Error::mismatch(ErrorCode::GeometryMismatch, what, expected, "another one"))
+}
+
+/// Whether two parts have bytes in common in a block. Their distance is linear in the block's
+/// number, so the first and the last block bound it.
+fn shares(one: &Part, two: &Part, blocks: u32) -> bool {
+    let begin = |part: &Part, block: u32| i128::from(part.offset) + i128::from(block) * i128::from(part.block_stride);
+    let distance = |block: u32| begin(two, block) - begin(one, block);
+    let (first, last) = (distance(0), distance(blocks.saturating_sub(1)));
+    one.memory == two.memory && first.min(last) < i128::from(one.bytes) && first.max(last) > -i128::from(two.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_share_bytes_only_within_a_block() {
+        let part = |offset, block_stride, bytes| Part { memory: "kv".into(), offset, block_stride, bytes };
+        let conv = part(0, 200, 100);
+        assert!(!shares(&conv, &part(100, 200, 100), 8), "beside it, in each block");
+        assert!(shares(&conv, &part(99, 200, 1), 8) && shares(&part(99, 200, 1), &conv, 8), "its last byte");
+        assert!(!shares(&conv, &part(1600, 200, 100), 8), "behind all of its blocks");
+        assert!(shares(&conv, &part(150, 100, 50), 2), "in the second block");
+        assert!(!shares(&conv, &part(150, 100, 50), 1), "there is no second block");
+        assert!(!shares(&conv, &Part { memory: "other".into(), ..conv.clone() }, 8));
+    }
 }

@@ -1,11 +1,11 @@
 //! Verification before an allocation: payloads of state tensors must match their digests and value
-//! hashes.
+//! hashes, and the engine's types must hold their values.
 
 use super::blobs::Blobs;
 use super::plan::{Plan, Stated};
 use crate::error::{Result, blocking};
-use pfr_schema::Digest;
 use pfr_schema::checkpoint::Proof;
+use pfr_schema::{Digest, FormatError};
 use pfr_store::Store;
 
 /// How the values of state tensors were verified.
@@ -22,13 +22,20 @@ pub(super) async fn all(store: &Store, plan: &Plan) -> Result<Values> {
     Ok(values)
 }
 
-/// Verifies the state tensors one after another. Memory holds one at a time.
+/// Verifies the state tensors one after another. Memory holds one at a time, and its mirror.
 pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
     let mut values = Values::default();
     let mut blobs = Blobs::open(store, plan.states.iter().map(|stated| stated.tensor.payload_hash).collect()).await?;
-    for Stated { tensor, .. } in &plan.states {
-        let (payload, tensor) = (blobs.next(&tensor.payload_hash).await?, tensor.clone());
-        let check = move || tensor.check_payload(&payload).and_then(|()| tensor.check_value(&payload));
+    for Stated { tensor, convert, .. } in &plan.states {
+        let (payload, tensor, convert) = (blobs.next(&tensor.payload_hash).await?, tensor.clone(), convert.clone());
+        let check = move || {
+            tensor.check_payload(&payload)?;
+            let proof = tensor.check_value(&payload)?;
+            // Finds values that the engine's type does not hold. The mirror is made again when it is
+            // written: keeping all of them would take as much memory as the state.
+            convert.map_or(Ok(()), |form| tensor.mirror(&payload, &form).map(drop))?;
+            Ok::<_, FormatError>(proof)
+        };
         match blocking("proving", check).await? {
             Proof::Computed => values.computed += 1,
             Proof::Attested => values.attested += 1,

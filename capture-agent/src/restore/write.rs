@@ -1,27 +1,31 @@
-//! Bringing each blob to its place in the engine's memory, in bounded batches.
+//! Bringing each blob to its place in the engine's memory, in bounded batches. State tensors whose
+//! slots have another form are converted here, in this host's memory, also for a GPU.
 
 use super::blobs::Blobs;
 use super::gate::Gate;
-use super::place::Places;
+use super::place::{Place, Places};
 use crate::Agent;
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory};
 use crate::metrics as names;
 use bytes::Bytes;
 use pfr_schema::ErrorCode;
+use pfr_schema::checkpoint::Mirror;
 use std::sync::Arc;
 
 /// Bytes written at a time, at most; less if the ring is small. A larger page goes alone.
 const BATCH: u64 = 64 << 20;
 
-/// Writes every blob to its place. Returns the bytes written. `after` is a CUDA IPC event to wait
-/// for first. Copies pass through the gate.
-pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &Places, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<u64> {
+/// Writes every blob, or the mirror of it, to its place. Returns the bytes written; afterwards the
+/// places say what was written. `after` is a CUDA IPC event to wait for first. Copies pass through
+/// the gate.
+pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &mut Places, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<u64> {
     let most = (agent.engines().ring().total() / 2).clamp(1, BATCH);
     let mut blobs = Blobs::open(agent.store(), places.0.iter().map(|place| place.digest).collect()).await?;
     let (mut batch, mut bytes, mut written) = (Vec::new(), 0, 0);
-    for place in &places.0 {
-        let payload = blobs.next(&place.digest).await?;
+    for place in &mut places.0 {
+        let blob = blobs.next(&place.digest).await?;
+        let payload = convert(place, blob).await?;
         let length = payload.len() as u64;
         if length != place.page.bytes() {
             return Err(Error::mismatch(ErrorCode::GeometryMismatch, place.describe(), format!("{} bytes", place.page.bytes()), length));
@@ -38,6 +42,15 @@ pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &Places, aft
     flush(agent, batch, after, gate).await?;
     metrics::counter!(names::RESTORE_BYTES, "bytes" => "written").increment(written);
     Ok(written)
+}
+
+/// The bytes for a place.
+async fn convert(place: &mut Place, blob: Bytes) -> Result<Bytes> {
+    let Some((tensor, form)) = place.conversion() else { return Ok(blob) };
+    let (tensor, form) = (tensor.clone(), form.clone());
+    let Mirror { tensor, bytes } = blocking("converting", move || tensor.mirror(&blob, &form)).await?;
+    place.takes(tensor);
+    Ok(bytes.into())
 }
 
 type Batched = (Arc<dyn PageMemory>, Page, Bytes);

@@ -14,5 +14,6 @@ mod loads;
 mod memory;
 mod pushes;
 mod restore;
+mod restore_forms;
 mod snapshot;
 mod snapshot_faults;

@@ -7,7 +7,7 @@ use crate::common::memory::{Event, Fault};
 use crate::common::{Host, host, until};
 use pfr_agent::engines::Answers as _;
 use pfr_schema::agent::{Push, RestoreReport, RestoreRequest, SnapshotRequest};
-use pfr_schema::checkpoint::Checkpoint;
+use pfr_schema::checkpoint::{Checkpoint, Dtype};
 use pfr_schema::engine::{Abandon, Fill, Match, Matched, Oracle, ToAgent, Verb};
 use pfr_schema::frame::end_mark;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
@@ -194,6 +194,7 @@ const FORGERIES: &[(&str, Change, ErrorCode)] = &[
     ("another kind", |f| f.trees[0].group.kind = GroupKind::Mla, ErrorCode::GeometryMismatch),
     ("other components", |f| f.trees[0].components = vec!["latent".into()], ErrorCode::GeometryMismatch),
     ("a state of another shape", |f| f.checkpoints[0].tensors[0].shape = vec![12], ErrorCode::GeometryMismatch),
+    ("a state of another logical type", |f| f.checkpoints[0].tensors[0].logical_dtype = Dtype::I32, ErrorCode::GeometryMismatch),
     ("a state of another kind", |f| f.checkpoints[0].tensors[0].kind = "conv".into(), ErrorCode::GeometryMismatch),
     (
         "a value that was not captured",

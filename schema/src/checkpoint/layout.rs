@@ -7,8 +7,9 @@ use std::ops::Range;
 
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 32;
-/// Maximum payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Its
-/// payload must be in memory as a whole to be hashed; other tensors are hashed as a stream.
+/// Payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Others are hashed
+/// as they stream by; of these the whole payload must be in memory. A conversion has the same limit
+/// for payload and mirror.
 pub const GATHER_BYTES: u64 = 256 << 20;
 
 /// An error in a tensor: field, expected value, found value.
@@ -116,6 +117,20 @@ impl Walk {
         self.outer.iter().rev().all(|(count, stride, _)| {
             let fits = i128::from(*stride) >= extent;
             extent += i128::from(count - 1) * i128::from(*stride);
+            fits
+        })
+    }
+
+    /// Whether strides nest: sorted by length, each is at least as long as all that the shorter
+    /// ones span. Then no two elements share a place. Other strides may be free of overlap too, but
+    /// finding out takes a look at every element.
+    pub(super) fn nests(&self) -> bool {
+        let mut dimensions: Vec<(u64, u64)> = self.outer.iter().map(|(count, stride, _)| (stride.unsigned_abs(), *count)).collect();
+        dimensions.sort_unstable();
+        let mut extent = u128::from(self.span);
+        dimensions.iter().all(|(stride, count)| {
+            let fits = u128::from(*stride) >= extent;
+            extent += u128::from(count - 1) * u128::from(*stride);
             fits
         })
     }

@@ -21,6 +21,18 @@ pub(super) enum Number {
     Nothing(u64),
 }
 
+/// The bits that mean in `to` what `bits` mean in `from`, if there are any.
+pub(super) fn translate(from: Dtype, to: Dtype, bits: u64) -> Option<u64> {
+    match (from, to) {
+        // The common pair without a detour: bf16 is the upper half of f32, and a NaN is the only
+        // value that is not kept.
+        (Dtype::Bf16, Dtype::F32) => Some(if bits & 0x7fff > 0x7f80 { 0x7fc0_0000 } else { bits << 16 }),
+        (Dtype::F32, Dtype::Bf16) if bits & 0x7fff_ffff > 0x7f80_0000 => Some(0x7fc0),
+        (Dtype::F32, Dtype::Bf16) => (bits & 0xffff == 0).then_some(bits >> 16),
+        _ => Number::decode(from, bits).encode(to),
+    }
+}
+
 impl Number {
     pub(super) fn decode(dtype: Dtype, bits: u64) -> Self {
         let integer = |negative, magnitude| Self::Finite { negative, magnitude, exponent: 0 };
@@ -188,6 +200,19 @@ mod tests {
                     let there = number.encode(*wide).unwrap_or_else(|| panic!("{small} {bits:#x} is no {wide}"));
                     assert_eq!(Number::decode(*wide, there).encode(small), canonical, "{small} {bits:#x} by {wide}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_way_without_a_detour_ends_where_the_other_one_does() {
+        let check = |from: Dtype, to: Dtype, bits: u64| {
+            assert_eq!(translate(from, to, bits), Number::decode(from, bits).encode(to), "{from} {bits:#x} as {to}");
+        };
+        for upper in 0..1_u64 << 16 {
+            check(Dtype::Bf16, Dtype::F32, upper);
+            for lower in [0, 1, 0x8000, 0xffff] {
+                check(Dtype::F32, Dtype::Bf16, upper << 16 | lower);
             }
         }
     }

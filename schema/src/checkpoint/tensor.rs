@@ -159,7 +159,7 @@ impl Tensor {
         Canonical::new(&self.name, &self.kind, self.logical_dtype, &self.shape, self.storage_dtype)
     }
 
-    fn check_length(&self, payload: &[u8]) -> Result<(), FormatError> {
+    pub(super) fn check_length(&self, payload: &[u8]) -> Result<(), FormatError> {
         let (expected, found) = (self.payload_bytes, payload.len() as u64);
         if found == expected {
             return Ok(());

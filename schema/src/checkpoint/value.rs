@@ -9,7 +9,7 @@
 //! the rules in words.
 
 use super::layout::{Walk, Wrong, elements};
-use super::number::Number;
+use super::number::{Number, translate};
 use super::{Dtype, Layout, check_kind};
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::FormatError;
@@ -141,6 +141,15 @@ fn head(kind: &str, logical: Dtype, shape: &[u64]) -> Hasher {
     hasher
 }
 
+/// Element number `linear` in logical order is `bits` in one type, and nothing in the other.
+pub(super) fn inexact(tensor: &str, shape: &[u64], mut linear: u64, bits: u64, storage: Dtype, logical: Dtype) -> FormatError {
+    let mut index: Vec<u64> = shape.iter().rev().map(|d| (linear % d, linear /= d).0).collect();
+    index.reverse();
+    let tensor = crate::error::shorten(tensor.to_owned());
+    let value = Number::decode(storage, bits).to_string();
+    FormatError::InexactStorage { tensor, index, value, storage: storage.to_string(), logical: logical.to_string() }
+}
+
 /// Hashes elements that are given in logical order, as bytes of the storage type.
 #[derive(Clone)]
 pub(super) struct Canonical {
@@ -195,17 +204,14 @@ impl Canonical {
         } else {
             self.out.clear();
             match (self.storage, self.logical) {
-                // The common widening: the other half is zeros, and a NaN is the only value that is
-                // not kept.
-                (Dtype::Bf16, Dtype::F32) => {
-                    self.convert(bytes, |bits| Some(if bits & 0x7fff > 0x7f80 { 0x7fc0_0000 } else { bits << 16 }))?
-                }
+                // The common widening, as a loop of its own.
+                (Dtype::Bf16, Dtype::F32) => self.convert(bytes, |bits| translate(Dtype::Bf16, Dtype::F32, bits))?,
                 (storage, logical) if storage == logical && logical.last_number().is_some() => {
                     let (last, nan) = (logical.last_number().unwrap_or(u64::MAX), logical.canonical_nan());
                     let magnitude = u64::MAX >> (65 - 8 * logical.bytes());
                     self.convert(bytes, |bits| if bits & magnitude > last { nan } else { Some(bits) })?;
                 }
-                (storage, logical) => self.convert(bytes, |bits| Number::decode(storage, bits).encode(logical))?,
+                (storage, logical) => self.convert(bytes, |bits| translate(storage, logical, bits))?,
             }
             self.hasher.update(&self.out);
         }
@@ -216,7 +222,7 @@ impl Canonical {
     fn convert(&mut self, bytes: &[u8], canonical: impl Fn(u64) -> Option<u64>) -> Result<(), FormatError> {
         for (i, element) in bytes.chunks_exact(self.storage.bytes()).enumerate() {
             let bits = self.storage.load(element);
-            let bits = canonical(bits).ok_or_else(|| self.inexact(i as u64, Number::decode(self.storage, bits)))?;
+            let bits = canonical(bits).ok_or_else(|| self.inexact(i as u64, bits))?;
             self.out.extend_from_slice(&bits.to_le_bytes()[..self.logical.bytes()]);
         }
         Ok(())
@@ -247,13 +253,8 @@ impl Canonical {
         largest <= last
     }
 
-    fn inexact(&self, in_block: u64, number: Number) -> FormatError {
-        let mut linear = self.count + in_block;
-        let mut index: Vec<u64> = self.shape.iter().rev().map(|d| (linear % d, linear /= d).0).collect();
-        index.reverse();
-        let tensor = crate::error::shorten(self.tensor.clone());
-        let (value, storage, logical) = (number.to_string(), self.storage.to_string(), self.logical.to_string());
-        FormatError::InexactStorage { tensor, index, value, storage, logical }
+    fn inexact(&self, in_block: u64, bits: u64) -> FormatError {
+        inexact(&self.tensor, &self.shape, self.count + in_block, bits, self.storage, self.logical)
     }
 
     pub(super) fn finish(mut self) -> Result<ValueHash, FormatError> {

@@ -1,7 +1,7 @@
 //! One logical tensor, laid out in many ways: its value hash depends on what it means only.
 
 use crate::common::{Random, cases};
-use pfr_schema::checkpoint::{Dtype, Layout, Proof, Tensor, value_hash};
+use pfr_schema::checkpoint::{Dtype, Form, GATHER_BYTES, Layout, Proof, Tensor, value_hash};
 use pfr_schema::{Digest, ErrorCode, FormatError, Limits};
 use proptest::prelude::*;
 
@@ -122,8 +122,122 @@ fn describe(shape: &[u64], dtype: Dtype, layout: Layout, payload: &[u8]) -> Tens
     Tensor::describe("t".into(), "recurrent".into(), None, shape.to_vec(), dtype, dtype, layout, payload, &Limits::default()).unwrap()
 }
 
+/// A form that nothing is known of but that its elements fit.
+fn form(random: &mut Random, shape: &[u64], dtype: Dtype) -> Form {
+    let (layout, elements) = placement(random, shape.len()).layout(shape);
+    let tail = random.below(dtype.bytes()) as u64;
+    Form { storage_dtype: dtype, layout, bytes: elements * dtype.bytes() as u64 + tail }
+}
+
+/// The bytes of a form that holds these elements, by the definition and nothing else.
+fn held(elements: &[Vec<u8>], shape: &[u64], form: &Form) -> Vec<u8> {
+    let mut bytes = vec![0; form.bytes as usize];
+    for (element, position) in elements.iter().zip(positions(shape, &form.layout)) {
+        bytes[position as usize * element.len()..][..element.len()].copy_from_slice(element);
+    }
+    bytes
+}
+
 proptest! {
     #![proptest_config(cases(256))]
+
+    #[test]
+    fn a_mirror_has_every_element_bit_for_bit_where_its_form_says(seed in any::<u64>(), which in 0_usize..15) {
+        let (mut random, dtype) = (Random(seed), Dtype::ALL[which]);
+        let shape = shape(&mut random);
+        let mut bytes = random.bytes(shape.iter().product::<u64>() as usize * dtype.bytes());
+        if dtype == Dtype::Bool {
+            bytes.iter_mut().for_each(|b| *b &= 1);
+        }
+        let elements = split(&bytes, dtype.bytes());
+        let placement = placement(&mut random, shape.len());
+        let (layout, payload) = place(&elements, &shape, &placement, &mut random);
+        let tensor = describe(&shape, dtype, layout, &payload);
+        let form = form(&mut random, &shape, dtype);
+        let mirror = tensor.mirror(&payload, &form).unwrap();
+        prop_assert_eq!(&mirror.bytes, &held(&elements, &shape, &form), "{:?} to {:?}", tensor.layout, form);
+        prop_assert_eq!((mirror.tensor.value_hash, mirror.tensor.form()), (tensor.value_hash, form));
+        mirror.tensor.check_payload(&mirror.bytes).unwrap();
+        // And back, without the noise between the elements.
+        let back = mirror.tensor.mirror(&mirror.bytes, &tensor.form()).unwrap();
+        prop_assert_eq!(back.bytes, held(&elements, &shape, &tensor.form()));
+    }
+
+    #[test]
+    fn a_mirror_in_another_type_holds_the_same_numbers(seed in any::<u64>(), which in 0_usize..4, widens in any::<bool>()) {
+        let (narrow, wide) = [
+            (Dtype::Bf16, Dtype::F32), (Dtype::F32, Dtype::F64), (Dtype::I8, Dtype::I64), (Dtype::I8, Dtype::F32),
+        ][which];
+        let mut random = Random(seed);
+        let shape = shape(&mut random);
+        let count = shape.iter().product::<u64>();
+        let (narrows, wides): (Vec<_>, Vec<_>) = (0..count).map(|_| pair(narrow, wide, &mut random)).unzip();
+        let ((from, source), (to, target)) =
+            if widens { ((narrow, narrows), (wide, wides)) } else { ((wide, wides), (narrow, narrows)) };
+        for logical in [narrow, wide] {
+            let placement = placement(&mut random, shape.len());
+            let (layout, payload) = place(&source, &shape, &placement, &mut random);
+            let (name, kind, limits) = ("t".into(), "recurrent".into(), Limits::default());
+            let tensor = Tensor::describe(name, kind, None, shape.clone(), logical, from, layout, &payload, &limits).unwrap();
+            let form = form(&mut random, &shape, to);
+            let mirror = tensor.mirror(&payload, &form).unwrap();
+            prop_assert_eq!(&mirror.bytes, &held(&target, &shape, &form), "{} to {}, {}", from, to, logical);
+            prop_assert_eq!(mirror.tensor.value_hash, tensor.value_hash);
+            prop_assert_eq!(hash(logical, to, &shape, &form.layout, &mirror.bytes).unwrap(), tensor.value_hash.to_string());
+        }
+    }
+
+    #[test]
+    fn one_number_that_the_other_type_lacks_is_refused_by_its_index(seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let shape: Vec<u64> = (0..1 + random.below(3)).map(|_| 1 + random.below(20) as u64).collect();
+        let count = shape.iter().product::<u64>() as usize;
+        let mut values: Vec<f32> = (0..count).map(|_| 1.0 + random.below(99) as f32).collect();
+        let at = random.below(count);
+        values[at] += 1.0 / 1024.0;
+        let elements: Vec<Vec<u8>> = values.iter().map(|v| v.to_le_bytes().to_vec()).collect();
+        let placement = placement(&mut random, shape.len());
+        let (layout, payload) = place(&elements, &shape, &placement, &mut random);
+        let tensor = describe(&shape, Dtype::F32, layout, &payload);
+        let error = tensor.mirror(&payload, &form(&mut random, &shape, Dtype::Bf16)).unwrap_err();
+        let FormatError::InexactStorage { tensor, index, value, storage, logical } = &error else { panic!("{error}") };
+        let linear = index.iter().zip(&shape).fold(0, |linear, (i, dimension)| linear * dimension + i);
+        prop_assert_eq!((linear as usize, value.parse::<f32>().unwrap()), (at, values[at]));
+        prop_assert_eq!([tensor, storage, logical], ["t", "f32", "bf16"]);
+    }
+
+    #[test]
+    fn no_mirror_has_two_elements_in_one_place_or_one_outside(
+        shape in prop::collection::vec(1_u64..5, 0..4),
+        strides in prop::collection::vec(prop_oneof![-20_i64..20, -20_i64..20, any::<i64>()], 4),
+        offset in prop_oneof![0_u64..60, 0_u64..60, any::<u64>()],
+        bytes in prop_oneof![0_u64..300, 0_u64..300, any::<u64>()],
+    ) {
+        let payload = Random(1).bytes(shape.iter().product::<u64>() as usize * 2);
+        let tensor = describe(&shape, Dtype::I16, Layout::row_major(&shape), &payload);
+        let layout = Layout { tag: "any".into(), strides: Some(strides[..shape.len()].to_vec()), offset: Some(offset) };
+        let form = Form { storage_dtype: Dtype::I16, layout, bytes };
+        match tensor.check_form(&form) {
+            Ok(()) => {
+                let strides = form.layout.strides.as_deref().unwrap();
+                let place = |mut linear: u64| {
+                    let mut place = i128::from(offset);
+                    for (dimension, stride) in shape.iter().zip(strides).rev() {
+                        place += i128::from(linear % dimension) * i128::from(*stride);
+                        linear /= dimension;
+                    }
+                    place
+                };
+                let places: std::collections::BTreeSet<i128> = (0..shape.iter().product::<u64>()).map(place).collect();
+                prop_assert_eq!(places.len() as u64, shape.iter().product::<u64>(), "{:?} of {:?}", strides, shape);
+                prop_assert!(places.iter().all(|place| (0..i128::from(bytes / 2)).contains(place)), "{:?}", places);
+                if bytes < 300 {
+                    prop_assert_eq!(tensor.mirror(&payload, &form).unwrap().bytes, held(&split(&payload, 2), &shape, &form));
+                }
+            }
+            Err(error) => prop_assert!(matches!(error.code(), ErrorCode::InvalidDocument | ErrorCode::TooLarge), "{}", error),
+        }
+    }
 
     #[test]
     fn however_a_tensor_is_laid_out_its_value_hash_is_the_same(seed in any::<u64>(), which in 0_usize..15) {
@@ -314,4 +428,53 @@ fn a_tensor_is_not_described_if_it_would_not_parse() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(message), "{error}: {message}");
     }
+}
+
+#[test]
+fn a_broadcast_becomes_elements_of_its_own() {
+    let broadcast = Layout { tag: "b".into(), strides: Some(vec![0, 1]), offset: Some(1) };
+    let tensor = describe(&[2, 3], Dtype::U8, broadcast, b"xabc");
+    let form = |strides: &[i64], bytes| {
+        let layout = Layout { tag: "f".into(), strides: Some(strides.to_vec()), offset: Some(0) };
+        Form { storage_dtype: Dtype::U8, layout, bytes }
+    };
+    assert_eq!(tensor.mirror(b"xabc", &form(&[4, 1], 8)).unwrap().bytes, b"abc\0abc\0");
+    assert_eq!(tensor.mirror(b"xabc", &form(&[1, 2], 6)).unwrap().bytes, b"aabbcc");
+    // The other way round two elements would be one.
+    let dense = describe(&[2, 3], Dtype::U8, Layout::row_major(&[2, 3]), b"abcabc");
+    let error = dense.mirror(b"abcabc", &tensor.form()).unwrap_err().to_string();
+    assert!(error.contains("t: layout.strides: expected elements that do not overlap, found strides [0, 1] of shape [2, 3]"), "{error}");
+}
+
+#[test]
+fn a_mirror_of_other_bytes_or_of_a_form_that_cannot_be_read_is_refused() {
+    let mut tensor = describe(&[2], Dtype::F32, Layout::row_major(&[2]), &[0; 8]);
+    let form = Form { storage_dtype: Dtype::Bf16, layout: Layout::row_major(&[2]), bytes: 4 };
+    assert_eq!(tensor.mirror(&[0; 8], &form).unwrap().bytes, [0; 4]);
+    assert_eq!(tensor.mirror(&[0; 9], &form).unwrap_err().code(), ErrorCode::LengthMismatch);
+    let other_value = [[0; 4], 1_f32.to_le_bytes()].concat();
+    assert_eq!(tensor.mirror(&other_value, &form).unwrap_err().code(), ErrorCode::ValueHashMismatch);
+    let opaque = Layout { tag: "vendor".into(), strides: None, offset: None };
+    assert_eq!(tensor.check_form(&Form { layout: opaque.clone(), ..form.clone() }).unwrap_err().code(), ErrorCode::InvalidDocument);
+    let huge = Form { bytes: GATHER_BYTES + 1, ..form.clone() };
+    assert_eq!(tensor.check_form(&huge).unwrap_err().code(), ErrorCode::TooLarge);
+    tensor.layout = opaque;
+    assert_eq!(tensor.check_form(&form).unwrap_err().code(), ErrorCode::InvalidDocument);
+}
+
+#[test]
+fn the_tag_is_a_name_of_an_affine_layout_and_all_there_is_of_an_opaque_one() {
+    let form = |tag: &str, strides: Option<Vec<i64>>| {
+        let offset = strides.as_ref().map(|_| 0);
+        Form { storage_dtype: Dtype::F32, layout: Layout { tag: tag.into(), strides, offset }, bytes: 8 }
+    };
+    let row = || Some(vec![1]);
+    assert!(form("a", row()).reads_as(&form("b", row())));
+    assert!(!form("a", row()).reads_as(&form("a", Some(vec![-1]))));
+    assert!(!form("a", row()).reads_as(&Form { bytes: 12, ..form("a", row()) }));
+    assert!(!form("a", row()).reads_as(&Form { storage_dtype: Dtype::I32, ..form("a", row()) }));
+    assert!(form("a", None).reads_as(&form("a", None)));
+    assert!(!form("a", None).reads_as(&form("b", None)));
+    assert!(!form("a", None).reads_as(&form("a", row())));
+    assert_eq!(form("a", row()).to_string(), "a f32 (strides [1], offset 0, 8 bytes)");
 }

@@ -290,6 +290,14 @@ impl Core {
         content
     }
 
+    /// Where rank 0 has a state of a sequence.
+    pub fn state_span(&self, sequence: &str, state: &str) -> Span {
+        let blocks = self.sequence(sequence).blocks;
+        let mut states = self.registers[0].groups.iter().flat_map(|group| group.states.iter().map(move |state| (&group.name, state)));
+        let (group, state) = states.find(|(_, found)| found.name == state).expect("a state of this engine");
+        Span { offset: at(&state.part, blocks[group][0]), bytes: state.part.bytes }
+    }
+
     fn table(&self, only: Option<&str>) -> Table {
         let state = self.state.lock();
         let running = state.sequences.values().filter(|s| s.active && only.is_none_or(|only| s.sequence.id == only));

@@ -1,6 +1,6 @@
 //! Layouts of synthetic engines.
 
-use pfr_schema::checkpoint::Layout;
+use pfr_schema::checkpoint::{self, Form, Layout};
 use pfr_schema::engine::{Component, GroupLayout, Memory, MemoryKind, PROTOCOL, Part, Register, State, Verb};
 use pfr_schema::flat;
 use pfr_schema::geometry::{Dtype, Geometry};
@@ -41,6 +41,10 @@ pub struct Group {
     pub required: bool,
     /// Names and element counts (f32) of the states of a recurrent group.
     pub states: &'static [(&'static str, u64)],
+    /// Shape of every state and how a block holds it, if not as a row of f32.
+    pub form: Option<(Vec<u64>, Form)>,
+    /// Whether all states describe the same bytes of a block.
+    pub one_part: bool,
 }
 
 impl Group {
@@ -58,6 +62,8 @@ impl Group {
             replicated: false,
             required: true,
             states: &[],
+            form: None,
+            one_part: false,
         }
     }
 
@@ -169,19 +175,29 @@ fn layout(group: &Group, part: &mut impl FnMut(u32, u64) -> Part) -> GroupLayout
         layout: if group.flat { flat::LAYOUT.into() } else { "opaque/synthetic/reference/v1".into() },
         geometry: group.geometry(),
         components: group.components.iter().map(|name| component(name, part)).collect(),
-        states: group.states.iter().map(|(name, elements)| state(name, *elements, part(group.blocks, elements * 4))).collect(),
+        states: states(group, part),
     }
 }
 
-fn state(name: &str, elements: u64, part: Part) -> State {
-    State {
-        name: name.into(),
-        kind: "recurrent".into(),
-        layer: Some(1),
-        shape: vec![elements],
-        logical_dtype: "f32".into(),
-        storage_dtype: "f32".into(),
-        layout: Layout { tag: "row-major".into(), strides: Some(vec![1]), offset: Some(0) },
-        part,
+fn states(group: &Group, part: &mut impl FnMut(u32, u64) -> Part) -> Vec<State> {
+    let mut states: Vec<State> = Vec::new();
+    for (name, elements) in group.states {
+        let row = || Form { storage_dtype: checkpoint::Dtype::F32, layout: Layout::row_major(&[*elements]), bytes: elements * 4 };
+        let (shape, form) = group.form.clone().unwrap_or_else(|| (vec![*elements], row()));
+        let part = match states.first() {
+            Some(first) if group.one_part => first.part.clone(),
+            _ => part(group.blocks, form.bytes),
+        };
+        states.push(State {
+            name: (*name).into(),
+            kind: "recurrent".into(),
+            layer: Some(1),
+            shape,
+            logical_dtype: "f32".into(),
+            storage_dtype: form.storage_dtype.to_string(),
+            layout: form.layout,
+            part,
+        });
     }
+    states
 }

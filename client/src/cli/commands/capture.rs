@@ -8,6 +8,7 @@ use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::Suggestion;
 use pfr_schema::ErrorCode;
 use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// `pf snapshot`.
@@ -95,7 +96,7 @@ pub fn describe_restore(report: &RestoreReport) -> Vec<String> {
             format!("every page and {} hashed{}", count(n, "state tensor"), if oracle { ", the logits of the next step equal" } else { "" })
         }
     };
-    vec![
+    let mut lines = vec![
         format!("{} at token {}: {outcome}", report.digest, number(report.boundary)),
         format!(
             "{}, {} pulled, {} written; {proofs}",
@@ -103,6 +104,43 @@ pub fn describe_restore(report: &RestoreReport) -> Vec<String> {
             bytes(report.bytes_pulled),
             bytes(report.bytes_written)
         ),
-        format!("{} in all", seconds(report.total_seconds)),
-    ]
+    ];
+    lines.extend(describe_conversions(report));
+    lines.push(format!("{} in all", seconds(report.total_seconds)));
+    lines
+}
+
+/// A line for each pair of forms.
+fn describe_conversions(report: &RestoreReport) -> impl Iterator<Item = String> {
+    let mut pairs: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for converted in &report.converted {
+        *pairs.entry((converted.from.to_string(), converted.to.to_string())).or_default() += 1;
+    }
+    pairs.into_iter().map(|((from, to), tensors)| {
+        one_line(&format!("{} converted from {from} to {to}, value hash equal", count(tensors, "state tensor")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_restore_names_the_forms_that_it_converted_between() {
+        let form = |tag: &str, dtype: &str, strides: [i64; 2], bytes: u64| json!({"storage_dtype": dtype, "layout": {"tag": tag, "strides": strides, "offset": 0}, "bytes": bytes});
+        let converted = |state: &str| json!({"state": state, "rank": 0, "from": form("row-major", "f32", [3, 1], 24), "to": form("col\nmajor", "bf16", [1, 2], 12)});
+        let report = json!({
+            "digest": format!("sha256:{}", "ab".repeat(32)), "engine": "e", "boundary": 7, "tokens": 8, "pages": 1, "bytes_pulled": 0,
+            "bytes_written": 24, "values_computed": 2, "values_attested": 0, "oracle": false, "total_seconds": 0.5,
+        });
+        let plain: RestoreReport = serde_json::from_value(report.clone()).unwrap();
+        assert_eq!(describe_restore(&plain).len(), 3);
+        let mut report = report;
+        report["converted"] = json!([converted("a"), converted("b")]);
+        let lines = describe_restore(&serde_json::from_value(report).unwrap());
+        let said = "2 state tensors converted from row-major f32 (strides [3, 1], offset 0, 24 bytes) \
+                    to col\u{fffd}major bf16 (strides [1, 2], offset 0, 12 bytes), value hash equal";
+        assert_eq!((lines.len(), lines[2].as_str()), (4, said));
+    }
 }
