@@ -68,11 +68,11 @@ class Sidecar(unittest.TestCase):
 
     def test_it_says_the_same_deployment_as_the_other_members(self) -> None:
         expected = {"engine": "vllm-0", "member": "control", "verbs": ["pause"], "world": 2, "deployment": INFO["deployment"]}
-        self.assertEqual(self.link.register, {"protocol": 1, **expected})
+        self.assertEqual(self.link.register, {"protocol": 2, **expected})
 
     def test_requests_are_kept_and_so_are_caches(self) -> None:
         self.assertEqual(self.link.call("pause")["ok"], {})
-        self.assertEqual(self.link.call("resume")["ok"], {})
+        self.assertEqual(self.link.call("resume")["ok"], {"held": True})
         self.assertEqual(self.posted, ["/pause?mode=keep&clear_cache=false", "/resume"])
 
     def test_a_server_without_these_paths_is_named(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from pf_connector.agent import engine_info
 from pf_connector.member import Member
 from pf_connector.paths import control_path, socket_path
+from pf_connector.pause import Pause
 from pf_connector.wire import Failure
 
 from .deployment import identity
@@ -31,43 +32,31 @@ _PAUSE = 25.0
 
 
 class Switch:
-    """The member `control`: two functions that pause and resume, and whether the engine stands still because of them."""
+    """The member `control`: two functions that pause and resume. `limit` bounds a pause, in seconds; the agent's own limit holds too."""
 
-    def __init__(self, path: str, registration: dict[str, Any], pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        self._pause_engine = pause
-        self._resume_engine = resume
-        self._paused = False
-        calls = {"pause": self._pause, "resume": self._resume}
-        self.member = Member(path, registration | {"member": "control", "verbs": ["pause"]}, calls, on_lost=self._lost).start()
+    def __init__(
+        self,
+        path: str,
+        registration: dict[str, Any],
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        limit: float | None = None,
+    ) -> None:
+        self.pause = Pause(pause, resume, limit)
+        calls = {"pause": self.pause.begin, "resume": self.pause.end}
+        registration = registration | {"member": "control", "verbs": ["pause"]}
+        self.member = Member(path, registration, calls, on_lost=self.pause.lost).start()
 
     def close(self) -> None:
         """Leaves the engine; it goes on if it was paused."""
         self.member.close()
 
-    def _pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        # From here on a resume is owed, even if pausing fails half-way.
-        self._paused = True
-        try:
-            self._pause_engine()
-        except Exception:
-            self._resume({})
-            raise
-        return {}
-
-    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        if self._paused:
-            self._resume_engine()
-            self._paused = False
-        return {}
-
-    def _lost(self) -> None:
-        if self._paused:
-            log.warning("the capture agent went away: the engine goes on")
-            self._resume({})
-
 
 class Control(Switch):
-    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process. Make it on that loop, or name the loop."""
+    """Pauses an `AsyncLLM` that runs on an asyncio loop of this process. Make it on that loop, or name the loop.
+
+    `pause_limit` in `kv_connector_extra_config` bounds a pause, in seconds.
+    """
 
     def __init__(self, engine: Any, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         who = identity(engine.vllm_config)
@@ -87,11 +76,12 @@ class Control(Switch):
                 raise Failure("timeout", "vLLM did not answer in time") from error
 
         registration = {"engine": who.engine, "world": who.world, "deployment": who.deployment}
-        super().__init__(who.socket, registration, pause, resume)
+        limit = (engine.vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("pause_limit")
+        super().__init__(who.socket, registration, pause, resume, None if limit is None else float(limit))
 
 
-def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event) -> None:
-    """Pauses a `vllm serve` over its HTTP interface until told to stop."""
+def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event, limit: float | None = None) -> None:
+    """Pauses a `vllm serve` over its HTTP interface until told to stop. `limit` bounds a pause, in seconds."""
 
     def post(what: str) -> None:
         request = urllib.request.Request(f"{server.rstrip('/')}/{what}", data=b"", method="POST")
@@ -110,7 +100,7 @@ def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event
         return
     # The other members have said what the deployment is; a member must say the same.
     registration = {"engine": engine, "world": info["world"], "deployment": info["deployment"]}
-    switch = Switch(path, registration, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"))
+    switch = Switch(path, registration, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"), limit)
     stop.wait()
     switch.close()
 
@@ -122,12 +112,13 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="where vLLM listens")
     parser.add_argument("--socket", help="the agent's socket for engines [default: the agent's own]")
     parser.add_argument("--agent", help="the agent's control socket [default: the agent's own]")
+    parser.add_argument("--pause-limit", type=float, help="seconds after which a pause ends by itself [default: the agent's own limit]")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(args.engine, args.server, socket_path(args.socket), control_path(args.agent), stop)
+    serve(args.engine, args.server, socket_path(args.socket), control_path(args.agent), stop, args.pause_limit)
 
 
 if __name__ == "__main__":
