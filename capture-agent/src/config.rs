@@ -27,6 +27,9 @@ pub struct Config {
     pub ring_bytes: u64,
     /// Time that an engine may take to answer a call. Default 30 s.
     pub engine_timeout: Duration,
+    /// Time that an engine may stay paused; then it goes on by itself and the capture fails.
+    /// Default 60 s.
+    pub pause_limit: Duration,
     /// Wait after the first failed try of a push; doubles with each. Default 1 s.
     pub push_retry: Duration,
     /// Longest wait between two tries of a push. Default 5 min.
@@ -74,6 +77,10 @@ pub struct Overrides {
     /// Seconds that an engine may take to answer a call [default: 30].
     #[arg(long, env = "PF_AGENT_ENGINE_TIMEOUT", value_name = "S")]
     pub engine_timeout: Option<u64>,
+    /// Seconds that an engine may stay paused; then it goes on by itself and the capture fails
+    /// [default: 60].
+    #[arg(long, env = "PF_AGENT_PAUSE_LIMIT", value_name = "S")]
+    pub pause_limit: Option<u64>,
     /// Milliseconds to wait after the first failed try of a push; doubles with each [default:
     /// 1000].
     #[arg(long, env = "PF_AGENT_PUSH_RETRY_MS", value_name = "MS")]
@@ -142,6 +149,7 @@ impl Config {
             token: None,
             ring_bytes: 256 << 20,
             engine_timeout: Duration::from_secs(30),
+            pause_limit: Duration::from_secs(60),
             push_retry: Duration::from_secs(1),
             push_retry_max: Duration::from_secs(300),
             metrics_listen: None,
@@ -172,6 +180,7 @@ impl Config {
         config.token = token;
         config.ring_bytes = given.ring_bytes.unwrap_or(config.ring_bytes);
         config.engine_timeout = given.engine_timeout.map_or(config.engine_timeout, Duration::from_secs);
+        config.pause_limit = given.pause_limit.map_or(config.pause_limit, Duration::from_secs);
         config.push_retry = given.push_retry_ms.map_or(config.push_retry, Duration::from_millis);
         config.push_retry_max = given.push_retry_max.map_or(config.push_retry_max, Duration::from_secs);
         config.metrics_listen = given.metrics_listen;
@@ -187,6 +196,7 @@ impl Config {
         let zero = [
             ("ring-bytes", self.ring_bytes == 0),
             ("engine-timeout", self.engine_timeout.is_zero()),
+            ("pause-limit", self.pause_limit.is_zero()),
             ("push-retry-ms", self.push_retry.is_zero()),
             ("push-retry-max", self.push_retry_max.is_zero()),
         ];

@@ -61,6 +61,12 @@ pub enum Error {
     /// Not enough of a resource; nothing was changed.
     #[error("not enough {what}: {needed} bytes needed, {free} free; nothing was changed")]
     NoRoom { what: &'static str, needed: u64, free: u64 },
+    /// The engine went on before it was told to.
+    #[error("engine {engine:?} goes on by itself after a pause of {seconds} s, and the capture was not done: it is void")]
+    PauseEnded { engine: String, seconds: f64 },
+    /// Blocks that the engine had computed itself do not hold the snapshot's bytes.
+    #[error("{what}, which the engine had computed, holds other bytes than the snapshot: nothing was taken")]
+    Kept { what: String },
     /// Bytes changed between the first hash and the second.
     #[error("{what} changed while it was copied: the engine did not pause")]
     TornCopy { what: String },
@@ -152,7 +158,7 @@ impl Error {
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
-            Self::Live { .. } => ErrorCode::LiveMismatch,
+            Self::Live { .. } | Self::Kept { .. } => ErrorCode::LiveMismatch,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
             Self::Store(error) => error.local_code(),
@@ -161,7 +167,7 @@ impl Error {
                 Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
                 _ => ErrorCode::Unavailable,
             },
-            Self::Timeout { .. } => ErrorCode::Timeout,
+            Self::Timeout { .. } | Self::PauseEnded { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,

@@ -12,6 +12,7 @@ pub(crate) const RESTORE_SECONDS: &str = "pf_agent_restore_seconds";
 pub(crate) const RESTORE_BYTES: &str = "pf_agent_restore_bytes_total";
 pub(crate) const MATCHES: &str = "pf_agent_matches_total";
 pub(crate) const FILLS: &str = "pf_agent_fills_total";
+pub(crate) const TAKINGS: &str = "pf_agent_takings_total";
 
 /// The recorder of the process.
 ///
@@ -31,6 +32,11 @@ fn describe() {
     describe_counter!(RESTORE_BYTES, Unit::Bytes, "Bytes of restores: pulled from registries, written to engines' memory.");
     describe_counter!(MATCHES, Unit::Count, "Requests of engines for state, by answer: ready, later, none.");
     describe_counter!(FILLS, Unit::Count, "Fills of engines' blocks by outcome: ok, or the code of the refusal.");
+    describe_counter!(
+        TAKINGS,
+        Unit::Count,
+        "Requests that a state lay ready for, by what became of them: taken, taken-on-kept, or why not."
+    );
     describe_counter!("pf_agent_snapshots_total", Unit::Count, "Snapshots by outcome: ok, or the code of the refusal.");
     describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine was paused for a snapshot.");
     describe_histogram!("pf_agent_snapshot_seconds", Unit::Seconds, "Time from a snapshot's request to its commit in the local store.");

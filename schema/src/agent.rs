@@ -3,7 +3,7 @@
 
 use crate::checkpoint::Form;
 use crate::digest::Digest;
-use crate::engine::Verb;
+use crate::engine::{Taking, Verb};
 use crate::error::ErrorCode;
 use crate::snapshot::Exactness;
 use serde::{Deserialize, Serialize};
@@ -31,8 +31,30 @@ pub struct EngineInfo {
     pub mapped_bytes: u64,
     /// Snapshots taken since it registered.
     pub snapshots: u64,
-    /// Restores since it registered.
+    /// Restores since it registered; of an engine that asks for state, those that a request took.
     pub restores: u64,
+    /// What lies ready for its requests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub staged: Vec<StagedInfo>,
+    /// What became of requests that came to no state in particular, by number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outcomes: BTreeMap<Taking, u64>,
+}
+
+/// A snapshot that lies ready for requests of an engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StagedInfo {
+    /// Names it between agent and engine.
+    pub restore: String,
+    /// The snapshot.
+    pub digest: Digest,
+    /// Tokens with state.
+    pub boundary: u64,
+    /// Whether all of it is verified.
+    pub ready: bool,
+    /// What became of the requests that it was ready for, by number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outcomes: BTreeMap<Taking, u64>,
 }
 
 /// Whether an engine can be used.

@@ -5,15 +5,18 @@
 //! engine ─ register (memory by file descriptor, layout) ─▶ agent        one connection = one member of one engine
 //! agent  ─ pause, table, pin, resume, unpin, oracle ─▶ engine           snapshot
 //! agent  ─ allocate … (agent writes pages) … activate | discard ─▶ engine   restore, engines that take a sequence at any time
-//! engine ─ match, fill, abandon ─▶ agent                                restore, engines that ask when a request comes
+//! agent  ─ staged ─▶ engine ─ match, fill, abandon, report ─▶ agent     restore, engines that ask when a request comes
 //! ```
 //!
-//! A message is a `u32` little-endian length and that many bytes of JSON, at most [`MAX_MESSAGE`].
-//! File descriptors travel as `SCM_RIGHTS` with the message's first byte. Calls carry an id that
-//! the answer repeats; each side numbers its own calls. The end of the connection is the end of the
-//! member: the agent drops its mappings, an engine that was paused goes on.
+//! A message is a `u32` little-endian length and that many bytes, at most [`MAX_MESSAGE`]: JSON, or
+//! the [`binary`] form of a call that engines make for every request. File descriptors travel as
+//! `SCM_RIGHTS` with the message's first byte. Calls carry an id that the answer repeats; each side
+//! numbers its own calls. The end of the connection is the end of the member: the agent drops its
+//! mappings, an engine that was paused goes on.
 //!
 //! `docs/capture.md` describes the same for authors of connectors.
+
+pub mod binary;
 
 use crate::checkpoint::Layout;
 use crate::digest::Digest;
@@ -25,7 +28,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Version of the protocol.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Bytes of one message: 64 MiB. A table of 380 K tokens is about 3 MB.
 pub const MAX_MESSAGE: u32 = 64 << 20;
 /// File descriptors with one message.
@@ -76,22 +79,28 @@ pub enum ToAgent {
     Register(Box<Register>),
     /// A request has come: is there state for it? Answer: [`Matched`].
     Match(Match),
+    /// The same question with the keys of prefixes instead of all tokens. Answer: [`Matched`].
+    MatchKeys(MatchKeys),
     /// Fill the blocks allocated for a matched request, on this member's rank. Answers `{}` when
     /// the pages lie in memory and were hashed there; an error means that the blocks must not be
     /// used.
     Fill(Fill),
-    /// The matched request went away.
+    /// The matched request went away. Answers `{}` when nothing writes into the blocks of the fill
+    /// that it names, and nothing will.
     Abandon(Abandon),
+    /// What became of states that lay ready. Answers `{}`.
+    Report(Report),
 }
 
 /// What the agent calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", content = "args", rename_all = "kebab-case")]
 pub enum ToEngine {
-    /// Finish the step in hand, start no other. Answers `{}` when memory is at rest.
-    Pause {},
-    /// Go on. Answers `{}`. Allowed when not paused.
-    Resume {},
+    /// Finish the step in hand, start no other. Answers `{}` when memory is at rest. The engine goes
+    /// on by itself when the limit is over.
+    Pause(PauseRequest),
+    /// Go on. Answer: [`Resumed`]. Allowed when not paused.
+    Resume(ResumeRequest),
     /// Which sequences are there, and where do they lie? Answer: [`Table`]. While paused.
     Table(TableRequest),
     /// Pin the sealed blocks of a sequence, even if the sequence ends. Answer: [`Pinned`]. While
@@ -108,6 +117,9 @@ pub enum ToEngine {
     Activate(SequenceName),
     /// The restore was given up: free the blocks, forget the sequence. Answers `{}`.
     Discard(SequenceName),
+    /// Which states lie ready. Comes to members that serve [`Verb::Request`] when they register and
+    /// at each change. Answers `{}`.
+    Staged(StagedStates),
 }
 
 impl ToEngine {
@@ -115,8 +127,8 @@ impl ToEngine {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Pause {} => "pause",
-            Self::Resume {} => "resume",
+            Self::Pause(_) => "pause",
+            Self::Resume(_) => "resume",
             Self::Table(_) => "table",
             Self::Pin(_) => "pin",
             Self::Unpin(_) => "unpin",
@@ -124,6 +136,7 @@ impl ToEngine {
             Self::Allocate(_) => "allocate",
             Self::Activate(_) => "activate",
             Self::Discard(_) => "discard",
+            Self::Staged(_) => "staged",
         }
     }
 }
@@ -144,7 +157,7 @@ pub enum Verb {
     Oracle,
     /// `allocate`, `activate`, `discard`.
     Allocate,
-    /// Calls `match`, `fill`, `abandon` itself.
+    /// Takes `staged`; calls `match`, `fill`, `abandon`, `report` itself.
     Request,
 }
 
@@ -319,6 +332,46 @@ fn is_no(value: &bool) -> bool {
     !*value
 }
 
+/// Arguments of [`ToEngine::Pause`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseRequest {
+    /// Names this pause. No other pause of the engine has this name.
+    #[serde(default)]
+    pub pause: String,
+    /// Milliseconds after which the engine goes on by itself, counted from this call; 0 for never.
+    /// An engine may have a shorter limit of its own.
+    #[serde(default)]
+    pub limit_ms: u64,
+}
+
+/// Arguments of [`ToEngine::Resume`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResumeRequest {
+    /// The pause to end. A pause with another name is not ended.
+    #[serde(default)]
+    pub pause: String,
+}
+
+/// Answer to [`ToEngine::Resume`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Whether the engine was paused from the answer to [`ToEngine::Pause`] until it was told to
+    /// resume. If not, it went on by itself, and what was read meanwhile may be of several steps.
+    /// The answer to a repeated call is that of the first.
+    pub held: bool,
+}
+
+/// Arguments of [`ToEngine::Staged`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedStates {
+    /// Grows with each change; an engine ignores a lower one.
+    pub version: u64,
+    /// Prefix lengths of the states, ascending. Nothing has to be asked while there are none.
+    pub boundaries: Vec<u64>,
+    /// Whether a state is on its way whose tokens are not known yet: any request may match.
+    pub expected: bool,
+}
+
 /// Arguments of [`ToEngine::Table`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableRequest {
@@ -446,6 +499,51 @@ pub struct Match {
     pub adapter: Option<String>,
 }
 
+/// Arguments of [`ToAgent::MatchKeys`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MatchKeys {
+    /// Number of the request's tokens.
+    pub tokens: u64,
+    /// Tokens whose state the engine has already.
+    #[serde(default)]
+    pub computed: u64,
+    /// Tenant salt of the prefix.
+    #[serde(default)]
+    pub salt: String,
+    /// Adapter in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// Prefix lengths, ascending, each with the key of that prefix ([`crate::prefix`]): each length
+    /// of [`StagedStates::boundaries`] below `tokens`, and, so that a reason can say where two
+    /// prefixes part, those of [`crate::prefix::ladder`].
+    pub keys: Vec<(u64, Digest)>,
+}
+
+impl MatchKeys {
+    /// Checks that the lengths ascend and are not longer than the request.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        if self.keys.len() > binary::MAX_KEYS {
+            return Err(format!("{} keys, the limit is {}", self.keys.len(), binary::MAX_KEYS));
+        }
+        if let Some(pair) = self.keys.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
+            return Err(format!("the key of {} tokens follows that of {}", pair[1].0, pair[0].0));
+        }
+        match self.keys.last() {
+            Some((last, _)) if *last > self.tokens => Err(format!("a key of {last} tokens, the request has {}", self.tokens)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The key of the first `tokens` tokens, if it was given.
+    #[must_use]
+    pub fn key(&self, tokens: u64) -> Option<Digest> {
+        self.keys.binary_search_by_key(&tokens, |(at, _)| *at).ok().map(|at| self.keys[at].1)
+    }
+}
+
 /// Answer to [`ToAgent::Match`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "match", rename_all = "kebab-case")]
@@ -477,11 +575,96 @@ pub struct Fill {
     /// of their own).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
+    /// Tokens that the engine had computed. Blocks that hold only these are compared with the
+    /// snapshot and not written: other sequences may share them.
+    #[serde(default)]
+    pub kept: u64,
+    /// Names this fill for [`Abandon::fill`], on every rank; unique in the engine's life, 1 to 64
+    /// bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<String>,
 }
 
 /// Arguments of [`ToAgent::Abandon`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abandon {
     /// The match.
     pub restore: String,
+    /// The fill to give up, on every rank. A fill of that name that comes later is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill: Option<String>,
+}
+
+/// Arguments of [`ToAgent::Report`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// What happened since the last report.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// How often something happened to requests that a state lay ready for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The match, if it came to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore: Option<String>,
+    /// What happened.
+    pub what: Taking,
+    /// How often.
+    pub count: u64,
+}
+
+/// What becomes of a request while a state lies ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Taking {
+    /// It resumes from the state.
+    Taken,
+    /// It resumes from the state. The first blocks were in the engine already, proven equal.
+    TakenOnKept,
+    /// The engine had computed its first blocks itself and differently. The state was loaded anew
+    /// into blocks of its own.
+    KeptDiffers,
+    /// The engine has state for more tokens of the same prefix, and goes on from there.
+    EngineHasMore,
+    /// The agent did not answer in time: the engine computes the request.
+    AgentSilent,
+    /// The agent does not read what it is sent: the engine computes the request.
+    AgentBusy,
+    /// The state was on its way for too long: the engine computes the request.
+    WaitedTooLong,
+    /// The engine allocated blocks for another length: it computes the request.
+    OtherLength,
+    /// The blocks could not be filled: the engine computes the request.
+    FillFailed,
+    /// The blocks were not filled in time: the engine computes the request, in other blocks.
+    FillLate,
+    /// The request went away before it was filled.
+    Gone,
+}
+
+impl Taking {
+    /// The word on the wire, in metrics and for people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Taken => "taken",
+            Self::TakenOnKept => "taken-on-kept",
+            Self::KeptDiffers => "kept-differs",
+            Self::EngineHasMore => "engine-has-more",
+            Self::AgentSilent => "agent-silent",
+            Self::AgentBusy => "agent-busy",
+            Self::WaitedTooLong => "waited-too-long",
+            Self::OtherLength => "other-length",
+            Self::FillFailed => "fill-failed",
+            Self::FillLate => "fill-late",
+            Self::Gone => "gone",
+        }
+    }
+
+    /// Whether the request resumes from the state.
+    #[must_use]
+    pub const fn is_taken(self) -> bool {
+        matches!(self, Self::Taken | Self::TakenOnKept)
+    }
 }

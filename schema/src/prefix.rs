@@ -61,6 +61,18 @@ pub fn next(link: &Digest, block: &[u32]) -> Digest {
     hasher.finish()
 }
 
+/// Lengths up to `limit` whose keys tell roughly where two prefixes part: a block, two, four …
+pub fn ladder(limit: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(BLOCK as u64), |length| length.checked_mul(2)).take_while(move |length| *length <= limit)
+}
+
+/// The keys at the lengths of the [`ladder`] of these tokens.
+#[must_use]
+pub fn rungs(fingerprint: &Digest, salt: &str, adapter: Option<&str>, tokens: &[u32]) -> Vec<(u64, Digest)> {
+    let all = keys(fingerprint, salt, adapter, tokens);
+    ladder(tokens.len() as u64).map(|length| (length, all[length as usize / BLOCK - 1])).collect()
+}
+
 fn root(fingerprint: &Digest, salt: &str, adapter: Option<&str>) -> Digest {
     let mut hasher = Hasher::new(Algorithm::Sha256);
     hasher.update(SCHEME.as_bytes());
@@ -107,6 +119,28 @@ mod tests {
         assert_eq!(key(&fingerprint, "salt", None, &tokens[..64]), all[3]);
         assert_ne!(key(&fingerprint, "salt", None, &tokens[..63]), all[3]);
         assert_eq!(key(&fingerprint, "salt", None, &tokens[..70]), next(&all[3], &tokens[64..70]));
+    }
+
+    #[test]
+    fn rungs_are_keys_of_prefixes_and_stop_at_the_end() {
+        let fingerprint = Digest::sha256(b"a");
+        let tokens: Vec<u32> = (0..100).collect();
+        let rungs = rungs(&fingerprint, "s", None, &tokens);
+        assert_eq!(rungs.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [16, 32, 64]);
+        for (at, rung) in rungs {
+            assert_eq!(rung, key(&fingerprint, "s", None, &tokens[..at as usize]));
+        }
+        assert_eq!(ladder(15).count(), 0);
+        assert_eq!(ladder(u64::MAX).count(), 60);
+    }
+
+    /// The connectors compute the same chain in Python; their test has the same digest.
+    #[test]
+    fn the_chain_is_the_one_that_connectors_compute() {
+        let fingerprint = Digest::sha256(b"deployment");
+        let tokens: Vec<u32> = (0..40).map(|i| i * 1_000_003 % 151_936).collect();
+        let found = key(&fingerprint, "tenant", Some("lora"), &tokens);
+        assert_eq!(found.to_string(), "sha256:e7dbd26b651e5936c22c756975acbf6647130250a7186b2c763d8bd5866be955");
     }
 
     #[test]

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pf_connector.wire import receive, send
+from pf_connector.wire import MATCH_KEYS, parse, receive, receive_body, send
 
 
 class Proxy:
@@ -86,7 +86,11 @@ class Proxy:
 
     def _pump(self, source: socket.socket, target: socket.socket, speaking: threading.Lock, from_engine: bool) -> None:
         try:
-            while (message := receive(source)) is not None:
+            while (body := receive_body(source)) is not None:
+                if body[:1] == bytes([MATCH_KEYS]):
+                    target.sendall(struct.pack("<I", len(body)) + body)
+                    continue
+                message = parse(body)
                 if not from_engine:
                     with speaking:
                         send(target, message)

@@ -118,6 +118,10 @@ def _restore(
         host.wait_ready(ENGINE, engine)
         if kind == "hybrid":
             outcomes.append(_refused(host, f"{reference}:stateless"))
+        else:
+            # The engine has computed the first blocks of the prefix itself, in another batch of tokens than the captured engine.
+            engine.send(tokens=[*prompt, 1, 2, 3], count=10, name="shared")
+            engine.until("done")
         restored = host.pf("restore", f"{reference}:mid", ENGINE)
         boundary = report["boundary"]
         tokens = (prompt + full["tokens"])[: boundary + 1]
@@ -136,10 +140,34 @@ def _restore(
         outcomes.append(Outcome("the continuation has the same tokens", equal, f"{len(done['tokens'])} tokens"))
         bits = done["scores"] == full["scores"][made:]
         outcomes.append(Outcome("and the same log-probabilities, bit for bit", bits, f"{len(done['scores'])} numbers"))
+        outcomes += _forks(engine, tokens, boundary, full, made)
+        outcomes.append(_said(host))
     finally:
         engine.stop()
         proxy.close()
     return outcomes
+
+
+def _forks(engine: Engine, tokens: list[int], boundary: int, full: dict[str, Any], made: int) -> list[Outcome]:
+    """More requests with the same tokens: vLLM has their first blocks in its cache now."""
+    exact, cached = 0, []
+    for number in range(3):
+        engine.send(tokens=tokens, count=STEPS - made, name=f"fork-{number}")
+        done = engine.until("done")
+        cached.append(done["cached"])
+        exact += done["tokens"] == full["tokens"][made:] and done["scores"] == full["scores"][made:]
+    return [
+        Outcome("forks into the same engine take the state at T too", cached == [boundary] * 3, f"{cached} tokens taken as computed"),
+        Outcome("and each has the same log-probabilities, bit for bit", exact == 3, f"{exact} of 3"),
+    ]
+
+
+def _said(host: Host) -> Outcome:
+    """What the agent lists of the requests above."""
+    info = host.engine(ENGINE) or {"staged": [], "restores": 0}
+    said = {what: count for ready in info["staged"] for what, count in ready["outcomes"].items()}
+    taken = said.get("taken", 0) + said.get("taken-on-kept", 0)
+    return Outcome("pf engines says what became of each request", taken == 4, f"{said}, {info['restores']} restores")
 
 
 def _recomputed(engine: Engine, proxy: Proxy, tokens: list[int]) -> Outcome:

@@ -17,15 +17,24 @@ fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Error> {
 }
 
 pub(super) async fn engines(State(agent): State<Agent>) -> Json<Engines> {
-    Json(Engines { engines: agent.engines().list() })
+    Json(Engines { engines: listed(&agent) })
+}
+
+/// The engines, each with what lies ready for it.
+fn listed(agent: &Agent) -> Vec<EngineInfo> {
+    let mut engines = agent.engines().list();
+    for info in &mut engines {
+        (info.staged, info.outcomes) = agent.staged().info(&info.engine);
+    }
+    engines
 }
 
 pub(super) async fn engine(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<EngineInfo> {
-    let engines = agent.engines();
-    if let Some(info) = engines.list().into_iter().find(|info| info.engine == name) {
-        return Ok(Json(info));
+    let engines = listed(&agent);
+    if let Some(info) = engines.iter().find(|info| info.engine == name) {
+        return Ok(Json(info.clone()));
     }
-    let known: Vec<String> = engines.list().into_iter().map(|info| info.engine).collect();
+    let known: Vec<String> = engines.into_iter().map(|info| info.engine).collect();
     let known = if known.is_empty() { "none".into() } else { known.join(", ") };
     Err(Error::EngineUnknown { engine: name, known }.into())
 }

@@ -3,6 +3,8 @@
 use super::Engines;
 use super::member::Member;
 use super::view::Shared;
+use crate::error::{Result, blocking};
+use crate::memory::MemoryError;
 use pfr_schema::Digest;
 use std::sync::Arc;
 
@@ -17,6 +19,23 @@ pub struct Attached {
 impl Attached {
     pub(super) fn new(engines: Engines, engine: Arc<Shared>, member: Arc<Member>) -> Self {
         Self { engines, engine, member }
+    }
+
+    /// Waits until nothing writes into this member's memory any more. A member whose connection has
+    /// ended takes its blocks back.
+    ///
+    /// # Errors
+    /// [`crate::Error::Internal`] if the thread that waits panicked.
+    pub(super) async fn settle(&self) -> Result<()> {
+        if self.member.groups.is_empty() {
+            return Ok(());
+        }
+        let fills = self.engine.fills.of_rank(self.member.rank);
+        let wait = move || {
+            fills.iter().for_each(|fill| fill.close_and_wait());
+            Ok::<_, MemoryError>(())
+        };
+        blocking("waiting for copies", wait).await
     }
 
     /// Digest of the deployment.

@@ -6,6 +6,7 @@ use super::pause::Pause;
 use super::table;
 use super::view::{Taken, View};
 use crate::error::{Error, Result};
+use crate::restore::Fills;
 use pfr_schema::Digest;
 use pfr_schema::engine::{Allocate, Oracle, OracleRequest, Sequence, ToEngine, Verb};
 use serde_json::Value;
@@ -127,6 +128,26 @@ impl Engine {
     /// [`Error::Protocol`].
     pub fn check_sequence(&self, sequence: &Sequence) -> Result<()> {
         self.0.check_sequence(sequence)
+    }
+
+    /// Fills of its blocks.
+    pub(crate) fn fills(&self) -> &Fills {
+        &self.0.shared.fills
+    }
+
+    /// Tells all members that serve a verb, and waits for their answers, each at most `patience`.
+    /// A member that does not answer is only logged.
+    pub(crate) async fn tell(&self, verb: Verb, call: ToEngine, patience: std::time::Duration) {
+        let told = self.0.servers(verb).map(|member| {
+            let call = call.clone();
+            async move {
+                let name = call.name();
+                if let Err(error) = member.call_within::<Value>(patience, call).await {
+                    tracing::debug!(engine = self.name(), member = member.name, call = name, %error, "engine was not told");
+                }
+            }
+        });
+        futures::future::join_all(told).await;
     }
 
     /// Counts a snapshot.

@@ -93,11 +93,11 @@ impl Member {
     /// Repeats a call until it succeeds, because a grant must be given back. Stops when the member
     /// is gone, which ends all grants. Stops, too, when the member says that the grant does not
     /// exist: an earlier call may have succeeded with a late answer.
-    pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<()> {
+    pub async fn insist(&self, timeout: Duration, call: ToEngine) -> Result<Value> {
         let mut failures = 0_u32;
         loop {
             match self.call_within::<Value>(timeout, call.clone()).await {
-                Ok(_) => return Ok(()),
+                Ok(answer) => return Ok(answer),
                 Err(error) if self.is_gone() || is_given_back(&call, &error) => return Err(error),
                 Err(error) => {
                     failures = failures.saturating_add(1);
@@ -111,5 +111,5 @@ impl Member {
 
 fn is_given_back(call: &ToEngine, error: &Error) -> bool {
     let unknown = |code| matches!(code, ErrorCode::InvalidRequest | ErrorCode::SequenceUnknown);
-    !matches!(call, ToEngine::Resume {}) && matches!(error, Error::Refused { failure, .. } if unknown(failure.code))
+    !matches!(call, ToEngine::Resume(_)) && matches!(error, Error::Refused { failure, .. } if unknown(failure.code))
 }

@@ -50,6 +50,7 @@ pub struct Engines(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     timeout: Duration,
+    pause_limit: Duration,
     ring: Ring,
     available: Available,
     turn: tokio::sync::Mutex<()>,
@@ -64,9 +65,12 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     async fn call(&self, call: ToEngine) -> std::result::Result<Value, CallError>;
 }
 
-/// Answers what engines ask of their own accord: `match`, `fill`, `abandon`.
+/// Answers what engines ask of their own accord: `match`, `fill`, `abandon`, `report`.
 #[async_trait::async_trait]
 pub trait Answers: Send + Sync {
+    /// A member of this engine has joined. Does not wait for the engine.
+    fn joined(&self, engine: &str);
+
     /// Answers a call of the member that serves this rank.
     async fn answer(&self, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value>;
 }
@@ -77,6 +81,7 @@ impl Engines {
     pub fn new(config: &Config) -> Self {
         Self(Arc::new(Inner {
             timeout: config.engine_timeout,
+            pause_limit: config.pause_limit,
             ring: Ring::new(config.ring_bytes),
             available: Available::system(),
             turn: tokio::sync::Mutex::new(()),
@@ -104,7 +109,7 @@ impl Engines {
         let mut engines = self.0.engines.lock();
         let shared = match engines.get(&register.engine) {
             Some(shared) => Arc::clone(shared),
-            None => Arc::new(Shared::new(&register, self.0.timeout)),
+            None => Arc::new(Shared::new(&register, self.0.timeout, self.0.pause_limit)),
         };
         let member = shared.join(&register, groups, mapped, link)?;
         engines.insert(register.engine.clone(), Arc::clone(&shared));

@@ -4,7 +4,7 @@ use super::member::Member;
 use super::view::View;
 use crate::error::{Error, Result};
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{PinRequest, Pinned, Sequence, Table, TableRequest, ToEngine, Verb};
+use pfr_schema::engine::{PauseRequest, PinRequest, Pinned, ResumeRequest, Resumed, Sequence, Table, TableRequest, ToEngine, Verb};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -14,12 +14,17 @@ use tokio::sync::oneshot;
 /// How long a capture waits for the answer to `resume`, and the next capture for that.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// A paused engine. Dropping this resumes the engine, in a panic too.
+/// A paused engine. Dropping this resumes the engine, in a panic too. The engine goes on by itself
+/// when the pause lasts too long, because this process may hang: then [`Pause::resume`] fails.
 #[derive(Debug)]
 pub struct Pause {
     view: Arc<View>,
     member: Arc<Member>,
+    /// Told to the engine, so that it can say whether this pause held.
+    name: String,
     since: Instant,
+    /// When the engine goes on by itself.
+    ends: Instant,
     /// Gone once the engine was told to go on.
     still: Option<OwnedMutexGuard<()>>,
     runtime: Handle,
@@ -32,10 +37,29 @@ impl Pause {
         let with = || "a capture after which it has not gone on".to_owned();
         let still = still.map_err(|_| Error::Busy { engine: view.shared.name.clone(), with: with() })?;
         // Create the guard before the call: even if the call fails, the engine must be resumed.
-        let mut pause = Self { view, member, since: Instant::now(), still: Some(still), runtime: Handle::current() };
-        pause.member.call_within::<serde_json::Value>(pause.view.shared.timeout, ToEngine::Pause {}).await?;
+        let (name, since, limit) = (uuid::Uuid::now_v7().to_string(), Instant::now(), view.shared.pause_limit);
+        let mut pause = Self { view, member, name, since, ends: since + limit, still: Some(still), runtime: Handle::current() };
+        let limit_ms = u64::try_from(limit.as_millis().max(1)).unwrap_or(u64::MAX);
+        let call = ToEngine::Pause(PauseRequest { pause: pause.name.clone(), limit_ms });
+        pause.member.call_within::<serde_json::Value>(pause.view.shared.timeout, call).await?;
         pause.since = Instant::now();
         Ok(pause)
+    }
+
+    /// Waits for `work`, which needs the pause, until the engine goes on by itself.
+    ///
+    /// # Errors
+    /// [`Error::PauseEnded`], and those of `work`.
+    pub async fn within<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match tokio::time::timeout_at(self.ends.into(), work).await {
+            Ok(Ok(_)) if Instant::now() >= self.ends => Err(self.ended()),
+            Ok(done) => done,
+            Err(_) => Err(self.ended()),
+        }
+    }
+
+    fn ended(&self) -> Error {
+        Error::PauseEnded { engine: self.view.shared.name.clone(), seconds: self.view.shared.pause_limit.as_secs_f64() }
     }
 
     /// The one sequence asked for, or the only one there is. Checked: blocks exist, none is null
@@ -103,30 +127,35 @@ impl Pause {
     /// the timeout of a call. The resume call is repeated in the background until it is answered.
     ///
     /// # Errors
-    /// [`Error::Lost`].
+    /// [`Error::Lost`]. [`Error::PauseEnded`] if the engine went on before it was told to: what was
+    /// read since may be of several steps and must not be used.
     pub async fn resume(mut self) -> Result<Duration> {
         // Runs in a task of its own: dropping this future does not stop the resume.
         let told = self.go_on();
         let since = self.since;
         let limit = self.view.shared.timeout + GRACE;
         match tokio::time::timeout(limit, told).await {
-            Ok(Ok(told)) => told.map(|at| at.duration_since(since)),
+            Ok(Ok(Ok((Resumed { held: true }, at)))) => Ok(at.duration_since(since)),
+            Ok(Ok(Ok((Resumed { held: false }, _)))) => Err(self.ended()),
+            Ok(Ok(Err(error))) => Err(error),
             Ok(Err(gone)) => Err(Error::Internal(format!("the task that resumes: {gone}"))),
             Err(_) => Err(self.member.late("resume", limit)),
         }
     }
 
-    /// Resumes the engine in a task of its own, which returns the time of the answer.
-    fn go_on(&mut self) -> tokio::task::JoinHandle<Result<Instant>> {
+    /// Resumes the engine in a task of its own, which returns the answer and its time.
+    fn go_on(&mut self) -> tokio::task::JoinHandle<Result<(Resumed, Instant)>> {
         let (member, still, timeout) = (Arc::clone(&self.member), self.still.take(), self.view.shared.timeout);
+        let call = ToEngine::Resume(ResumeRequest { pause: self.name.clone() });
         self.runtime.spawn(async move {
-            let told = member.insist(timeout, ToEngine::Resume {}).await;
+            let answer = member.insist(timeout, call).await;
+            let told = answer.and_then(|answer| member.read::<Resumed>("resume", answer));
             let at = Instant::now();
             drop(still);
             if let Err(error) = &told {
                 tracing::error!(engine = member.engine, %error, "engine resume failed");
             }
-            told.map(|()| at)
+            told.map(|resumed| (resumed, at))
         })
     }
 }

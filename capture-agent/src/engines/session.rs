@@ -5,7 +5,7 @@ use super::{Answers, Attached, Engines, Inner, wire};
 use crate::error::{Error, Result, blocking, cuda_handle};
 use crate::memory::{MemoryError, PageMemory, ShmMemory, cuda};
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{CallError, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine};
+use pfr_schema::engine::{CallError, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine, binary};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -60,8 +60,13 @@ async fn session(engines: Engines, answers: Arc<dyn Answers>, stream: UnixStream
         Ok((id, attached, engine, rank)) => {
             let answer = Registered { agent: env!("CARGO_PKG_VERSION").into(), fingerprint: attached.fingerprint() };
             link.answer(id, Ok(json!(answer))).await;
+            answers.joined(&engine);
             if let Err(error) = converse(&engines, &answers, reader, &link, &engine, rank).await {
                 tracing::warn!(engine, %error, "engine connection failed");
+            }
+            // The member takes its blocks back when it sees the end, so nothing may write there.
+            if let Err(error) = attached.settle().await {
+                tracing::error!(engine, %error, "cannot wait for copies");
             }
             drop(attached);
         }
@@ -178,16 +183,22 @@ async fn converse(
     let room = Arc::new(Semaphore::new(MAX_CALLS));
     while let Some(message) = wire::read(&mut reader).await? {
         while calls.try_join_next().is_some() {}
-        let message: Value = serde_json::from_slice(&message)?;
-        if message.get("call").is_none() {
-            link.take_answer(serde_json::from_value::<Message<ToEngine>>(message)?);
-            continue;
-        }
-        let (id, call) = match read_call(message) {
-            Ok(call) => call,
-            Err((id, reason)) => {
-                link.answer(id, Err(call_error(&Error::Invalid(reason)))).await;
+        let (id, call) = if message.first() == Some(&binary::MATCH_KEYS) {
+            let invalid = |reason| std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
+            let (id, call) = binary::parse(&message).map_err(invalid)?;
+            (id, ToAgent::MatchKeys(call))
+        } else {
+            let message: Value = serde_json::from_slice(&message)?;
+            if message.get("call").is_none() {
+                link.take_answer(serde_json::from_value::<Message<ToEngine>>(message)?);
                 continue;
+            }
+            match read_call(message) {
+                Ok(call) => call,
+                Err((id, reason)) => {
+                    link.answer(id, Err(call_error(&Error::Invalid(reason)))).await;
+                    continue;
+                }
             }
         };
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {

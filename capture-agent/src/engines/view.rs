@@ -4,6 +4,7 @@ use super::layout::Group;
 use super::member::Member;
 use super::{Link, table};
 use crate::error::{Error, Result};
+use crate::restore::Fills;
 use lru::LruCache;
 use parking_lot::Mutex;
 use pfr_schema::agent::{EngineInfo, EngineState};
@@ -27,6 +28,10 @@ pub(super) struct Shared {
     pub deployment: BTreeMap<String, Value>,
     pub fingerprint: Digest,
     pub timeout: Duration,
+    /// Time after which the engine goes on by itself.
+    pub pause_limit: Duration,
+    /// Fills of blocks that the engine allocated.
+    pub fills: Fills,
     /// Locked from a pause until its resume was answered, so that a late resume cannot end the next
     /// pause.
     pub still: Arc<tokio::sync::Mutex<()>>,
@@ -38,13 +43,15 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(register: &Register, timeout: Duration) -> Self {
+    pub fn new(register: &Register, timeout: Duration, pause_limit: Duration) -> Self {
         Self {
             name: register.engine.clone(),
             world: register.world,
             deployment: register.deployment.clone(),
             fingerprint: prefix::fingerprint(&register.deployment),
             timeout,
+            pause_limit,
+            fills: Fills::default(),
             still: Arc::default(),
             members: Mutex::default(),
             busy: Mutex::default(),
@@ -140,6 +147,8 @@ impl Shared {
             mapped_bytes: members.iter().map(|m| m.mapped).sum(),
             snapshots: self.snapshots.load(Ordering::Relaxed),
             restores: self.restores.load(Ordering::Relaxed),
+            staged: Vec::new(),
+            outcomes: BTreeMap::new(),
         }
     }
 }
@@ -183,6 +192,11 @@ impl View {
 
     pub fn server(&self, verb: Verb) -> Option<&Arc<Member>> {
         self.members.iter().find(|m| m.verbs.contains(&verb))
+    }
+
+    /// All members that serve a verb.
+    pub fn servers(&self, verb: Verb) -> impl Iterator<Item = &Arc<Member>> {
+        self.members.iter().filter(move |m| m.verbs.contains(&verb))
     }
 
     pub fn must_serve(&self, verb: Verb, name: &'static str) -> Result<&Arc<Member>> {

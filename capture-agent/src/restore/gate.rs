@@ -47,22 +47,22 @@ impl<T> Gate<T> {
 
     /// Refuses new copies, and drops the guard when no copy is in flight. Does not wait.
     pub fn close(&self) {
-        self.0.state.lock().closed = true;
-        self.0.settle();
+        self.0.close();
     }
 
     /// Closes, and waits until the guard was dropped.
     pub fn close_and_wait(&self) {
-        self.close();
-        let mut state = self.0.state.lock();
-        while !state.let_go {
-            self.0.let_go.wait(&mut state);
-        }
+        self.handle().close_and_wait();
+    }
+
+    /// A handle that can close this gate while another task owns it.
+    pub fn handle(&self) -> Handle<T> {
+        Handle(Arc::clone(&self.0))
     }
 
     /// Whether the guard still lives.
     pub fn is_holding(&self) -> bool {
-        !self.0.state.lock().let_go
+        self.handle().is_holding()
     }
 
     /// Closes, and returns the guard; `None` under a copy.
@@ -94,7 +94,38 @@ impl<T> Drop for Gate<T> {
     }
 }
 
+/// Closes a gate that another task owns.
+#[derive(Debug)]
+pub(crate) struct Handle<T>(Arc<Inner<T>>);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Handle<T> {
+    /// As [`Gate::close_and_wait`].
+    pub fn close_and_wait(&self) {
+        self.0.close();
+        let mut state = self.0.state.lock();
+        while !state.let_go {
+            self.0.let_go.wait(&mut state);
+        }
+    }
+
+    /// As [`Gate::is_holding`].
+    pub fn is_holding(&self) -> bool {
+        !self.0.state.lock().let_go
+    }
+}
+
 impl<T> Inner<T> {
+    fn close(self: &Arc<Self>) {
+        self.state.lock().closed = true;
+        self.settle();
+    }
+
     fn settle(self: &Arc<Self>) {
         let (held, claim) = {
             let mut state = self.state.lock();

@@ -2,7 +2,7 @@
 //! those of engines on the socket, for all ranks at once.
 
 use super::gate::Gate;
-use super::{Fitting, documents::Documents, note, plan::Plan, prove, prove::Values, report};
+use super::{Destination, Fitting, documents::Documents, note, plan::Plan, prove, prove::Values, report};
 use crate::Agent;
 use crate::error::Result;
 use pfr_schema::Digest;
@@ -74,7 +74,8 @@ impl Prepared {
     ) -> Result<RestoreReport> {
         let fill = async {
             let engine = agent.engines().get(&self.engine)?;
-            let bytes_written = super::fill(agent, &engine, &self.documents, 0..engine.world(), blocks, after, gate).await?;
+            let into = Destination { ranks: 0..engine.world(), blocks, kept: 0, after };
+            let bytes_written = super::fill(agent, &engine, &self.documents, into, gate).await?;
             engine.set_parent(sequence, self.documents.digest);
             engine.count_restore();
             let (bytes_pulled, total_seconds) = (self.bytes_pulled, self.started.elapsed().as_secs_f64());

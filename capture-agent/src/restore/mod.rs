@@ -3,7 +3,7 @@
 //! ```text
 //! source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
-//!    engines that ask (on_request): prove pages, keep ready ─▶ match ─▶ fill: write ─▶ live
+//!    engines that ask (on_request): prove pages, keep ready, tell ─▶ match ─▶ fill: write ─▶ live
 //!    engines in this process (in_process): prove pages ─▶ fill: write ─▶ live
 //! ```
 //!
@@ -13,6 +13,8 @@
 
 mod blobs;
 mod documents;
+mod fills;
+mod fits;
 mod gate;
 mod in_process;
 mod live;
@@ -26,6 +28,7 @@ mod staged;
 mod write;
 
 pub(crate) use documents::MAX_LOGITS;
+pub(crate) use fills::Fills;
 pub(crate) use gate::Gate;
 pub(crate) use in_process::Prepared;
 pub use staged::Staged;
@@ -63,17 +66,19 @@ impl Agent {
         let engine = self.engines().get(name)?;
         must_take_state(&engine)?;
         // Until the tokens are known, any request may match.
-        let expected = (!engine.serves(Verb::Allocate)).then(|| self.staged().expect(name));
+        let expected = (!engine.serves(Verb::Allocate)).then(|| Staged::expect(self, name));
         let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, request).await?;
         let mut done = if engine.serves(Verb::Allocate) {
             drop(expected);
             let _taken = engine.take("a restore")?;
             let values = prove::states(self.store(), &plan).await?;
-            self.write_sequence(&engine, &documents, &plan, values).await?
+            let done = self.write_sequence(&engine, &documents, &plan, values).await?;
+            engine.count_restore();
+            done
         } else {
-            self.staged().stage(self, &engine, Arc::clone(&documents), &plan, expected).await?
+            // It counts when a request takes it.
+            Staged::stage(self, &engine, Arc::clone(&documents), &plan, expected).await?
         };
-        engine.count_restore();
         done.bytes_pulled = bytes_pulled;
         done.total_seconds = started.elapsed().as_secs_f64();
         Ok(done)
@@ -98,7 +103,8 @@ impl Agent {
         let allocation = engine.allocate(what).await?;
         let (sequence, blocks) = (allocation.sequence().to_owned(), allocation.blocks().clone());
         let gate = Gate::new(allocation);
-        let bytes_written = fill(self, engine, documents, 0..engine.world(), &blocks, None, &gate).await?;
+        let into = Destination { ranks: 0..engine.world(), blocks: &blocks, kept: 0, after: None };
+        let bytes_written = fill(self, engine, documents, into, &gate).await?;
         let oracle = oracle::check(engine, &sequence, documents.oracle.as_ref()).await?;
         let allocation = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let sequence = allocation.activate().await?;
@@ -115,23 +121,39 @@ struct Fitting {
     bytes_pulled: u64,
 }
 
-/// Writes the snapshot's pages of these ranks into blocks, and verifies them in place. Returns the
-/// bytes written.
+/// Blocks of an engine for a snapshot.
+struct Destination<'a> {
+    ranks: Range<u32>,
+    /// By group and column.
+    blocks: &'a BTreeMap<String, Vec<u32>>,
+    /// Tokens that the engine had. Blocks with these alone are compared and not written.
+    kept: u64,
+    /// A CUDA IPC event that writes wait for.
+    after: Option<[u8; 64]>,
+}
+
+/// Writes the snapshot's pages into blocks, and verifies them in place. Returns the bytes written.
 async fn fill<T: Send + 'static>(
     agent: &Agent,
     engine: &Engine,
     documents: &Documents,
-    ranks: Range<u32>,
-    blocks: &BTreeMap<String, Vec<u32>>,
-    after: Option<[u8; 64]>,
+    Destination { ranks, blocks, kept, after }: Destination<'_>,
     gate: &Gate<T>,
 ) -> Result<u64> {
     // The engine may have reconnected with other memory since the snapshot was verified.
     let plan = Plan::make(engine, documents)?;
+    if kept >= plan.boundary {
+        return Err(Error::Invalid(format!("the engine keeps {kept} tokens, the state is at {}", plan.boundary)));
+    }
     engine.check_blocks(plan.boundary, blocks)?;
-    let mut places = place::Places::of(engine, &plan, ranks, blocks);
+    let (mut places, shared) = place::Places::of(engine, &plan, ranks, blocks).split(kept);
     gate.claim(agent.staged().claims(), &places)?;
     let written = write::write(agent, &mut places, after, gate).await?;
+    // Writing has waited for the engine's event, so its own blocks are at rest too.
+    live::check(agent, &Arc::new(shared)).await.map_err(|error| match error {
+        Error::Live { what, .. } => Error::Kept { what },
+        other => other,
+    })?;
     live::check(agent, &Arc::new(places)).await?;
     Ok(written)
 }

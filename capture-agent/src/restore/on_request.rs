@@ -1,15 +1,25 @@
-//! Engines that ask for state when a request comes: `match`, `fill` on each rank, `abandon`.
+//! Engines that ask for state when a request comes: `match`, `fill` on each rank, `abandon`, and
+//! what became of it.
 
+use super::Destination;
+use super::fits::Asked;
 use super::gate::Gate;
+use super::staged::{self, Staged};
 use crate::Agent;
 use crate::engines::{Answers, Engine};
-use crate::error::{Error, Result, cuda_handle};
+use crate::error::{Error, Result, blocking, cuda_handle};
+use crate::memory::MemoryError;
 use crate::metrics as names;
-use pfr_schema::engine::{Fill, Match, Matched, ToAgent, Verb};
+use pfr_schema::engine::{Abandon, Fill, Matched, Report, ToAgent, Verb};
 use serde_json::{Value, json};
 
 #[async_trait::async_trait]
 impl Answers for Agent {
+    /// The engine learns what lies ready for it: its requests ask for nothing else.
+    fn joined(&self, engine: &str) {
+        staged::tell_soon(self, engine);
+    }
+
     /// [`Error::NotServed`] for an engine that did not say that it asks. [`Error::Invalid`] for a
     /// restore that is not kept ready. A failed `fill` means that its blocks must not be used; the
     /// state is not offered again.
@@ -24,28 +34,69 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
     }
     match call {
         ToAgent::Register(_) => Err(Error::Invalid("a connection registers one member".into())),
-        ToAgent::Match(request) => Ok(json!(find(agent, engine, &request))),
+        ToAgent::Match(request) => Ok(json!(find(agent, engine, &Asked::Tokens(request)))),
+        ToAgent::MatchKeys(request) => {
+            request.check().map_err(Error::Invalid)?;
+            Ok(json!(find(agent, engine, &Asked::Keys(request))))
+        }
         ToAgent::Fill(request) => {
             let filled = fill(agent, engine, rank, &request).await;
             let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |()| "ok");
             metrics::counter!(names::FILLS, "outcome" => outcome).increment(1);
             if let Err(error) = &filled {
                 tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "fill failed");
-                agent.staged().forget(&request.restore);
+                // Other bytes in the engine's own blocks say nothing against the state.
+                if !matches!(error, Error::Kept { .. }) {
+                    Staged::forget(agent, engine.name(), &request.restore);
+                }
+            } else if rank == 0 {
+                engine.count_restore();
             }
             filled.map(|()| json!({}))
         }
-        // A match reserves nothing: the state stays for the next request.
-        ToAgent::Abandon(_) => Ok(json!({})),
+        ToAgent::Abandon(request) => abandon(engine, &request).await,
+        ToAgent::Report(report) => {
+            count(agent, engine, &report);
+            Ok(json!({}))
+        }
     }
 }
 
-fn find(agent: &Agent, engine: &Engine, request: &Match) -> Matched {
+/// A match reserves nothing: the state stays for the next request. The answer to the end of a fill
+/// comes when nothing writes into its blocks any more: then the engine may use them.
+async fn abandon(engine: &Engine, request: &Abandon) -> Result<Value> {
+    if let Some(fill) = &request.fill {
+        let running = engine.fills().give_up(fill);
+        tracing::info!(engine = engine.name(), restore = request.restore, fill, copies = running.len(), "fill given up by the engine");
+        let wait = move || {
+            running.iter().for_each(|fill| fill.close_and_wait());
+            Ok::<_, MemoryError>(())
+        };
+        blocking("waiting for copies", wait).await?;
+    }
+    Ok(json!({}))
+}
+
+fn count(agent: &Agent, engine: &Engine, report: &Report) {
+    agent.staged().count(engine.name(), report);
+    for outcome in &report.outcomes {
+        metrics::counter!(names::TAKINGS, "what" => outcome.what.name()).increment(outcome.count);
+        if !outcome.what.is_taken() {
+            let (restore, what) = (outcome.restore.as_deref().unwrap_or("-"), outcome.what.name());
+            tracing::warn!(engine = engine.name(), restore, what, requests = outcome.count, "state that lay ready was not taken");
+        }
+    }
+}
+
+fn find(agent: &Agent, engine: &Engine, request: &Asked) -> Matched {
     let matched = agent.staged().find(engine, request);
     let answer = match &matched {
         Matched::Ready { .. } => "ready",
         Matched::Later {} => "later",
-        Matched::None { .. } => "none",
+        Matched::None { reason } => {
+            tracing::debug!(engine = engine.name(), reason, "no state for a request");
+            "none"
+        }
     };
     metrics::counter!(names::MATCHES, "answer" => answer).increment(1);
     matched
@@ -55,7 +106,11 @@ async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Resu
     let documents = agent.staged().get(engine, &request.restore)?;
     let invalid = || Error::Invalid("after: expected 128 hex digits".into());
     let after = request.after.as_deref().map(|hex| cuda_handle(hex).ok_or_else(invalid)).transpose()?;
-    // The engine keeps the blocks until it has the answer, so the gate owns nothing.
-    super::fill(agent, engine, &documents, rank..rank + 1, &request.blocks, after, &Gate::new(())).await?;
+    // The engine keeps the blocks until it has this answer, or that to the end of the fill. So the
+    // gate owns nothing.
+    let gate = Gate::new(());
+    engine.fills().begin(request.fill.as_deref(), rank, gate.handle())?;
+    let into = Destination { ranks: rank..rank + 1, blocks: &request.blocks, kept: request.kept, after };
+    super::fill(agent, engine, &documents, into, &gate).await?;
     Ok(())
 }

@@ -18,6 +18,8 @@ pub(super) struct Place {
     pub page: Page,
     rank: u32,
     of: Of,
+    /// Tokens of the prefix at the end of its column; none for a state, which has no column.
+    ends: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -30,7 +32,7 @@ impl Place {
     /// Of a component of a page: group, column, component.
     pub fn page(digest: Digest, memory: Arc<dyn PageMemory>, page: Page, rank: u32, of: (Arc<str>, u64, usize)) -> Self {
         let (group, column, component) = of;
-        Self { digest, memory, page, rank, of: Of::Page { group, column, component } }
+        Self { digest, memory, page, rank, of: Of::Page { group, column, component }, ends: None }
     }
 
     /// The tensor, if it is one.
@@ -82,7 +84,9 @@ impl Places {
             for (column, digests) in columns.clone().zip(digests.chunks_exact(components)) {
                 for (component, digest) in digests.iter().enumerate() {
                     let (memory, page) = group.page(component, blocks[column as usize]);
-                    places.0.push(Place::page(*digest, memory, page, *rank, (Arc::clone(&name), column, component)));
+                    let ends = Some((column + 1) * u64::from(group.layout.block_tokens));
+                    let place = Place::page(*digest, memory, page, *rank, (Arc::clone(&name), column, component));
+                    places.0.push(Place { ends, ..place });
                 }
             }
         }
@@ -90,8 +94,14 @@ impl Places {
             let Some((group, blocks)) = find(*rank, name) else { continue };
             let (memory, page) = group.state(state, blocks[0]);
             let of = Of::State { tensor: Box::new(tensor.clone()), convert: convert.clone() };
-            places.0.push(Place { digest: tensor.payload_hash, memory, page, rank: *rank, of });
+            places.0.push(Place { digest: tensor.payload_hash, memory, page, rank: *rank, of, ends: None });
         }
         places
+    }
+
+    /// The places to write, and those that hold only the first `kept` tokens.
+    pub fn split(self, kept: u64) -> (Self, Self) {
+        let (shared, own) = self.0.into_iter().partition(|place| place.ends.is_some_and(|ends| ends <= kept));
+        (Self(own), Self(shared))
     }
 }

@@ -1,6 +1,7 @@
 //! Snapshots that are verified and wait for a request with their tokens.
 
 use super::documents::Documents;
+use super::fits::{self, Asked};
 use super::gate::Claims;
 use super::plan::Plan;
 use super::{prove, report};
@@ -8,21 +9,34 @@ use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
-use pfr_schema::agent::RestoreReport;
-use pfr_schema::engine::{Match, Matched};
+use pfr_schema::agent::{RestoreReport, StagedInfo};
+use pfr_schema::engine::{Matched, Report, StagedStates, Taking, ToEngine, Verb};
+use pfr_schema::{Digest, prefix};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Entries at a time; the oldest goes first.
 const MAX: usize = 64;
+/// How long a restore waits until the engine knows that it may ask.
+const TELL: Duration = Duration::from_secs(2);
 
 /// Snapshots that wait for a request with their tokens.
 #[derive(Debug, Default)]
 pub struct Staged {
-    entries: Mutex<Vec<Entry>>,
-    /// Number of snapshots by engine that are being pulled and are not entries yet.
-    expected: Mutex<BTreeMap<String, usize>>,
+    state: Mutex<State>,
     claims: Arc<Claims>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: Vec<Entry>,
+    /// Number of snapshots by engine that are being pulled and are not entries yet.
+    expected: BTreeMap<String, usize>,
+    /// Number of changes of the above.
+    version: u64,
+    /// What engines reported of requests that came to no match.
+    unmatched: BTreeMap<String, BTreeMap<Taking, u64>>,
 }
 
 #[derive(Clone, Debug)]
@@ -31,8 +45,11 @@ struct Entry {
     engine: String,
     documents: Arc<Documents>,
     plan: Arc<Plan>,
+    /// Keys of shorter prefixes, so that a reason can say where two prefixes part.
+    rungs: Vec<(u64, Digest)>,
     /// Whether all of it is verified.
     proven: bool,
+    outcomes: BTreeMap<Taking, u64>,
 }
 
 impl Staged {
@@ -42,135 +59,177 @@ impl Staged {
     }
 
     /// While the guard lives, a snapshot with unknown tokens is being pulled for the engine.
-    pub(super) fn expect(&self, engine: &str) -> Expected<'_> {
-        *self.expected.lock().entry(engine.into()).or_default() += 1;
-        Expected { staged: self, engine: engine.into() }
+    pub(super) fn expect(agent: &Agent, engine: &str) -> Expected {
+        agent.staged().change(|state| *state.expected.entry(engine.into()).or_default() += 1);
+        tell_soon(agent, engine);
+        Expected { agent: agent.clone(), engine: engine.into() }
     }
 
-    /// Verifies a snapshot and keeps it ready for requests.
+    /// Verifies a snapshot and keeps it ready for requests. The engine knows it when this returns.
     pub(super) async fn stage(
-        &self,
         agent: &Agent,
         engine: &Engine,
         documents: Arc<Documents>,
         plan: &Arc<Plan>,
-        expected: Option<Expected<'_>>,
+        expected: Option<Expected>,
     ) -> Result<RestoreReport> {
-        let id = uuid::Uuid::now_v7().to_string();
-        let digest = documents.digest;
-        let entry = Entry { id: id.clone(), engine: engine.name().into(), documents, plan: Arc::clone(plan), proven: false };
-        self.add(agent, entry);
+        let (id, digest) = (uuid::Uuid::now_v7().to_string(), documents.digest);
+        let computed = &plan.tokens[..usize::try_from(plan.boundary).unwrap_or(usize::MAX).min(plan.tokens.len())];
+        let rungs = prefix::rungs(&engine.fingerprint(), &plan.key.salt, plan.key.adapter.as_deref(), computed);
+        let (name, plan) = (engine.name().to_owned(), Arc::clone(plan));
+        let outcomes = BTreeMap::new();
+        let entry = Entry { id: id.clone(), engine: name, documents, plan: Arc::clone(&plan), rungs, proven: false, outcomes };
+        agent.staged().add(agent, entry);
         drop(expected);
         // The end of this future ends the entry, in any case.
-        let mut unproven = Unproven { staged: self, id: Some(id) };
-        let values = prove::all(agent.store(), plan).await?;
+        let mut unproven = Unproven { agent, engine: engine.name(), id: Some(id) };
+        let values = prove::all(agent.store(), &plan).await?;
         if let Some(id) = unproven.id.take() {
-            self.entries.lock().iter_mut().filter(|entry| entry.id == id).for_each(|entry| entry.proven = true);
+            agent.staged().change(|state| state.entries.iter_mut().filter(|entry| entry.id == id).for_each(|entry| entry.proven = true));
         }
-        Ok(report(engine, digest, plan, values))
+        tell(agent, engine.name()).await;
+        Ok(report(engine, digest, &plan, values))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock();
+        change(&mut state);
+        state.version += 1;
     }
 
     fn add(&self, agent: &Agent, entry: Entry) {
         let here: HashSet<String> = agent.engines().list().into_iter().map(|info| info.engine).collect();
-        let mut entries = self.entries.lock();
-        // Drop entries of engines that left, and the entry of the same snapshot, which this one
-        // replaces.
-        entries.retain(|other| {
-            here.contains(&other.engine)
-                && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven)
+        self.change(|state| {
+            // Drop entries of engines that left, and the entry of the same snapshot, which this one
+            // replaces.
+            state.entries.retain(|other| {
+                here.contains(&other.engine)
+                    && !(other.engine == entry.engine && other.documents.digest == entry.documents.digest && other.proven)
+            });
+            state.unmatched.retain(|engine, _| here.contains(engine));
+            if state.entries.len() == MAX {
+                state.entries.remove(0);
+            }
+            state.entries.push(entry);
         });
-        if entries.len() == MAX {
-            entries.remove(0);
-        }
-        entries.push(entry);
     }
 
     /// The deepest state for a request.
-    pub(super) fn find(&self, engine: &Engine, request: &Match) -> Matched {
-        // Read this first: a snapshot leaves it only after it became an entry.
-        let is_expected = self.expected.lock().contains_key(engine.name());
-        let entries = self.entries.lock();
+    pub(super) fn find(&self, engine: &Engine, request: &Asked) -> Matched {
+        let state = self.state.lock();
         let (mut best, mut reason): (Option<&Entry>, Option<(u64, String)>) = (None, None);
-        for entry in entries.iter().filter(|entry| entry.engine == engine.name()) {
-            match fits(&entry.plan, request) {
-                Ok(()) if best.is_none_or(|best| best.plan.boundary < entry.plan.boundary) => best = Some(entry),
-                Ok(()) => {}
+        let mut is_unknown = false;
+        for entry in state.entries.iter().filter(|entry| entry.engine == engine.name()) {
+            match fits::fits(&entry.plan, &entry.rungs, request) {
+                fits::Fit::Fits if best.is_none_or(|best| best.plan.boundary < entry.plan.boundary) => best = Some(entry),
+                fits::Fit::Fits => {}
+                fits::Fit::NotAsked => is_unknown = true,
                 // Report the reason of the entry that matches most tokens.
-                Err((near, why)) if reason.as_ref().is_none_or(|(other, _)| *other <= near) => reason = Some((near, why)),
-                Err(_) => {}
+                fits::Fit::Not(near, why) if reason.as_ref().is_none_or(|(other, _)| *other <= near) => reason = Some((near, why)),
+                fits::Fit::Not(..) => {}
             }
         }
         match best {
             Some(entry) if entry.proven => Matched::Ready { boundary: entry.plan.boundary, restore: entry.id.clone() },
             Some(_) => Matched::Later {},
-            None if is_expected => Matched::Later {},
+            None if is_unknown || state.expected.contains_key(engine.name()) => Matched::Later {},
             None => Matched::None { reason: reason.map_or_else(|| "nothing is kept ready for this engine".into(), |(_, why)| why) },
         }
     }
 
     pub(super) fn get(&self, engine: &Engine, id: &str) -> Result<Arc<Documents>> {
-        let entries = self.entries.lock();
-        let entry = entries.iter().find(|entry| entry.id == id && entry.engine == engine.name() && entry.proven);
+        let state = self.state.lock();
+        let entry = state.entries.iter().find(|entry| entry.id == id && entry.engine == engine.name() && entry.proven);
         entry.map(|entry| Arc::clone(&entry.documents)).ok_or_else(|| Error::Invalid(format!("no restore {id:?} is kept ready")))
     }
 
-    pub(super) fn forget(&self, id: &str) {
-        self.entries.lock().retain(|entry| entry.id != id);
+    /// Drops an entry, and tells the engine.
+    pub(super) fn forget(agent: &Agent, engine: &str, id: &str) {
+        agent.staged().change(|state| state.entries.retain(|entry| entry.id != id));
+        tell_soon(agent, engine);
+    }
+
+    /// Counts what an engine reports.
+    pub(super) fn count(&self, engine: &str, report: &Report) {
+        let mut state = self.state.lock();
+        for outcome in &report.outcomes {
+            let entry = outcome.restore.as_ref().and_then(|id| state.entries.iter().position(|e| e.id == *id && e.engine == engine));
+            let counts = match entry {
+                Some(at) => &mut state.entries[at].outcomes,
+                None => state.unmatched.entry(engine.into()).or_default(),
+            };
+            let count = counts.entry(outcome.what).or_default();
+            *count = count.saturating_add(outcome.count);
+        }
+    }
+
+    /// What lies ready for an engine, and what became of the requests that it was ready for.
+    #[must_use]
+    pub fn info(&self, engine: &str) -> (Vec<StagedInfo>, BTreeMap<Taking, u64>) {
+        let state = self.state.lock();
+        let of = state.entries.iter().filter(|entry| entry.engine == engine);
+        let infos = of.map(|entry| StagedInfo {
+            restore: entry.id.clone(),
+            digest: entry.documents.digest,
+            boundary: entry.plan.boundary,
+            ready: entry.proven,
+            outcomes: entry.outcomes.clone(),
+        });
+        (infos.collect(), state.unmatched.get(engine).cloned().unwrap_or_default())
+    }
+
+    fn states(&self, engine: &str) -> StagedStates {
+        let state = self.state.lock();
+        let mut boundaries: Vec<u64> = state.entries.iter().filter(|e| e.engine == engine).map(|e| e.plan.boundary).collect();
+        boundaries.sort_unstable();
+        boundaries.dedup();
+        StagedStates { version: state.version, boundaries, expected: state.expected.contains_key(engine) }
     }
 }
 
-/// Checks that the state belongs to the prefix of the request. The error has the number of equal
-/// tokens, and the reason.
-fn fits(plan: &Plan, request: &Match) -> std::result::Result<(), (u64, String)> {
-    let Plan { boundary, key, tokens, .. } = plan;
-    if key.salt != request.salt || key.adapter != request.adapter {
-        return Err((0, format!("the prefix key does not hold: salt or adapter of the state at {boundary} are not the request's")));
-    }
-    let computed = tokens.iter().take(usize::try_from(*boundary).unwrap_or(usize::MAX));
-    let agree = computed.zip(&request.tokens).take_while(|(a, b)| a == b).count() as u64;
-    let length = request.tokens.len() as u64;
-    if agree < *boundary {
-        let why = if agree == length {
-            format!("the state is at {boundary} tokens, the request has {length}")
-        } else {
-            format!("the prefix key does not hold: token {agree} differs from that of the state at {boundary}")
-        };
-        return Err((agree, why));
-    }
-    if length == *boundary {
-        return Err((agree, format!("the state is at {boundary} tokens, the request has no more: no token is left to compute")));
-    }
-    if *boundary <= request.computed {
-        return Err((agree, format!("the engine has state for {} tokens already, kept ready is {boundary}", request.computed)));
-    }
-    Ok(())
+/// Tells the engine what lies ready for it. Waits for its answer, but not for long: an engine that
+/// is not told asks for nothing, and that is all.
+pub(super) async fn tell(agent: &Agent, engine: &str) {
+    // An engine that is not complete is told when its last member joins.
+    let Ok(engine) = agent.engines().get(engine) else { return };
+    let call = ToEngine::Staged(agent.staged().states(engine.name()));
+    engine.tell(Verb::Request, call, TELL).await;
+}
+
+/// The same in a task of its own.
+pub(super) fn tell_soon(agent: &Agent, engine: &str) {
+    // A guard may be dropped while the runtime ends: then there is no engine to tell.
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let (agent, engine) = (agent.clone(), engine.to_owned());
+    runtime.spawn(async move { tell(&agent, &engine).await });
 }
 
 /// A snapshot is being pulled for an engine.
-pub(super) struct Expected<'a> {
-    staged: &'a Staged,
+pub(super) struct Expected {
+    agent: Agent,
     engine: String,
 }
 
-impl Drop for Expected<'_> {
+impl Drop for Expected {
     fn drop(&mut self) {
-        let mut expected = self.staged.expected.lock();
-        match expected.get_mut(&self.engine) {
+        self.agent.staged().change(|state| match state.expected.get_mut(&self.engine) {
             Some(more) if *more > 1 => *more -= 1,
-            _ => drop(expected.remove(&self.engine)),
-        }
+            _ => drop(state.expected.remove(&self.engine)),
+        });
+        tell_soon(&self.agent, &self.engine);
     }
 }
 
 struct Unproven<'a> {
-    staged: &'a Staged,
+    agent: &'a Agent,
+    engine: &'a str,
     id: Option<String>,
 }
 
 impl Drop for Unproven<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.staged.forget(&id);
+            Staged::forget(self.agent, self.engine, &id);
         }
     }
 }

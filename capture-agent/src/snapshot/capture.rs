@@ -43,6 +43,11 @@ impl BlockGuard {
         if let Self::Given(pin) = self { pin.clone() } else { SharedPin::default() }
     }
 
+    /// Waits for `work` while the blocks are guaranteed: a paused engine goes on by itself.
+    pub async fn within<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        if let Self::Paused(pause) = self { pause.within(work).await } else { work.await }
+    }
+
     /// Releases the blocks; returns how long the engine was paused.
     pub async fn release(self) -> Result<Duration> {
         match self {
@@ -60,7 +65,7 @@ pub(super) async fn capture(engine: &Engine, request: &SnapshotRequest) -> Resul
     let sequence = pause.sequence(request.sequence.as_deref()).await?;
     require_state(engine, &sequence)?;
     let exactness = exactness(engine, &sequence, request.exact)?;
-    let inventory = set_aside(Inventory::of(engine, &sequence), SharedPin::default()).await?;
+    let inventory = pause.within(set_aside(Inventory::of(engine, &sequence), SharedPin::default())).await?;
     let guard = match pause.pin(&sequence.id).await? {
         Some(pin) => BlockGuard::Pinned { _pin: pin, paused: pause.resume().await? },
         None => BlockGuard::Paused(pause),

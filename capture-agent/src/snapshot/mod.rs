@@ -140,7 +140,7 @@ impl Agent {
         let top = request.oracle.unwrap_or(ORACLE_TOP);
         // A running engine computes the next step while pages are copied.
         let early = guard.runs().then(|| Logits::ask(engine, &capture, top));
-        let copied = copy::copy(self, session, &capture.inventory, guard.shared_pin()).await?;
+        let copied = guard.within(copy::copy(self, session, &capture.inventory, guard.shared_pin())).await?;
         let paused = guard.release().await?;
         let logits = early.unwrap_or_else(|| Logits::ask(engine, &capture, top));
 

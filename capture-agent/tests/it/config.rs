@@ -64,6 +64,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("ring-byte = 5", "ring-byte"),
         ("ring-bytes = 0", "ring-bytes"),
         ("engine-timeout = 0", "engine-timeout"),
+        ("pause-limit = 0", "pause-limit"),
         ("metrics-listen = \"0.0.0.0:1\"", "loopback"),
         ("registry = \"ftp://x\"", "ftp://x"),
         ("socket = \"/a\"\nengine-socket = \"/a\"", "engine-socket"),

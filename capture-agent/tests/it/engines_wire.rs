@@ -6,7 +6,7 @@ use crate::common::layout::Spec;
 use crate::common::{Host, host, host_with, until};
 use pfr_agent::{Agent, Error};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
-use pfr_schema::engine::{MAX_MESSAGE, Registered};
+use pfr_schema::engine::{MAX_MESSAGE, MatchKeys, Registered, binary};
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -104,6 +104,28 @@ async fn a_paused_engine_whose_pause_is_answered_too_late_is_told_to_go_on() {
     assert!(matches!(running.await.unwrap(), Err(Error::Lost { .. })));
     client.send(&json!({"id": pause["id"], "ok": {}}), &[]).await;
     until("the engine is there still", || !server.host.agent.engines().list().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
+    let server = serve(host().await).await;
+    let mut spec = Spec::hybrid("asks");
+    spec.verbs = vec![pfr_schema::engine::Verb::Request];
+    let (mut client, _core) = member(&server.host.agent, &server.socket, spec, "pf-told").await;
+    let told = client.receive().await.unwrap();
+    assert_eq!((&told["call"], &told["args"]["boundaries"], &told["args"]["expected"]), (&json!("staged"), &json!([]), &json!(false)));
+    client.send(&json!({"id": told["id"], "ok": {}}), &[]).await;
+    let ask = binary::encode(9, &MatchKeys { tokens: 90, ..MatchKeys::default() });
+    let mut framed = (ask.len() as u32).to_le_bytes().to_vec();
+    framed.extend(&ask);
+    client.send_bytes(&framed, &[]).await;
+    let answer = client.receive().await.unwrap();
+    assert_eq!((&answer["id"], &answer["ok"]["match"]), (&json!(9), &json!("none")), "{answer}");
+    // A key is announced and does not come: this connection ends.
+    let at = framed.len() - 4;
+    framed[at] = 1;
+    client.send_bytes(&framed, &[]).await;
+    assert_eq!(client.receive().await, None);
 }
 
 #[tokio::test]

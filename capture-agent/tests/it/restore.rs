@@ -8,13 +8,15 @@ use crate::common::{Host, host, until};
 use pfr_agent::engines::Answers as _;
 use pfr_schema::agent::{Push, RestoreReport, RestoreRequest, SnapshotRequest};
 use pfr_schema::checkpoint::{Checkpoint, Dtype};
-use pfr_schema::engine::{Abandon, Fill, Match, Matched, Oracle, ToAgent, Verb};
+use pfr_schema::engine::{Abandon, Fill, Match, MatchKeys, Matched, Oracle, Outcome, Report, Taking, ToAgent, Verb};
 use pfr_schema::frame::end_mark;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, GroupKind, PageTree};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type, prefix};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 fn tokens(count: u32) -> Vec<u32> {
     (0..count).map(|i| i * 7 + 3).collect()
@@ -381,16 +383,162 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
     }
     wipe(&asking);
     assert_ne!(asking.content("mine"), expected);
-    let fill = |blocks| ToAgent::Fill(Fill { restore: name.clone(), blocks, after: None });
+    let fill = |blocks| ToAgent::Fill(Fill { restore: name.clone(), blocks, after: None, kept: 0, fill: None });
     host.agent.answer(&handle, 0, fill(blocks.clone())).await.unwrap();
     assert_eq!(asking.content("mine"), expected);
-    host.agent.answer(&handle, 0, ToAgent::Abandon(Abandon { restore: name.clone() })).await.unwrap();
+    host.agent.answer(&handle, 0, ToAgent::Abandon(Abandon { restore: name.clone(), fill: None })).await.unwrap();
 
     // Memory that lies: an error, and the state is not offered again.
     asking.set(Fault::WritesLie);
     let error = host.agent.answer(&handle, 0, fill(blocks)).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::LiveMismatch);
     assert!(matches!(ask(request()).await, Matched::None { .. }));
+}
+
+/// An engine that asks, with a captured snapshot of 61 tokens ready for it: its state is the
+/// content of the other engine.
+struct Asking {
+    host: Host,
+    source: Synthetic,
+    engine: Synthetic,
+    restore: String,
+}
+
+impl Asking {
+    async fn start() -> Self {
+        let host = host().await;
+        let source = Synthetic::start(&host.agent, Spec::hybrid("e"));
+        source.add("s", &tokens(62));
+        capture(&host, "e").await;
+        let mut spec = Spec::hybrid("asks").placed(9, 32);
+        spec.verbs = vec![Verb::Request];
+        let engine = Synthetic::start(&host.agent, spec);
+        restore(&host, "asks", "now").await.unwrap();
+        let mut asking = Self { host, source, engine, restore: String::new() };
+        let matched = asking.ask(asking.keys(&tokens(90))).await;
+        let Matched::Ready { boundary: 61, restore } = matched else { panic!("{matched:?}") };
+        asking.restore = restore;
+        asking
+    }
+
+    async fn call(&self, call: ToAgent) -> Result<serde_json::Value, pfr_agent::Error> {
+        let handle = self.host.agent.engines().get("asks").unwrap();
+        self.host.agent.answer(&handle, 0, call).await
+    }
+
+    async fn ask(&self, call: ToAgent) -> Matched {
+        serde_json::from_value(self.call(call).await.unwrap()).unwrap()
+    }
+
+    /// The question of a request, by the keys at the lengths that the engine was told.
+    fn keys(&self, tokens: &[u32]) -> ToAgent {
+        let boundaries = self.engine.told.lock().last().map_or(vec![], |states| states.boundaries.clone());
+        let fingerprint = pfr_schema::prefix::fingerprint(&self.engine.spec.deployment);
+        let lengths = boundaries.into_iter().filter(|at| (*at as usize) < tokens.len());
+        let keys = lengths.map(|at| (at, pfr_schema::prefix::key(&fingerprint, "", None, &tokens[..at as usize]))).collect();
+        ToAgent::MatchKeys(MatchKeys { tokens: tokens.len() as u64, keys, ..MatchKeys::default() })
+    }
+
+    fn fill(&self, blocks: &BTreeMap<String, Vec<u32>>, kept: u64, fill: &str) -> ToAgent {
+        ToAgent::Fill(Fill { restore: self.restore.clone(), blocks: blocks.clone(), after: None, kept, fill: Some(fill.into()) })
+    }
+}
+
+#[tokio::test]
+async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_keys() {
+    let asking = Asking::start().await;
+    let told = asking.engine.told.lock().clone();
+    assert_eq!(told.last().map(|states| (states.boundaries.clone(), states.expected)), Some((vec![61], false)));
+    assert!(told.windows(2).all(|two| two[0].version <= two[1].version), "{told:?}");
+    let mut other = tokens(90);
+    other[60] += 1;
+    let Matched::None { reason } = asking.ask(asking.keys(&other)).await else { panic!("another token") };
+    assert!(reason.contains("does not hold"), "{reason}");
+    // Asked before the engine knew.
+    let early = ToAgent::MatchKeys(MatchKeys { tokens: 90, ..MatchKeys::default() });
+    assert_eq!(asking.ask(early).await, Matched::Later {});
+    let twice = (16, pfr_schema::Digest::sha256(b"x"));
+    let senseless = ToAgent::MatchKeys(MatchKeys { tokens: 90, keys: vec![twice, twice], ..MatchKeys::default() });
+    assert_eq!(asking.call(senseless).await.unwrap_err().code(), ErrorCode::InvalidRequest);
+
+    // What is not taken is told and kept.
+    let outcome = |restore: Option<&str>, what| Outcome { restore: restore.map(Into::into), what, count: 2 };
+    let outcomes = vec![outcome(Some(&asking.restore), Taking::FillLate), outcome(None, Taking::AgentSilent)];
+    asking.call(ToAgent::Report(Report { outcomes })).await.unwrap();
+    let (staged, unmatched) = asking.host.agent.staged().info("asks");
+    assert_eq!((staged[0].boundary, staged[0].ready, staged[0].outcomes[&Taking::FillLate]), (61, true, 2));
+    assert_eq!(unmatched[&Taking::AgentSilent], 2);
+}
+
+#[tokio::test]
+async fn blocks_that_the_engine_has_are_compared_and_not_written() {
+    let asking = Asking::start().await;
+    let engine = &asking.engine;
+    engine.add("mine", &tokens(62));
+    let blocks = engine.sequence("mine").blocks;
+    let restores = || asking.host.agent.engines().list().into_iter().find(|info| info.engine == "asks").unwrap().restores;
+    assert_eq!(restores(), 0, "ready is not taken");
+    engine.forget_journal();
+    asking.call(asking.fill(&blocks, 32, "a-1")).await.unwrap();
+    assert_eq!(engine.content("mine"), asking.source.content("s"));
+    assert_eq!(restores(), 1);
+    let written = |journal: Vec<Event>| journal.iter().map(|event| if let Event::Write(pages) = event { *pages } else { 0 }).sum::<usize>();
+    let part = written(engine.journal());
+    engine.forget_journal();
+    asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap();
+    let all = written(engine.journal());
+    assert!(0 < part && part < all, "{part} of {all} pages written");
+
+    // A page that the engine computed differently: it is not written, and the state stays ready.
+    wipe(engine);
+    let before = engine.content("mine");
+    let error = asking.call(asking.fill(&blocks, 32, "a-3")).await.unwrap_err();
+    assert!(matches!(error, pfr_agent::Error::Kept { .. }), "{error}");
+    let (name, first) = &before[0];
+    let after = engine.content("mine");
+    let kept = after.iter().filter(|(_, bytes)| bytes.iter().all(|byte| *byte == 0xee)).count();
+    assert!(kept > 0, "the engine's own pages are as they were, {name} had {} bytes", first.len());
+    assert!(matches!(asking.ask(asking.keys(&tokens(90))).await, Matched::Ready { .. }));
+    asking.call(asking.fill(&blocks, 0, "a-4")).await.unwrap();
+    assert_eq!(engine.content("mine"), asking.source.content("s"));
+    // As many tokens as the state has: there is nothing to fill.
+    assert_eq!(asking.call(asking.fill(&blocks, 61, "a-5")).await.unwrap_err().code(), ErrorCode::InvalidRequest);
+}
+
+#[tokio::test]
+async fn an_engine_gets_its_blocks_back_when_no_late_write_can_come() {
+    let asking = Arc::new(Asking::start().await);
+    let engine = &asking.engine;
+    engine.add("mine", &tokens(62));
+    let blocks = engine.sequence("mine").blocks;
+    engine.watch.hold_writes();
+    let filling = tokio::spawn({
+        let (asking, call) = (Arc::clone(&asking), asking.fill(&blocks, 0, "a-1"));
+        async move { asking.call(call).await }
+    });
+    until("it writes", || engine.watch.is_writing()).await;
+    let abandon = |fill: &str| ToAgent::Abandon(Abandon { restore: asking.restore.clone(), fill: Some(fill.into()) });
+    let giving_up = tokio::spawn({
+        let (asking, call) = (Arc::clone(&asking), abandon("a-1"));
+        async move { asking.call(call).await }
+    });
+    // Its gate is closed, and it still waits.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!giving_up.is_finished(), "a write is in flight");
+    engine.watch.release_writes();
+    giving_up.await.unwrap().unwrap();
+    assert!(!engine.watch.is_writing());
+    // All of it was one copy, so it may have ended well.
+    drop(filling.await.unwrap());
+
+    // Given up before it came: the call may lie in the socket of another rank.
+    asking.call(abandon("a-2")).await.unwrap();
+    engine.forget_journal();
+    let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
+    assert!(error.to_string().contains("gave up"), "{error}");
+    assert_eq!(engine.journal(), []);
 }
 
 #[tokio::test]

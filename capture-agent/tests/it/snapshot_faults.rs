@@ -85,6 +85,31 @@ async fn whatever_fails_the_engine_goes_on_and_nothing_appears() {
 }
 
 #[tokio::test]
+async fn a_capture_whose_pause_ended_under_it_is_void() {
+    for (spec, call) in [(Spec::hybrid("e"), "pin"), (Spec::hybrid("e").without(Verb::Pin), "table")] {
+        let host = host().await;
+        // The steps change what is captured, and it is whole: no hash finds them.
+        let engine = Synthetic::start(&host.agent, Spec { steps_on_resume: 3, ..spec });
+        engine.add("s", &tokens(50));
+        fails(&host, &engine, &[Fault::GoesOnAfter(call)], ErrorCode::Timeout).await;
+    }
+}
+
+#[tokio::test]
+async fn an_engine_is_not_kept_paused_longer_than_the_limit() {
+    for without_pins in [false, true] {
+        let host = host_with(|config| config.pause_limit = Duration::from_nanos(1)).await;
+        let spec = Spec::hybrid("e");
+        let engine = Synthetic::start(&host.agent, if without_pins { spec.without(Verb::Pin) } else { spec });
+        engine.add("s", &tokens(50));
+        let error = host.agent.snapshot("e", request()).await.unwrap_err();
+        assert!(matches!(error, Error::PauseEnded { .. }), "{error}");
+        until("the engine goes on", || !engine.is_paused()).await;
+        assert_eq!(snapshots(&host).await, 0);
+    }
+}
+
+#[tokio::test]
 async fn a_state_that_the_store_has_already_is_hashed_again_all_the_same() {
     let host = host().await;
     let engine = Synthetic::start(&host.agent, Spec::hybrid("e"));
@@ -242,7 +267,7 @@ impl PageMemory for Huge {
 impl Link for Huge {
     async fn call(&self, call: ToEngine) -> Result<Value, CallError> {
         if !matches!(call, ToEngine::Table(_)) {
-            return Ok(json!({"pin": 1}));
+            return Ok(json!({"pin": 1, "held": true}));
         }
         let blocks = [("main".to_owned(), (0..HUGE_PAGES).collect())].into();
         let (tokens, boundary) = (vec![1; HUGE_PAGES as usize], u64::from(HUGE_PAGES));

@@ -8,11 +8,12 @@ use crate::cache::SeqId;
 use crate::error::EngineError;
 use pfr_schema::ErrorCode;
 use pfr_schema::engine::{
-    Allocate, Allocated, CallError, Message, Oracle, OracleRequest, Pinned, Sequence as Row, Table, ToAgent, ToEngine, Verb,
+    Allocate, Allocated, CallError, Message, Oracle, OracleRequest, Pinned, Resumed, Sequence as Row, Table, ToAgent, ToEngine, Verb,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::net::Shutdown;
+use std::time::Instant;
 
 type Answer = Result<Value, CallError>;
 
@@ -31,11 +32,12 @@ fn value(answer: &impl Serialize) -> Answer {
 /// The verb that a call belongs to.
 fn verb(call: &ToEngine) -> Verb {
     match call {
-        ToEngine::Pause {} | ToEngine::Resume {} => Verb::Pause,
+        ToEngine::Pause(_) | ToEngine::Resume(_) => Verb::Pause,
         ToEngine::Table(_) => Verb::Table,
         ToEngine::Pin(_) | ToEngine::Unpin(_) => Verb::Pin,
         ToEngine::Oracle(_) => Verb::Oracle,
         ToEngine::Allocate(_) | ToEngine::Activate(_) | ToEngine::Discard(_) => Verb::Allocate,
+        ToEngine::Staged(_) => Verb::Request,
     }
 }
 
@@ -73,7 +75,16 @@ impl Server {
             // The sequence is in the table, so this cannot fail.
             let _ = self.sequences.free(seq);
         }
-        self.resume();
+        if self.pause.stop() {
+            self.resumed();
+        }
+    }
+
+    /// The agent may hang: a pause ends by itself. A later resume says that it did.
+    pub(super) fn go_on_if_due(&mut self) {
+        if self.pause.expire(Instant::now()) {
+            self.resumed();
+        }
     }
 
     fn answer(&mut self, id: u64, answer: Answer) {
@@ -95,24 +106,29 @@ impl Server {
         if !self.options.verbs.contains(&verb) {
             return Some(Err(failure(ErrorCode::EngineBusy, format!("{verb:?} is not served here"))));
         }
-        if !self.paused && matches!(call, ToEngine::Table(_) | ToEngine::Pin(_)) {
+        if !self.pause.is_on() && matches!(call, ToEngine::Table(_) | ToEngine::Pin(_)) {
             return Some(Err(failure(ErrorCode::InvalidRequest, "only while paused")));
         }
         let none = Ok(json!({}));
         Some(match call {
-            ToEngine::Pause {} => {
-                if !std::mem::replace(&mut self.paused, true) {
+            ToEngine::Pause(request) => {
+                if self.pause.begin(request, Instant::now()) {
                     self.sequences.paused();
                     self.say(Line::Paused {});
                 }
                 none
             }
-            ToEngine::Resume {} => {
+            ToEngine::Resume(request) => {
+                let was_on = self.pause.is_on();
+                let held = self.pause.end(&request.pause);
                 // Answer first, since the deferred commands may take long.
-                self.answer(id, none);
-                self.resume();
+                self.answer(id, value(&Resumed { held }));
+                if was_on && !self.pause.is_on() {
+                    self.resumed();
+                }
                 return None;
             }
+            ToEngine::Staged(_) => none,
             ToEngine::Table(request) => self.table(request.sequence.as_deref()),
             ToEngine::Pin(request) => self.pin(&request.sequence),
             ToEngine::Unpin(Pinned { pin }) => match self.pins.remove(&pin) {
@@ -141,10 +157,7 @@ impl Server {
         })
     }
 
-    fn resume(&mut self) {
-        if !std::mem::replace(&mut self.paused, false) {
-            return;
-        }
+    fn resumed(&mut self) {
         self.say(Line::Resumed {});
         for command in std::mem::take(&mut self.held) {
             self.command(command);
@@ -225,7 +238,7 @@ impl Server {
             Some(logits) => logits,
             None if at > request.boundary => return empty(),
             // The step will come.
-            None if self.paused || sequence.job.is_some() => return None,
+            None if self.pause.is_on() || sequence.job.is_some() => return None,
             None if at < request.boundary => return empty(),
             None => match self.sequences.foresee(seq) {
                 Ok(logits) => logits,

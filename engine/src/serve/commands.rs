@@ -12,7 +12,7 @@ impl Server {
     pub(super) fn command(&mut self, command: Command) {
         // These change memory, which must not change during a pause.
         let changes = matches!(command, Command::Open(_) | Command::Append { .. } | Command::Fork(_) | Command::Free(_));
-        if changes && self.paused {
+        if changes && self.pause.is_on() {
             self.held.push_back(command);
             return;
         }

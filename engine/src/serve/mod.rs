@@ -3,6 +3,7 @@
 mod calls;
 mod commands;
 mod lines;
+mod pause;
 mod sequences;
 
 pub use lines::{Command, Line, Named, Prompt, read};
@@ -80,7 +81,7 @@ struct Server {
     sequences: Sequences,
     out: Sender<Line>,
     link: Option<Link>,
-    paused: bool,
+    pause: pause::Pause,
     /// Commands that wait for the end of the pause.
     held: VecDeque<Command>,
     pins: BTreeMap<u64, Pin>,
@@ -120,7 +121,7 @@ where
         sequences: Sequences::new(core),
         out,
         link: None,
-        paused: false,
+        pause: pause::Pause::default(),
         held: VecDeque::new(),
         pins: BTreeMap::new(),
         next_pin: 1,
@@ -193,6 +194,7 @@ impl Server {
         while !self.quit {
             match self.wait(inbox) {
                 Ok(event) => self.event(event),
+                Err(RecvTimeoutError::Timeout) if self.pause.is_on() => self.go_on_if_due(),
                 Err(RecvTimeoutError::Timeout) => self.step(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -200,9 +202,9 @@ impl Server {
         }
     }
 
-    /// The next event; a timeout if a step is due instead.
+    /// The next event; a timeout if a step or the end of a pause is due instead.
     fn wait(&self, inbox: &Receiver<Event>) -> Result<Event, RecvTimeoutError> {
-        let due = if self.paused { None } else { self.sequences.due() };
+        let due = if self.pause.is_on() { self.pause.until() } else { self.sequences.due() };
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
         match left {
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),

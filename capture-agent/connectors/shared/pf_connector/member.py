@@ -1,8 +1,9 @@
 """A member of an engine: one connection to the capture agent, kept by a thread.
 
-The thread registers, reconnects with growing pauses, answers the agent's calls one after another,
-and hands answers to the waiting caller. When the connection ends, `on_lost` runs after the calls
-that had come: an engine that was paused goes on.
+The thread registers, reconnects with growing pauses, and hands answers to the callers that wait. A
+second one answers the agent's calls one after another, a third one writes: no caller waits for an
+agent that does not read. When the connection ends, `on_lost` runs after the calls that had come: an
+engine that was paused goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from .wire import PROTOCOL, Failure, Lost, WireError, receive, send
+from .outbox import MAX_ANSWERS, Outbox
+from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode, receive, send
 
 log = logging.getLogger("pf_connector")
 
@@ -56,10 +58,14 @@ class Member:
         self._descriptors = [os.dup(fd) for fd in descriptors]
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._sending = threading.Lock()
         self._socket: socket.socket | None = None
+        self._outbox: Outbox | None = None
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._next = 1
+        self.fingerprint = b""
+        """The digest of the engine configuration, as the agent computed it."""
+        self.dropped = 0
+        """Number of calls that were not sent, because too much waited."""
         self._registered = threading.Event()
         self._closed = threading.Event()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -85,25 +91,35 @@ class Member:
         return self._registered.wait(timeout)
 
     def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Makes a call. The future's exception is a `Failure`; `Lost` if there is no connection."""
+        """Makes a call and never waits. The future's exception is a `Failure`; `Lost` if there is no connection, `Full` if too much
+        waits to be sent."""
+        return self.submit_encoded(lambda number: encode({"id": number, "call": call, "args": args}))
+
+    def submit_encoded(self, message: Callable[[int], bytes]) -> Future[dict[str, Any]]:
+        """The same with a function that makes the message of the call's number."""
         future: Future[dict[str, Any]] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
-            sock = self._socket if self._registered.is_set() else None
-            if sock is not None:
+            outbox = self._outbox if self._registered.is_set() else None
+            if outbox is not None:
                 number = self._next
                 self._next += 1
                 self._open[number] = future
-        if sock is None:
+        if outbox is None:
             future.set_exception(Lost())
             return future
+        refusal: Failure | None = None
         try:
-            self._send(sock, {"id": number, "call": call, "args": args})
-        except (OSError, WireError) as error:
+            if not outbox.put(message(number)):
+                refusal = Full()
+        except WireError as error:
+            refusal = Lost(str(error))
+        if refusal is not None:
             with self._lock:
                 mine = self._open.pop(number, None)
+                self.dropped += isinstance(refusal, Full)
             if mine is not None:
-                mine.set_exception(Lost(str(error)))
+                mine.set_exception(refusal)
         return future
 
     def call(self, call: str, args: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
@@ -131,10 +147,6 @@ class Member:
             os.close(fd)
         self._descriptors = []
 
-    def _send(self, sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        with self._sending:
-            send(sock, message, descriptors)
-
     def _connect_forever(self) -> None:
         pause, said = _FIRST_PAUSE, ""
         while not self._closed.is_set():
@@ -158,18 +170,28 @@ class Member:
             try:
                 if self._closed.is_set():
                     return 0.0
-                self._send(sock, {"id": 0, "call": "register", "args": registration}, self._descriptors)
+                send(sock, {"id": 0, "call": "register", "args": registration}, self._descriptors)
                 answer = receive(sock)
                 if answer is None:
                     raise WireError("the connection ended before the registration was answered")
                 if "error" in answer:
                     raise _failure(answer["error"])
-                self._registered.set()
+                self._take_in(sock, answer.get("ok") or {})
                 log.info("registered %s with the capture agent", self._registration["member"])
                 self._read(sock)
             finally:
                 self._forget(sock)
         return _FIRST_PAUSE
+
+    def _take_in(self, sock: socket.socket, answer: dict[str, Any]) -> None:
+        try:
+            fingerprint = bytes.fromhex(str(answer.get("fingerprint", "")).removeprefix("sha256:"))
+        except ValueError as error:
+            raise WireError(f"a fingerprint that is no digest: {error}") from error
+        outbox = Outbox(sock, self._threads[0].name)
+        with self._lock:
+            self.fingerprint, self._outbox = fingerprint, outbox
+            self._registered.set()
 
     def _read(self, sock: socket.socket) -> None:
         while True:
@@ -201,7 +223,11 @@ class Member:
         with self._lock:
             self._registered.clear()
             self._socket = None
+            outbox, self._outbox = self._outbox, None
             lost, self._open = self._open, {}
+        if outbox is not None:
+            outbox.close()
+        _shut(sock)
         for future in lost.values():
             future.set_exception(Lost("the connection to the capture agent ended"))
         if was and self._on_lost is not None:
@@ -227,9 +253,18 @@ class Member:
             log.exception("the agent's call %r", name)
             answer = {"id": number, "error": {"code": "internal", "detail": f"{type(error).__name__}: {error}"}}
         try:
-            self._send(sock, answer)
-        except OSError as error:
-            log.warning("an answer to the capture agent was lost: %s", error)
+            data = encode(answer)
+        except (ValueError, WireError) as error:
+            log.exception("the answer to the agent's call %r", name)
+            data = encode({"id": number, "error": {"code": "internal", "detail": str(error)}})
+        with self._lock:
+            outbox = self._outbox if self._socket is sock else None
+        if outbox is None:
+            log.warning("an answer to the capture agent was lost: the connection has ended")
+        elif not outbox.put(data, MAX_ANSWERS):
+            # It would wait for this answer for ever. A new connection begins anew.
+            log.warning("the capture agent does not read: the connection is ended")
+            _shut(sock)
 
 
 def _failure(error: Any) -> Failure:

@@ -2,8 +2,8 @@
 
 A message is a `u32` little-endian length, then that many bytes of JSON.
 
-File descriptors travel as `SCM_RIGHTS` with a message's first byte. Only the standard library is
-used.
+One call, which is made for every request, has a binary form (`schema/src/engine/binary.rs`). File
+descriptors travel as `SCM_RIGHTS` with a message's first byte. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol."""
 MAX_MESSAGE = 64 << 20
 """Maximum bytes of one message."""
 MAX_DESCRIPTORS = 64
 """Maximum file descriptors with one message."""
 
+MATCH_KEYS = 1
+"""First byte of the binary form of `match-keys`."""
+MAX_TEXT = 1 << 20
+"""Bytes of a salt or an adapter's name in it."""
+
 _LENGTH = struct.Struct("<I")
+_NUMBERS = struct.Struct("<BQQQ")
+_KEY = struct.Struct("<Q32s")
 _STEP = 1 << 20
 
 
@@ -52,6 +59,30 @@ class Lost(Failure):
         super().__init__("engine_lost", detail)
 
 
+class Full(Lost):
+    """The agent does not read what it is sent, and as much waits as may."""
+
+    def __init__(self) -> None:
+        super().__init__("the capture agent does not read")
+
+
+def encode_match_keys(number: int, tokens: int, computed: int, salt: str, adapter: str | None, keys: Sequence[tuple[int, bytes]]) -> bytes:
+    """The call `match-keys` as it is sent. `keys` are ascending prefix lengths with their keys of 32 bytes."""
+    words = [_NUMBERS.pack(MATCH_KEYS, number, tokens, computed), _text(salt)]
+    words += [b"\0"] if adapter is None else [b"\1", _text(adapter)]
+    words.append(_LENGTH.pack(len(keys)))
+    words += [_KEY.pack(length, key) for length, key in keys]
+    body = b"".join(words)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > MAX_TEXT:
+        raise WireError(f"a text of {len(data)} bytes cannot be sent, the limit is {MAX_TEXT}")
+    return _LENGTH.pack(len(data)) + data
+
+
 def encode(message: dict[str, Any]) -> bytes:
     """A message as it is sent."""
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -75,16 +106,26 @@ def send(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int
 
 
 def receive(sock: Source) -> dict[str, Any] | None:
-    """The next message; `None` when the other side has closed between two messages."""
+    """The next message, in JSON; `None` when the other side has closed between two messages."""
+    body = receive_body(sock)
+    return None if body is None else parse(body)
+
+
+def receive_body(sock: Source) -> bytes | None:
+    """The bytes of the next message, without their length; `None` as above."""
     head = _exactly(sock, _LENGTH.size, may_end=True)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX_MESSAGE:
         raise WireError(f"a message of {length} bytes, the limit is {MAX_MESSAGE}")
-    body = _exactly(sock, length)
+    return bytes(_exactly(sock, length) or b"")
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A message of its bytes, in JSON."""
     try:
-        message = json.loads(body or b"")
+        message = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {error}") from error
     if not isinstance(message, dict):

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pf_connector.wire import receive, send
+from pf_connector.wire import MATCH_KEYS, encode, send
 
+FINGERPRINT = "sha256:" + "0" * 64
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
@@ -99,6 +100,9 @@ class Link:
         self._answers: dict[int, dict[str, Any]] = {}
         self._came = threading.Condition()
         self._next = 100
+        self.reading = threading.Event()
+        """Cleared: it reads nothing more and answers nothing, as a stopped process, and its connection stays open."""
+        self.reading.set()
 
     def run(self) -> None:
         """Reads until the connection ends."""
@@ -113,9 +117,10 @@ class Link:
             if self._refuse is not None:
                 send(self._sock, {"id": first["id"], "error": self._refuse})
                 return
-            send(self._sock, {"id": first["id"], "ok": {"agent": "test", "fingerprint": "sha256:" + "0" * 64}})
+            send(self._sock, {"id": first["id"], "ok": {"agent": "test", "fingerprint": FINGERPRINT}})
             self.registered.set()
-            while (message := receive(self._sock)) is not None:
+            while (message := self._receive()) is not None:
+                self.reading.wait()
                 if "call" in message:
                     self._reply(message)
                 else:
@@ -127,16 +132,38 @@ class Link:
         finally:
             self.ended.set()
 
+    def _receive(self) -> dict[str, Any] | None:
+        head = self._exactly(4)
+        if head is None:
+            return None
+        body = self._exactly(struct.unpack("<I", head)[0]) or b""
+        return match_keys(body) if body[0] == MATCH_KEYS else json.loads(body)
+
+    def _exactly(self, length: int) -> bytes | None:
+        data = b""
+        while len(data) < length:
+            self.reading.wait()
+            piece = self._sock.recv(min(length - len(data), 1 << 16))
+            if not piece:
+                return None
+            data += piece
+        return data
+
     def _reply(self, message: dict[str, Any]) -> None:
         answer = self._answer(message["call"], message["args"])
         key = "error" if "code" in answer else "ok"
         send(self._sock, {"id": message["id"], key: answer})
 
-    def call(self, name: str, args: dict[str, Any] | None = None, timeout: float = 10) -> dict[str, Any]:
-        """Calls the engine and waits for the whole answer message."""
+    def call(self, name: str, args: dict[str, Any] | None = None, timeout: float = 10, dribble: bool = False) -> dict[str, Any]:
+        """Calls the engine and waits for the whole answer message. `dribble` sends byte by byte."""
         self._next += 1
         number = self._next
-        send(self._sock, {"id": number, "call": name, "args": args or {}})
+        message = {"id": number, "call": name, "args": args or {}}
+        if dribble:
+            for byte in encode(message):
+                self._sock.sendall(bytes([byte]))
+        else:
+            send(self._sock, message)
         with self._came:
             if not self._came.wait_for(lambda: number in self._answers, timeout):
                 raise TimeoutError(name)
@@ -150,3 +177,25 @@ class Link:
         for fd in self.descriptors:
             os.close(fd)
         self.descriptors = []
+
+
+def match_keys(body: bytes) -> dict[str, Any]:
+    """The call `match-keys` of its bytes, as if it had come in JSON."""
+    number, tokens, computed = struct.unpack_from("<QQQ", body, 1)
+    at = 25
+
+    def text() -> str:
+        nonlocal at
+        (length,) = struct.unpack_from("<I", body, at)
+        at += 4 + length
+        return body[at - length : at].decode()
+
+    args: dict[str, Any] = {"tokens": tokens, "computed": computed, "salt": text()}
+    at += 1
+    if body[at - 1]:
+        args["adapter"] = text()
+    (count,) = struct.unpack_from("<I", body, at)
+    keys = [struct.unpack_from("<Q32s", body, at + 4 + 40 * i) for i in range(count)]
+    assert len(body) == at + 4 + 40 * count, "bytes follow the keys"
+    args["keys"] = {length: key.hex() for length, key in keys}
+    return {"id": number, "call": "match-keys", "args": args}

@@ -7,12 +7,14 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 import unittest
+from hashlib import sha256
 from pathlib import Path
 
 from fake_agent import FakeAgent
 from pf_connector.member import Member
-from pf_connector.wire import MAX_MESSAGE, Failure, Lost, WireError, encode, receive, send
+from pf_connector.wire import MAX_MESSAGE, Failure, Full, Lost, WireError, encode, encode_match_keys, receive, send
 
 REGISTRATION = {"engine": "e", "member": "m", "verbs": ["pause"], "world": 1, "deployment": {"weights": "w", "engine": "e", "backend": "b"}}
 
@@ -56,6 +58,16 @@ class Framing(unittest.TestCase):
         self.a.close()
         self.assertIsNone(receive(self.b))
 
+    def test_the_binary_form_has_the_bytes_that_the_agent_reads(self) -> None:
+        # The tests of schema/src/engine/binary.rs have the same bytes.
+        key = sha256(b"k").digest()
+        found = encode_match_keys(7, 3, 1, "s", None, [(2, key)])
+        numbers = ["0700000000000000", "0300000000000000", "0100000000000000"]
+        body = bytes.fromhex("".join(["01", *numbers, "01000000", "73", "00", "01000000", "0200000000000000", key.hex()]))
+        self.assertEqual(found, struct.pack("<I", len(body)) + body)
+        with self.assertRaises(WireError):
+            encode_match_keys(1, 1, 0, "x" * ((1 << 20) + 1), None, [])
+
     def test_numbers_that_are_no_json_are_not_sent(self) -> None:
         with self.assertRaises(ValueError):
             encode({"x": float("nan")})
@@ -85,7 +97,7 @@ class Connection(unittest.TestCase):
         member = self.member(descriptors=[fd])
         link = agent.link(0)
         self.assertTrue(member.wait_registered(10))
-        self.assertEqual(link.register, {"protocol": 1, **REGISTRATION})
+        self.assertEqual(link.register, {"protocol": 2, **REGISTRATION})
         self.assertEqual(os.pread(link.descriptors[0], 5, 0), b"pages")
 
     def test_both_sides_call_at_once(self) -> None:
@@ -137,6 +149,33 @@ class Connection(unittest.TestCase):
         self.assertTrue(lost.wait(10))
         agent.link(1)
         self.assertTrue(member.wait_registered(10))
+
+    def test_calls_never_wait_for_an_agent_that_does_not_read(self) -> None:
+        agent = self.agent()
+        member = self.member()
+        link = agent.link(0)
+        self.assertTrue(member.wait_registered(10))
+        link.reading.clear()
+        begun = time.monotonic()
+        futures = [member.submit("match", {"tokens": "x" * 100_000}) for _ in range(200)]
+        # Twenty megabytes: a blocking write would stand still after the kernel's few hundred kilobytes.
+        self.assertLess(time.monotonic() - begun, 5)
+        refused = [future for future in futures if future.done()]
+        self.assertTrue(all(isinstance(future.exception(), Full) for future in refused))
+        self.assertEqual(member.dropped, len(refused))
+        self.assertGreater(len(refused), 100)
+        link.reading.set()
+        for future in futures:
+            if future not in refused:
+                self.assertEqual(future.result(10), {})
+        self.assertEqual(member.call("match", {}, 10), {}, "it goes on when the agent does")
+
+    def test_an_agent_that_dribbles_is_understood(self) -> None:
+        agent = self.agent()
+        member = self.member({"table": lambda args: {"sequences": [args]}})
+        link = agent.link(0)
+        self.assertTrue(member.wait_registered(10))
+        self.assertEqual(link.call("table", {"sequence": "a"}, dribble=True)["ok"], {"sequences": [{"sequence": "a"}]})
 
     def test_a_call_in_hand_is_finished_before_the_loss_is_told(self) -> None:
         agent = self.agent()

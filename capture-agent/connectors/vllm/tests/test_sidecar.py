@@ -81,12 +81,12 @@ class Sidecar(unittest.TestCase):
 
     def test_it_says_the_same_deployment_as_the_other_members(self) -> None:
         expected = {"engine": "vllm-0", "member": "control", "verbs": ["pause"], "world": 2, "deployment": DEPLOYMENT}
-        self.assertEqual(self.agent.link(0).register, {"protocol": 1, **expected})
+        self.assertEqual(self.agent.link(0).register, {"protocol": 2, **expected})
 
     def test_requests_are_kept_and_so_are_caches(self) -> None:
         link = self.agent.link(0)
         self.assertEqual(link.call("pause")["ok"], {})
-        self.assertEqual(link.call("resume")["ok"], {})
+        self.assertEqual(link.call("resume")["ok"], {"held": True})
         self.assertEqual(self.posted, ["/pause?mode=keep&clear_cache=false", "/resume"])
 
     def test_a_server_without_these_paths_is_named(self) -> None:

@@ -6,6 +6,7 @@ Needs no vLLM: objects with the same fields stand for vLLM's.
 from __future__ import annotations
 
 import sys
+import time
 import types
 import unittest
 from types import SimpleNamespace
@@ -27,11 +28,16 @@ def _stand_in() -> None:
 
 _stand_in()
 
+from pf_connector.member import Member  # noqa: E402
+from pf_connector.prefix import Chain, root  # noqa: E402
 from pf_connector.vllm import table  # noqa: E402
+from pf_connector.vllm.asking import Limits  # noqa: E402
 from pf_connector.vllm.control import Switch  # noqa: E402
 from pf_connector.vllm.deployment import Identity  # noqa: E402
+from pf_connector.vllm.filling import Load  # noqa: E402
 from pf_connector.vllm.layout import Unsupported, columns, groups  # noqa: E402
 from pf_connector.vllm.scheduler import Scheduler  # noqa: E402
+from pf_connector.vllm.worker import Worker  # noqa: E402
 from pf_connector.wire import Failure  # noqa: E402
 
 DEPLOYMENT = {"weights": "w", "engine": "vllm/0", "backend": "b"}
@@ -127,31 +133,91 @@ class Tables(unittest.TestCase):
         self.assertTrue(one.startswith("t"))
 
 
-class Asking(unittest.TestCase):
+class Pool:
+    """vLLM's blocks, by their users."""
+
+    def __init__(self, count: int = 100) -> None:
+        self.blocks = [SimpleNamespace(block_id=number, users=0, is_null=number == 0) for number in range(count)]
+
+    def touch(self, blocks: Any) -> None:
+        for block in blocks:
+            block.users += 1
+
+    def free_blocks(self, blocks: Any) -> None:
+        for block in blocks:
+            block.users -= 1
+
+    def held(self) -> list[int]:
+        return [block.block_id for block in self.blocks if block.users]
+
+
+BLOCKS = ([0, 0, 9], [1, 2, 3], [0, 0, 6, 7, 8])
+
+
+class Case(unittest.TestCase):
+    """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies ready."""
+
+    limits = Limits(patience=0.3, later=0.5, fill=0.2)
+    deployment: dict[str, Any] = DEPLOYMENT
+
     def setUp(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.answers: dict[str, Any] = {"match": {"match": "ready", "boundary": 40, "restore": "r1"}}
+        self.answers: dict[str, Any] = {"match-keys": {"match": "ready", "boundary": 40, "restore": "r1"}}
         self.agent = FakeAgent.beside(self, self.answer)
-        self.scheduler = Scheduler(Identity("e", self.agent.path, 1, DEPLOYMENT), HYBRID)
+        self.pool = Pool()
+        self.scheduler = Scheduler(Identity("e", self.agent.path, 1, self.deployment), HYBRID, self.limits)
         self.addCleanup(self.scheduler.close)
-        manager = SimpleNamespace(get_block_ids=lambda name: ([0, 0, 9], [1, 2, 3], [4, 5, 6, 7, 8]))
-        self.scheduler.bind(manager)
+        self.scheduler.bind(SimpleNamespace(get_block_ids=lambda name: ([0, 0, 9], [1, 2, 3], [4, 5, 6, 7, 8]), block_pool=self.pool))
         self.link = self.agent.link(0)
         self.assertTrue(self.scheduler.member.wait_registered(10))
+        self.version = 0
+        self.tell(40)
+
+    def tell(self, *boundaries: int, expected: bool = False) -> None:
+        self.version += 1
+        told = self.link.call("staged", {"version": self.version, "boundaries": list(boundaries), "expected": expected})
+        self.assertEqual(told["ok"], {})
 
     def answer(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((call, args))
         return self.answers.get(call, {})
 
-    def settled(self, asked: Any, computed: int = 0) -> int:
-        """Asks like vLLM until there is an answer."""
-        while (found := self.scheduler.matched(asked, computed)) is None:
-            pass
+    def settled(self, asked: Any, computed: int = 0, limit: float = 10) -> int:
+        """As vLLM does: asks once a step until there is an answer."""
+        end = time.monotonic() + limit
+        while (found := self.look(asked, computed)) is None:
+            self.scheduler.step()
+            self.assertLess(time.monotonic(), end, "no answer")
         return found
 
     def calls_of(self, name: str) -> list[dict[str, Any]]:
         return [args for call, args in self.calls if call == name]
 
+    def until(self, holds: Any) -> None:
+        end = time.monotonic() + 10
+        while not holds():
+            self.assertLess(time.monotonic(), end, "waited in vain")
+            time.sleep(0.005)
+
+    def blocks(self) -> tuple[list[Any], ...]:
+        return tuple([self.pool.blocks[number] for number in row] for row in BLOCKS)
+
+    def look(self, one: Any, cached: int) -> int | None:
+        """One look of vLLM at a waiting request of whose tokens `cached` are in its cache; as `Scheduler.schedule` of 0.32."""
+        found = self.scheduler.matched(one, 0 if one.skip_reading_prefix_cache else cached)
+        return 0 if one.skip_reading_prefix_cache else found
+
+    def loaded(self, one: Any, computed: int = 0, external: int | None = None) -> Any:
+        """Offers, allocates, and returns the load."""
+        self.scheduler.add(one)
+        offered = self.settled(one, computed)
+        self.scheduler.allocated(one, self.blocks(), offered if external is None else external)
+        (load,), late = self.scheduler.step()
+        self.assertEqual(late, [])
+        return load
+
+
+class Asking(Case):
     def test_tables_are_served(self) -> None:
         for one in (request(name="a"), request(name="waits", status="WAITING"), request(name="new", computed=0)):
             self.scheduler.add(one)
@@ -169,55 +235,269 @@ class Asking(unittest.TestCase):
         one = request(computed=0, cache_salt="tenant")
         self.assertEqual(self.settled(one), 40)
         self.assertEqual(self.settled(one), 40, "asked again before there were blocks")
-        self.assertEqual(self.calls_of("match"), [{"tokens": list(range(41)), "computed": 0, "salt": "tenant"}])
-        self.scheduler.allocated(one, ([0, 0, 9], [1, 2, 3], [0, 0, 6, 7, 8]), 40)
-        (load,) = self.scheduler.take_loads()
-        self.assertEqual((load.request, load.restore), ("r", "r1"))
+        (asked,) = self.calls_of("match-keys")
+        chain = Chain(root(bytes(32), "tenant", None), list(range(41)))
+        self.assertEqual(asked["keys"], {length: chain.key(length).hex() for length in (16, 32, 40)})
+        self.assertEqual((asked["tokens"], asked["computed"], asked["salt"]), (41, 0, "tenant"))
+        self.scheduler.allocated(one, self.blocks(), 40)
+        (load,), _ = self.scheduler.step()
+        self.assertEqual((load.request, load.restore, load.kept), ("r", "r1", 0))
         self.assertEqual(load.blocks, {"recurrent-0": [9], "full-attention-1": [1, 2, 3], "sliding-window-2": [0, 0, 6, 7, 8]})
-        self.assertEqual(self.scheduler.take_loads(), [])
+        self.assertEqual(self.scheduler.step(), ([], []))
+        self.scheduler.filled("r", False)
+        self.assertEqual(self.scheduler.tally.counts, {"taken": 1})
         self.assertEqual(self.settled(one), 0, "after a load, failed or not, tokens are computed")
+        self.until(lambda: (self.scheduler.step(), self.calls_of("report"))[1])
+        self.assertEqual(self.calls_of("report"), [{"outcomes": [{"what": "taken", "count": 1, "restore": "r1"}]}])
+
+    def test_nothing_is_asked_while_nothing_lies_ready(self) -> None:
+        self.tell()
+        self.assertEqual(self.scheduler.matched(request(), 0), 0)
+        self.tell(41, 90)
+        self.assertEqual(self.scheduler.matched(request(), 0), 0, "what lies ready is longer than the request")
+        self.assertEqual(self.calls_of("match-keys"), [])
 
     def test_no_state_costs_one_question(self) -> None:
         for answer in ({"match": "none", "reason": "-"}, {"code": "internal", "detail": "-"}):
-            self.answers["match"] = answer
+            self.answers["match-keys"] = answer
             one = request(name=str(answer))
             self.assertEqual(self.settled(one), 0)
             self.assertEqual(self.settled(one), 0)
-        self.assertEqual(len(self.calls_of("match")), 2)
+        self.assertEqual(len(self.calls_of("match-keys")), 2)
 
-    def test_state_on_its_way_is_waited_for(self) -> None:
-        self.answers["match"] = {"match": "later"}
+    def test_state_on_its_way_is_asked_for_again_when_the_agent_has_news(self) -> None:
+        self.answers["match-keys"] = {"match": "later"}
         one = request(computed=0)
         self.assertIsNone(self.scheduler.matched(one, 0))
-        self.answers["match"] = {"match": "ready", "boundary": 40, "restore": "r2"}
+        self.until(lambda: len(self.calls_of("match-keys")) == 1)
+        for _ in range(50):
+            self.assertIsNone(self.scheduler.matched(one, 0))
+        self.assertEqual(len(self.calls_of("match-keys")), 1, "asked again without news")
+        self.answers["match-keys"] = {"match": "ready", "boundary": 40, "restore": "r2"}
+        self.tell(40)
         self.assertEqual(self.settled(one), 40)
+        self.assertEqual(len(self.calls_of("match-keys")), 2)
 
-    def test_state_that_ends_where_the_request_ends_is_not_taken(self) -> None:
-        self.assertEqual(self.settled(request(tokens=40, computed=0)), 0)
-
-    def test_shared_blocks_are_not_written(self) -> None:
-        self.assertEqual(self.settled(request(computed=0), computed=16), 0)
-
-    def test_another_length_than_offered_is_not_filled(self) -> None:
-        one = request(computed=0)
-        self.assertEqual(self.settled(one), 40)
+    def test_state_that_does_not_come_is_not_waited_for_for_ever(self) -> None:
+        self.answers["match-keys"] = {"match": "later"}
         with self.assertLogs("pf_connector", "WARNING"):
-            self.scheduler.allocated(one, ([9], [1, 2], [1, 2, 3, 4]), 32)
-        (load,) = self.scheduler.take_loads()
-        self.assertIsNone(load.restore)
-
-    def test_a_request_that_goes_away_gives_its_match_back(self) -> None:
-        one = request(computed=0)
-        self.assertEqual(self.settled(one), 40)
-        self.scheduler.finish(one)
-        # Answered after the abandon: the agent takes calls in order.
-        self.scheduler.member.call("match", {}, 10)
-        self.assertEqual(self.calls_of("abandon"), [{"restore": "r1"}])
+            self.assertEqual(self.settled(request(computed=0)), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1})
 
     def test_what_tokens_do_not_say_is_not_asked_for(self) -> None:
         for given in ({"prompt_embeds": object()}, {"sampling_params": None}, {"skip_reading_prefix_cache": True}):
             self.assertEqual(self.scheduler.matched(request(computed=0, **given), 0), 0)
-        self.assertEqual(self.calls_of("match"), [])
+        self.assertEqual(self.calls_of("match-keys"), [])
+
+    def test_another_length_than_offered_is_not_filled(self) -> None:
+        with self.assertLogs("pf_connector", "WARNING"):
+            load = self.loaded(request(computed=0), external=32)
+        self.assertIsNone(load.restore)
+        self.assertEqual(self.scheduler.tally.counts, {"other-length": 1})
+
+    def test_a_request_that_goes_away_is_counted(self) -> None:
+        one = request(computed=0)
+        self.assertEqual(self.settled(one), 40)
+        self.scheduler.finish(one)
+        self.assertEqual(self.scheduler.tally.counts, {"gone": 1})
+
+
+class SharedPrefix(Case):
+    """Blocks that vLLM has in its cache already."""
+
+    def test_blocks_of_the_cache_are_compared_and_not_written(self) -> None:
+        load = self.loaded(request(computed=0), computed=16)
+        self.assertEqual((load.kept, load.boundary), (16, 40))
+        self.assertEqual(load.blocks["full-attention-1"], [1, 2, 3], "the agent compares the first one")
+        self.scheduler.filled("r", False)
+        self.assertEqual(self.scheduler.tally.counts, {"taken-on-kept": 1})
+
+    def test_blocks_that_differ_are_allocated_anew_and_the_state_is_taken(self) -> None:
+        one = request(computed=0)
+        first = self.loaded(one, computed=16)
+        self.scheduler.filled("r", True)
+        second = self.loaded(one, computed=16)
+        self.assertEqual((second.kept, second.restore), (0, "r1"))
+        self.assertNotEqual(first.fill, second.fill)
+        self.assertFalse(one.skip_reading_prefix_cache)
+        self.scheduler.filled("r", False)
+        self.assertEqual(self.scheduler.tally.counts, {"kept-differs": 1, "taken": 1})
+        self.assertEqual(len(self.calls_of("match-keys")), 1)
+
+    def test_it_is_tried_anew_once(self) -> None:
+        one = request(computed=0)
+        self.loaded(one, computed=16)
+        self.scheduler.filled("r", True)
+        # A vLLM that uses its cache all the same.
+        self.look = lambda one, cached: self.scheduler.matched(one, cached)  # type: ignore[method-assign]
+        self.loaded(one, computed=16)
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.scheduler.filled("r", True)
+        self.assertEqual(self.settled(one), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"kept-differs": 1, "fill-failed": 1})
+
+    def test_a_cache_that_ends_where_the_state_ends_is_not_trusted(self) -> None:
+        self.answers["match-keys"] = {"match": "ready", "boundary": 32, "restore": "r1"}
+        self.tell(32)
+        one = request(computed=0)
+        self.assertEqual(self.settled(one, computed=32), 32)
+        self.assertFalse(one.skip_reading_prefix_cache)
+        # vLLM had no room for it: it comes back.
+        self.assertIsNone(self.look(one, 32))
+        self.assertEqual(self.settled(one, computed=32), 32)
+
+    def test_an_engine_that_has_more_goes_on_from_there_and_says_so(self) -> None:
+        self.assertEqual(self.settled(request(tokens=90, computed=0), computed=48), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"engine-has-more": 1})
+
+
+class Deterministic(Case):
+    deployment = {**DEPLOYMENT, "deterministic": True}
+
+    def test_its_own_blocks_are_the_same_bytes(self) -> None:
+        self.answers["match-keys"] = {"match": "ready", "boundary": 32, "restore": "r1"}
+        self.tell(32)
+        one = request(computed=0)
+        self.assertEqual(self.settled(one, computed=32), 0)
+        self.assertFalse(one.skip_reading_prefix_cache)
+
+
+class Hanging(Case):
+    """An agent that reads nothing, or answers nothing, with its connection open."""
+
+    def test_one_request_waits_and_no_other(self) -> None:
+        self.link.reading.clear()
+        with self.assertLogs("pf_connector", "WARNING"):
+            begun = time.monotonic()
+            self.assertEqual(self.settled(request(name="first")), 0)
+        self.assertLess(time.monotonic() - begun, 5)
+        begun = time.monotonic()
+        for number in range(200):
+            self.assertEqual(self.scheduler.matched(request(name=str(number)), 0), 0)
+        self.assertLess(time.monotonic() - begun, 0.3, "requests wait for an agent that hangs")
+        self.assertEqual(self.scheduler.tally.counts, {"agent-silent": 201})
+
+    def test_requests_that_wait_together_stop_waiting_together(self) -> None:
+        self.link.reading.clear()
+        waiting = [request(name=str(number)) for number in range(20)]
+        with self.assertLogs("pf_connector", "WARNING"):
+            begun = time.monotonic()
+            while any([self.scheduler.matched(one, 0) is None for one in waiting]):
+                self.scheduler.step()
+            self.assertLess(time.monotonic() - begun, 3)
+
+    def test_it_is_asked_again_when_it_is_back(self) -> None:
+        self.link.reading.clear()
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.assertEqual(self.settled(request(name="first")), 0)
+        self.link.reading.set()
+        # The answer to the first question comes late, and shows that the agent is back.
+        self.until(lambda: not self.scheduler._asker._breaker.open)
+        self.assertEqual(self.settled(request(name="second")), 40)
+
+    def test_a_step_never_waits_long_for_answers(self) -> None:
+        self.scheduler._asker._limits = Limits(patience=60)
+        self.link.reading.clear()
+        begun = time.monotonic()
+        for number in range(300):
+            self.assertIsNone(self.scheduler.matched(request(name=str(number)), 0))
+        self.assertLess(time.monotonic() - begun, 0.5, "all requests of a step share one wait")
+
+    def test_a_late_fill_is_given_up_and_its_blocks_come_back_when_nothing_writes_there(self) -> None:
+        load = self.loaded(request(computed=0), computed=16)
+        self.link.reading.clear()
+        late: list[str] = []
+
+        def expired() -> list[str]:
+            late.extend(self.scheduler.step()[1])
+            return late
+
+        self.until(expired)
+        self.assertEqual(late, ["r"])
+        # Block 1 is the cache's and was not written; 0 stands for none.
+        self.assertEqual(self.pool.held(), [2, 3, 6, 7, 8, 9])
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.scheduler.filled("r", True)
+        self.assertEqual(self.scheduler.tally.counts, {"fill-late": 1})
+        for _ in range(20):
+            self.scheduler.step()
+        self.assertEqual(self.pool.held(), [2, 3, 6, 7, 8, 9], "the agent may still write")
+        self.link.reading.set()
+        self.until(lambda: (self.scheduler.step(), not self.pool.held())[1])
+        self.assertEqual(self.calls_of("abandon"), [{"restore": "r1", "fill": load.fill}])
+
+    def test_a_fill_that_is_in_time_is_not_given_up(self) -> None:
+        self.loaded(request(computed=0))
+        self.scheduler.filled("r", False)
+        time.sleep(self.limits.fill + 0.05)
+        self.assertEqual(self.scheduler.step(), ([], []))
+        self.assertEqual(self.pool.held(), [])
+
+    def test_when_the_agent_dies_the_next_one_says_that_nothing_writes(self) -> None:
+        self.loaded(request(computed=0))
+        self.link.reading.clear()
+        self.until(lambda: self.scheduler.step()[1])
+        self.link.close()
+        second = self.agent.link(1)
+        self.until(lambda: (self.scheduler.step(), not self.pool.held())[1])
+        self.assertTrue(second.registered.is_set())
+
+    def test_without_a_way_to_keep_blocks_a_late_fill_waits_for_the_agent(self) -> None:
+        # The manager of another vLLM.
+        self.scheduler._manager = SimpleNamespace()
+        self.loaded(request(computed=0))
+        self.link.reading.clear()
+        time.sleep(self.limits.fill + 0.05)
+        with self.assertLogs("pf_connector", "WARNING"):
+            for _ in range(5):
+                self.assertEqual(self.scheduler.step()[1], [])
+        self.link.reading.set()
+        self.until(lambda: self.scheduler.step()[1] == ["r"])
+
+
+class Filling(unittest.TestCase):
+    """The worker's half."""
+
+    def setUp(self) -> None:
+        sys.modules.setdefault("torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))  # type: ignore[arg-type]
+        self.agent = FakeAgent.beside(self)
+        registration = {"engine": "e", "member": "worker-0", "verbs": [], "world": 1, "deployment": DEPLOYMENT}
+        self.worker = Worker(Identity("e", self.agent.path, 1, DEPLOYMENT), 0)
+        self.worker._member = Member(self.agent.path, registration).start()
+        self.addCleanup(self.worker.close)
+        self.link = self.agent.link(0)
+        self.assertTrue(self.worker._member.wait_registered(10))
+
+    def results(self) -> tuple[set[str], set[str]]:
+        end = time.monotonic() + 10
+        while not (found := self.worker.finished())[0]:
+            self.assertLess(time.monotonic(), end, "waited in vain")
+            time.sleep(0.005)
+        return found
+
+    def test_a_fill_that_is_given_up_is_reported_once_as_failed(self) -> None:
+        self.link.reading.clear()
+        self.worker.load([Load("a", "r1", {"main": [1]}, 40, 16, "f-1")])
+        self.assertEqual(self.worker.finished(), (set(), set()))
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.worker.give_up(["a", "unknown"])
+        self.assertEqual(self.worker.finished(), ({"a"}, {"a"}))
+        self.link.reading.set()
+        self.worker.load([Load("b", "r1", {"main": [2]}, 40, 0, "f-2")])
+        self.assertEqual(self.results(), ({"b"}, set()), "the late answer to the first is of no request")
+
+    def test_a_fill_that_is_done_is_not_given_up(self) -> None:
+        self.worker.load([Load("a", "r1", {"main": [1]}, 40, 0, "f-1")])
+        end = time.monotonic() + 10
+        while not self.worker._fills["a"][0].done():
+            self.assertLess(time.monotonic(), end)
+        self.worker.give_up(["a"])
+        self.assertEqual(self.worker.finished(), ({"a"}, set()))
+
+    def test_blocks_that_cannot_be_filled_are_reported_at_once(self) -> None:
+        self.worker.load([Load("a", None)])
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.assertEqual(self.worker.finished(), ({"a"}, {"a"}))
 
 
 class Pausing(unittest.TestCase):
@@ -235,22 +515,22 @@ class Pausing(unittest.TestCase):
 
     def test_a_resume_without_a_pause_does_nothing(self) -> None:
         link = self.agent.link(0)
-        self.assertEqual(link.call("resume")["ok"], {})
+        self.assertEqual(link.call("resume", {"pause": "a"})["ok"], {"held": False})
         self.assertEqual(self.did, [])
 
     def test_a_pause_that_fails_is_taken_back(self) -> None:
         link = self.agent.link(0)
-        self.assertEqual(link.call("pause")["ok"], {})
-        self.assertEqual(link.call("resume")["ok"], {})
-        self.assertEqual(link.call("pause")["error"]["code"], "timeout")
+        self.assertEqual(link.call("pause", {"pause": "a"})["ok"], {})
+        self.assertEqual(link.call("resume", {"pause": "a"})["ok"], {"held": True})
+        self.assertEqual(link.call("pause", {"pause": "b"})["error"]["code"], "timeout")
         self.assertEqual(self.did, ["pause", "resume", "pause", "resume"])
 
     def test_a_paused_engine_goes_on_when_the_agent_dies(self) -> None:
         link = self.agent.link(0)
-        self.assertEqual(link.call("pause")["ok"], {})
+        self.assertEqual(link.call("pause", {"pause": "a"})["ok"], {})
         link.close()
         second = self.agent.link(1)
-        self.assertEqual(second.call("resume")["ok"], {})
+        self.assertEqual(second.call("resume", {"pause": "a"})["ok"], {"held": False})
         self.assertEqual(self.did, ["pause", "resume"])
 
 

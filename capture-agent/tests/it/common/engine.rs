@@ -7,7 +7,9 @@ use parking_lot::Mutex;
 use pfr_agent::Agent;
 use pfr_agent::engines::{Attached, Link};
 use pfr_agent::memory::{PageMemory, Span};
-use pfr_schema::engine::{Allocate, Allocated, CallError, GroupLayout, Oracle, Part, Pinned, Register, Sequence, Table, ToEngine};
+use pfr_schema::engine::{
+    Allocate, Allocated, CallError, GroupLayout, Oracle, Part, Pinned, Register, Resumed, Sequence, StagedStates, Table, ToEngine,
+};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Algorithm, Digest, ErrorCode};
 use serde_json::{Value, json};
@@ -28,11 +30,16 @@ pub struct Core {
     pub memories: Vec<Arc<TestMemory>>,
     registers: Vec<Register>,
     state: Mutex<State>,
+    /// What the agent said lies ready.
+    pub told: Mutex<Vec<StagedStates>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    paused: bool,
+    /// The name of the pause.
+    paused: Option<String>,
+    /// The last pause that was ended by a call.
+    held: Option<String>,
     sequences: BTreeMap<String, Running>,
     free: BTreeMap<String, Vec<u32>>,
     pins: BTreeSet<u64>,
@@ -107,7 +114,7 @@ impl Core {
             blocks.sort_by_key(|block| Digest::of(Algorithm::Blake3, format!("{} {block}", spec.placement).as_bytes()));
             state.free.insert(group.name.into(), blocks);
         }
-        Arc::new(Self { spec, watch, memories, registers, state: Mutex::new(state) })
+        Arc::new(Self { spec, watch, memories, registers, state: Mutex::new(state), told: Mutex::default() })
     }
 
     pub fn journal(&self) -> Vec<Event> {
@@ -127,7 +134,12 @@ impl Core {
     }
 
     pub fn is_paused(&self) -> bool {
-        self.state.lock().paused
+        self.state.lock().paused.is_some()
+    }
+
+    /// As after a pause that lasted too long.
+    pub fn goes_on_by_itself(&self) {
+        self.go_on(None);
     }
 
     pub fn pins(&self) -> usize {
@@ -337,12 +349,21 @@ impl Core {
         json!(Allocated { sequence: name, blocks })
     }
 
-    fn resume(&self) {
+    /// Ends the pause of this name, or any; returns whether it held until now.
+    fn go_on(&self, name: Option<&str>) -> bool {
         let mut state = self.state.lock();
-        state.paused = false;
+        let ended = state.paused.take_if(|paused| name.is_none_or(|name| paused == name)).is_some();
+        if ended {
+            state.held = name.map(Into::into);
+            self.step_all(&mut state);
+        }
+        name.is_some() && state.held.as_deref() == name
+    }
+
+    fn step_all(&self, state: &mut State) {
         let running: Vec<String> = state.sequences.iter().filter(|(_, s)| s.active).map(|(name, _)| name.clone()).collect();
         for name in running {
-            self.step_locked(&mut state, &name, self.spec.steps_on_resume);
+            self.step_locked(state, &name, self.spec.steps_on_resume);
         }
     }
 
@@ -351,12 +372,13 @@ impl Core {
         let refuse = |detail: &str| CallError { code: ErrorCode::EngineRefused, detail: detail.into() };
         let paused = self.is_paused();
         Ok(match call {
-            ToEngine::Pause {} => {
-                self.state.lock().paused = true;
+            ToEngine::Pause(request) => {
+                self.state.lock().paused = Some(request.pause);
                 json!({})
             }
-            ToEngine::Resume {} => {
-                self.resume();
+            ToEngine::Resume(request) => json!(Resumed { held: self.go_on(Some(&request.pause)) }),
+            ToEngine::Staged(states) => {
+                self.told.lock().push(states);
                 json!({})
             }
             ToEngine::Table(_) | ToEngine::Pin(_) if !paused => return Err(refuse("not paused")),
@@ -414,7 +436,10 @@ impl Link for CoreLink {
     async fn call(&self, call: ToEngine) -> Result<Value, CallError> {
         let name = call.name();
         let harmful = name == "discard" && self.0.watch.is_writing();
-        self.0.watch.note(Event::Call(if harmful { "discard under a copy" } else { name }));
+        // What lies ready is told at any time, and changes nothing.
+        if name != "staged" {
+            self.0.watch.note(Event::Call(if harmful { "discard under a copy" } else { name }));
+        }
         if self.0.watch.has(Fault::Silent(name)) {
             std::future::pending::<()>().await;
         }
@@ -424,6 +449,10 @@ impl Link for CoreLink {
         if self.0.watch.has(Fault::Refuses(name)) {
             return Err(CallError { code: ErrorCode::EngineRefused, detail: format!("refuses {name}") });
         }
-        self.0.answer(call)
+        let answer = self.0.answer(call);
+        if self.0.watch.has(Fault::GoesOnAfter(name)) {
+            self.0.goes_on_by_itself();
+        }
+        answer
     }
 }

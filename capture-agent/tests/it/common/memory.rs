@@ -48,6 +48,8 @@ pub enum Fault {
     Silent(&'static str),
     /// This call is refused.
     Refuses(&'static str),
+    /// The engine goes on by itself after this call, as if the pause had lasted too long.
+    GoesOnAfter(&'static str),
     /// The member leaves at this call.
     Leaves(&'static str),
     /// The table has a block too many.

@@ -8,6 +8,8 @@ use crate::cli::output::human::{bytes, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use pfr_schema::agent::{EngineState, Engines, PushState};
+use pfr_schema::engine::Taking;
+use std::collections::BTreeMap;
 
 /// `pf engines`.
 pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
@@ -21,7 +23,7 @@ pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> 
     print_engines(&mut context.out, &answer)
 }
 
-/// Writes the table of engines.
+/// Writes the table of engines, and what lies ready for those whose requests take it.
 pub fn print_engines(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
     let mut table = Table::new([
         Column::left("ENGINE").style(Style::Bold),
@@ -48,7 +50,47 @@ pub fn print_engines(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
             number(e.restores),
         ]);
     }
+    out.table(&table)?;
+    print_staged(out, answer)
+}
+
+/// Writes which snapshots lie ready, how many requests took each, and why others did not.
+fn print_staged(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
+    let mut table = Table::new([
+        Column::left("ENGINE").style(Style::Bold),
+        Column::left("SNAPSHOT").style(Style::Yellow).fixed(),
+        Column::right("TOKENS"),
+        Column::left("STATE"),
+        Column::right("TAKEN"),
+        Column::left("NOT TAKEN"),
+    ]);
+    let mut any = false;
+    for e in &answer.engines {
+        for ready in &e.staged {
+            any = true;
+            let state = if ready.ready { "ready" } else { "being verified" };
+            let (taken, not) = outcomes(&ready.outcomes);
+            table.row([one_line(&e.engine), ready.digest.short(), number(ready.boundary), state.to_owned(), number(taken), not]);
+        }
+        if !e.outcomes.is_empty() {
+            any = true;
+            let (taken, not) = outcomes(&e.outcomes);
+            table.row([one_line(&e.engine), "-".to_owned(), "-".to_owned(), "not matched".to_owned(), number(taken), not]);
+        }
+    }
+    if !any {
+        return Ok(());
+    }
+    out.line("")?;
     out.table(&table)
+}
+
+/// The number of requests that took a state, and the others by reason.
+fn outcomes(counts: &BTreeMap<Taking, u64>) -> (u64, String) {
+    let taken = counts.iter().filter(|(what, _)| what.is_taken()).map(|(_, count)| count).sum();
+    let not: Vec<String> =
+        counts.iter().filter(|(what, _)| !what.is_taken()).map(|(what, count)| format!("{} {}", number(*count), what.name())).collect();
+    (taken, if not.is_empty() { "-".to_owned() } else { not.join(", ") })
 }
 
 /// `pf pushes`.
@@ -79,4 +121,16 @@ pub async fn pushes(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
         table.row([p.digest.short(), one_line(&p.reference), state.to_owned(), number(p.attempts.into()), bytes(p.bytes_sent), error]);
     }
     context.out.table(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_took_nothing_are_listed_by_reason() {
+        let counts = [(Taking::Taken, 2), (Taking::TakenOnKept, 9), (Taking::FillLate, 1), (Taking::AgentSilent, 1200)];
+        assert_eq!(outcomes(&counts.into()), (11, "1,200 agent-silent, 1 fill-late".to_owned()));
+        assert_eq!(outcomes(&BTreeMap::new()), (0, "-".to_owned()));
+    }
 }

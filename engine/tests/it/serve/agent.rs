@@ -4,8 +4,8 @@ use pfr_engine::attach::{receive, receive_with_descriptors, send};
 use pfr_engine::cache::PageMemory;
 use pfr_engine::shared::SharedMemory;
 use pfr_schema::engine::{
-    CallError, GroupLayout, Message, Oracle, OracleRequest, Part, Register, Registered, Sequence, SequenceName, Table, TableRequest,
-    ToAgent, ToEngine,
+    CallError, GroupLayout, Message, Oracle, OracleRequest, Part, PauseRequest, Register, Registered, ResumeRequest, Resumed, Sequence,
+    SequenceName, Table, TableRequest, ToAgent, ToEngine,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -96,6 +96,16 @@ impl Member {
     /// A call whose answer is empty.
     pub fn tell(&mut self, call: ToEngine) {
         assert_eq!(self.call::<Value>(call), json!({}));
+    }
+
+    /// Pauses the engine without a limit.
+    pub fn pause(&mut self) {
+        self.tell(ToEngine::Pause(PauseRequest::default()));
+    }
+
+    /// Ends a pause without a name. Returns whether it held.
+    pub fn resume(&mut self) -> bool {
+        self.call::<Resumed>(ToEngine::Resume(ResumeRequest::default())).held
     }
 
     pub fn oracle(&mut self, sequence: &str, boundary: u64) -> Oracle {

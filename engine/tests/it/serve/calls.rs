@@ -64,7 +64,7 @@ fn the_table_has_every_sequence_with_its_columns() {
     let (mut engine, mut member, _dir) = start("hybrid", &["--placement", "2", "--salt", "tenant", "--adapter", "lora-1"]);
     let (first, second) = (engine.open(&prompt(70)), engine.open(&prompt(16)));
     let fork = engine.ask(&json!({"fork": {"sequence": first}}), "opened")["sequence"].as_str().unwrap().to_owned();
-    member.tell(ToEngine::Pause {});
+    member.pause();
     let table: Table = member.call(ToEngine::Table(TableRequest::default()));
     assert_eq!(table.sequences.iter().map(|s| s.id.clone()).collect::<Vec<_>>(), [first.clone(), second.clone(), fork]);
     let [long, short, fork] = &table.sequences[..] else { panic!() };
@@ -89,9 +89,9 @@ fn the_table_has_every_sequence_with_its_columns() {
         assert_eq!(used[group], json!(held.into_iter().filter(|b| Some(*b) != null).collect::<Vec<_>>()), "{group}");
     }
     // The fork copies the last page before it writes to it.
-    member.tell(ToEngine::Resume {});
+    member.resume();
     engine.generate(&fork.id, 1);
-    member.tell(ToEngine::Pause {});
+    member.pause();
     let (long, fork) = (member.table(&first), member.table(&fork.id));
     assert_eq!(long.blocks["main"][..4], fork.blocks["main"][..4]);
     assert_ne!(long.blocks["main"][4], fork.blocks["main"][4]);
@@ -105,8 +105,8 @@ fn calls_at_the_wrong_time_or_for_an_unknown_sequence_are_refused() {
     let pin = |sequence: &str| ToEngine::Pin(PinRequest { sequence: sequence.into() });
     assert_eq!(code(member.try_call(ToEngine::Table(TableRequest::default()))), ErrorCode::InvalidRequest);
     assert_eq!(code(member.try_call(pin(&seq))), ErrorCode::InvalidRequest);
-    member.tell(ToEngine::Resume {});
-    member.tell(ToEngine::Pause {});
+    member.resume();
+    member.pause();
     for unknown in ["seq-9", "seq-01", "seq-1 ", "", "x"] {
         let only = TableRequest { sequence: Some(unknown.into()) };
         assert_eq!(code(member.try_call(ToEngine::Table(only))), ErrorCode::SequenceUnknown, "{unknown:?}");
@@ -116,7 +116,7 @@ fn calls_at_the_wrong_time_or_for_an_unknown_sequence_are_refused() {
     }
     assert_eq!(code(member.try_call(ToEngine::Discard(named(&seq)))), ErrorCode::SequenceUnknown, "a running sequence cannot be discarded");
     assert_eq!(code(member.try_call(ToEngine::Unpin(Pinned { pin: 77 }))), ErrorCode::InvalidRequest);
-    member.tell(ToEngine::Resume {});
+    member.resume();
     assert_eq!(member.oracle(&seq, 9).top, [], "the engine is idle: it will not compute that step");
     assert_eq!(member.oracle(&seq, 2).top.len(), 8, "the prompt's last step");
     let all: pfr_schema::engine::Oracle =
@@ -155,9 +155,9 @@ fn an_allocation_is_checked_and_given_back() {
     // The sequence cannot generate before it is activated.
     let error = engine.ask(&json!({"generate": {"sequence": allocated.sequence, "count": 1}}), "error");
     assert_eq!(error["code"], "sequence_unknown");
-    member.tell(ToEngine::Pause {});
+    member.pause();
     assert_eq!(member.call::<Table>(ToEngine::Table(TableRequest::default())).sequences, []);
-    member.tell(ToEngine::Resume {});
+    member.resume();
     member.tell(ToEngine::Discard(named(&allocated.sequence)));
     let again: Result<Value, _> = member.try_call(ToEngine::Activate(named(&allocated.sequence)));
     assert_eq!(again.unwrap_err().code, ErrorCode::SequenceUnknown);
@@ -175,11 +175,11 @@ fn an_allocation_is_checked_and_given_back() {
 fn a_pin_keeps_sealed_blocks_after_the_sequence_is_freed() {
     let (mut engine, mut member, _dir) = start("hybrid", &["--dirty", "6"]);
     let seq = engine.open(&prompt(70));
-    member.tell(ToEngine::Pause {});
+    member.pause();
     let blocks = member.table(&seq).blocks;
     let before = member.bytes(&blocks);
     let pin: Pinned = member.call(ToEngine::Pin(PinRequest { sequence: seq.clone() }));
-    member.tell(ToEngine::Resume {});
+    member.resume();
     let split = |bytes: BTreeMap<(String, usize, usize), Vec<u8>>| -> (BTreeMap<_, _>, BTreeMap<_, _>) {
         bytes.into_iter().partition(|((group, column, _), _)| group != "state" && *column < 4)
     };

@@ -3,7 +3,7 @@
 use super::agent::Agent;
 use super::process::{Process, prompt};
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{Allocate, Allocated, CallError, PinRequest, Pinned, ToEngine};
+use pfr_schema::engine::{Allocate, Allocated, CallError, PauseRequest, PinRequest, Pinned, ResumeRequest, Resumed, ToEngine};
 use serde_json::json;
 use tempfile::tempdir;
 
@@ -19,8 +19,8 @@ fn a_paused_engine_makes_no_step_until_it_is_told_to() {
         engine.send(&json!({"generate": {"sequence": sequence, "count": 60, "delay_ms": 20}}));
     }
     engine.steps(6);
-    member.tell(ToEngine::Pause {});
-    member.tell(ToEngine::Pause {});
+    member.pause();
+    member.pause();
     while engine.line().get("paused").is_none() {}
     // Each question is a chance to make a step too many.
     let at = member.table(&first).boundary;
@@ -31,12 +31,33 @@ fn a_paused_engine_makes_no_step_until_it_is_told_to() {
         assert_eq!(engine.line(), json!({"memory": memory}), "nothing moves, nothing else is said");
         assert_eq!(member.table(&first).boundary, at);
     }
-    member.tell(ToEngine::Resume {});
+    member.resume();
     assert_eq!(engine.line(), json!({"resumed": {}}));
     assert_eq!(engine.line()["opened"]["sequence"], "seq-3", "what was held back comes first");
     let rest: Vec<_> = [engine.expect("generated"), engine.expect("generated")].into();
     assert!(rest.iter().all(|done| done["count"] == 60));
     assert_eq!(engine.ask(&json!({"tokens": {"sequence": first}}), "tokens")["boundary"], 80);
+}
+
+#[test]
+fn a_pause_that_lasts_too_long_ends_by_itself_and_says_so() {
+    let dir = tempdir().unwrap();
+    let agent = Agent::listen(dir.path());
+    let mut engine = Process::attached("hybrid", &agent.socket, &[]);
+    let mut member = agent.accept();
+    let sequence = engine.open(&prompt(20));
+    let pause = |name: &str, limit_ms| ToEngine::Pause(PauseRequest { pause: name.into(), limit_ms });
+    let resume = |name: &str| ToEngine::Resume(ResumeRequest { pause: name.into() });
+    member.tell(pause("first", 50));
+    engine.send(&json!({"generate": {"sequence": sequence, "count": 3}}));
+    // No word of the agent any more, as if it were stopped.
+    engine.expect("resumed");
+    engine.expect("generated");
+    assert!(!member.call::<Resumed>(resume("first")).held);
+    member.tell(pause("second", 600_000));
+    assert!(!member.call::<Resumed>(resume("first")).held, "a late call does not end another pause");
+    assert!(member.call::<Resumed>(resume("second")).held);
+    assert!(member.call::<Resumed>(resume("second")).held, "the answer may have been lost");
 }
 
 #[test]
@@ -99,7 +120,7 @@ fn a_dead_agent_stops_nothing_and_a_new_one_is_found() {
     let seq = engine.open(&prompt(40));
     engine.start_generating(&seq, 100);
     engine.steps(3);
-    member.tell(ToEngine::Pause {});
+    member.pause();
     let _: Pinned = member.call(ToEngine::Pin(PinRequest { sequence: seq.clone() }));
     let _: Allocated = member.call(ToEngine::Allocate(Box::new(Allocate { tokens: prompt(33), boundary: 32, ..Allocate::default() })));
     // The agent dies, with its socket.
@@ -117,7 +138,7 @@ fn a_dead_agent_stops_nothing_and_a_new_one_is_found() {
     let mut member = agent.accept();
     engine.expect("attached");
     let seq = engine.open(&prompt(4));
-    member.tell(ToEngine::Pause {});
+    member.pause();
     assert_eq!(member.table(&seq).boundary, 4);
     assert_eq!(member.capture(&seq).bytes.len(), 4 + 2 + 6, "the memory came along again");
 }

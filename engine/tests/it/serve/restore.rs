@@ -2,7 +2,7 @@
 
 use super::agent::{Agent, Captured, Member, named, oracle};
 use super::process::{Process, prompt};
-use pfr_schema::engine::{Allocate, Allocated, Oracle, ToEngine};
+use pfr_schema::engine::{Allocate, Allocated, Oracle, ResumeRequest, ToEngine};
 use serde_json::json;
 use tempfile::tempdir;
 
@@ -23,10 +23,10 @@ fn check(model: &str, boundaries: &[usize]) {
         let before = source.generate(&seq, 4);
         assert_eq!(before[3].boundary, *boundary as u64);
 
-        from.tell(ToEngine::Pause {});
+        from.pause();
         let captured = from.capture(&seq);
         assert_eq!((captured.boundary as usize, captured.tokens.len()), (*boundary, boundary + 1));
-        from.tell(ToEngine::Resume {});
+        from.resume();
         // Idle: the engine looks ahead without moving.
         let foreseen: Oracle = from.oracle(&seq, captured.boundary);
         let uninterrupted = source.generate(&seq, 40);
@@ -48,13 +48,13 @@ fn check(model: &str, boundaries: &[usize]) {
         assert_eq!(continued, uninterrupted, "{model} at {boundary}");
 
         // What they have written since is the same, too.
-        from.tell(ToEngine::Pause {});
-        to.tell(ToEngine::Pause {});
+        from.pause();
+        to.pause();
         let (end, other_end) = (from.capture(&seq), to.capture(name));
         assert!(end.tokens == other_end.tokens && end.boundary == other_end.boundary);
         assert!(written(&from, &end) == written(&to, &other_end), "{model} at {boundary}: pages");
-        from.tell(ToEngine::Resume {});
-        to.tell(ToEngine::Resume {});
+        from.resume();
+        to.resume();
         source.ask(&json!({"free": {"sequence": seq}}), "freed");
         target.ask(&json!({"free": {"sequence": name}}), "freed");
     }
@@ -105,11 +105,11 @@ fn a_sequence_caught_in_the_middle_of_generation_goes_on() {
     // Slow and with room to spare: it is stopped below, long before it ends.
     source.send(&json!({"generate": {"sequence": seq, "count": 300, "delay_ms": 10}}));
     source.steps(3);
-    from.tell(ToEngine::Pause {});
+    from.pause();
     let captured = from.capture(&seq);
     // These steps are yet to come; each answer comes after its step.
     let asked = [0, 3].map(|ahead| from.begin(oracle(&seq, captured.boundary + ahead)));
-    let resumed = from.begin(ToEngine::Resume {});
+    let resumed = from.begin(ToEngine::Resume(ResumeRequest::default()));
     from.end::<serde_json::Value>(resumed).unwrap();
     let [scores, later]: [Oracle; 2] = asked.map(|id| from.end(id).unwrap());
     let mut after = Vec::new();
@@ -134,9 +134,9 @@ fn one_wrong_byte_is_seen_in_the_scores() {
     let mut engine = Process::attached("hybrid", &agent.socket, &[]);
     let mut member = agent.accept();
     let seq = engine.open(&prompt(50));
-    member.tell(ToEngine::Pause {});
+    member.pause();
     let captured = member.capture(&seq);
-    member.tell(ToEngine::Resume {});
+    member.resume();
     let want = member.oracle(&seq, captured.boundary);
     for group in ["main", "window", "state"] {
         let allocated = allocate(&mut member, &captured);

@@ -18,6 +18,7 @@ import torch
 from pf_connector import identity
 from pf_connector.member import Member
 from pf_connector.paths import socket_path
+from pf_connector.pause import Pause
 from pf_connector.wire import Failure
 
 from .arena import Slots
@@ -104,7 +105,7 @@ class Attachment:
         self.restored: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
         """Restored sequences, in the order of their arrival."""
         self._still = threading.Lock()
-        self._paused = False
+        self._pause = Pause(self._still.acquire, self._still.release)
         # Guards the tables above: both the loop and the agent's calls use them.
         self._tables = threading.RLock()
         tag = f"transformers-{transformers.__version__}"
@@ -118,8 +119,8 @@ class Attachment:
             "groups": self._shape.groups(self._arena, blocks, sequences, tag),
         }
         calls = {
-            "pause": self._pause,
-            "resume": self._resume,
+            "pause": self._pause.begin,
+            "resume": self._pause.end,
             "table": self._table,
             "oracle": self._oracle,
             "allocate": self._allocate,
@@ -192,26 +193,14 @@ class Attachment:
 
     # Calls of the agent.
 
-    def _pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        if not self._paused:
-            self._still.acquire()
-            self._paused = True
-        return {}
-
-    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        if self._paused:
-            self._paused = False
-            self._still.release()
-        return {}
-
     def _lost(self) -> None:
         with self._tables:
             for name in list(self._allocated):
                 self._discard({"sequence": name})
-        self._resume({})
+        self._pause.lost()
 
     def _table(self, args: dict[str, Any]) -> dict[str, Any]:
-        if not self._paused:
+        if not self._pause.on:
             raise Failure("engine_busy", "the engine is not paused")
         wanted, found = args.get("sequence"), []
         with self._tables:

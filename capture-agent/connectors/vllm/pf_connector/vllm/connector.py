@@ -18,8 +18,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from .asking import Limits
 from .deployment import identity
-from .scheduler import Load, Scheduler
+from .filling import Load
+from .scheduler import Scheduler
 from .worker import Worker
 
 
@@ -28,6 +30,8 @@ class PfMetadata(KVConnectorMetadata):
     """The scheduler's message to the workers in a step."""
 
     loads: list[Load] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Requests whose loads are given up."""
 
 
 class PfConnector(KVConnectorBase_V1, SupportsHMA):
@@ -36,7 +40,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         who = identity(vllm_config)
-        self._scheduler = Scheduler(who, kv_cache_config) if role == KVConnectorRole.SCHEDULER else None
+        limits = Limits.of(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+        self._scheduler = Scheduler(who, kv_cache_config, limits) if role == KVConnectorRole.SCHEDULER else None
         self._worker = Worker(who, vllm_config.parallel_config.rank) if role == KVConnectorRole.WORKER else None
 
     @property
@@ -73,11 +78,17 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes the blocks that are to be filled."""
         if num_external_tokens > 0:
-            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+            self._scheduler.allocated(request, blocks.blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """The loads that the workers begin in this step."""
-        return PfMetadata(self._scheduler.take_loads())
+        """What the workers load from this step on, and what they give up."""
+        return PfMetadata(*self._scheduler.step())
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers are done with."""
+        failed = getattr(connector_output, "failed_recving", None) or ()
+        for name in connector_output.finished_recving or ():
+            self._scheduler.filled(name, name in failed)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks may be freed at once."""
@@ -97,8 +108,10 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.register(self._kv_cache_config, kv_caches, layers)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begins the loads of this step's metadata."""
-        self._worker.load(self._get_connector_metadata().loads)
+        """Begins what this step's metadata asks for, and ends what is late."""
+        metadata = self._get_connector_metadata()
+        self._worker.load(metadata.loads)
+        self._worker.give_up(metadata.late)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that have ended."""

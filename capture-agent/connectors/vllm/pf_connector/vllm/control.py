@@ -20,6 +20,7 @@ from typing import Any
 from pf_connector.agent import engine_info
 from pf_connector.member import Member
 from pf_connector.paths import control_path, socket_path
+from pf_connector.pause import Pause
 from pf_connector.wire import Failure
 
 from .deployment import identity
@@ -33,10 +34,10 @@ _LOOK = 1.0
 
 
 class Switch:
-    """The member `control`: two functions that pause and resume, and whether the engine stands
-    still because of them.
+    """The member `control`: two functions that pause and resume.
 
-    `prepare` completes the registration, as that of `Member`.
+    `limit` bounds a pause, in seconds; the agent's own limit holds too. `prepare` completes the
+    registration, as that of `Member`.
     """
 
     def __init__(
@@ -46,43 +47,24 @@ class Switch:
         pause: Callable[[], None],
         resume: Callable[[], None],
         prepare: Callable[[], dict[str, Any]] | None = None,
+        limit: float | None = None,
     ) -> None:
-        self._pause_engine = pause
-        self._resume_engine = resume
-        self._paused = False
-        calls = {"pause": self._pause, "resume": self._resume}
+        self.pause = Pause(pause, resume, limit)
+        calls = {"pause": self.pause.begin, "resume": self.pause.end}
         registration = registration | {"member": "control", "verbs": ["pause"]}
-        self.member = Member(path, registration, calls, prepare=prepare, on_lost=self._lost).start()
+        self.member = Member(path, registration, calls, prepare=prepare, on_lost=self.pause.lost).start()
 
     def close(self) -> None:
         """Leaves the engine, and resumes it if it was paused."""
         self.member.close()
 
-    def _pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        # From here on the engine must be resumed, even if pausing fails half-way.
-        self._paused = True
-        try:
-            self._pause_engine()
-        except Exception:
-            self._resume({})
-            raise
-        return {}
-
-    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        if self._paused:
-            self._resume_engine()
-            self._paused = False
-        return {}
-
-    def _lost(self) -> None:
-        if self._paused:
-            log.warning("the capture agent went away: the engine goes on")
-            self._resume({})
-
 
 class Control(Switch):
     """Pauses an `AsyncLLM` that runs on an asyncio loop of this process. Make it on that loop,
-    or name the loop."""
+    or name the loop.
+
+    `pause_limit` in `kv_connector_extra_config` bounds a pause, in seconds.
+    """
 
     def __init__(self, engine: Any, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         who = identity(engine.vllm_config)
@@ -102,11 +84,13 @@ class Control(Switch):
             except TimeoutError as error:
                 raise Failure("timeout", "vLLM did not answer in time") from error
 
-        super().__init__(who.socket, {"engine": who.engine, "world": who.world}, pause, resume, who.prepare)
+        limit = (engine.vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("pause_limit")
+        limit = None if limit is None else float(limit)
+        super().__init__(who.socket, {"engine": who.engine, "world": who.world}, pause, resume, who.prepare, limit)
 
 
-def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event) -> None:
-    """Pauses a `vllm serve` over its HTTP interface until told to stop."""
+def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event, limit: float | None = None) -> None:
+    """Pauses a `vllm serve` over its HTTP interface until told to stop. `limit` bounds a pause, in seconds."""
 
     def post(what: str) -> None:
         request = urllib.request.Request(f"{server.rstrip('/')}/{what}", data=b"", method="POST")
@@ -127,7 +111,10 @@ def serve(engine: str, server: str, path: str, agent: str, stop: threading.Event
             raise Failure("engine_lost", f"engine {engine!r} has not registered with the agent at {agent}")
         return {"world": info["world"], "deployment": info["deployment"]}
 
-    switch = Switch(path, {"engine": engine}, lambda: post("pause?mode=keep&clear_cache=false"), lambda: post("resume"), prepare)
+    def pause() -> None:
+        post("pause?mode=keep&clear_cache=false")
+
+    switch = Switch(path, {"engine": engine}, pause, lambda: post("resume"), prepare, limit)
     while not stop.wait(_LOOK):
         info = engine_info(agent, engine) if switch.member.registered else None
         if info is not None and _only_switch(info):
@@ -150,12 +137,13 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="where vLLM listens")
     parser.add_argument("--socket", help="the agent's socket for engines [default: the agent's own]")
     parser.add_argument("--agent", help="the agent's control socket [default: the agent's own]")
+    parser.add_argument("--pause-limit", type=float, help="seconds after which a pause ends by itself [default: the agent's own limit]")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(args.engine, args.server, socket_path(args.socket), control_path(args.agent), stop)
+    serve(args.engine, args.server, socket_path(args.socket), control_path(args.agent), stop, args.pause_limit)
 
 
 if __name__ == "__main__":

@@ -1,88 +1,50 @@
-"""The scheduler's half of the connector.
-
-It gives page tables for snapshots, and asks the agent for state of new requests.
-"""
+"""The scheduler's half: page tables for snapshots, and state for requests that have come."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pf_connector.member import Member
 from pf_connector.wire import Failure
 
 from . import table
+from . import tally as became
+from .asking import Asker, Limits, Question
 from .deployment import Identity
+from .filling import Fillings, Load
 from .layout import Group, Unsupported, columns, groups
+from .tally import Tally
 
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
-"""Seconds for which the scheduler waits after a question; later it looks once in each step."""
-_AGAIN = 0.02
-"""Seconds between two questions about one request whose state is on its way."""
-_PATIENCE = 10.0
-"""Seconds after which an unanswered question counts as a no."""
+"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it looks once a step."""
 
 
-@dataclass
-class Load:
-    """Blocks that every worker has filled for a request."""
+class Progress:
+    """What a request has of its state."""
 
-    request: str
-    restore: str | None
-    """The match; none if the blocks cannot be filled and the request must be computed."""
-    blocks: dict[str, list[int]]
-
-
-class Question:
-    """The state of one request, from the question to the filled blocks."""
-
-    def __init__(self) -> None:
-        self.future: Future[dict[str, Any]] | None = None
-        self.asked = 0.0
+    def __init__(self, question: Question | None) -> None:
+        self.question = question
+        """The question, until its answer was used."""
         self.ready: tuple[int, str] | None = None
-        self.computed = 0
-        self.over = False
-
-    def poll(self, member: Member, match: dict[str, Any]) -> bool:
-        """Asks, and reads answers as they arrive. Returns whether the request is settled."""
-        while not self.over and self.ready is None:
-            wait = 0.0
-            if self.future is None:
-                if self.asked and time.monotonic() - self.asked < _AGAIN:
-                    return False
-                self.asked, wait = time.monotonic(), _WAIT
-                self.future = member.submit("match", match)
-            try:
-                answer = self.future.result(wait)
-            except Failure as failure:
-                log.info("no state for a request: %s", failure)
-                self.over = True
-                return True
-            except TimeoutError:
-                self.over = time.monotonic() - self.asked > _PATIENCE
-                return self.over
-            self.future = None
-            match answer.get("match"):
-                case "ready":
-                    self.ready = int(answer["boundary"]), str(answer["restore"])
-                case "later":
-                    return False
-                case _:
-                    log.debug("no state for a request: %s", answer.get("reason"))
-                    self.over = True
-        return True
+        """Prefix length and name of a state to be loaded."""
+        self.kept = 0
+        """Tokens that the engine has, when it was told how many can be loaded."""
+        self.fresh = False
+        """Whether the engine must not use blocks of its own cache."""
+        self.avoids = False
+        """Whether vLLM was told so, for its next look at the request."""
 
 
 class Scheduler:
     """State of the scheduler's half."""
 
-    def __init__(self, identity: Identity, config: Any) -> None:
+    def __init__(self, identity: Identity, config: Any, limits: Limits | None = None) -> None:
         self._groups: list[Group] = []
         self._supported = True
         try:
@@ -91,10 +53,15 @@ class Scheduler:
             log.error("this engine cannot be captured: %s", error)
             self._supported = False
         self._requests: dict[str, Any] = {}
-        self._questions: dict[str, Question] = {}
+        self._progress: dict[str, Progress] = {}
         self._loads: list[Load] = []
+        self._avoid: list[tuple[Any, Progress]] = []
         self._manager: Any = None
+        self._left = _WAIT
+        self._fill = 0
+        self._epoch = secrets.token_hex(8)
         self._deterministic = bool(identity.deployment.get("deterministic"))
+        limits = limits or Limits()
         registration = {
             "engine": identity.engine,
             "member": "scheduler",
@@ -102,12 +69,17 @@ class Scheduler:
             "world": identity.world,
             "deployment": identity.deployment,
         }
-        self.member = Member(identity.socket, registration, {"table": self._table}, prepare=identity.prepare)
+        calls = {"table": self._table, "staged": lambda args: self._asker.staged(args)}
+        self.member = Member(identity.socket, registration, calls, prepare=identity.prepare, on_lost=lambda: self._asker.forget())
+        self.tally = Tally(self.member)
+        self._asker = Asker(self.member, self.tally, limits)
+        self._fillings = Fillings(self.member, limits.fill)
 
     def bind(self, manager: Any) -> None:
         """The cache manager knows the block tables. From now on the agent may ask."""
         self._manager = manager
         if self._supported:
+            self._asker.start()
             self.member.start()
 
     def add(self, request: Any) -> None:
@@ -118,81 +90,146 @@ class Scheduler:
     def finish(self, request: Any) -> None:
         """A request is done, or was aborted."""
         self._requests.pop(request.request_id, None)
-        question = self._questions.pop(request.request_id, None)
-        if question is not None:
-            self._abandon(question)
+        progress = self._progress.pop(request.request_id, None)
+        if progress is not None and progress.ready is not None:
+            self.tally.add(became.GONE, request.request_id, progress.ready[1])
+        if progress is not None and progress.question is not None:
+            progress.question.settle()
 
     def matched(self, request: Any, computed: int) -> int | None:
         """Tokens that can be loaded beyond `computed`; `None` to be asked again."""
-        if not table.matchable(request) or not self.member.registered:
-            return 0
-        if not table.settled(request):
-            return None
-        tokens = request.all_token_ids
-        question = self._questions.setdefault(request.request_id, Question())
-        if question.ready is None and not question.over:
-            match = {"tokens": [int(token) for token in tokens], "computed": computed, "salt": table.salt(request)}
-            if name := table.adapter(request):
-                match["adapter"] = name
-            if not question.poll(self.member, match):
+        progress = self._progress.get(request.request_id)
+        if progress is None:
+            if self._asker.may_ask() and not table.settled(request):
+                # Its adapter's files are being read, in a thread.
                 return None
-        if question.ready is None:
+            if (progress := self._begin(request)) is None:
+                return 0
+        question = progress.question
+        if question is not None:
+            if not self._asker.poll(question):
+                return None
+            progress.question, progress.ready = None, question.ready
+        if progress.ready is None:
             return 0
-        boundary, _ = question.ready
-        if boundary >= len(tokens) or not self._takes(computed, boundary):
-            self._abandon(question)
-            return 0
-        question.computed = computed
+        return self._offer(request, progress, computed)
+
+    def _begin(self, request: Any) -> Progress | None:
+        if not self._asker.may_ask() or not table.matchable(request):
+            return None
+        name, tokens = request.request_id, request.all_token_ids
+        asked = self._asker.ask(name, tokens, table.salt(request), table.adapter(request))
+        if asked is None:
+            return None
+        # vLLM comes back with a request for which it has no blocks. It is asked for once.
+        question = asked.question
+        progress = self._progress[name] = Progress(question)
+        if question is not None and self._left > 0:
+            begun = time.monotonic()
+            question.settled.wait(self._left)
+            self._left -= time.monotonic() - begun
+        return progress
+
+    def _offer(self, request: Any, progress: Progress, computed: int) -> int | None:
+        """What to say of a state that lies ready."""
+        assert progress.ready is not None
+        boundary, _ = progress.ready
+        if progress.avoids:
+            # vLLM has not looked into its cache. It loads nothing while a request says that it must not.
+            progress.avoids = request.skip_reading_prefix_cache = False
+        elif progress.fresh and computed > 0:
+            return self._avoid_cache(request, progress)
+        if boundary >= len(request.all_token_ids):
+            return self._decline(request, progress, became.OTHER_LENGTH)
+        if computed > boundary or (computed == boundary and self._deterministic):
+            # It goes on from a later point of the same prefix.
+            return self._decline(request, progress, became.ENGINE_HAS_MORE)
+        if computed == boundary and not progress.fresh:
+            # There would be no block to fill, so nobody would compare what the engine has.
+            return self._avoid_cache(request, progress)
+        if computed == boundary:
+            return self._decline(request, progress, became.ENGINE_HAS_MORE)
+        progress.kept = computed
         return boundary - computed
 
-    def _takes(self, computed: int, boundary: int) -> bool:
-        """Whether state for `boundary` tokens is loaded although `computed` are there.
+    def _decline(self, request: Any, progress: Progress, what: str) -> int:
+        assert progress.ready is not None
+        self.tally.add(what, request.request_id, progress.ready[1])
+        progress.ready = None
+        return 0
 
-        Their blocks belong to other requests too, and filling writes all blocks. Only where the
-        engine computes the same bytes every time does that change nothing.
-        """
-        return computed == 0 or (computed < boundary and self._deterministic)
+    def _avoid_cache(self, request: Any, progress: Progress) -> None:
+        """In the next step vLLM finds none of its own blocks for this request, and allocates all of them."""
+        progress.fresh = True
+        # Not now: in this step vLLM would take it as a request that loads nothing.
+        self._avoid.append((request, progress))
 
-    def allocated(self, request: Any, blocks: tuple[list[int], ...], external: int) -> None:
-        """Blocks were allocated for a request; `external` of its tokens are to be loaded."""
-        question = self._questions.get(request.request_id)
-        if external <= 0 or question is None or question.ready is None:
+    def allocated(self, request: Any, blocks: tuple[Sequence[Any], ...], external: int) -> None:
+        """Blocks were allocated for a request, by group; `external` of its tokens are to be loaded."""
+        progress = self._progress.get(request.request_id)
+        if external <= 0 or progress is None or progress.ready is None:
             return
-        boundary, restore = question.ready
-        # Asked once more after a failed load or a preemption, the answer is no: the tokens are
-        # computed.
-        question.ready, question.over = None, True
+        (boundary, restore), kept = progress.ready, progress.kept
+        # Asked once more after a failed load or a preemption, the answer is no: the tokens are computed.
+        progress.ready = None
         try:
-            if question.computed + external != boundary:
-                raise Unsupported(f"state for {boundary} tokens is there, {question.computed + external} were asked for")
-            self._loads.append(Load(request.request_id, restore, columns(self._groups, blocks, boundary)))
+            if kept + external != boundary:
+                raise Unsupported(f"state for {boundary} tokens is there, {kept + external} were asked for")
+            found = columns(self._groups, tuple([block.block_id for block in row] for row in blocks), boundary)
         except Unsupported as error:
             log.warning("request %s cannot be restored: %s", request.request_id, error)
-            self._submit_abandon(restore)
-            self._loads.append(Load(request.request_id, None, {}))
+            self.tally.add(became.OTHER_LENGTH, request.request_id, restore)
+            self._loads.append(Load(request.request_id, None))
+            return
+        self._fill += 1
+        load = Load(request.request_id, restore, found, boundary, kept, f"{self._epoch}-{self._fill}")
+        self._loads.append(load)
+        self._fillings.add(load, self._written(blocks, load))
 
-    def take_loads(self) -> list[Load]:
-        """Loads for the workers, in this step."""
+    def _written(self, blocks: tuple[Sequence[Any], ...], load: Load) -> list[Any]:
+        """vLLM's blocks that a fill writes."""
+        found = []
+        for group in self._groups:
+            row = load.blocks[group.name]
+            ids = set(row if group.recurrent else row[load.kept // group.block_tokens :])
+            found += [block for block in blocks[group.index] if block.block_id in ids and not block.is_null]
+        return found
+
+    def filled(self, name: str, failed: bool) -> None:
+        """The workers are done with a request."""
+        ended = self._fillings.done(name)
+        if ended is None:
+            return
+        load, late = ended
+        if not failed:
+            self.tally.add(became.TAKEN_ON_KEPT if load.kept else became.TAKEN, name, load.restore)
+            return
+        request, progress = self._requests.get(name), self._progress.get(name)
+        if late:
+            self.tally.add(became.FILL_LATE, name, load.restore)
+        elif load.kept and load.restore is not None and request is not None and progress is not None and not progress.fresh:
+            # Most likely the engine has computed those blocks itself, and not bit for bit as they were captured.
+            self.tally.add(became.KEPT_DIFFERS, name, load.restore)
+            progress.ready, progress.fresh = (load.boundary, load.restore), True
+        else:
+            self.tally.add(became.FILL_FAILED, name, load.restore)
+
+    def step(self) -> tuple[list[Load], list[str]]:
+        """Once a step: loads for the workers, and requests that they must give up."""
+        self._left = _WAIT
+        self.tally.tell()
+        for request, progress in self._avoid:
+            if progress.ready is not None:
+                progress.avoids = request.skip_reading_prefix_cache = True
+        self._avoid = []
+        late = self._fillings.step(self._manager)
         loads, self._loads = self._loads, []
-        return loads
+        return loads, late
 
     def close(self) -> None:
         """Leaves the engine."""
+        self._asker.close()
         self.member.close()
-
-    def _abandon(self, question: Question) -> None:
-        if question.future is not None:
-            question.future.add_done_callback(self._abandon_answer)
-        if question.ready is not None:
-            self._submit_abandon(question.ready[1])
-        question.future, question.ready, question.over = None, None, True
-
-    def _abandon_answer(self, future: Future[dict[str, Any]]) -> None:
-        if future.exception() is None and "restore" in future.result():
-            self._submit_abandon(future.result()["restore"])
-
-    def _submit_abandon(self, restore: str) -> None:
-        self.member.submit("abandon", {"restore": restore})
 
     def _table(self, args: dict[str, Any]) -> dict[str, Any]:
         wanted = args.get("sequence")

@@ -11,8 +11,8 @@ from pf_connector.memory import CannotShare
 from pf_connector.wire import Lost
 
 from .deployment import Identity
+from .filling import Load
 from .layout import Pages, Unsupported
-from .scheduler import Load
 
 log = logging.getLogger("pf_connector")
 
@@ -26,6 +26,10 @@ class Worker:
         self._member: Member | None = None
         self._pages: Pages | None = None
         self._fills: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
+        self._late: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
+        """Given up and not reported yet."""
+        self._events: list[tuple[Future[dict[str, Any]], Any]] = []
+        """Events of fills that were given up: the agent may still wait for them."""
 
     def register(self, config: Any, caches: dict[str, Any], layers: dict[str, Any]) -> None:
         """Shares the caches.
@@ -59,15 +63,26 @@ class Worker:
                 future: Future[dict[str, Any]] = Future()
                 future.set_exception(Lost("these blocks cannot be filled"))
             else:
-                args: dict[str, Any] = {"restore": load.restore, "blocks": load.blocks}
+                args: dict[str, Any] = {"restore": load.restore, "blocks": load.blocks, "kept": load.kept, "fill": load.fill}
                 if event is not None:
                     args["after"] = bytes(event.ipc_handle()).hex()
                 future = self._member.submit("fill", args)
             self._fills[load.request] = (future, event)
 
+    def give_up(self, requests: list[str]) -> None:
+        """Reports these fills as failed without waiting for the agent. The scheduler keeps their blocks out of circulation."""
+        for name in requests:
+            fill = self._fills.get(name)
+            if fill is not None and not fill[0].done():
+                log.warning("request %s: the capture agent has not filled its blocks in time", name)
+                self._late[name] = self._fills.pop(name)
+
     def finished(self) -> tuple[set[str], set[str]]:
         """Requests whose loads have ended since the last call, and those of them that failed."""
-        done, failed = set(), set()
+        done, failed = set(self._late), set(self._late)
+        self._events += self._late.values()
+        self._events = [pair for pair in self._events if not pair[0].done()]
+        self._late = {}
         for name, (future, _) in list(self._fills.items()):
             if not future.done():
                 continue

@@ -1,0 +1,110 @@
+"""A pause of an engine: it ends when the agent says so, when the agent goes away, and in any case when it has lasted too long.
+
+An agent that hangs keeps its connection open and says nothing. So each pause has a name and a limit. When the agent wakes up and ends
+the pause, the answer says whether it had held: only then may the agent use what it read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("pf_connector")
+
+_AGAIN = 1.0
+"""Seconds between two tries to let an engine go on."""
+
+
+class Pause:
+    """Serves the calls `pause` and `resume`, and `on_lost` of a member. `limit` is in seconds; the agent's own limit holds too."""
+
+    def __init__(self, pause: Callable[[], object], resume: Callable[[], object], limit: float | None = None) -> None:
+        self._pause_engine = pause
+        self._resume_engine = resume
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._name: str | None = None
+        self._held: str | None = None
+        self._watch: threading.Timer | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether the engine is paused, or its end of the pause is owed."""
+        return self._name is not None
+
+    def begin(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Pauses the engine. Raises what pausing raises; the engine goes on then."""
+        name = str(args.get("pause", ""))
+        with self._lock:
+            paused = self._name is not None
+            # From here on a resume is owed, even if pausing fails half-way.
+            self._name = name
+            self._set_watch(name, self._bound(args))
+            try:
+                if not paused:
+                    self._pause_engine()
+            except Exception:
+                self._try_end(name)
+                raise
+        return {}
+
+    def end(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Lets the engine go on if it is paused under this name. Answers whether that pause held until a call like this."""
+        name = str(args.get("pause", ""))
+        with self._lock:
+            if self._name == name:
+                self._end(name)
+                self._held = name
+            return {"held": self._held == name}
+
+    def lost(self) -> None:
+        """The agent went away."""
+        name = self._name
+        if name is not None:
+            log.warning("the capture agent went away: the engine goes on")
+            self._insist(name)
+
+    def _bound(self, args: dict[str, Any]) -> float | None:
+        bounds = [self._limit] if self._limit else []
+        if limit := int(args.get("limit_ms") or 0):
+            bounds.append(limit / 1000)
+        return min(bounds, default=None)
+
+    def _set_watch(self, name: str, seconds: float | None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = None
+        if seconds is not None:
+            self._watch = threading.Timer(seconds, self._expire, (name, seconds))
+            self._watch.daemon = True
+            self._watch.start()
+
+    def _expire(self, name: str, seconds: float) -> None:
+        if self._name == name:
+            log.warning("the capture agent has kept the engine paused for %.1f s: the engine goes on, and the capture is void", seconds)
+            self._insist(name)
+
+    def _end(self, name: str) -> None:
+        """Ends the pause of this name; under the lock. Raises if the engine cannot be told, and the pause is as before."""
+        self._resume_engine()
+        if self._watch is not None:
+            self._watch.cancel()
+        self._name, self._watch = None, None
+
+    def _insist(self, name: str) -> None:
+        """Ends the pause of this name without the agent, and tries again if that fails."""
+        with self._lock:
+            if self._name == name:
+                self._try_end(name)
+
+    def _try_end(self, name: str) -> None:
+        """Ends the pause of this name, later if that fails now; under the lock."""
+        try:
+            self._end(name)
+        except Exception as error:
+            log.error("the engine cannot be told to go on, trying again: %s", error)
+            self._watch = threading.Timer(_AGAIN, self._insist, (name,))
+            self._watch.daemon = True
+            self._watch.start()

@@ -1,0 +1,154 @@
+//! Whether a state that lies ready belongs to the prefix of a request.
+
+use super::plan::Plan;
+use pfr_schema::Digest;
+use pfr_schema::engine::{Match, MatchKeys};
+
+/// A request, by its tokens or by the keys of its prefixes.
+#[derive(Clone, Debug)]
+pub(super) enum Asked {
+    Tokens(Match),
+    Keys(MatchKeys),
+}
+
+impl Asked {
+    fn salt(&self) -> (&str, Option<&str>) {
+        match self {
+            Self::Tokens(request) => (&request.salt, request.adapter.as_deref()),
+            Self::Keys(request) => (&request.salt, request.adapter.as_deref()),
+        }
+    }
+
+    /// Tokens of the request, and tokens whose state the engine has.
+    fn lengths(&self) -> (u64, u64) {
+        match self {
+            Self::Tokens(request) => (request.tokens.len() as u64, request.computed),
+            Self::Keys(request) => (request.tokens, request.computed),
+        }
+    }
+}
+
+/// The answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    Fits,
+    /// It does not; the number of equal tokens as far as known, and the reason.
+    Not(u64, String),
+    /// The request has no key of this length: it was asked before the engine knew of the state.
+    NotAsked,
+}
+
+/// Checks a state against a request. `rungs` are the state's keys at the lengths of the ladder.
+pub(super) fn fits(plan: &Plan, rungs: &[(u64, Digest)], request: &Asked) -> Fit {
+    let Plan { boundary, key, .. } = plan;
+    if (key.salt.as_str(), key.adapter.as_deref()) != request.salt() {
+        return Fit::Not(0, format!("the prefix key does not hold: salt or adapter of the state at {boundary} are not the request's"));
+    }
+    let (length, computed) = request.lengths();
+    let agree = match request {
+        Asked::Tokens(request) => by_tokens(plan, request),
+        Asked::Keys(request) => by_keys(plan, rungs, request),
+    };
+    match agree {
+        Err(not) => not,
+        Ok(agree) if length == *boundary => {
+            Fit::Not(agree, format!("the state is at {boundary} tokens, the request has no more: no token is left to compute"))
+        }
+        Ok(agree) if *boundary <= computed => {
+            Fit::Not(agree, format!("the engine has state for {computed} tokens already, kept ready is {boundary}"))
+        }
+        Ok(_) => Fit::Fits,
+    }
+}
+
+/// The number of equal tokens, if those of the state are.
+fn by_tokens(Plan { boundary, tokens, .. }: &Plan, request: &Match) -> Result<u64, Fit> {
+    let computed = tokens.iter().take(usize::try_from(*boundary).unwrap_or(usize::MAX));
+    let agree = computed.zip(&request.tokens).take_while(|(a, b)| a == b).count() as u64;
+    let length = request.tokens.len() as u64;
+    if agree == *boundary {
+        Ok(agree)
+    } else if agree == length {
+        Err(too_short(*boundary, length, agree))
+    } else {
+        Err(Fit::Not(agree, format!("the prefix key does not hold: token {agree} differs from that of the state at {boundary}")))
+    }
+}
+
+fn by_keys(Plan { boundary, key, .. }: &Plan, rungs: &[(u64, Digest)], request: &MatchKeys) -> Result<u64, Fit> {
+    let compared = || rungs.iter().filter_map(|(at, rung)| Some((*at, *rung == request.key(*at)?)));
+    let agree = compared().take_while(|(_, equal)| *equal).last().map_or(0, |(at, _)| at);
+    if request.tokens < *boundary {
+        return Err(too_short(*boundary, request.tokens, agree));
+    }
+    match request.key(*boundary) {
+        Some(found) if found == key.prefix => Ok(*boundary),
+        Some(_) => {
+            let end = compared().find(|(_, equal)| !equal).map_or(*boundary, |(at, _)| at);
+            let why =
+                format!("the prefix key does not hold: a token from {agree} to {} differs from that of the state at {boundary}", end - 1);
+            Err(Fit::Not(agree, why))
+        }
+        // At equal lengths no key is needed to say no.
+        None if request.tokens == *boundary => Ok(*boundary),
+        None => Err(Fit::NotAsked),
+    }
+}
+
+fn too_short(boundary: u64, length: u64, agree: u64) -> Fit {
+    Fit::Not(agree, format!("the state is at {boundary} tokens, the request has {length}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pfr_schema::checkpoint::Key;
+    use pfr_schema::prefix;
+
+    fn tokens(count: u32) -> Vec<u32> {
+        (0..count).map(|i| i * 7).collect()
+    }
+
+    fn fingerprint() -> Digest {
+        Digest::sha256(b"f")
+    }
+
+    fn plan() -> Plan {
+        let computed = &tokens(62)[..61];
+        let prefix = prefix::key(&fingerprint(), "s", None, computed);
+        let key = Key { scheme: prefix::SCHEME.into(), prefix, tokens: 61, alignment: 1, salt: "s".into(), adapter: None };
+        Plan { boundary: 61, key, tokens: tokens(62), paged: Vec::new(), states: Vec::new() }
+    }
+
+    fn keys(tokens: &[u32], lengths: &[u64]) -> Asked {
+        let key = |length: &u64| (*length, prefix::key(&fingerprint(), "s", None, &tokens[..*length as usize]));
+        let keys = lengths.iter().map(key).collect();
+        Asked::Keys(MatchKeys { tokens: tokens.len() as u64, salt: "s".into(), keys, ..MatchKeys::default() })
+    }
+
+    #[test]
+    fn keys_and_tokens_give_one_answer() {
+        let plan = plan();
+        let rungs = prefix::rungs(&fingerprint(), "s", None, &plan.tokens[..61]);
+        let ask = |asked: &Asked| fits(&plan, &rungs, asked);
+        let all = [16, 32, 61];
+        assert_eq!(ask(&keys(&tokens(90), &all)), Fit::Fits);
+        for at in [0, 15, 16, 40, 60] {
+            let mut other = tokens(90);
+            other[at] += 1;
+            let Fit::Not(agree, why) = ask(&keys(&other, &all)) else { panic!("token {at}") };
+            assert!(agree <= at as u64, "{agree} equal, token {at} differs");
+            let Fit::Not(exact, _) = ask(&Asked::Tokens(Match { tokens: other, salt: "s".into(), ..Match::default() })) else {
+                panic!("token {at}")
+            };
+            assert_eq!(exact, at as u64);
+            let words: Vec<u64> = why.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+            assert!(words[0] <= at as u64 && at as u64 <= words[1], "{why}");
+        }
+        let Fit::Not(_, short) = ask(&keys(&tokens(40), &[16, 32])) else { panic!("too short") };
+        assert!(short.contains("the request has 40"), "{short}");
+        let Fit::Not(_, equal) = ask(&keys(&tokens(61), &[16, 32])) else { panic!("no token is left") };
+        assert!(equal.contains("no token is left"), "{equal}");
+        assert_eq!(ask(&keys(&tokens(90), &[16, 32])), Fit::NotAsked);
+    }
+}
