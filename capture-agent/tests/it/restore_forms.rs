@@ -242,7 +242,7 @@ async fn an_engine_that_asks_gets_the_state_in_its_own_form() {
     let request = Match { tokens: tokens(), ..Match::default() };
     let answer = host.agent.answer(&handle, 0, ToAgent::Match(request)).await.unwrap();
     let Matched::Ready { restore, .. } = serde_json::from_value(answer).unwrap() else { panic!("nothing is ready") };
-    let fill = Fill { restore, blocks: asking.sequence("mine").blocks, after: None };
+    let fill = Fill { restore, blocks: asking.sequence("mine").blocks, after: None, kept: 0, fill: None };
     host.agent.answer(&handle, 0, ToAgent::Fill(fill)).await.unwrap();
     for (number, state) in STATES.into_iter().enumerate() {
         assert_eq!(live(&asking, "mine", state), held(&values(number), &form, 0), "{state}");

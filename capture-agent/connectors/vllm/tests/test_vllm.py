@@ -157,7 +157,7 @@ BLOCKS = ([0, 0, 9], [1, 2, 3], [0, 0, 6, 7, 8])
 class Case(unittest.TestCase):
     """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies ready."""
 
-    limits = Limits(patience=0.3, later=0.5, fill=0.2)
+    limits = Limits(patience=1.5, later=0.5, fill=0.2)
     deployment: dict[str, Any] = DEPLOYMENT
 
     def setUp(self) -> None:

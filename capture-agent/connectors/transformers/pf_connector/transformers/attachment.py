@@ -232,7 +232,7 @@ class Attachment:
         arena would prove only that what it lacks is the same both times.
         """
         boundary, top = int(args["boundary"]), int(args["top"])
-        with nullcontext() if self._paused else self._still, self._tables:
+        with nullcontext() if self._pause.on else self._still, self._tables:
             logits = self._logits(args["sequence"], boundary)
         if logits is None:
             return {"boundary": boundary, "top": []}

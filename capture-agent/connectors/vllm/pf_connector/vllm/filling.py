@@ -122,7 +122,7 @@ class Fillings:
 def _hold(manager: Any, blocks: list[Any]) -> list[Any] | None:
     """Counts one more user of these blocks, so that none is given to another request."""
     pool = getattr(manager, "block_pool", None)
-    if not all(hasattr(pool, name) for name in ("touch", "free_blocks")):
+    if pool is None or not all(hasattr(pool, name) for name in ("touch", "free_blocks")):
         return None
     pool.touch(blocks)
     return blocks

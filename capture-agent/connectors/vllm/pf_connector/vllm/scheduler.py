@@ -62,6 +62,7 @@ class Scheduler:
         self._epoch = secrets.token_hex(8)
         self._deterministic = bool(identity.deployment.get("deterministic"))
         limits = limits or Limits()
+        self._asker: Asker
         registration = {
             "engine": identity.engine,
             "member": "scheduler",
@@ -138,7 +139,8 @@ class Scheduler:
             # vLLM has not looked into its cache. It loads nothing while a request says that it must not.
             progress.avoids = request.skip_reading_prefix_cache = False
         elif progress.fresh and computed > 0:
-            return self._avoid_cache(request, progress)
+            self._avoid_cache(request, progress)
+            return None
         if boundary >= len(request.all_token_ids):
             return self._decline(request, progress, became.OTHER_LENGTH)
         if computed > boundary or (computed == boundary and self._deterministic):
@@ -146,7 +148,8 @@ class Scheduler:
             return self._decline(request, progress, became.ENGINE_HAS_MORE)
         if computed == boundary and not progress.fresh:
             # There would be no block to fill, so nobody would compare what the engine has.
-            return self._avoid_cache(request, progress)
+            self._avoid_cache(request, progress)
+            return None
         if computed == boundary:
             return self._decline(request, progress, became.ENGINE_HAS_MORE)
         progress.kept = computed

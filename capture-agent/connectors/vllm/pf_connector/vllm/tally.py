@@ -49,10 +49,7 @@ class Tally:
         """Something became of a request."""
         self.counts[what] += 1
         self._untold[restore, what] += 1
-        if what in _SAID_BY_BREAKER:
-            level = logging.DEBUG
-        else:
-            level = logging.INFO if what in _FINE else logging.WARNING
+        level = logging.DEBUG if what in _SAID_BY_BREAKER else logging.INFO if what in _FINE else logging.WARNING
         log.log(level, "request %s, state %s: %s", request, restore or "-", what)
 
     def tell(self) -> None:
