@@ -26,34 +26,36 @@ api! {
         pub freed_bytes: u64,
         /// Push sessions that had ended and were forgotten.
         pub sessions: u64,
-        /// Packs that nothing points to any more: they drain.
+        /// Packs that nothing points to any more: they wait for the end of the grace period.
         pub packs_emptied: u64,
-        /// Packs whose upload never ended: they drain.
+        /// Packs whose upload never ended: they wait for it too.
         pub packs_abandoned: u64,
-        /// Packs whose live frames were copied together: they drain.
+        /// Packs whose live frames were copied by compaction: they are emptied.
         pub packs_compacted: u64,
-        /// Small packs whose live frames were copied together: they drain.
+        /// Small packs whose live frames were copied by merging: they are emptied.
         #[serde(default)]
         pub packs_merged: u64,
         /// Bytes of the frames that were copied.
         pub moved_bytes: u64,
-        /// Packs whose bytes were deleted: the grace period since they began to drain had passed.
+        /// Packs whose bytes were deleted: the grace period since they were emptied had passed.
         pub packs_deleted: u64,
         /// Their bytes on storage.
         pub deleted_bytes: u64,
-        /// Bytes of deleted packs that stay on storage for the grace period.
+        /// Bytes of emptied packs, which stay on storage for the grace period.
         pub draining_bytes: u64,
         /// When the grace period of the last of them ends: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub draining_ends_at: Option<u64>,
-        /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run lasts.
+        /// What no snapshot holds and what stays for now. None for a scheduled run, and while a run
+        /// lasts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub protected: Option<Protected>,
         /// Objects of the journal that a journal summary replaced.
         pub journal_deleted: u64,
         /// Snapshots evicted to keep a local store within its size.
         pub evicted: u64,
-        /// Containers that nothing holds and of which the tables do not say what they hold: kept for a day, with all below them. `fsck` names them.
+        /// Nodes that nothing holds and whose children are not known, because their rows cannot be
+        /// read: kept for a day, with all below them. `fsck` names them.
         #[serde(default, alias = "parked")] // the name in reports of earlier runs
         pub deferred: u64,
         /// What ended it early.
@@ -71,7 +73,8 @@ api! {
         /// When the last of these leases ends, unless it is renewed: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub expires_at: Option<u64>,
-        /// The push sessions that hold these leases, at most a hundred. A pull into a local store is one too.
+        /// The push sessions that hold these leases, at most a hundred. A pull into a local store
+        /// is one too.
         pub sessions: Vec<OpenSession>,
     }
 

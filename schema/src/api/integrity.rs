@@ -11,7 +11,8 @@ api! {
         pub digest: Digest,
         /// What was found.
         pub reason: String,
-        /// Snapshots that reach it, as `repository@digest`, at most a hundred. None: it was dead space, and nothing is lost.
+        /// Snapshots that reach it, as `repository@digest`, at most a hundred. None: it was dead
+        /// space, and nothing is lost.
         pub snapshots: Vec<String>,
     }
 
@@ -26,9 +27,11 @@ api! {
         pub bytes: u64,
         /// Whether every blob was hashed, and not only its checksum compared.
         pub full: bool,
-        /// Packs that metadata names and that are not there, or are cut, or whose index is bad; with what was found.
+        /// Packs that metadata names and that are not there, or are cut, or whose index is bad;
+        /// with what was found.
         pub bad_packs: Vec<String>,
-        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example. Nothing is lost with them.
+        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example.
+        /// Nothing is lost with them.
         #[serde(default)]
         pub dead_frames: Vec<String>,
         /// Packs that could not be read this time, and why: nothing is known of them.
@@ -45,7 +48,7 @@ api! {
     pub struct FsckReport {
         /// Objects looked at.
         pub objects: u64,
-        /// Containers read and compared with their rows.
+        /// Nodes read and compared with their rows.
         pub containers: u64,
         /// Packs looked at.
         pub packs: u64,
@@ -66,7 +69,7 @@ api! {
         pub refused: Vec<String>,
         /// Blobs.
         pub objects: u64,
-        /// Containers.
+        /// Nodes.
         pub containers: u64,
         /// Objects of the journal that were read.
         pub journal: u64,

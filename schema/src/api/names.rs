@@ -45,7 +45,8 @@ api! {
         /// How many, 1 to 10,000.
         #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 10000))]
         pub count: u32,
-        /// Tags are named `<prefix>-1` … `<prefix>-<count>`; existing ones make the request fail as a whole.
+        /// Tags are named `<prefix>-1` … `<prefix>-<count>`; existing ones make the request fail as
+        /// a whole.
         #[cfg_attr(feature = "openapi", schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,121}$"))]
         pub prefix: String,
     }

@@ -48,7 +48,8 @@ string_schema!(
 );
 string_schema!(DomainName, "^[a-z0-9]+((_|__|-+)[a-z0-9]+)*$", "acme", min_length = 1, max_length = 40);
 
-/// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older tools understand it too.
+/// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older
+/// tools understand it too.
 pub(super) struct Pair;
 
 impl PartialSchema for Pair {

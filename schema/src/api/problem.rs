@@ -19,7 +19,7 @@ api! {
         pub code: ErrorCode,
         /// Whether trying the same again can help.
         pub retryable: bool,
-        /// Blobs that a container lists and the registry lacks (the first few).
+        /// Blobs that a node lists and the registry lacks (the first few).
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub missing: Vec<Digest>,
         /// The request's id, as in the server's log.

@@ -11,7 +11,8 @@ api! {
         pub digests: Vec<Digest>,
     }
 
-    /// Where the frames that were asked for lie: together, in this order, they are the stream without its end mark.
+    /// Where the frames that were asked for lie: together, in this order, they are the stream
+    /// without its end mark.
     pub struct FrameLocations {
         /// Seconds after which the URLs are refused. Ask again then.
         pub expires_seconds: u64,
@@ -21,7 +22,8 @@ api! {
 
     /// Frames that lie back to back.
     pub struct FrameExtent {
-        /// Where to `GET` them, without the registry's token. Whoever has the URL can read the object.
+        /// Where to `GET` them, without the registry's token. Any holder of the URL can read the
+        /// object.
         pub url: String,
         /// First byte, for `Range`.
         pub offset: u64,

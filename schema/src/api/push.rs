@@ -71,7 +71,7 @@ api! {
         pub digest: Digest,
         /// Whether this repository did not have it before.
         pub created: bool,
-        /// Raw bytes it reaches, each blob counted once a container.
+        /// Raw bytes it reaches. A blob counts once for each node that lists it.
         pub logical_bytes: u64,
         /// Raw bytes that it brought first.
         pub new_bytes: u64,

@@ -49,7 +49,8 @@ api! {
 
     /// A snapshot and everything above it in the repository.
     pub struct Lineage {
-        /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the repository are named only.
+        /// The snapshot asked for first, then ancestors, nearest first. Parents that are not in the
+        /// repository are named only.
         pub snapshots: Vec<SnapshotSummary>,
         /// Whether the repository has more ancestors than are listed.
         pub truncated: bool,
@@ -84,16 +85,18 @@ api! {
         pub b: Digest,
         /// By group and rank.
         pub groups: Vec<GroupDiff>,
-        /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only in the second.
+        /// Raw bytes of the other layers (checkpoint tensors, attachments) only in the first, only
+        /// in the second.
         #[cfg_attr(feature = "openapi", schema(value_type = super::openapi::Pair))]
         pub other_bytes_only: (u64, u64),
     }
 
-    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be computed was.
+    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be
+    /// computed was.
     pub struct Verified {
         /// The snapshot.
         pub digest: Digest,
-        /// Blobs read, containers included.
+        /// Blobs read, nodes included.
         pub blobs: u64,
         /// Raw bytes hashed.
         pub bytes: u64,

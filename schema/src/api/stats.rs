@@ -72,7 +72,8 @@ api! {
         pub unfinished_bytes: u64,
         /// How many there are.
         pub unfinished_packs: u64,
-        /// When the last of them counts as given up, unless its upload goes on: milliseconds since 1970.
+        /// When the last of them counts as given up, unless its upload goes on: milliseconds since
+        /// 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub unfinished_ends_at: Option<u64>,
         /// Snapshots, over all repositories.

@@ -252,7 +252,7 @@ fn misnamed(contents: &[Packed], index: &Index) -> Option<String> {
     let entries: HashMap<u64, Kind> = index.entries.iter().map(|entry| (entry.offset, entry.header.kind)).collect();
     let other = |packed: &&Packed| entries.get(&packed.offset).is_some_and(|kind| *kind != packed.kind);
     let count = contents.iter().filter(|packed| packed.kind.is_container() && packed.health != Health::Damaged).filter(other).count();
-    (count > 0).then(|| format!("the frames of {count} nodes have another kind in their headers"))
+    (count > 0).then(|| format!("nodes whose frames have another kind in their headers: {count}"))
 }
 
 /// Objects at positions where the pack's index has something else.

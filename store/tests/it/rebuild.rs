@@ -125,7 +125,7 @@ async fn a_node_healed_by_a_plain_blob_has_its_kind_again_after_a_scrub() {
     rig.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
     assert_eq!(says(&rig, &snapshot.tree.digest).await, Kind::Blob);
     let report = rig.store.scrub(&Default::default(), &mut |_| ()).await.unwrap();
-    assert!(report.bad_packs.iter().any(|words| words.contains("say that they are something else")), "{report:?}");
+    assert!(report.bad_packs.iter().any(|words| words.contains("another kind in")), "{report:?}");
     assert_eq!(says(&rig, &snapshot.tree.digest).await, Kind::Tree);
     survives(&rig, &snapshot).await;
 }
