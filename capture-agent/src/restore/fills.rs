@@ -52,6 +52,10 @@ impl Fills {
     /// Refuses fills of this name from now on; returns those that run. The engine may have its
     /// blocks when their gates are closed and let go.
     pub fn give_up(&self, name: &str) -> Vec<Handle<()>> {
+        if !(1..=MAX_NAME).contains(&name.len()) {
+            // No fill of such a name begins.
+            return Vec::new();
+        }
         let mut state = self.0.lock();
         if state.given_up.insert(name.into()) {
             state.order.push_back(name.into());
@@ -63,6 +67,11 @@ impl Fills {
         }
         let running = state.running.iter().filter(|fill| fill.name.as_deref() == Some(name));
         running.map(|fill| fill.copies.clone()).collect()
+    }
+
+    /// Whether the engine gave up a fill of this name.
+    pub fn was_given_up(&self, name: &str) -> bool {
+        self.0.lock().given_up.contains(name)
     }
 
     /// The fills of a rank that run.
@@ -103,6 +112,8 @@ mod tests {
         let fills = Fills::default();
         for name in [String::new(), "x".repeat(65)] {
             assert!(fills.begin(Some(&name), 0, Gate::new(()).handle()).is_err());
+            fills.give_up(&name);
+            assert!(!fills.was_given_up(&name), "no memory is spent on it");
         }
         for number in 0..=MAX_GIVEN_UP {
             fills.give_up(&number.to_string());

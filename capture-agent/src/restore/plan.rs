@@ -283,13 +283,23 @@ fn alone(group: &GroupLayout, state: &State, rank: u32) -> Result<()> {
     Err(Error::mismatch(ErrorCode::GeometryMismatch, what, expected, "another one"))
 }
 
-/// Whether two parts have bytes in common in a block. Their distance is linear in the block's
-/// number, so the first and the last block bound it.
+/// Whether any block of one part has bytes in common with any block of the other: blocks belong to
+/// different sequences. Parts of different strides count as sharing if the ranges of all their blocks
+/// meet.
 fn shares(one: &Part, two: &Part, blocks: u32) -> bool {
-    let begin = |part: &Part, block: u32| i128::from(part.offset) + i128::from(block) * i128::from(part.block_stride);
-    let distance = |block: u32| begin(two, block) - begin(one, block);
-    let (first, last) = (distance(0), distance(blocks.saturating_sub(1)));
-    one.memory == two.memory && first.min(last) < i128::from(one.bytes) && first.max(last) > -i128::from(two.bytes)
+    let (last, distance) = (i128::from(blocks.saturating_sub(1)), i128::from(two.offset) - i128::from(one.offset));
+    let (one_bytes, two_bytes) = (i128::from(one.bytes), i128::from(two.bytes));
+    let (one_stride, two_stride) = (i128::from(one.block_stride), i128::from(two.block_stride));
+    if one.memory != two.memory {
+        return false;
+    }
+    if one_stride != two_stride || one_stride == 0 {
+        return distance < last * one_stride + one_bytes && -distance < last * two_stride + two_bytes;
+    }
+    // Blocks k apart meet if -two_bytes < distance + k * stride < one_bytes.
+    let least = (-two_bytes - distance).div_euclid(one_stride) + 1;
+    let most = (one_bytes - distance - 1).div_euclid(one_stride);
+    least.max(-last) <= most.min(last)
 }
 
 #[cfg(test)]
@@ -297,12 +307,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_share_bytes_only_within_a_block() {
+    fn parts_share_bytes_if_any_of_their_blocks_do() {
         let part = |offset, block_stride, bytes| Part { memory: "kv".into(), offset, block_stride, bytes };
         let conv = part(0, 200, 100);
         assert!(!shares(&conv, &part(100, 200, 100), 8), "beside it, in each block");
         assert!(shares(&conv, &part(99, 200, 1), 8) && shares(&part(99, 200, 1), &conv, 8), "its last byte");
         assert!(!shares(&conv, &part(1600, 200, 100), 8), "behind all of its blocks");
+        assert!(shares(&part(0, 200, 180), &part(350, 200, 30), 8), "the second block of one, the first of the other");
+        assert!(!shares(&part(0, 200, 180), &part(350, 200, 30), 1), "there is no second block");
+        assert!(!shares(&part(0, 200, 150), &part(350, 200, 50), 8), "in the gaps");
         assert!(shares(&conv, &part(150, 100, 50), 2), "in the second block");
         assert!(!shares(&conv, &part(150, 100, 50), 1), "there is no second block");
         assert!(!shares(&conv, &Part { memory: "other".into(), ..conv.clone() }, 8));

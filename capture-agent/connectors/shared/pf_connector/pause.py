@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from pf_connector.wire import Failure
 
 log = logging.getLogger("pf_connector")
 
@@ -27,12 +30,24 @@ class Pause:
         self._lock = threading.Lock()
         self._name: str | None = None
         self._held: str | None = None
+        self._void: str | None = None
+        """A pause that this side tried to end: from then on the engine may have run."""
+        self._unsure = False
+        """Whether the engine was told to go on, and the answer did not come."""
         self._watch: threading.Timer | None = None
 
     @property
     def on(self) -> bool:
-        """Whether the engine is paused, or its end of the pause is owed."""
+        """Whether the engine is paused, or could not yet be told to go on."""
         return self._name is not None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, the pause does not end by itself. Raises `Failure` if there is none."""
+        with self._lock:
+            if self._name is None:
+                raise Failure("engine_busy", "the engine is not paused")
+            yield
 
     def begin(self, args: dict[str, Any]) -> dict[str, Any]:
         """Pauses the engine. Raises what pausing raises; the engine goes on then."""
@@ -41,10 +56,12 @@ class Pause:
             paused = self._name is not None
             # From here on a resume is owed, even if pausing fails half-way.
             self._name = name
+            self._void = None
             self._set_watch(name, self._bound(args))
             try:
-                if not paused:
+                if not paused or self._unsure:
                     self._pause_engine()
+                    self._unsure = False
             except Exception:
                 self._try_end(name)
                 raise
@@ -55,8 +72,9 @@ class Pause:
         name = str(args.get("pause", ""))
         with self._lock:
             if self._name == name:
+                void = self._void == name
                 self._end(name)
-                self._held = name
+                self._held = None if void else name
             return {"held": self._held == name}
 
     def lost(self) -> None:
@@ -88,10 +106,11 @@ class Pause:
 
     def _end(self, name: str) -> None:
         """Ends the pause of this name; under the lock. Raises if the engine cannot be told, and the pause is as before."""
+        self._unsure = True
         self._resume_engine()
         if self._watch is not None:
             self._watch.cancel()
-        self._name, self._watch = None, None
+        self._name, self._watch, self._unsure = None, None, False
 
     def _insist(self, name: str) -> None:
         """Ends the pause of this name without the agent, and tries again if that fails."""
@@ -101,6 +120,7 @@ class Pause:
 
     def _try_end(self, name: str) -> None:
         """Ends the pause of this name, later if that fails now; under the lock."""
+        self._void = name
         try:
             self._end(name)
         except Exception as error:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 
 from pf_connector.member import Member
 from pf_connector.pause import Pause
+from pf_connector.wire import Failure
 
 REGISTRATION = {"engine": "e", "member": "control", "verbs": ["pause"], "world": 1, "deployment": {}}
 
@@ -62,6 +64,37 @@ class Pausing(unittest.TestCase):
         self.assertEqual(pause.end({"pause": "a"}), {"held": True}, "that one had held")
         self.assertTrue(pause.on)
         self.assertEqual(pause.end({"pause": "b"}), {"held": True})
+
+    def expired(self) -> Pause:
+        """A pause that was to end by itself; the engine did not answer when it was told to go on."""
+        self.engine.failures = 1
+        pause = self.pause(0.01)
+        with self.assertLogs("pf_connector", "WARNING"):
+            pause.begin({"pause": "a"})
+            end = time.monotonic() + 10
+            while self.engine.failures > 0:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.005)
+        return pause
+
+    def test_an_engine_that_may_have_gone_on_was_not_held(self) -> None:
+        self.assertEqual(self.expired().end({"pause": "a"}), {"held": False})
+        self.assertEqual(self.engine.did, ["pause", "resume"])
+
+    def test_an_engine_that_may_have_gone_on_is_paused_again(self) -> None:
+        pause = self.expired()
+        pause.begin({"pause": "b", "limit_ms": 60_000})
+        self.assertEqual(self.engine.did[:2], ["pause", "pause"])
+
+    def test_a_pause_does_not_end_by_itself_while_memory_is_read(self) -> None:
+        pause = self.pause(0.05)
+        pause.begin({"pause": "a"})
+        with self.assertLogs("pf_connector", "WARNING"):
+            with pause.held():
+                self.assertFalse(self.engine.goes.wait(0.2))
+            self.assertTrue(self.engine.goes.wait(10))
+        with self.assertRaises(Failure), pause.held():
+            pass
 
     def test_a_pause_that_lasts_too_long_ends_and_has_not_held(self) -> None:
         for limit, args in ((None, {"limit_ms": 50}), (0.05, {"limit_ms": 60_000}), (0.05, {})):

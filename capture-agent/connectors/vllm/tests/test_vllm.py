@@ -11,6 +11,7 @@ import types
 import unittest
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from fake_agent import FakeAgent
 
@@ -283,6 +284,13 @@ class Asking(Case):
         with self.assertLogs("pf_connector", "WARNING"):
             self.assertEqual(self.settled(request(computed=0)), 0)
         self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1})
+
+    def test_an_adapter_whose_files_cannot_be_read_in_time_is_not_waited_for(self) -> None:
+        one = request(computed=0)
+        with mock.patch.object(table, "settled", return_value=False), self.assertLogs("pf_connector", "WARNING"):
+            self.assertEqual(self.settled(one), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1})
+        self.assertEqual(self.calls_of("match-keys"), [])
 
     def test_what_tokens_do_not_say_is_not_asked_for(self) -> None:
         for given in ({"prompt_embeds": object()}, {"sampling_params": None}, {"skip_reading_prefix_cache": True}):

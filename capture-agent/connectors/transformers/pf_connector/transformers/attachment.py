@@ -9,7 +9,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +200,8 @@ class Attachment:
         self._pause.lost()
 
     def _table(self, args: dict[str, Any]) -> dict[str, Any]:
-        if not self._pause.on:
-            raise Failure("engine_busy", "the engine is not paused")
         wanted, found = args.get("sequence"), []
-        with self._tables:
+        with self._pause.held(), self._tables:
             for sequence in self._open.values():
                 if wanted in (None, sequence.name) and sequence.computed > 0:
                     found.append(self._describe(sequence))
@@ -232,7 +230,7 @@ class Attachment:
         arena would prove only that what it lacks is the same both times.
         """
         boundary, top = int(args["boundary"]), int(args["top"])
-        with nullcontext() if self._pause.on else self._still, self._tables:
+        with self._pause.held() if self._pause.on else self._still, self._tables:
             logits = self._logits(args["sequence"], boundary)
         if logits is None:
             return {"boundary": boundary, "top": []}

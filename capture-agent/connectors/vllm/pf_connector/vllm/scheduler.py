@@ -54,6 +54,7 @@ class Scheduler:
             self._supported = False
         self._requests: dict[str, Any] = {}
         self._progress: dict[str, Progress] = {}
+        self._reading: dict[str, float] = {}
         self._loads: list[Load] = []
         self._avoid: list[tuple[Any, Progress]] = []
         self._manager: Any = None
@@ -61,7 +62,7 @@ class Scheduler:
         self._fill = 0
         self._epoch = secrets.token_hex(8)
         self._deterministic = bool(identity.deployment.get("deterministic"))
-        limits = limits or Limits()
+        self._limits = limits = limits or Limits()
         self._asker: Asker
         registration = {
             "engine": identity.engine,
@@ -91,6 +92,7 @@ class Scheduler:
     def finish(self, request: Any) -> None:
         """A request is done, or was aborted."""
         self._requests.pop(request.request_id, None)
+        self._reading.pop(request.request_id, None)
         progress = self._progress.pop(request.request_id, None)
         if progress is not None and progress.ready is not None:
             self.tally.add(became.GONE, request.request_id, progress.ready[1])
@@ -101,9 +103,14 @@ class Scheduler:
         """Tokens that can be loaded beyond `computed`; `None` to be asked again."""
         progress = self._progress.get(request.request_id)
         if progress is None:
-            if self._asker.may_ask() and not table.settled(request):
+            if self._asker.may_ask() and table.matchable(request) and not table.settled(request):
                 # Its adapter's files are being read, in a thread.
-                return None
+                begun = self._reading.setdefault(request.request_id, time.monotonic())
+                if time.monotonic() - begun <= self._limits.later:
+                    return None
+                self.tally.add(became.WAITED_TOO_LONG, request.request_id)
+                self._progress[request.request_id] = Progress(None)
+                return 0
             if (progress := self._begin(request)) is None:
                 return 0
         question = progress.question
