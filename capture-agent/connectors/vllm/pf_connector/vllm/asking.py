@@ -89,7 +89,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that something may lie ready for."""
+    """The result of `ask`: whether the request must wait for an answer."""
 
     question: Question | None
     """None if the request does not wait for an answer."""
@@ -213,7 +213,7 @@ class Asker:
     def _answered(self, question: Question, future: Future[dict[str, Any]]) -> None:
         error = future.exception()
         if isinstance(error, Full):
-            # As silent as one that reads and does not answer.
+            # Treated like an agent that does not answer.
             question.unsent = True
             self._breaker.failed(self._clock())
             return
