@@ -250,8 +250,9 @@ fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     range.step_by(usize::try_from(READ).unwrap_or(usize::MAX)).map(move |start| start..end.min(start + READ))
 }
 
-/// The header of a frame that `bytes` start with, if it is the one meant. A node's copy says that
-/// it is one, whatever the frame said: a rebuild knows nodes by their frames.
+/// Reads the header at the start of `bytes` and checks that it belongs to `frame`. A node's copy
+/// gets the node's kind even if the old frame had another: a rebuild recognises nodes by the kind
+/// in their frames.
 fn check_header(frame: &Packed, bytes: &[u8], limits: &Limits) -> std::result::Result<Header, String> {
     let header = header_of(bytes, frame.offset, &frame.digest, limits)?;
     if header.frame_len() != frame.frame_len {

@@ -161,9 +161,9 @@ impl Planner {
         plan.live_bytes += header.frame_len();
     }
 
-    /// Makes a stored blob a node: its children must be there as it says, and are held from
-    /// now on. From then on it lies in the frame that says that it is one, if this pack has it: a
-    /// rebuild knows nodes by their frames.
+    /// Makes a stored blob a node: its children must be stored as it lists them, and are held from
+    /// now on. If this pack has a frame whose header gives the node's kind, the node's location
+    /// becomes that frame: a rebuild recognises nodes by the kind in their frames.
     fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer, place: Option<Place>) -> Result<()> {
         let held = match self.objects.get(&digest).map(|o| &o.known) {
             Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),

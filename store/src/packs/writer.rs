@@ -239,14 +239,14 @@ impl PackWriter {
         }
     }
 
-    /// A pack that was given up while it was written may have no row any more: then nobody but its
-    /// writer knows of its bytes.
+    /// A pack that was given up during its upload may have lost its row. Then only its writer knows
+    /// of its bytes, and deletes them.
     async fn remove_if_lost<T>(&mut self, result: Result<T>) -> Result<T> {
         let lost = match &result {
             Ok(_) => false,
             Err(Error::PackLost(_)) => true,
-            // The answer may be lost and the pack live, or collection may still have to delete it:
-            // only without a row is it nobody's.
+            // The answer may be lost and the pack live, or a collection may still delete it: only a
+            // pack without a row has no other owner.
             Err(_) => self.is_forgotten().await,
         };
         if lost && let Err(error) = self.store.packs.delete(&path(&self.key)).await {

@@ -448,8 +448,8 @@ async fn compact(store: &Arc<dyn Metadata>) -> Result<()> {
     Ok(())
 }
 
-/// Pushes and collection at the same time, beside what is `kept`, until told to stop: nobody hears
-/// of what happens to the server meanwhile, and each thing is done once.
+/// Pushes and collects at the same time, beside `kept`, until `done`. No call fails because of what
+/// happens to the server meanwhile, and each change is made once.
 async fn assert_unnoticed(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>, mut kept: BTreeSet<Digest>) {
     let before = count(&**store).await;
     let ((acknowledged, new), deleted) = tokio::join!(push_until(store, done), collect_until(store, done));

@@ -154,7 +154,7 @@ class Scheduler:
             # It goes on from a later point of the same prefix.
             return self._decline(request, progress, became.ENGINE_HAS_MORE)
         if computed == boundary and not progress.fresh:
-            # There would be no block to fill, so nobody would compare what the engine has.
+            # Without a block to fill there is no fill, and the agent compares only during a fill.
             self._avoid_cache(request, progress)
             return None
         if computed == boundary:
