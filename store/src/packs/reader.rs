@@ -11,7 +11,9 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use object_store::path::Path;
 use object_store::{GetOptions, GetResult, GetResultPayload, ObjectStoreExt as _};
-use std::io::{Read as _, Seek as _, SeekFrom};
+use rustix::buffer::spare_capacity;
+use rustix::io::{Errno, pread};
+use std::fs::File;
 use std::ops::Range;
 
 /// Why a read failed.
@@ -108,13 +110,13 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
     let lengths: Vec<usize> = ranges.iter().map(|range| usize::try_from(range.end - range.start).unwrap_or(usize::MAX)).collect();
     let start = result.range.start;
     match result.payload {
-        GetResultPayload::File(mut file, path) => {
+        GetResultPayload::File(file, path) => {
             let read = move || {
-                file.seek(SeekFrom::Start(start))?;
+                let mut at = start;
                 let piece = |length: usize| {
-                    let mut piece = Vec::with_capacity(length);
-                    (&file).take(length as u64).read_to_end(&mut piece)?;
-                    Ok(Bytes::from(piece))
+                    let piece = read_whole(&file, at, length)?;
+                    at += length as u64;
+                    Ok(piece)
                 };
                 lengths.into_iter().map(piece).collect::<std::io::Result<Vec<Bytes>>>()
             };
@@ -142,4 +144,20 @@ async fn take_apart(result: GetResult, ranges: &[Range<u64>]) -> object_store::R
             Ok(pieces)
         }
     }
+}
+
+/// Bytes of a file, fewer if it ends before. `Read::read_to_end` would ask for 8 KiB, then 16, and
+/// so on, for each piece.
+fn read_whole(file: &File, start: u64, length: usize) -> std::io::Result<Bytes> {
+    let mut bytes = Vec::with_capacity(length);
+    while bytes.len() < length {
+        let at = start + bytes.len() as u64;
+        match pread(file, spare_capacity(&mut bytes), at) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes.into())
 }
