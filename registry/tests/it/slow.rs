@@ -1,12 +1,12 @@
 //! Slow clients of every kind, and an innocent one beside them.
 
-use crate::common::snapshot::{Snapshot, page, snapshot, stream};
+use crate::common::snapshot::{Snapshot, decode, page, snapshot, stream};
 use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::api::{self, FramesStored};
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, ErrorCode, Kind, media_type};
-use reqwest::{Method, StatusCode};
-use serde_json::json;
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -109,36 +109,62 @@ fn stream_of(blobs: impl IntoIterator<Item = Document>) -> Vec<u8> {
     stream(&blobs.into_iter().collect::<Vec<_>>())
 }
 
-/// What an innocent client does, and how long each took.
+/// What an innocent client does, how long each took, and how often it was told to come back.
 struct Times {
     push: Duration,
     pull: Duration,
     tag: Duration,
+    refused: usize,
+}
+
+impl Times {
+    /// Sends until the answer is not a 503, after the time that each 503 names, as `pf` does.
+    async fn served(&mut self, request: RequestBuilder) -> Response {
+        loop {
+            let again = request.try_clone().expect("a body in memory");
+            let answer = again.send().await.expect("an answer");
+            if answer.status() != StatusCode::SERVICE_UNAVAILABLE {
+                return answer;
+            }
+            self.refused += 1;
+            let seconds = answer.headers()["retry-after"].to_str().expect("text").parse().expect("seconds");
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+        }
+    }
 }
 
 async fn innocent(registry: &Registry, seed: u64) -> Times {
     let sample: Snapshot = snapshot(seed..seed + 20, vec![]);
     let bulk: Vec<Document> = (0..8).map(|i| large(seed << 8 | i, 1)).collect();
+    let mut times = Times { push: Duration::ZERO, pull: Duration::ZERO, tag: Duration::ZERO, refused: 0 };
+    let post = |path: &str, body: &Value| registry.request(Method::POST, path).json(body);
     let begun = Instant::now();
-    let push = registry.open_push(REPO).await;
+    let pushes = format!("/v1/repositories/{REPO}/pushes");
+    let push: api::Push = ok(times.served(post(&pushes, &json!({}))).await).await;
+    let push = format!("{pushes}/{}", push.id);
     // Large enough that its questions take turns.
     let digests: Vec<Digest> = (0..5000_u64).map(|i| Digest::sha256(&i.to_le_bytes())).collect();
     let groups = json!({"groups": [{"kind": "blob", "digests": digests}]});
-    let _: api::MissingResponse = ok(registry.post(&format!("{push}/missing"), &groups).await).await;
-    let _: FramesStored = ok(registry.put_frames(&push, stream(&bulk)).await).await;
-    let _: FramesStored = ok(registry.put_frames(&push, sample.stream()).await).await;
+    let _: api::MissingResponse = ok(times.served(post(&format!("{push}/missing"), &groups)).await).await;
+    for frames in [stream(&bulk), sample.stream()] {
+        let put = registry.request(Method::PUT, &format!("{push}/frames")).header("content-type", media_type::FRAMES);
+        let _: FramesStored = ok(times.served(put.body(frames)).await).await;
+    }
     let commit = json!({"manifest": sample.manifest, "tag": format!("t{seed}")});
-    let _: api::Committed = ok(registry.post(&format!("{push}/commit"), &commit).await).await;
-    let pushed = begun.elapsed();
+    let _: api::Committed = ok(times.served(post(&format!("{push}/commit"), &commit)).await).await;
+    times.push = begun.elapsed();
     let begun = Instant::now();
     let mut wanted: Vec<Digest> = bulk.iter().map(|blob| blob.digest).collect();
     wanted.extend(sample.digests());
-    let pulled = registry.fetch(REPO, &wanted).await;
+    let frames = post(&format!("/v1/repositories/{REPO}/frames"), &json!({"digests": wanted}));
+    let pulled = decode(times.served(frames).await.bytes().await.expect("a whole body"));
     assert_eq!(pulled.len(), wanted.len());
-    let pull = begun.elapsed();
+    times.pull = begun.elapsed();
     let begun = Instant::now();
-    assert_eq!(registry.get(&format!("/v1/repositories/{REPO}/tags/t{seed}")).await.status(), StatusCode::OK);
-    Times { push: pushed, pull, tag: begun.elapsed() }
+    let tag = registry.request(Method::GET, &format!("/v1/repositories/{REPO}/tags/t{seed}"));
+    assert_eq!(times.served(tag).await.status(), StatusCode::OK);
+    times.tag = begun.elapsed();
+    times
 }
 
 /// Begins so many slow clients of each way. They end with the answer.
@@ -267,7 +293,12 @@ mod long {
         let mut best = innocent(registry, from).await;
         for round in 1..rounds {
             let times = innocent(registry, from + round * 100).await;
-            best = Times { push: best.push.min(times.push), pull: best.pull.min(times.pull), tag: best.tag.min(times.tag) };
+            best = Times {
+                push: best.push.min(times.push),
+                pull: best.pull.min(times.pull),
+                tag: best.tag.min(times.tag),
+                refused: best.refused + times.refused,
+            };
         }
         best
     }
@@ -286,6 +317,7 @@ mod long {
             // What the system's buffers take at once has passed.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let beside = best(&registry, 100_000 * (i as u64 + 1), 5).await;
+            println!("{} times 503 in five rounds beside {ways:?}", beside.refused);
             for (what, alone, beside) in
                 [("push", alone.push, beside.push), ("pull", alone.pull, beside.pull), ("GET tag", alone.tag, beside.tag)]
             {
