@@ -5,7 +5,8 @@ use crate::drain::Rate;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
 use crate::pushes::Pushes;
-use crate::restore::Staged;
+use crate::restore::{Resumes, Staged};
+use crate::saves::Saves;
 use crate::upkeep;
 use pfr_store::{Schedule, Store};
 use rustix::fs::{FlockOperation, flock};
@@ -23,6 +24,8 @@ struct Inner {
     engines: Engines,
     pushes: Pushes,
     staged: Staged,
+    resumes: Resumes,
+    saves: Saves,
     rate: Rate,
     /// Background tasks, until the agent is dropped.
     schedule: Schedule,
@@ -42,7 +45,8 @@ impl Agent {
         let tasks = schedule.clone();
         tokio::spawn(async move { tasks.run().await });
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, schedule, _lock: lock })))
+        let (resumes, saves) = (Resumes::default(), Saves::default());
+        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, resumes, saves, rate, schedule, _lock: lock })))
     }
 
     /// Its configuration.
@@ -73,6 +77,17 @@ impl Agent {
     #[must_use]
     pub fn staged(&self) -> &Staged {
         &self.0.staged
+    }
+
+    /// Snapshots that requests resume from.
+    pub(crate) fn resumes(&self) -> &Resumes {
+        &self.0.resumes
+    }
+
+    /// Saves that requests asked for.
+    #[must_use]
+    pub fn saves(&self) -> &Saves {
+        &self.0.saves
     }
 
     /// In the background, evicts snapshots until the store fits its size limit, if it has one, and

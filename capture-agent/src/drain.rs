@@ -5,7 +5,7 @@ use crate::engines::Engine;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use pfr_schema::agent::{Drain, DrainFailure, DrainItem, DrainRequest, EngineState, Push, PushState, SnapshotReport, SnapshotRequest};
-use pfr_schema::engine::{Sequence, Verb};
+use pfr_schema::engine::{Sequence, SequenceInfo, SequenceState, Verb};
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{ErrorCode, Reference};
 use std::collections::HashSet;
@@ -139,8 +139,23 @@ impl Agent {
     }
 
     /// The sequences of an engine that have state, and the bytes of it.
-    async fn look(&self, engine: &str) -> Result<Vec<(Sequence, u64)>> {
+    async fn look(&self, engine: &str) -> Result<Vec<(SequenceInfo, u64)>> {
+        let found = self.sequences(engine).await?;
         let engine = self.engines().get(engine)?;
+        Ok(found.into_iter().filter(|s| s.boundary > 0).map(|s| (bytes(&engine, &s), s)).map(|(bytes, s)| (s, bytes)).collect())
+    }
+
+    /// The sequences of an engine that can be captured now. An engine that holds no blocks for a
+    /// capture is paused meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::EngineUnknown`], [`Error::Incomplete`], [`Error::Lost`], [`Error::Refused`],
+    /// [`Error::Protocol`].
+    pub async fn sequences(&self, engine: &str) -> Result<Vec<SequenceInfo>> {
+        let engine = self.engines().get(engine)?;
+        if engine.serves(Verb::Hold) {
+            return engine.sequences().await;
+        }
         if !engine.serves(Verb::Pause) {
             // It only takes state.
             return Ok(Vec::new());
@@ -148,7 +163,15 @@ impl Agent {
         let pause = engine.pause().await?;
         let sequences = pause.sequences().await;
         pause.resume().await?;
-        Ok(sequences?.into_iter().filter(|s| s.boundary > 0).map(|s| (bytes(&engine, &s), s)).map(|(bytes, s)| (s, bytes)).collect())
+        let running = |s: Sequence| SequenceInfo {
+            name: None,
+            state: SequenceState::Running,
+            tokens: s.tokens.len() as u64,
+            boundary: s.boundary,
+            id: s.id,
+            kept_seconds: None,
+        };
+        Ok(sequences?.into_iter().map(running).collect())
     }
 
     async fn capture(&self, item: &DrainItem) -> Result<SnapshotReport> {
@@ -172,18 +195,18 @@ fn failure(engine: &str, sequence: &str, error: &Error) -> DrainFailure {
     DrainFailure { engine: engine.into(), sequence: sequence.into(), problem: error.problem() }
 }
 
-/// Raw bytes of a sequence's pages and state.
-fn bytes(engine: &Engine, sequence: &Sequence) -> u64 {
+/// Raw bytes of a sequence's pages and state, those of optional groups included.
+fn bytes(engine: &Engine, sequence: &SequenceInfo) -> u64 {
     let groups = (0..engine.world()).flat_map(|rank| engine.groups(rank).iter().filter(move |g| rank == 0 || !g.layout.replicated));
-    let here = groups.filter(|group| sequence.blocks.contains_key(&group.layout.name));
-    here.map(|group| match group.layout.kind {
-        GroupKind::Recurrent => group.layout.states.iter().map(|state| state.part.bytes).sum(),
-        _ => {
-            let columns = group.columns(sequence.boundary);
-            (columns.end - columns.start) * group.layout.components.len() as u64 * group.page_bytes()
-        }
-    })
-    .sum()
+    groups
+        .map(|group| match group.layout.kind {
+            GroupKind::Recurrent => group.layout.states.iter().map(|state| state.part.bytes).sum(),
+            _ => {
+                let columns = group.columns(sequence.boundary);
+                (columns.end - columns.start) * group.layout.components.len() as u64 * group.page_bytes()
+            }
+        })
+        .sum()
 }
 
 /// `<repository>/<engine>:<sequence>` in characters that names may have, each reference once.

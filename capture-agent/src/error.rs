@@ -34,6 +34,9 @@ pub enum Error {
         /// Names of those that are there.
         known: String,
     },
+    /// No such save.
+    #[error("no save {ticket:?} is remembered: the agent may have been started since, and the tag says what was saved")]
+    SaveUnknown { ticket: String },
     /// A sequence must be named.
     #[error("engine {engine:?} has several sequences, name one: {known}")]
     SequenceAmbiguous { engine: String, known: String },
@@ -64,6 +67,9 @@ pub enum Error {
     /// The engine went on before it was told to.
     #[error("engine {engine:?} goes on by itself after a pause of {seconds} s, and the capture was not done: it is void")]
     PauseEnded { engine: String, seconds: f64 },
+    /// The engine reused blocks that it held for a capture.
+    #[error("engine {engine:?} has not kept the blocks until they were copied: the capture took longer than its limit, and is void")]
+    HoldEnded { engine: String },
     /// Blocks that the engine had computed itself do not hold the snapshot's bytes.
     #[error("{what}, which the engine had computed, holds other bytes than the snapshot: nothing was taken")]
     Kept { what: String },
@@ -149,6 +155,7 @@ impl Error {
             Self::Invalid(_) | Self::SequenceAmbiguous { .. } => ErrorCode::InvalidRequest,
             Self::EngineUnknown { .. } => ErrorCode::EngineUnknown,
             Self::SequenceUnknown { .. } => ErrorCode::SequenceUnknown,
+            Self::SaveUnknown { .. } => ErrorCode::NotFound,
             Self::Busy { .. } | Self::Incomplete { .. } | Self::NotServed { .. } => ErrorCode::EngineBusy,
             Self::Lost { .. } => ErrorCode::EngineLost,
             Self::Refused { .. } | Self::Protocol { .. } => ErrorCode::EngineRefused,
@@ -167,7 +174,7 @@ impl Error {
                 Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
                 _ => ErrorCode::Unavailable,
             },
-            Self::Timeout { .. } | Self::PauseEnded { .. } => ErrorCode::Timeout,
+            Self::Timeout { .. } | Self::PauseEnded { .. } | Self::HoldEnded { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,

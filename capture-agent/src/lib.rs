@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! engine ⇄ engines (session, layout, pause, tables)     memory (hash, copy out, write)
-//!    snapshot: pause ─▶ set aside ─▶ pin ─▶ resume ─▶ hash ─▶ lacking? ─▶ copy, hash again ─▶ frames ─▶ manifest ─▶ pushes
+//!    snapshot: pause ─▶ set aside ─▶ pin ─▶ resume, or hold ─▶ hash ─▶ lacking? ─▶ copy, hash again ─▶ frames ─▶ manifest ─▶ pushes
 //!    restore:  pull ─▶ checks ─▶ allocate ─▶ write ─▶ hash live ─▶ oracle ─▶ activate
 //! control: HTTP over a Unix socket, for `pf` and for fleets
 //! ```
@@ -21,6 +21,7 @@ mod metrics;
 pub mod program;
 pub mod pushes;
 pub mod restore;
+pub mod saves;
 pub mod snapshot;
 
 mod socket;

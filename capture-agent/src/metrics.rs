@@ -12,6 +12,7 @@ pub(crate) const RESTORE_SECONDS: &str = "pf_agent_restore_seconds";
 pub(crate) const RESTORE_BYTES: &str = "pf_agent_restore_bytes_total";
 pub(crate) const MATCHES: &str = "pf_agent_matches_total";
 pub(crate) const FILLS: &str = "pf_agent_fills_total";
+pub(crate) const SAVES: &str = "pf_agent_saves_total";
 pub(crate) const TAKINGS: &str = "pf_agent_takings_total";
 
 /// The recorder of the process.
@@ -37,6 +38,7 @@ fn describe() {
         Unit::Count,
         "Requests that a state lay ready for, by what became of them: taken, taken-on-kept, or why not."
     );
+    describe_counter!(SAVES, Unit::Count, "Saves that requests asked for, by outcome: ok, or the code of the refusal.");
     describe_counter!("pf_agent_snapshots_total", Unit::Count, "Snapshots by outcome: ok, or the code of the refusal.");
     describe_histogram!("pf_agent_snapshot_pause_seconds", Unit::Seconds, "How long an engine was paused for a snapshot.");
     describe_histogram!("pf_agent_snapshot_seconds", Unit::Seconds, "Time from a snapshot's request to its commit in the local store.");

@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::remote::reason;
-use pfr_schema::agent::{Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::agent::{
+    Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, Sequences, SnapshotReport, SnapshotRequest,
+};
 use pfr_schema::api::Problem;
 use reqwest::{RequestBuilder, Url};
 use serde::de::DeserializeOwned;
@@ -57,6 +59,14 @@ impl AgentClient {
     /// As [`Self::engines`].
     pub async fn engine(&self, engine: &str) -> Result<EngineInfo> {
         self.ask(self.http.get(url(&["engines", engine])?)).await
+    }
+
+    /// The sequences of an engine that can be captured, and the saves that its requests asked for.
+    ///
+    /// # Errors
+    /// As [`Self::engines`].
+    pub async fn sequences(&self, engine: &str) -> Result<Sequences> {
+        self.ask(self.http.get(url(&["engines", engine, "sequences"])?)).await
     }
 
     /// Takes a snapshot of a sequence.

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::Form;
 use crate::digest::Digest;
-use crate::engine::{Taking, Verb};
+use crate::engine::{SequenceInfo, Taking, Verb};
 use crate::error::ErrorCode;
 use crate::snapshot::Exactness;
 use serde::{Deserialize, Serialize};
@@ -119,6 +119,61 @@ pub struct SnapshotRequest {
     /// Highest logits to record of the step at the boundary; 0 for none. Default 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oracle: Option<u32>,
+    /// The snapshot that it follows: a digest, or a reference in the agent's store. Default: the
+    /// one that the sequence was last captured as or restored from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+}
+
+/// Answer to `GET /v1/engines/{engine}/sequences`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sequences {
+    /// What can be captured now.
+    pub sequences: Vec<SequenceInfo>,
+    /// The last saves that requests of this engine asked for, oldest first.
+    pub saves: Vec<SaveInfo>,
+}
+
+/// A save that a request of an engine asked for; answer to `GET /v1/saves/{ticket}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SaveInfo {
+    /// Its name, as the response to the request says.
+    pub ticket: String,
+    /// The engine.
+    pub engine: String,
+    /// The sequence.
+    pub sequence: String,
+    /// Where it goes.
+    pub reference: String,
+    /// How far it is.
+    pub state: SaveState,
+    /// The snapshot, once saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// Tokens with state, once saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<u64>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What kind of failure that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<ErrorCode>,
+    /// Its push, as `GET /v1/pushes` lists it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<String>,
+}
+
+/// How far a save is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SaveState {
+    /// Waiting, or under way.
+    Pending,
+    /// It lies in the agent's store.
+    Saved,
+    /// Nothing was stored under its name.
+    Failed,
 }
 
 /// What a snapshot did.

@@ -6,6 +6,7 @@
 //! agent  ─ pause, table, pin, resume, unpin, oracle ─▶ engine           snapshot
 //! agent  ─ allocate … (agent writes pages) … activate | discard ─▶ engine   restore, engines that take a sequence at any time
 //! agent  ─ staged ─▶ engine ─ match, fill, abandon, report ─▶ agent     restore, engines that ask when a request comes
+//! engine ─ save, resume ─▶ agent ─ sequences, hold, release ─▶ engine   captures without a pause, and what requests ask for
 //! ```
 //!
 //! A message is a `u32` little-endian length and that many bytes, at most [`MAX_MESSAGE`]: JSON, or
@@ -17,6 +18,9 @@
 //! `docs/capture.md` describes the same for authors of connectors.
 
 pub mod binary;
+mod hold;
+
+pub use hold::{HoldName, HoldRequest, Released, Resume, Save, SequenceInfo, SequenceList, SequenceState};
 
 use crate::checkpoint::Layout;
 use crate::digest::Digest;
@@ -28,7 +32,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Version of the protocol.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// Bytes of one message: 64 MiB. A table of 380 K tokens is about 3 MB.
 pub const MAX_MESSAGE: u32 = 64 << 20;
 /// File descriptors with one message.
@@ -90,6 +94,11 @@ pub enum ToAgent {
     Abandon(Abandon),
     /// What became of states that lay ready. Answers `{}`.
     Report(Report),
+    /// A request has ended and wants its state to be saved. Answers `{}` when the save is queued.
+    /// The agent then calls `hold` for the sequence.
+    Save(Save),
+    /// A request wants to resume from this snapshot. Answer: [`Matched`].
+    Resume(Resume),
 }
 
 /// What the agent calls.
@@ -120,6 +129,15 @@ pub enum ToEngine {
     /// Which states lie ready. Comes to members that serve [`Verb::Request`] when they register and
     /// at each change. Answers `{}`.
     Staged(StagedStates),
+    /// Which sequences can be held? Answer: [`SequenceList`].
+    Sequences {},
+    /// Keep the state of a sequence at one token position in blocks that nothing writes, until
+    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on. What the next
+    /// step would overwrite is copied to other blocks. Answers the [`Sequence`] when memory is at
+    /// rest.
+    Hold(HoldRequest),
+    /// Blocks of this hold may be reused. Answer: [`Released`].
+    Release(HoldName),
 }
 
 impl ToEngine {
@@ -137,13 +155,16 @@ impl ToEngine {
             Self::Activate(_) => "activate",
             Self::Discard(_) => "discard",
             Self::Staged(_) => "staged",
+            Self::Sequences {} => "sequences",
+            Self::Hold(_) => "hold",
+            Self::Release(_) => "release",
         }
     }
 }
 
 /// What a member of an engine serves. An engine is ready when its members together serve
-/// [`Verb::Pause`] and [`Verb::Table`] (or neither, if it only restores) and every rank's memory is
-/// there.
+/// [`Verb::Pause`] and [`Verb::Table`] (or neither, if they serve [`Verb::Hold`], or it only
+/// restores) and every rank's memory is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
@@ -157,8 +178,10 @@ pub enum Verb {
     Oracle,
     /// `allocate`, `activate`, `discard`.
     Allocate,
-    /// Takes `staged`; calls `match`, `fill`, `abandon`, `report` itself.
+    /// Takes `staged`; calls `match`, `resume`, `fill`, `abandon`, `report` itself.
     Request,
+    /// `sequences`, `hold`, `release`: captures without a pause. Calls `save` itself.
+    Hold,
 }
 
 /// A member of an engine introduces itself.
@@ -554,6 +577,8 @@ pub enum Matched {
         boundary: u64,
         /// Names this match in `fill` and `abandon`.
         restore: String,
+        /// The snapshot.
+        digest: Digest,
     },
     /// It is on its way: ask again.
     Later {},

@@ -67,6 +67,15 @@ def adapter(directory: Path) -> None:
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, directory / "adapter_model.safetensors")
 
 
+def tokenizer(directory: str) -> None:
+    """A word for each token: a server wants one to answer with text."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{number} ": number for number in range(COMMON["vocab_size"])}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0 "))).save_pretrained(directory)
+
+
 def main() -> None:
     """Writes a model's or an adapter's directory."""
     kind, directory = sys.argv[1:3]
@@ -75,6 +84,7 @@ def main() -> None:
         adapter(Path(directory))
     else:
         {"dense": dense, "hybrid": hybrid}[kind]().to(torch.bfloat16).save_pretrained(directory)
+        tokenizer(directory)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import shutil
+import signal
+import socketserver
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +129,23 @@ class Host:
         found: dict[str, Any] = wait_for(f"{name} to be ready on {self.name}", look, engine.alive)
         return found
 
+    def saved(self, ticket: str) -> dict[str, Any]:
+        """What became of a save, once it has ended."""
+
+        def look() -> dict[str, Any] | None:
+            try:
+                found: dict[str, Any] = request(str(self.control), "GET", f"/v1/saves/{ticket}")
+            except Refused:
+                return None
+            return found if found["state"] != "pending" else None
+
+        found: dict[str, Any] = wait_for(f"save {ticket}", look, self.agent.alive)
+        return found
+
+    def wait_pushed(self) -> None:
+        """Waits until the registry has everything."""
+        wait_for("the pushes", lambda: all(job["state"] == "done" for job in self.pf("pushes")["pushes"]), self.agent.alive)
+
     def refusal(self, name: str, reference: str) -> Refused | None:
         """The agent's refusal to restore this; `None` if it restores it."""
         try:
@@ -175,14 +197,7 @@ class Engine(Child):
     def __init__(self, python: str, program: str, folder: Path, args: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
-        env = _env(folder) | {
-            "PYTHONPATH": os.pathsep.join(map(str, ROOTS)),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-        }
+        env = _engine_env(folder)
         command = [python, str(CONNECTORS / "checks" / program), "--events", str(write), *args]
         try:
             super().__init__(program, command, folder / "engine.log", env, stdin=subprocess.PIPE, text=True, pass_fds=[write])
@@ -220,6 +235,73 @@ class Engine(Child):
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             super().stop()
+
+
+class Server(Child):
+    """An OpenAI server of vLLM with the connector, in a session of its own."""
+
+    def __init__(self, python: str, folder: Path, model: str, engine: str, socket: Path, args: list[str], **settings: Any) -> None:
+        """`settings` are the connector's."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as free:
+            port = free.server_address[1]
+        transfer = {
+            "kv_connector": "PfConnector",
+            "kv_connector_module_path": "pf_connector.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"engine": engine, "socket": str(socket), **settings},
+        }
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "m"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer), *args]
+        super().__init__("vllm", command, folder / "server.log", _engine_env(folder), start_new_session=True)
+        self.url = f"http://127.0.0.1:{port}"
+
+    def wait_ready(self) -> None:
+        """Waits until it answers."""
+        wait_for("the server", lambda: self._answers(), self.alive)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def complete(self, prompt: list[int], count: int, *, salt: str | None = None, pf: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A completion of exactly `count` tokens, greedily, with log-probabilities."""
+        body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+        body |= {"return_token_ids": True} | ({"cache_salt": salt} if salt else {}) | ({"kv_transfer_params": {"pf": pf}} if pf else {})
+        data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/completions", data, kind, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
+        except urllib.error.HTTPError as error:
+            raise Stopped(f"HTTP {error.code}: {error.read().decode(errors='replace')[:500]}") from error
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """Ends it."""
+        super().stop()
+        self.kill()
+
+
+def _engine_env(folder: Path) -> dict[str, str]:
+    return _env(folder) | {
+        "PYTHONPATH": os.pathsep.join(map(str, ROOTS)),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
 
 
 def _env(folder: Path) -> dict[str, str]:

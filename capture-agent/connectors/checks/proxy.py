@@ -109,8 +109,9 @@ class Proxy:
             _shut(target)
 
     def _strip(self, message: dict[str, Any]) -> None:
-        for sequence in (message.get("ok") or {}).get("sequences", []):
-            sequence["blocks"] = {name: row for name, row in sequence["blocks"].items() if not name.startswith(self.omit)}
+        held = message.get("ok") or {}
+        if "blocks" in held:
+            held["blocks"] = {name: row for name, row in held["blocks"].items() if not name.startswith(self.omit)}
 
 
 class _Replay:

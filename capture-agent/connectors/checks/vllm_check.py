@@ -26,7 +26,7 @@ def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]
     """Runs one model through capture and restore."""
     fresh(folder)
     note(f"{kind}: writing a model with random weights")
-    model = _write(python, folder / "model", "dense" if kind == "adapters" else kind)
+    model = write_model(python, folder / "model", "dense" if kind == "adapters" else kind)
     args = ["--model", model, "--engine", ENGINE, *(["--block", "32"] if kind != "hybrid" else [])]
     registry = Registry(binaries, folder / "registry")
     try:
@@ -37,7 +37,8 @@ def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]
         registry.stop()
 
 
-def _write(python: str, folder: Path, kind: str, seed: int = 1) -> str:
+def write_model(python: str, folder: Path, kind: str, seed: int = 1) -> str:
+    """A model or an adapter of `models.py`; its folder."""
     program = Path(__file__).resolve().parent / "models.py"
     subprocess.run([python, str(program), kind, str(folder), str(seed)], check=True, capture_output=True)
     return str(folder)
@@ -188,7 +189,7 @@ def _refused(host: Host, reference: str) -> Outcome:
 def _others(python: str, host: Host, folder: Path, args: list[str], reference: str) -> Outcome:
     """An engine with the same files of configuration, another rope, and other weights."""
     note("dense: starting a vLLM with other weights and an override")
-    other = _write(python, folder / "other", "dense", seed=2)
+    other = write_model(python, folder / "other", "dense", seed=2)
     override = json.dumps({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}})
     changed = [other if arg == args[1] else arg for arg in args] + ["--overrides", override]
     engine = Engine(python, "vllm_host.py", host.folder / "other", [*changed, "--socket", str(host.engines)])
@@ -204,7 +205,7 @@ def _others(python: str, host: Host, folder: Path, args: list[str], reference: s
 
 def _adapters(python: str, binaries: Path, folder: Path, registry: Registry, args: list[str]) -> list[Outcome]:
     """Two adapters of one name: what one computed is not the other's."""
-    one, two = (_write(python, folder / name, "adapter", seed) for seed, name in ((1, "one"), (2, "two")))
+    one, two = (write_model(python, folder / name, "adapter", seed) for seed, name in ((1, "one"), (2, "two")))
     copy = shutil.copytree(one, folder / "copy")
     random.seed(7)
     prompt = [random.randrange(1, 500) for _ in range(PROMPT)]

@@ -47,8 +47,6 @@ async def serve(args: argparse.Namespace) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from pf_connector.vllm import Control
-
     transfer = KVTransferConfig(
         kv_connector="PfConnector",
         kv_connector_module_path="pf_connector.vllm",
@@ -76,7 +74,6 @@ async def serve(args: argparse.Namespace) -> None:
             **options,
         )
     )
-    control = Control(engine)
     say(event="ready")
     loop = asyncio.get_running_loop()
     running: set[asyncio.Task[None]] = set()
@@ -85,7 +82,6 @@ async def serve(args: argparse.Namespace) -> None:
         task = asyncio.create_task(generate(engine, **work))
         running.add(task)
         task.add_done_callback(running.discard)
-    control.close()
     engine.shutdown()
 
 

@@ -4,7 +4,9 @@ use crate::{Agent, Error};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
-use pfr_schema::agent::{Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::agent::{
+    Drain, DrainRequest, EngineInfo, Engines, Pushes, RestoreReport, RestoreRequest, SaveInfo, Sequences, SnapshotReport, SnapshotRequest,
+};
 use pfr_service::problem::ApiError;
 use serde::de::DeserializeOwned;
 
@@ -49,6 +51,15 @@ pub(super) async fn snapshot(State(agent): State<Agent>, Path(name): Path<String
 pub(super) async fn restore(State(agent): State<Agent>, Path(name): Path<String>, body: Bytes) -> Answer<RestoreReport> {
     let request: RestoreRequest = read(&body)?;
     Ok(Json(agent.restore(&name, request).await?))
+}
+
+pub(super) async fn sequences(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<Sequences> {
+    Ok(Json(Sequences { sequences: agent.sequences(&name).await?, saves: agent.saves().of(&name) }))
+}
+
+pub(super) async fn save(State(agent): State<Agent>, Path(ticket): Path<String>) -> Answer<SaveInfo> {
+    let unknown = || Error::SaveUnknown { ticket: ticket.clone() };
+    Ok(Json(agent.saves().get(&ticket).ok_or_else(unknown)?))
 }
 
 pub(super) async fn pushes(State(agent): State<Agent>) -> Json<Pushes> {

@@ -53,6 +53,8 @@ fn router(agent: Agent) -> Result<Router> {
         .route("/v1/engines/{engine}", get(handlers::engine))
         .route("/v1/engines/{engine}/snapshots", post(handlers::snapshot))
         .route("/v1/engines/{engine}/restores", post(handlers::restore))
+        .route("/v1/engines/{engine}/sequences", get(handlers::sequences))
+        .route("/v1/saves/{ticket}", get(handlers::save))
         .route("/v1/pushes", get(handlers::pushes))
         .route("/v1/drain", post(handlers::drain))
         .route("/livez", get(|| async { "ok\n" }))

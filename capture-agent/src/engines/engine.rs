@@ -1,14 +1,15 @@
 //! An engine: its members together.
 
 use super::allocation::Allocation;
+use super::hold::{self, Hold};
 use super::layout::Group;
 use super::pause::Pause;
 use super::table;
 use super::view::{Taken, View};
 use crate::error::{Error, Result};
 use crate::restore::Fills;
-use pfr_schema::Digest;
-use pfr_schema::engine::{Allocate, Oracle, OracleRequest, Sequence, ToEngine, Verb};
+use pfr_schema::engine::{Allocate, Oracle, OracleRequest, Sequence, SequenceInfo, ToEngine, Verb};
+use pfr_schema::{Digest, ErrorCode};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -73,6 +74,39 @@ impl Engine {
     /// [`Error::NotServed`], [`Error::Lost`], [`Error::Refused`].
     pub async fn pause(&self) -> Result<Pause> {
         Pause::begin(Arc::clone(&self.0)).await
+    }
+
+    /// The sequences that can be held now.
+    ///
+    /// # Errors
+    /// [`Error::NotServed`], [`Error::Lost`], [`Error::Refused`].
+    pub async fn sequences(&self) -> Result<Vec<SequenceInfo>> {
+        hold::list(&self.0).await
+    }
+
+    /// State of a sequence at rest while the engine runs; of the only one if none is named. Checked
+    /// as [`Pause::sequence`].
+    ///
+    /// # Errors
+    /// [`Error::SequenceUnknown`], [`Error::SequenceAmbiguous`], [`Error::NotServed`],
+    /// [`Error::Lost`], [`Error::Refused`], [`Error::Protocol`].
+    pub async fn hold(&self, sequence: Option<&str>) -> Result<(Sequence, Hold)> {
+        let engine = || self.name().to_owned();
+        let unknown = |known| Error::SequenceUnknown { engine: engine(), sequence: sequence.unwrap_or_default().into(), known };
+        let name = match sequence {
+            Some(name) => name.to_owned(),
+            None => match &self.sequences().await?[..] {
+                [only] => only.id.clone(),
+                [] => return Err(unknown("none".into())),
+                several => return Err(Error::SequenceAmbiguous { engine: engine(), known: names(several) }),
+            },
+        };
+        match Hold::take(&self.0, &name).await {
+            Err(Error::Refused { failure, .. }) if failure.code == ErrorCode::SequenceUnknown => {
+                Err(unknown(names(&self.sequences().await?)))
+            }
+            taken => taken,
+        }
     }
 
     /// Logits of the next step; `None` if the engine does not serve them or the step will not run.
@@ -159,4 +193,8 @@ impl Engine {
     pub fn count_restore(&self) {
         self.0.shared.count_restore();
     }
+}
+
+fn names(sequences: &[SequenceInfo]) -> String {
+    super::few(sequences.iter().map(|sequence| sequence.id.as_str()))
 }

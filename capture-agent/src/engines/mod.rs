@@ -1,8 +1,9 @@
-//! Engines on this host: their members, where their pages lie, and how they are paused.
+//! Engines on this host: their members, where their pages lie, and how they are paused or hold
+//! blocks.
 //!
 //! ```text
 //! socket ─ session ─┐
-//!                   ├─▶ register (checks) ─▶ layout (groups with their memory) ─▶ Engine ─▶ pause, table, pins, allocations
+//!                   ├─▶ register (checks) ─▶ layout (groups with their memory) ─▶ Engine ─▶ pause, table, pins, holds, allocations
 //! attach ───────────┘
 //! ```
 //!
@@ -13,6 +14,7 @@
 mod allocation;
 mod attached;
 mod engine;
+mod hold;
 mod layout;
 mod link;
 mod member;
@@ -26,6 +28,7 @@ mod wire;
 pub use allocation::Allocation;
 pub use attached::Attached;
 pub use engine::Engine;
+pub use hold::Hold;
 pub use layout::Group;
 pub use pause::{Pause, Pin};
 pub use view::Taken;
@@ -65,7 +68,8 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     async fn call(&self, call: ToEngine) -> std::result::Result<Value, CallError>;
 }
 
-/// Answers what engines ask of their own accord: `match`, `fill`, `abandon`, `report`.
+/// Answers what engines ask of their own accord: `match`, `resume`, `fill`, `abandon`, `report`,
+/// `save`.
 #[async_trait::async_trait]
 pub trait Answers: Send + Sync {
     /// A member of this engine has joined. Does not wait for the engine.

@@ -12,7 +12,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::sync::oneshot;
 
 /// How long a capture waits for the answer to `resume`, and the next capture for that.
-const GRACE: Duration = Duration::from_secs(60);
+pub(super) const GRACE: Duration = Duration::from_secs(60);
 
 /// A paused engine. Dropping this resumes the engine, in a panic too. The engine goes on by itself
 /// when the pause lasts too long, because this process may hang: then [`Pause::resume`] fails.

@@ -178,8 +178,8 @@ impl View {
         match (served(Verb::Pause), served(Verb::Table)) {
             (true, false) => return Err("a member that serves table".into()),
             (false, true) => return Err("a member that serves pause".into()),
-            (false, false) if !served(Verb::Allocate) && !served(Verb::Request) => {
-                return Err("members that serve pause and table, or allocate, or request".into());
+            (false, false) if ![Verb::Hold, Verb::Allocate, Verb::Request].into_iter().any(served) => {
+                return Err("members that serve pause and table, or hold, or allocate, or request".into());
             }
             _ => {}
         }

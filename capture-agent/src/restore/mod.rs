@@ -4,6 +4,7 @@
 //! source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
 //!    engines that ask (on_request): prove pages, keep ready, tell ─▶ match ─▶ fill: write ─▶ live
+//!       their requests may name the snapshot (resume)
 //!    engines in this process (in_process): prove pages ─▶ fill: write ─▶ live
 //! ```
 //!
@@ -23,6 +24,7 @@ mod oracle;
 mod place;
 mod plan;
 mod prove;
+mod resume;
 mod source;
 mod staged;
 mod write;
@@ -31,6 +33,7 @@ pub(crate) use documents::MAX_LOGITS;
 pub(crate) use fills::Fills;
 pub(crate) use gate::Gate;
 pub(crate) use in_process::Prepared;
+pub use resume::Resumes;
 pub use staged::Staged;
 
 use crate::Agent;

@@ -1,9 +1,10 @@
-//! Engines that ask for state when a request comes: `match`, `fill` on each rank, `abandon`, and
-//! what became of it.
+//! Engines that ask for state when a request comes: `match`, `resume`, `fill` on each rank,
+//! `abandon`, and what became of it. What their requests want to be saved goes to [`crate::saves`].
 
 use super::Destination;
 use super::fits::Asked;
 use super::gate::Gate;
+use super::resume::resume;
 use super::staged::{self, Staged};
 use crate::Agent;
 use crate::engines::{Answers, Engine};
@@ -29,15 +30,16 @@ impl Answers for Agent {
 }
 
 async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Result<Value> {
-    if !engine.serves(Verb::Request) {
-        return Err(Error::NotServed { engine: engine.name().into(), verb: "request" });
+    let (verb, name) = if matches!(call, ToAgent::Save(_)) { (Verb::Hold, "hold") } else { (Verb::Request, "request") };
+    if !engine.serves(verb) {
+        return Err(Error::NotServed { engine: engine.name().into(), verb: name });
     }
     match call {
         ToAgent::Register(_) => Err(Error::Invalid("a connection registers one member".into())),
-        ToAgent::Match(request) => Ok(json!(find(agent, engine, &Asked::Tokens(request)))),
+        ToAgent::Match(request) => Ok(json!(count_match(engine, agent.staged().find(engine, &Asked::Tokens(request), None)))),
         ToAgent::MatchKeys(request) => {
             request.check().map_err(Error::Invalid)?;
-            Ok(json!(find(agent, engine, &Asked::Keys(request))))
+            Ok(json!(count_match(engine, agent.staged().find(engine, &Asked::Keys(request), None))))
         }
         ToAgent::Fill(request) => {
             let filled = fill(agent, engine, rank, &request).await;
@@ -60,6 +62,14 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
         ToAgent::Report(report) => {
             count(agent, engine, &report);
             Ok(json!({}))
+        }
+        ToAgent::Save(save) => {
+            agent.saves().begin(agent, engine.name(), save)?;
+            Ok(json!({}))
+        }
+        ToAgent::Resume(request) => {
+            request.request.check().map_err(Error::Invalid)?;
+            Ok(json!(count_match(engine, resume(agent, engine, request).await)))
         }
     }
 }
@@ -90,8 +100,7 @@ fn count(agent: &Agent, engine: &Engine, report: &Report) {
     }
 }
 
-fn find(agent: &Agent, engine: &Engine, request: &Asked) -> Matched {
-    let matched = agent.staged().find(engine, request);
+fn count_match(engine: &Engine, matched: Matched) -> Matched {
     let answer = match &matched {
         Matched::Ready { .. } => "ready",
         Matched::Later {} => "later",

@@ -114,12 +114,18 @@ impl Staged {
         });
     }
 
-    /// The deepest state for a request.
-    pub(super) fn find(&self, engine: &Engine, request: &Asked) -> Matched {
+    /// Whether a snapshot lies ready for an engine.
+    pub(super) fn is_ready(&self, engine: &str, digest: &Digest) -> bool {
+        self.state.lock().entries.iter().any(|entry| entry.engine == engine && entry.documents.digest == *digest && entry.proven)
+    }
+
+    /// The deepest state for a request; of one snapshot, if only that is wanted.
+    pub(super) fn find(&self, engine: &Engine, request: &Asked, only: Option<Digest>) -> Matched {
         let state = self.state.lock();
         let (mut best, mut reason): (Option<&Entry>, Option<(u64, String)>) = (None, None);
         let mut is_unknown = false;
-        for entry in state.entries.iter().filter(|entry| entry.engine == engine.name()) {
+        let is_wanted = |entry: &&Entry| entry.engine == engine.name() && only.is_none_or(|only| entry.documents.digest == only);
+        for entry in state.entries.iter().filter(is_wanted) {
             match fits::fits(&entry.plan, &entry.rungs, request) {
                 fits::Fit::Fits if best.is_none_or(|best| best.plan.boundary < entry.plan.boundary) => best = Some(entry),
                 fits::Fit::Fits => {}
@@ -130,9 +136,11 @@ impl Staged {
             }
         }
         match best {
-            Some(entry) if entry.proven => Matched::Ready { boundary: entry.plan.boundary, restore: entry.id.clone() },
+            Some(entry) if entry.proven => {
+                Matched::Ready { boundary: entry.plan.boundary, restore: entry.id.clone(), digest: entry.documents.digest }
+            }
             Some(_) => Matched::Later {},
-            None if is_unknown || state.expected.contains_key(engine.name()) => Matched::Later {},
+            None if is_unknown || (only.is_none() && state.expected.contains_key(engine.name())) => Matched::Later {},
             None => Matched::None { reason: reason.map_or_else(|| "nothing is kept ready for this engine".into(), |(_, why)| why) },
         }
     }

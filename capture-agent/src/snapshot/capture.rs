@@ -2,7 +2,7 @@
 
 use super::inventory::Inventory;
 use super::shared_pin::SharedPin;
-use crate::engines::{Engine, Pause, Pin};
+use crate::engines::{Engine, Hold, Pause, Pin};
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory, Span};
 use bytes::Bytes;
@@ -30,6 +30,8 @@ pub(super) enum BlockGuard {
     Paused(Pause),
     /// The engine runs in this process and gave a pin of its own.
     Given(SharedPin),
+    /// The engine runs and holds the blocks.
+    Held(Hold),
 }
 
 impl BlockGuard {
@@ -54,6 +56,7 @@ impl BlockGuard {
             Self::Pinned { paused, .. } => Ok(paused),
             Self::Paused(pause) => pause.resume().await,
             Self::Given(_) => Ok(Duration::ZERO),
+            Self::Held(hold) => hold.release().await.map(|()| Duration::ZERO),
         }
     }
 }
@@ -73,14 +76,24 @@ pub(super) async fn capture(engine: &Engine, request: &SnapshotRequest) -> Resul
     Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, guard))
 }
 
+/// The same for a sequence whose blocks the engine holds while it runs.
+pub(super) async fn held(engine: &Engine, request: &SnapshotRequest) -> Result<(Capture, BlockGuard)> {
+    let (sequence, hold) = engine.hold(request.sequence.as_deref()).await?;
+    Ok((at_rest(engine, sequence, SharedPin::default(), request.exact).await?, BlockGuard::Held(hold)))
+}
+
 /// The same for a sequence that an engine describes and pins by itself.
 pub(super) async fn given(engine: &Engine, sequence: Sequence, pin: SharedPin, exact: bool) -> Result<(Capture, BlockGuard)> {
     engine.check_sequence(&sequence)?;
+    Ok((at_rest(engine, sequence, pin.clone(), exact).await?, BlockGuard::Given(pin)))
+}
+
+/// A sequence none of whose blocks is written. Copies are made only to clear slots without tokens.
+async fn at_rest(engine: &Engine, sequence: Sequence, pin: SharedPin, exact: bool) -> Result<Capture> {
     require_state(engine, &sequence)?;
     let exactness = exactness(engine, &sequence, exact)?;
-    // All blocks are pinned. Copies are made only to clear slots without tokens.
-    let inventory = set_aside(Inventory::of(engine, &sequence), pin.clone()).await?;
-    Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, BlockGuard::Given(pin)))
+    let inventory = set_aside(Inventory::of(engine, &sequence), pin).await?;
+    Ok(Capture { sequence, inventory: Arc::new(inventory), exactness })
 }
 
 fn require_state(engine: &Engine, sequence: &Sequence) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Snapshot: a running sequence into the local store, and on to the registry.
 //!
 //! ```text
-//! preflight ─▶ capture: pause ─▶ table ─▶ set aside ─▶ pin ─▶ resume
+//! preflight ─▶ capture: pause ─▶ table ─▶ set aside ─▶ pin ─▶ resume, or hold: the engine goes on
 //!    copy: hash ─▶ lacking? ─▶ read ─▶ hash again ─▶ store     build: trees, checkpoints, tokens, configuration, manifest ─▶ commit
 //! ```
 //!
@@ -25,15 +25,15 @@ use build::{Documents, Origin};
 use bytes::Bytes;
 use capture::{BlockGuard, Capture};
 use pfr_schema::agent::{Push, PushJob, SnapshotReport, SnapshotRequest};
-use pfr_schema::engine::{Oracle, Sequence};
+use pfr_schema::engine::{Oracle, Sequence, Verb};
 use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, Tag};
+use pfr_schema::{Digest, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
 pub(crate) use shared_pin::SharedPin;
 use std::convert::Infallible;
 use std::time::Instant;
-use target::Target;
+pub(crate) use target::Target;
 use tokio::task::JoinSet;
 
 /// Logits recorded of the next step, unless the request names a number.
@@ -86,6 +86,11 @@ impl Agent {
 
     async fn take_snapshot(&self, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
         self.in_session(engine, request, async |session: &PushSession, engine: &Engine, target: &Target| {
+            if engine.serves(Verb::Hold) {
+                // Nothing is paused, so captures of one engine may overlap.
+                let (capture, guard) = capture::held(engine, request).await?;
+                return self.store_capture(session, engine, request, target, capture, guard).await;
+            }
             let _taken = engine.take("a snapshot")?;
             let (capture, guard) = capture::capture(engine, request).await?;
             self.store_capture(session, engine, request, target, capture, guard).await
@@ -137,6 +142,10 @@ impl Agent {
         guard: BlockGuard,
     ) -> Result<SnapshotReport> {
         let tag = target.tag_for(&capture.sequence.id)?;
+        let parent = match &request.parent {
+            Some(parent) => Some(self.find_here(parent).await?),
+            None => engine.parent(&capture.sequence.id),
+        };
         let top = request.oracle.unwrap_or(ORACLE_TOP);
         // A running engine computes the next step while pages are copied.
         let early = guard.runs().then(|| Logits::ask(engine, &capture, top));
@@ -149,7 +158,6 @@ impl Agent {
         if let Some(oracle) = &oracle {
             documents.add_oracle(oracle)?;
         }
-        let parent = engine.parent(&capture.sequence.id);
         let origin = Origin { agent: request.agent.clone(), labels: request.labels.clone(), parent, created: self.now() };
         let (digest, documents) = documents.finish(engine, &capture, origin);
         self.store_documents(session, documents).await?;
@@ -177,6 +185,15 @@ impl Agent {
             push,
         };
         Ok(report)
+    }
+
+    /// The snapshot that a digest, or a reference in the local store, names.
+    async fn find_here(&self, name: &str) -> Result<Digest> {
+        if let Ok(digest) = name.parse() {
+            return Ok(digest);
+        }
+        let reference: Reference = name.parse()?;
+        Ok(self.store().resolve(&reference.repository, &reference.selector_or_latest()).await?)
     }
 
     /// Commits, and queues a push if there is a `reference`.

@@ -6,7 +6,7 @@ use pfr_schema::{Reference, RepositoryName, Tag};
 
 /// Where a snapshot goes.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(crate) struct Target {
     pub repository: RepositoryName,
     pub tag: Option<Tag>,
     /// The registry to push to, unless it stays here.

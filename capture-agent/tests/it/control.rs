@@ -5,7 +5,7 @@ use crate::common::layout::Spec;
 use crate::common::{Host, host};
 use pfr_agent::control::Control;
 use pfr_schema::ErrorCode;
-use pfr_schema::agent::{Drain, EngineInfo, EngineState, Engines, Pushes, RestoreReport, SnapshotReport};
+use pfr_schema::agent::{Drain, EngineInfo, EngineState, Engines, Pushes, RestoreReport, Sequences, SnapshotReport};
 use pfr_schema::api::Problem;
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
@@ -53,6 +53,10 @@ async fn engines_are_captured_and_restored_by_request() {
     assert_eq!(engines.engines.len(), 1);
     let info: EngineInfo = client.get("/v1/engines/e").await.json().await.unwrap();
     assert_eq!((info.engine.as_str(), info.state), ("e", EngineState::Ready {}));
+
+    let listed: Sequences = client.get("/v1/engines/e/sequences").await.json().await.unwrap();
+    assert_eq!((listed.sequences.len(), listed.sequences[0].boundary, listed.saves.len()), (1, 29, 0));
+    assert!(!engine.is_paused());
 
     let body = json!({"reference": "team/agent:now", "push": "never"});
     let report: SnapshotReport = client.post("/v1/engines/e/snapshots", &body).await.json().await.unwrap();
@@ -104,7 +108,13 @@ async fn what_makes_no_sense_is_a_problem() {
         assert_eq!(problem.code, code, "{path}: {}", problem.detail);
         assert_eq!(status, if path == "/v1/engines" { 405 } else { code.status() });
     }
-    assert_eq!(problem(client.get("/v1/engines/f").await).await.code, ErrorCode::EngineUnknown);
+    for (path, code) in [
+        ("/v1/engines/f", ErrorCode::EngineUnknown),
+        ("/v1/engines/f/sequences", ErrorCode::EngineUnknown),
+        ("/v1/saves/never", ErrorCode::NotFound),
+    ] {
+        assert_eq!(problem(client.get(path).await).await.code, code, "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

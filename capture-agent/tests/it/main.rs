@@ -8,6 +8,7 @@ mod control;
 mod engines_register;
 mod engines_wire;
 mod gpu;
+mod holds;
 mod kernels;
 mod library;
 mod loads;

@@ -369,7 +369,7 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
         let Matched::None { reason } = ask(request).await else { panic!("{word}") };
         assert!(reason.contains(word), "{reason}");
     }
-    let Matched::Ready { boundary, restore: name } = ask(Match { tokens: tokens(90), computed: 48, ..Match::default() }).await else {
+    let Matched::Ready { boundary, restore: name, .. } = ask(Match { tokens: tokens(90), computed: 48, ..Match::default() }).await else {
         panic!("nothing ready")
     };
     assert_eq!(boundary, 61);
@@ -416,7 +416,7 @@ impl Asking {
         restore(&host, "asks", "now").await.unwrap();
         let mut asking = Self { host, source, engine, restore: String::new() };
         let matched = asking.ask(asking.keys(&tokens(90))).await;
-        let Matched::Ready { boundary: 61, restore } = matched else { panic!("{matched:?}") };
+        let Matched::Ready { boundary: 61, restore, .. } = matched else { panic!("{matched:?}") };
         asking.restore = restore;
         asking
     }

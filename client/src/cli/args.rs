@@ -6,7 +6,7 @@ mod reference;
 mod transfer;
 mod upkeep;
 
-pub use engines::{DrainArgs, Match, Restore, Snapshot, WhenToPush};
+pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Target, repository_of};
 pub use transfer::{Import, Pull, Push};
@@ -161,6 +161,8 @@ pub enum Command {
     Tasks(Tasks),
     /// List the engines whose state this host's capture agent can take and restore
     Engines(AgentAt),
+    /// List the sequences of an engine that can be captured, and what its requests saved
+    Sequences(SequencesArgs),
     /// Capture a sequence of a running engine
     #[command(after_help = engines::SNAPSHOT_EXAMPLES)]
     Snapshot(Snapshot),

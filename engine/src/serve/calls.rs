@@ -38,6 +38,7 @@ fn verb(call: &ToEngine) -> Verb {
         ToEngine::Oracle(_) => Verb::Oracle,
         ToEngine::Allocate(_) | ToEngine::Activate(_) | ToEngine::Discard(_) => Verb::Allocate,
         ToEngine::Staged(_) => Verb::Request,
+        ToEngine::Sequences {} | ToEngine::Hold(_) | ToEngine::Release(_) => Verb::Hold,
     }
 }
 
@@ -129,6 +130,9 @@ impl Server {
                 return None;
             }
             ToEngine::Staged(_) => none,
+            ToEngine::Sequences {} | ToEngine::Hold(_) | ToEngine::Release(_) => {
+                Err(failure(ErrorCode::EngineBusy, "no blocks are held here"))
+            }
             ToEngine::Table(request) => self.table(request.sequence.as_deref()),
             ToEngine::Pin(request) => self.pin(&request.sequence),
             ToEngine::Unpin(Pinned { pin }) => match self.pins.remove(&pin) {

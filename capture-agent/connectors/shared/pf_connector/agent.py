@@ -9,7 +9,6 @@ import http.client
 import json
 import socket
 from typing import Any
-from urllib.parse import quote
 
 
 class Refused(Exception):
@@ -47,12 +46,3 @@ def request(path: str, method: str, target: str, body: dict[str, Any] | None = N
         return parsed
     finally:
         connection.close()
-
-
-def engine_info(path: str, engine: str) -> dict[str, Any] | None:
-    """The agent's description of an engine; `None` while there is no such engine, or no agent."""
-    try:
-        found: dict[str, Any] = request(path, "GET", f"/v1/engines/{quote(engine)}", timeout=10.0)
-        return found
-    except (OSError, Refused):
-        return None

@@ -24,7 +24,9 @@ from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode, receive, sen
 
 log = logging.getLogger("pf_connector")
 
-Verb = Callable[[dict[str, Any]], dict[str, Any]]
+Later = Future[Callable[[], dict[str, Any]]]
+"""An answer that comes later: a function that makes it, which runs in the thread that answers calls."""
+Verb = Callable[[dict[str, Any]], dict[str, Any] | Later]
 """Answers one of the agent's calls. Raises `Failure` to refuse it."""
 
 _FIRST_PAUSE = 0.05
@@ -241,12 +243,23 @@ class Member:
                 log.exception("answering the capture agent")
 
     def _answer(self, sock: socket.socket, message: dict[str, Any]) -> None:
-        number, name = message.get("id"), message.get("call")
-        try:
+        name = message.get("call")
+
+        def work() -> dict[str, Any] | Later:
             verb = self._calls.get(name)  # type: ignore[arg-type]
             if verb is None:
                 raise Failure("invalid_request", f"this member does not serve {name!r}")
-            answer = {"id": number, "ok": verb(message.get("args") or {})}
+            return verb(message.get("args") or {})
+
+        self._reply(sock, message.get("id"), name, work)
+
+    def _reply(self, sock: socket.socket, number: Any, name: Any, work: Callable[[], dict[str, Any] | Later]) -> None:
+        try:
+            made = work()
+            if isinstance(made, Future):
+                made.add_done_callback(lambda done: self._work.put(lambda: self._reply(sock, number, name, lambda: done.result()())))
+                return
+            answer: dict[str, Any] = {"id": number, "ok": made}
         except Failure as failure:
             answer = {"id": number, "error": {"code": failure.code, "detail": failure.detail}}
         except Exception as error:

@@ -11,11 +11,6 @@ def socket_path(configured: Any = None) -> str:
     return str(configured or os.environ.get("PF_AGENT_ENGINE_SOCKET") or _default("engines.sock"))
 
 
-def control_path(configured: Any = None) -> str:
-    """The agent's control socket: as configured, `PF_AGENT_SOCKET`, or the agent's default."""
-    return str(configured or os.environ.get("PF_AGENT_SOCKET") or _default("agent.sock"))
-
-
 def _default(name: str) -> str:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return os.path.join(runtime, "pf", name)

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the protocol."""
 MAX_MESSAGE = 64 << 20
 """Maximum bytes of one message."""

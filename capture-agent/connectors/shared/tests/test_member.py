@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import unittest
+from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
 
@@ -97,7 +98,7 @@ class Connection(unittest.TestCase):
         member = self.member(descriptors=[fd])
         link = agent.link(0)
         self.assertTrue(member.wait_registered(10))
-        self.assertEqual(link.register, {"protocol": 2, **REGISTRATION})
+        self.assertEqual(link.register, {"protocol": 3, **REGISTRATION})
         self.assertEqual(os.pread(link.descriptors[0], 5, 0), b"pages")
 
     def test_both_sides_call_at_once(self) -> None:
@@ -128,6 +129,23 @@ class Connection(unittest.TestCase):
         with self.assertRaises(Failure) as caught:
             member.call("fill", {}, 10)
         self.assertEqual(caught.exception.code, "no_room")
+
+    def test_an_answer_may_come_later_and_other_calls_do_not_wait_for_it(self) -> None:
+        agent = self.agent()
+        later = Future()
+        self.member({"hold": lambda args: later, "staged": lambda args: {}})
+        link = agent.link(0)
+        threading.Timer(0.1, later.set_result, [lambda: {"id": "a"}]).start()
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(link.call("hold")), daemon=True)
+        waiting.start()
+        self.assertEqual(link.call("staged")["ok"], {})
+        waiting.join(10)
+        self.assertEqual(answers[0]["ok"], {"id": "a"})
+        later = Future()
+        later.set_exception(Failure("engine_busy", "no"))
+        # The call reads the variable anew.
+        self.assertEqual(link.call("hold")["error"]["code"], "engine_busy")
 
     def test_without_an_agent_calls_fail_at_once(self) -> None:
         member = self.member()

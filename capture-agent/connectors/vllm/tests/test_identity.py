@@ -250,7 +250,7 @@ class Loras(unittest.TestCase):
             **{"lora_request": lora, "sampling_params": None, "prompt_embeds": None, "spec_token_ids": []},
         )
         with self.assertLogs("pf_connector", "WARNING"):
-            found = table.sequence(request, [], ())
+            found = table.sequence(request, 0, {})
         self.assertTrue(found["adapter"].startswith(UNIDENTIFIED))
         self.assertIn("adapter", found["unrecorded"])
 
@@ -261,7 +261,7 @@ class Interface(unittest.TestCase):
         self.modules["vllm"].__version__ = "0.32.0"  # type: ignore[attr-defined]
         for module, names in interface._NAMES.items():
             for name in names:
-                setattr(self.modules[module], name, type(name, (), dict.fromkeys(interface._HOOKS)))
+                setattr(self.modules[module], name, type(name, (), dict.fromkeys((*interface._HOOKS, *interface._POOL))))
         # Importing a module of a package wants the packages above it.
         for name in list(self.modules):
             for at in range(1, name.count(".") + 1):

@@ -33,13 +33,11 @@ from pf_connector.member import Member  # noqa: E402
 from pf_connector.prefix import Chain, root  # noqa: E402
 from pf_connector.vllm import table  # noqa: E402
 from pf_connector.vllm.asking import Limits  # noqa: E402
-from pf_connector.vllm.control import Switch  # noqa: E402
 from pf_connector.vllm.deployment import Identity  # noqa: E402
 from pf_connector.vllm.filling import Load  # noqa: E402
 from pf_connector.vllm.layout import Unsupported, columns, groups  # noqa: E402
 from pf_connector.vllm.scheduler import Scheduler  # noqa: E402
 from pf_connector.vllm.worker import Worker  # noqa: E402
-from pf_connector.wire import Failure  # noqa: E402
 
 DEPLOYMENT = {"weights": "w", "engine": "vllm/0", "backend": "b"}
 
@@ -108,6 +106,8 @@ class Tables(unittest.TestCase):
 
     def test_greedy_is_all_recorded(self) -> None:
         self.assertEqual(table.unrecorded(request()), [])
+        wishes = Params(temperature=0.0, extra_args={"kv_transfer_params": {"pf": {"save": "a/b:c"}}, "kv_cache_report_mode": "x"})
+        self.assertEqual(table.unrecorded(request(sampling_params=wishes)), [])
         self.assertEqual(table.sampling(request()), {"prompt_tokens": 30, "temperature": 0.0})
 
     def test_what_is_not_in_memory_is_named(self) -> None:
@@ -115,7 +115,7 @@ class Tables(unittest.TestCase):
             ({"sampling_params": Params(temperature=0.7)}, "rng"),
             ({"sampling_params": Params(temperature=0.0, structured_outputs=object())}, "grammar"),
             ({"sampling_params": Params(temperature=0.0, presence_penalty=0.5)}, "penalties"),
-            ({"sampling_params": Params(temperature=0.0, extra_args={"x": 1})}, "logits-processors"),
+            ({"sampling_params": Params(temperature=0.0, extra_args={"x": 1, "kv_transfer_params": {}})}, "logits-processors"),
             ({"spec_token_ids": [5]}, "speculation"),
             ({"prompt_embeds": object()}, "embeddings"),
         ):
@@ -147,6 +147,21 @@ class Pool:
     def free_blocks(self, blocks: Any) -> None:
         for block in blocks:
             block.users -= 1
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        return len(self.blocks)
+
+    def unused(self) -> list[Any]:
+        return [block for block in self.blocks if not block.users and not block.is_null]
+
+    def get_num_free_blocks(self) -> int:
+        return len(self.unused())
+
+    def get_new_blocks(self, count: int) -> list[Any]:
+        taken = self.unused()[-count:] if count else []
+        self.touch(taken)
+        return taken
 
     def held(self) -> list[int]:
         return [block.block_id for block in self.blocks if block.users]
@@ -219,19 +234,6 @@ class Case(unittest.TestCase):
 
 
 class Asking(Case):
-    def test_tables_are_served(self) -> None:
-        for one in (request(name="a"), request(name="waits", status="WAITING"), request(name="new", computed=0)):
-            self.scheduler.add(one)
-        found = self.link.call("table")["ok"]["sequences"]
-        self.assertEqual([s["id"] for s in found], ["a"])
-        self.assertEqual((found[0]["boundary"], len(found[0]["tokens"])), (40, 41))
-        self.assertEqual(found[0]["blocks"], {"recurrent-0": [9], "full-attention-1": [1, 2, 3], "sliding-window-2": [4, 5, 6, 7, 8]})
-        self.assertEqual(self.link.call("table", {"sequence": "b"})["ok"], {"sequences": []})
-
-    def test_a_step_in_flight_is_no_rest(self) -> None:
-        self.scheduler.add(request(num_in_flight_tokens=1))
-        self.assertEqual(self.link.call("table")["error"]["code"], "engine_busy")
-
     def test_a_match_becomes_one_load(self) -> None:
         one = request(computed=0, cache_salt="tenant")
         self.assertEqual(self.settled(one), 40)
@@ -506,40 +508,6 @@ class Filling(unittest.TestCase):
         self.worker.load([Load("a", None)])
         with self.assertLogs("pf_connector", "WARNING"):
             self.assertEqual(self.worker.finished(), ({"a"}, {"a"}))
-
-
-class Pausing(unittest.TestCase):
-    def setUp(self) -> None:
-        self.agent = FakeAgent.beside(self)
-        self.did: list[str] = []
-        registration = {"engine": "e", "world": 1, "deployment": DEPLOYMENT}
-        self.switch = Switch(self.agent.path, registration, self.pause, lambda: self.did.append("resume"))
-        self.addCleanup(self.switch.close)
-
-    def pause(self) -> None:
-        self.did.append("pause")
-        if self.did.count("pause") > 1:
-            raise Failure("timeout", "slow")
-
-    def test_a_resume_without_a_pause_does_nothing(self) -> None:
-        link = self.agent.link(0)
-        self.assertEqual(link.call("resume", {"pause": "a"})["ok"], {"held": False})
-        self.assertEqual(self.did, [])
-
-    def test_a_pause_that_fails_is_taken_back(self) -> None:
-        link = self.agent.link(0)
-        self.assertEqual(link.call("pause", {"pause": "a"})["ok"], {})
-        self.assertEqual(link.call("resume", {"pause": "a"})["ok"], {"held": True})
-        self.assertEqual(link.call("pause", {"pause": "b"})["error"]["code"], "timeout")
-        self.assertEqual(self.did, ["pause", "resume", "pause", "resume"])
-
-    def test_a_paused_engine_goes_on_when_the_agent_dies(self) -> None:
-        link = self.agent.link(0)
-        self.assertEqual(link.call("pause", {"pause": "a"})["ok"], {})
-        link.close()
-        second = self.agent.link(1)
-        self.assertEqual(second.call("resume", {"pause": "a"})["ok"], {"held": False})
-        self.assertEqual(self.did, ["pause", "resume"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ use pfr_agent::Agent;
 use pfr_agent::engines::{Attached, Link};
 use pfr_agent::memory::{PageMemory, Span};
 use pfr_schema::engine::{
-    Allocate, Allocated, CallError, GroupLayout, Oracle, Part, Pinned, Register, Resumed, Sequence, StagedStates, Table, ToEngine,
+    Allocate, Allocated, CallError, GroupLayout, HoldRequest, Oracle, Part, Pinned, Register, Released, Resumed, Sequence, SequenceInfo,
+    SequenceList, SequenceState, StagedStates, Table, ToEngine,
 };
 use pfr_schema::tree::GroupKind;
 use pfr_schema::{Algorithm, Digest, ErrorCode};
@@ -43,6 +44,8 @@ struct State {
     sequences: BTreeMap<String, Running>,
     free: BTreeMap<String, Vec<u32>>,
     pins: BTreeSet<u64>,
+    /// Blocks aside, by group.
+    holds: BTreeMap<String, Vec<(&'static str, u32)>>,
     next: u64,
 }
 
@@ -137,9 +140,55 @@ impl Core {
         self.state.lock().paused.is_some()
     }
 
-    /// As after a pause that lasted too long.
+    /// As after a pause or a hold that lasted too long.
     pub fn goes_on_by_itself(&self) {
+        self.state.lock().holds.clear();
         self.go_on(None);
+    }
+
+    pub fn holds(&self) -> usize {
+        self.state.lock().holds.len()
+    }
+
+    /// Copies what the next step overwrites to blocks that stay as they are, and goes on.
+    fn hold(&self, request: HoldRequest) -> Result<Value, CallError> {
+        let mut state = self.state.lock();
+        let running = state.sequences.get(&request.sequence).filter(|s| s.active);
+        let unknown = || CallError { code: ErrorCode::SequenceUnknown, detail: request.sequence.clone() };
+        let mut held = running.ok_or_else(unknown)?.sequence.clone();
+        let mut taken = Vec::new();
+        for (at_group, group) in self.spec.groups.iter().enumerate() {
+            if group.kind != GroupKind::Recurrent && held.boundary.is_multiple_of(u64::from(group.block_tokens)) {
+                continue;
+            }
+            let aside = state.free.get_mut(group.name).unwrap().pop().expect("blocks are left");
+            let last = held.blocks.get_mut(group.name).unwrap().last_mut().unwrap();
+            for (register, memory) in self.registers.iter().zip(&self.memories) {
+                let layout = &register.groups[at_group];
+                let parts = layout.components.iter().flat_map(|c| &c.parts).chain(layout.states.iter().map(|s| &s.part));
+                for part in parts {
+                    memory.put(at(part, aside), memory.get(Span { offset: at(part, *last), bytes: part.bytes }));
+                }
+            }
+            *last = aside;
+            taken.push((group.name, aside));
+        }
+        state.holds.insert(request.hold, taken);
+        self.step_all(&mut state);
+        Ok(json!(held))
+    }
+
+    fn list(&self) -> SequenceList {
+        let info = |s: &Sequence| SequenceInfo {
+            id: s.id.clone(),
+            name: None,
+            state: SequenceState::Running,
+            tokens: s.tokens.len() as u64,
+            boundary: s.boundary,
+            kept_seconds: None,
+        };
+        let state = self.state.lock();
+        SequenceList { sequences: state.sequences.values().filter(|s| s.active).map(|s| info(&s.sequence)).collect() }
     }
 
     pub fn pins(&self) -> usize {
@@ -380,6 +429,16 @@ impl Core {
             ToEngine::Staged(states) => {
                 self.told.lock().push(states);
                 json!({})
+            }
+            ToEngine::Sequences {} => json!(self.list()),
+            ToEngine::Hold(request) => self.hold(request)?,
+            ToEngine::Release(hold) => {
+                let mut state = self.state.lock();
+                let taken = state.holds.remove(&hold.hold);
+                for (group, block) in taken.iter().flatten() {
+                    state.free.get_mut(*group).unwrap().insert(0, *block);
+                }
+                json!(Released { held: taken.is_some() })
             }
             ToEngine::Table(_) | ToEngine::Pin(_) if !paused => return Err(refuse("not paused")),
             ToEngine::Table(request) => json!(self.table(request.sequence.as_deref())),

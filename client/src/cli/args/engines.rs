@@ -10,7 +10,8 @@ Examples:
   pf snapshot vllm-0 team/agent:step-9
   pf snapshot vllm-0 team/agent:step-9 --sequence req-17 --exact --push wait
 
-The engine pauses for some milliseconds; the push runs in the background (`pf pushes`) and survives restarts.";
+`pf sequences` lists what can be captured. vLLM is not paused; other engines pause for some milliseconds. The push runs in the \
+background (`pf pushes`) and survives restarts.";
 
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
@@ -35,6 +36,10 @@ pub struct Snapshot {
     /// When to push the snapshot
     #[arg(long, value_enum, default_value_t = WhenToPush::Background)]
     pub push: WhenToPush,
+    /// The snapshot that this one follows: a digest, or a reference in the agent's store [default: the one that the sequence was
+    /// last captured as or restored from]
+    #[arg(long, value_name = "REF")]
+    pub parent: Option<String>,
     /// Highest logits of the next step to record, compared after a restore; 0 for none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub oracle: Option<u32>,
@@ -51,6 +56,15 @@ pub enum WhenToPush {
     Wait,
     /// Not at all; the snapshot stays in the agent's store
     Never,
+}
+
+/// Arguments of `sequences`.
+#[derive(Debug, clap::Args)]
+pub struct SequencesArgs {
+    /// The engine, as `pf engines` lists it
+    pub engine: String,
+    #[command(flatten)]
+    pub at: AgentAt,
 }
 
 pub const RESTORE_EXAMPLES: &str = "\

@@ -1,15 +1,16 @@
-//! `pf engines` and `pf pushes`: what the capture agent of this host has in hand.
+//! `pf engines`, `pf sequences` and `pf pushes`: what the capture agent of this host has in hand.
 
-use crate::cli::args::AgentAt;
+use crate::cli::args::{AgentAt, SequencesArgs};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::Out;
-use crate::cli::output::human::{bytes, number, one_line};
+use crate::cli::output::human::{bytes, duration, number, one_line};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
-use pfr_schema::agent::{EngineState, Engines, PushState};
-use pfr_schema::engine::Taking;
+use pfr_schema::agent::{EngineState, Engines, PushState, SaveState, Sequences};
+use pfr_schema::engine::{SequenceState, Taking};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// `pf engines`.
 pub async fn engines(context: &mut Context, at: AgentAt) -> Result<(), Failure> {
@@ -91,6 +92,64 @@ fn outcomes(counts: &BTreeMap<Taking, u64>) -> (u64, String) {
     let not: Vec<String> =
         counts.iter().filter(|(what, _)| !what.is_taken()).map(|(what, count)| format!("{} {}", number(*count), what.name())).collect();
     (taken, if not.is_empty() { "-".to_owned() } else { not.join(", ") })
+}
+
+/// `pf sequences`.
+pub async fn sequences(context: &mut Context, args: SequencesArgs) -> Result<(), Failure> {
+    let answer = context.agent(args.at.agent.as_deref())?.sequences(&args.engine).await?;
+    if context.json {
+        return context.out.json(&answer);
+    }
+    if answer.sequences.is_empty() && answer.saves.is_empty() {
+        return context.out.line("the engine has no sequence to capture now");
+    }
+    print_sequences(&mut context.out, &answer)
+}
+
+/// Writes the table of sequences, and the saves that requests asked for.
+pub fn print_sequences(out: &mut Out, answer: &Sequences) -> Result<(), Failure> {
+    let mut table = Table::new([
+        Column::left("SEQUENCE").style(Style::Bold),
+        Column::left("NAME"),
+        Column::left("STATE"),
+        Column::right("TOKENS"),
+        Column::right("WITH STATE"),
+    ]);
+    for s in &answer.sequences {
+        let state = match (s.state, s.kept_seconds) {
+            (SequenceState::Running, _) => "running".to_owned(),
+            (SequenceState::Ended, None) => "ended".to_owned(),
+            (SequenceState::Ended, Some(left)) => format!("ended, kept for {}", duration(Duration::from_secs_f64(left.clamp(0.0, 1e9)))),
+        };
+        let name = one_line(s.name.as_deref().unwrap_or("-"));
+        table.row([one_line(&s.id), name, state, number(s.tokens), number(s.boundary)]);
+    }
+    if !answer.sequences.is_empty() {
+        out.table(&table)?;
+    }
+    if answer.saves.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new([
+        Column::left("SAVED AS").style(Style::Cyan),
+        Column::left("SEQUENCE"),
+        Column::left("STATE"),
+        Column::right("TOKENS"),
+        Column::left("SNAPSHOT").style(Style::Yellow),
+        Column::left("ERROR").optional(),
+    ]);
+    for s in &answer.saves {
+        let state = match s.state {
+            SaveState::Pending => "pending",
+            SaveState::Saved => "saved",
+            SaveState::Failed => "failed",
+        };
+        let (tokens, digest) = (s.boundary.map_or_else(|| "-".to_owned(), number), s.digest.map_or_else(|| "-".to_owned(), |d| d.short()));
+        let error = one_line(s.error.as_deref().unwrap_or_default());
+        table.row([one_line(&s.reference), one_line(&s.sequence), state.to_owned(), tokens, digest, error]);
+    }
+    out.line("")?;
+    out.table(&table)
 }
 
 /// `pf pushes`.

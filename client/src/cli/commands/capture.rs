@@ -26,6 +26,7 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
             WhenToPush::Never => Push::Never,
         },
         oracle: args.oracle,
+        parent: args.parent,
     };
     let standing = || Standing::of_phase("capturing");
     let report = watch(context.quiet, standing, agent.snapshot(&args.engine, &request)).await?;
@@ -77,7 +78,10 @@ pub fn describe_snapshot(report: &SnapshotReport) -> Vec<String> {
             bytes(report.bytes_moved),
             bytes(report.bytes_new)
         ),
-        format!("the engine paused for {}, {} in all", seconds(report.pause_seconds), seconds(report.total_seconds)),
+        match report.pause_seconds {
+            0.0 => format!("the engine was not paused, {} in all", seconds(report.total_seconds)),
+            paused => format!("the engine paused for {}, {} in all", seconds(paused), seconds(report.total_seconds)),
+        },
     ];
     lines.extend(push);
     lines

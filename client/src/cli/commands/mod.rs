@@ -51,6 +51,7 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Scrub(args) => scrub::run(context, args).await,
         Command::Tasks(args) => tasks::run(context, args).await,
         Command::Engines(at) => agent::engines(context, at).await,
+        Command::Sequences(args) => agent::sequences(context, args).await,
         Command::Snapshot(args) => capture::snapshot(context, args).await,
         Command::Restore(args) => capture::restore(context, args).await,
         Command::Match(args) => matching::run(context, args).await,

@@ -5,9 +5,9 @@
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={"engine": "vllm-0", "socket": "/run/user/1000/pf/engines.sock"})
 
-The scheduler's half serves page tables and asks for state; each worker hands over its memory and
-has blocks filled; `control` pauses and resumes, from the process that has the `AsyncLLM` or beside
-`vllm serve`.
+The scheduler's half holds blocks for captures, asks for state, and does what requests want
+(`wishes`); each worker hands over its memory, copies what the next step overwrites, and has blocks
+filled. vLLM is never paused.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .connector import PfConnector
-    from .control import Control
 
-__all__ = ["Control", "PfConnector"]
+__all__ = ["PfConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    # The sidecar needs neither vLLM nor torch.
+    # What is imported from here needs neither vLLM nor torch.
     if name == "PfConnector":
         from . import interface
 
@@ -30,8 +29,4 @@ def __getattr__(name: str) -> Any:
         from .connector import PfConnector
 
         return PfConnector
-    if name == "Control":
-        from .control import Control
-
-        return Control
     raise AttributeError(name)

@@ -1,7 +1,8 @@
 """Whether there is state for a request: asked from a thread of its own, and only while the agent says that something lies ready.
 
 The agent tells which prefix lengths lie ready. A request is asked for by the keys of its prefixes at these lengths, which are computed
-once. The scheduler's thread puts a question into a queue and looks for the answer once a step.
+once. A request that names a snapshot is asked for in any case, and the agent begins to make that one ready. The scheduler's thread puts a
+question into a queue and looks for the answer once a step.
 """
 
 from __future__ import annotations
@@ -61,7 +62,15 @@ class Staged:
 class Question:
     """One request's way to an answer."""
 
-    def __init__(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, now: float) -> None:
+    def __init__(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, now: float, resume: str | None = None) -> None:
+        self.resume = resume
+        """The snapshot that the request names."""
+        self.first = True
+        """Whether the agent was not asked yet."""
+        self.digest: str | None = None
+        """The snapshot that is ready."""
+        self.reason: str | None = None
+        """Why there is none."""
         self.request = request
         self.tokens = tokens
         self.length = len(tokens)
@@ -128,21 +137,20 @@ class Asker:
         self._staged = Staged()
         self._breaker.reset()
 
-    def may_ask(self) -> bool:
-        """Whether something lies ready, or is expected. Costs nothing."""
-        return (bool(self._staged.boundaries) or self._staged.expected) and self._member.registered
+    def may_ask(self, resume: str | None = None) -> bool:
+        """Whether something lies ready, or is expected, or the request names a snapshot. Costs nothing."""
+        return (resume is not None or bool(self._staged.boundaries) or self._staged.expected) and self._member.registered
 
-    def ask(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None) -> Asked | None:
+    def ask(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, resume: str | None = None) -> Asked | None:
         """Begins to ask for a request; `None` if nothing that lies ready can be for it."""
-        staged = self._staged
-        if not self._fits(staged, len(tokens)):
+        if resume is None and not self._fits(self._staged, len(tokens)):
             return None
         now = self._clock()
         way = self._breaker.way(now)
         if way is Way.PASS:
             self._tally.add(became.AGENT_SILENT, request)
             return Asked(None)
-        question = Question(request, tokens, salt, adapter, now)
+        question = Question(request, tokens, salt, adapter, now, resume)
         self._queue.put(question)
         if way is Way.PROBE:
             self._tally.add(became.AGENT_SILENT, request)
@@ -173,6 +181,7 @@ class Asker:
     def _give_up(self, question: Question, what: str) -> None:
         question.settle()
         if question.ready is None:
+            question.reason = what
             self._tally.add(what, question.request)
 
     def _fits(self, staged: Staged, length: int) -> bool:
@@ -193,7 +202,7 @@ class Asker:
 
     def _send(self, question: Question) -> None:
         staged = self._staged
-        if not self._fits(staged, question.length):
+        if question.resume is None and not self._fits(staged, question.length):
             question.settle()
             return
         if question.chain is None:
@@ -204,9 +213,18 @@ class Asker:
         keys = [(at, chain.key(at)) for at in sorted(lengths)]
         question.version = staged.version
         # What the engine has is compared when the blocks are there: it may be equal, and it may not.
-        future = self._member.submit_encoded(
-            lambda number: encode_match_keys(number, question.length, 0, question.salt, question.adapter, keys)
-        )
+        if question.resume is None:
+            future = self._member.submit_encoded(
+                lambda number: encode_match_keys(number, question.length, 0, question.salt, question.adapter, keys)
+            )
+        else:
+            asked: dict[str, Any] = {"tokens": question.length, "salt": question.salt}
+            asked["keys"] = [[at, f"sha256:{key.hex()}"] for at, key in keys]
+            if question.adapter is not None:
+                asked["adapter"] = question.adapter
+            args = {"reference": question.resume, "first": question.first, "request": asked}
+            future = self._member.submit("resume", args)
+            question.first = False
         question.asked = self._clock()
         future.add_done_callback(lambda future: self._answered(question, future))
 
@@ -221,14 +239,22 @@ class Asker:
             self._breaker.answered()
         if error is not None:
             log.info("no state for request %s: %s", question.request, error)
+            question.reason = str(error)
             question.settle()
             return
         answer = future.result()
         match answer.get("match"):
             case "ready":
+                question.digest = answer.get("digest")
                 question.settle((int(answer["boundary"]), str(answer["restore"])))
             case "later":
                 question.later = True
             case _:
-                log.debug("no state for request %s: %s", question.request, answer.get("reason"))
+                log.log(
+                    logging.DEBUG if question.resume is None else logging.WARNING,
+                    "no state for request %s: %s",
+                    question.request,
+                    answer.get("reason"),
+                )
+                question.reason = answer.get("reason")
                 question.settle()

@@ -7,6 +7,7 @@ model has two cache groups.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
 from .asking import Limits
 from .deployment import identity
 from .filling import Load
+from .holding import Copy, HoldLimits
 from .scheduler import Scheduler
 from .worker import Worker
 
@@ -32,6 +35,20 @@ class PfMetadata(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     """Requests whose loads are given up."""
+    copies: list[Copy] = field(default_factory=list)
+    """Blocks that are copied before the step."""
+
+
+@dataclass
+class PfDone(KVConnectorWorkerMetadata):
+    """The workers' message to the scheduler after a step."""
+
+    copied: Counter[str] = field(default_factory=Counter)
+    """Copies that are done, by the number of workers."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Of two workers."""
+        return PfDone(self.copied + other.copied) if isinstance(other, PfDone) else self
 
 
 class PfConnector(KVConnectorBase_V1, SupportsHMA):
@@ -40,13 +57,17 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         who = identity(vllm_config)
-        limits = Limits.of(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
-        self._scheduler = Scheduler(who, kv_cache_config, limits) if role == KVConnectorRole.SCHEDULER else None
+        self._scheduler: Scheduler | None = None
+        settings = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        if role == KVConnectorRole.SCHEDULER:
+            limits, holds = Limits.of(settings), HoldLimits.of(settings)
+            speculates = getattr(vllm_config, "speculative_config", None) is not None
+            self._scheduler = Scheduler(who, kv_cache_config, limits, holds, speculates=speculates)
         self._worker = Worker(who, vllm_config.parallel_config.rank) if role == KVConnectorRole.WORKER else None
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A snapshot is taken on request; no request waits for one."""
+        """No request waits for a snapshot. One that is preempted leaves the blocks that are held."""
         return False
 
     def shutdown(self) -> None:
@@ -77,28 +98,38 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes the blocks that are to be filled."""
+        self._scheduler.placed(request)
         if num_external_tokens > 0:
             self._scheduler.allocated(request, blocks.blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """What the workers load from this step on, and what they give up."""
-        return PfMetadata(*self._scheduler.step())
+        """What the workers load from this step on, what they give up, and what they copy before it."""
+        loads, late = self._scheduler.step()
+        return PfMetadata(loads, late, self._scheduler.copies(getattr(scheduler_output, "new_block_ids_to_zero", None)))
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the workers must come to a step, although no request needs one."""
+        return self._scheduler.holds.waiting
+
+    def has_pending_block_frees(self) -> bool:
+        """vLLM lacks blocks for a running request: whether it gets some in the next step without stopping another one."""
+        return self._scheduler.holds.make_room()
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers are done with."""
         failed = getattr(connector_output, "failed_recving", None) or ()
         for name in connector_output.finished_recving or ():
             self._scheduler.filled(name, name in failed)
+        if isinstance(done := getattr(connector_output, "kv_connector_worker_meta", None), PfDone):
+            self._scheduler.holds.copied(done.copied)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may be freed at once."""
-        self._scheduler.finish(request)
-        return False, None
+        """Blocks may be freed at once: those that are held have one more user. And what the response says."""
+        return False, self._scheduler.finish(request)
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may be freed at once."""
-        self._scheduler.finish(request)
-        return False, None
+        """The same for all groups."""
+        return False, self._scheduler.finish(request)
 
     # Worker.
 
@@ -106,6 +137,17 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         """The caches are allocated and bound to their layers."""
         layers = self._vllm_config.compilation_config.static_forward_context
         self._worker.register(self._kv_cache_config, kv_caches, layers)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Comes before each step's forward pass, on its stream: now memory is as the step before has left it."""
+        super().bind_connector_metadata(connector_metadata)
+        if isinstance(connector_metadata, PfMetadata) and connector_metadata.copies:
+            self._worker.copy(connector_metadata.copies)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Copies that are done."""
+        copied = self._worker.copied()
+        return PfDone(copied) if copied else None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins what this step's metadata asks for, and ends what is late."""

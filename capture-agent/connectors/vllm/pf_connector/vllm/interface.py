@@ -16,17 +16,31 @@ OLDEST, NEWEST = (0, 32), (0, 33)
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _NAMES = {
-    _BASE: ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole", "KVConnectorTransferResults", "SupportsHMA"),
+    _BASE: (
+        "KVConnectorBase_V1",
+        "KVConnectorMetadata",
+        "KVConnectorRole",
+        "KVConnectorTransferResults",
+        "KVConnectorWorkerMetadata",
+        "SupportsHMA",
+    ),
+    "vllm.v1.core.block_pool": ("BlockPool",),
     "vllm.v1.request": ("RequestStatus",),
     "vllm.v1.kv_cache_interface": ("get_kv_cache_spec_kind",),
     "vllm.transformers_utils.config": ("get_config",),
     "vllm.platforms": ("current_platform",),
 }
+_POOL = ("free_blocks", "get_new_blocks", "get_num_free_blocks", "touch")
+"""Methods of vLLM's block pool by which blocks are held."""
 _HOOKS = (
+    "bind_connector_metadata",
     "bind_kv_cache_manager",
     "build_connector_meta",
+    "build_connector_worker_meta",
     "get_num_new_matched_tokens",
     "get_transfer_results",
+    "has_pending_block_frees",
+    "has_pending_push_work",
     "on_new_request",
     "register_kv_caches",
     "request_finished",
@@ -56,6 +70,9 @@ def check() -> None:
     if _BASE not in lacking:
         base = getattr(importlib.import_module(_BASE), "KVConnectorBase_V1", None)
         lacking += [f"KVConnectorBase_V1.{hook}" for hook in _HOOKS if base is not None and not hasattr(base, hook)]
+    if "vllm.v1.core.block_pool" not in lacking:
+        pool = getattr(importlib.import_module("vllm.v1.core.block_pool"), "BlockPool", None)
+        lacking += [f"BlockPool.{method}" for method in _POOL if pool is not None and not hasattr(pool, method)]
     if lacking:
         what = ", ".join(lacking)
         raise Incompatible(f"pf-connector {__version__} is for vLLM {_versions()}; this is vLLM {version}, which lacks {what}")

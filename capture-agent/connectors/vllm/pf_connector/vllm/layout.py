@@ -85,6 +85,8 @@ class Pages:
         self._tag = tag
         self._places = {name: (tensor, i) for tensor in config.kv_cache_tensors for i, name in enumerate(tensor.layers)}
         self._shared: dict[int, Shared] = {}
+        self._bytes: dict[str, Any] = {}
+        """Each memory as one tensor of bytes."""
         self.groups = [self._group(group) for group in groups(config)]
 
     @property
@@ -103,7 +105,20 @@ class Pages:
         if found is None:
             found = share(f"kv-{len(self._shared)}", storage)
             self._shared[storage._cdata] = found
+            import torch
+
+            self._bytes[found.memory["name"]] = torch.empty(0, dtype=torch.uint8, device=cache.device).set_(storage)
         return found
+
+    def copy(self, group: str, source: int, target: int) -> None:
+        """Copies a block to another one, in all layers of a group, on the current stream."""
+        layout = next(layout for layout in self.groups if layout["name"] == group)
+        parts = [part for component in layout.get("components", ()) for part in component["parts"]]
+        parts += [state["part"] for state in layout.get("states", ())]
+        for one in parts:
+            memory, size = self._bytes[one["memory"]], one["bytes"]
+            start, end = (one["offset"] + block * one["block_stride"] for block in (source, target))
+            memory[end : end + size].copy_(memory[start : start + size])
 
     def _group(self, group: Group) -> dict[str, Any]:
         spec = self._config.kv_cache_groups[group.index]

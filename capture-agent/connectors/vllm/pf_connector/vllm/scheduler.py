@@ -1,28 +1,33 @@
-"""The scheduler's half: page tables for snapshots, and state for requests that have come."""
+"""The scheduler's half: state for requests that have come, and state of sequences that is captured while the engine goes on."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from pf_connector.member import Member
-from pf_connector.wire import Failure
+from pf_connector.member import Member, Verb
 
 from . import table
 from . import tally as became
 from .asking import Asker, Limits, Question
 from .deployment import Identity
 from .filling import Fillings, Load
+from .holding import Copy, HoldLimits, Holds
 from .layout import Group, Unsupported, columns, groups
 from .tally import Tally
+from .wishes import KEY, NONE, Wishes
 
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
 """Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it looks once a step."""
+
+_NO_END = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
+"""Ends after which there is nothing to save. A client that goes away aborts its request."""
 
 
 class Progress:
@@ -39,12 +44,20 @@ class Progress:
         """Whether the engine must not use blocks of its own cache."""
         self.avoids = False
         """Whether vLLM was told so, for its next look at the request."""
+        self.digest: str | None = None
+        """The snapshot that it is."""
+        self.taken: dict[str, Any] | None = None
+        """The state that it resumed from: position and digest."""
+        self.reason: str | None = None
+        """Why it resumed from none."""
 
 
 class Scheduler:
     """State of the scheduler's half."""
 
-    def __init__(self, identity: Identity, config: Any, limits: Limits | None = None) -> None:
+    def __init__(
+        self, identity: Identity, config: Any, limits: Limits | None = None, holds: HoldLimits | None = None, *, speculates: bool = False
+    ) -> None:
         self._groups: list[Group] = []
         self._supported = True
         try:
@@ -53,6 +66,10 @@ class Scheduler:
             log.error("this engine cannot be captured: %s", error)
             self._supported = False
         self._requests: dict[str, Any] = {}
+        self._wishes: dict[str, Wishes] = {}
+        self._unplaced: Any = None
+        """The request that vLLM looked at and has found no blocks for."""
+        self.holds = Holds(self._groups, identity.world, self._requests, self._named, holds, speculates=speculates)
         self._progress: dict[str, Progress] = {}
         self._reading: dict[str, float] = {}
         self._loads: list[Load] = []
@@ -61,18 +78,24 @@ class Scheduler:
         self._left = _WAIT
         self._fill = 0
         self._epoch = secrets.token_hex(8)
+        self._ticket = 0
         self._deterministic = bool(identity.deployment.get("deterministic"))
         self._limits = limits = limits or Limits()
         self._asker: Asker
         registration = {
             "engine": identity.engine,
             "member": "scheduler",
-            "verbs": ["table", "request"],
+            "verbs": ["request", "hold"],
             "world": identity.world,
             "deployment": identity.deployment,
         }
-        calls = {"table": self._table, "staged": lambda args: self._asker.staged(args)}
-        self.member = Member(identity.socket, registration, calls, prepare=identity.prepare, on_lost=lambda: self._asker.forget())
+        calls: dict[str, Verb] = {
+            "staged": lambda args: self._asker.staged(args),
+            "sequences": self.holds.sequences,
+            "hold": self.holds.hold,
+            "release": self.holds.release,
+        }
+        self.member = Member(identity.socket, registration, calls, prepare=identity.prepare, on_lost=self._lost)
         self.tally = Tally(self.member)
         self._asker = Asker(self.member, self.tally, limits)
         self._fillings = Fillings(self.member, limits.fill)
@@ -80,6 +103,7 @@ class Scheduler:
     def bind(self, manager: Any) -> None:
         """The cache manager knows the block tables. From now on the agent may ask."""
         self._manager = manager
+        self.holds.bind(manager)
         if self._supported:
             self._asker.start()
             self.member.start()
@@ -88,50 +112,135 @@ class Scheduler:
         """A request has come."""
         table.settled(request)
         self._requests[request.request_id] = request
+        if (wishes := Wishes.of(request)) is not NONE:
+            self._wishes[request.request_id] = wishes
+            if wishes.wrong:
+                log.warning("request %s: %s", request.request_id, wishes.wrong)
 
-    def finish(self, request: Any) -> None:
-        """A request is done, or was aborted."""
+    def finish(self, request: Any) -> dict[str, Any] | None:
+        """A request is done, or was aborted. Returns what its response says of its wishes."""
         self._requests.pop(request.request_id, None)
         self._reading.pop(request.request_id, None)
         progress = self._progress.pop(request.request_id, None)
+        said = self._respond(request, progress)
+        self._wishes.pop(request.request_id, None)
         if progress is not None and progress.ready is not None:
             self.tally.add(became.GONE, request.request_id, progress.ready[1])
         if progress is not None and progress.question is not None:
             progress.question.settle()
+        return said
+
+    def _respond(self, request: Any, progress: Progress | None) -> dict[str, Any] | None:
+        wishes = self._wishes.get(request.request_id, NONE)
+        if wishes.wrong:
+            return {KEY: {"error": wishes.wrong}}
+        said: dict[str, Any] = {}
+        taken = progress.taken if progress is not None else None
+        if wishes.resume is not None:
+            reason = (progress.reason if progress is not None else None) or "the request was not looked at"
+            said["resume"] = {"reference": wishes.resume, **(taken or {"reason": reason})}
+        seconds = min(self.holds.limits.keep, wishes.keep if wishes.keep is not None else self.holds.limits.keep)
+        if wishes.save is None and seconds <= 0:
+            return {KEY: said} if said else None
+        try:
+            position = self._keep(request, seconds, wishes.save is not None)
+        except Unsupported as error:
+            log.warning("request %s is not kept: %s", request.request_id, error)
+            kept: dict[str, Any] = {"reason": str(error)}
+        else:
+            kept = {"position": position}
+            if wishes.save is not None:
+                kept["ticket"] = self._save(request.request_id, wishes, (taken or {}).get("digest"))
+        if wishes.save is not None:
+            said["save"] = {"reference": wishes.save, **kept}
+        if wishes.keep is not None and seconds > 0:
+            said["keep"] = kept if "reason" in kept else {"position": kept["position"], "seconds": seconds, "sequence": request.request_id}
+        return {KEY: said} if said else None
+
+    def _keep(self, request: Any, seconds: float, saving: bool) -> int:
+        status = str(request.status)
+        if not self._supported:
+            raise Unsupported("this engine cannot be captured")
+        if saving and not self.member.registered:
+            raise Unsupported("no capture agent is connected")
+        if status in _NO_END:
+            raise Unsupported(f"the request ended as {status}")
+        if getattr(request, "resumable", False):
+            raise Unsupported("its input is streamed")
+        return self.holds.keep(request, seconds=seconds, saving=saving)
+
+    def _save(self, name: str, wishes: Wishes, resumed: str | None) -> str:
+        """Asks the agent to save a request that is kept. Returns the ticket."""
+        self._ticket += 1
+        ticket = f"{self._epoch}-{self._ticket}"
+        args = {"ticket": ticket, "sequence": name, "reference": wishes.save, "push": wishes.push}
+        if (parent := wishes.parent or resumed) is not None:
+            args["parent"] = parent
+
+        def answered(future: Future[dict[str, Any]]) -> None:
+            if (error := future.exception()) is not None:
+                self.holds.save_refused(name, error)
+
+        self.member.submit("save", args).add_done_callback(answered)
+        return ticket
+
+    def _named(self, request: str) -> str | None:
+        return self._wishes.get(request, NONE).name
+
+    def _lost(self) -> None:
+        self._asker.forget()
+        self.holds.lost()
 
     def matched(self, request: Any, computed: int) -> int | None:
         """Tokens that can be loaded beyond `computed`; `None` to be asked again."""
+        self.holds.settle()
+        found = self._matched(request, computed)
+        if found is not None:
+            self._unplaced = request
+        return found
+
+    def _matched(self, request: Any, computed: int) -> int | None:
         progress = self._progress.get(request.request_id)
         if progress is None:
-            if self._asker.may_ask() and table.matchable(request) and not table.settled(request):
+            resume = self._wishes.get(request.request_id, NONE).resume
+            if self._asker.may_ask(resume) and table.matchable(request) and not table.settled(request):
                 # Its adapter's files are being read, in a thread.
                 begun = self._reading.setdefault(request.request_id, time.monotonic())
                 if time.monotonic() - begun <= self._limits.later:
                     return None
                 self.tally.add(became.WAITED_TOO_LONG, request.request_id)
-                self._progress[request.request_id] = Progress(None)
+                self._refuse(request, became.WAITED_TOO_LONG)
                 return 0
-            if (progress := self._begin(request)) is None:
+            if (progress := self._begin(request, resume)) is None:
                 return 0
         question = progress.question
         if question is not None:
             if not self._asker.poll(question):
                 return None
             progress.question, progress.ready = None, question.ready
+            progress.reason, progress.digest = question.reason, question.digest
         if progress.ready is None:
             return 0
         return self._offer(request, progress, computed)
 
-    def _begin(self, request: Any) -> Progress | None:
-        if not self._asker.may_ask() or not table.matchable(request):
-            return None
+    def _refuse(self, request: Any, reason: str) -> Progress:
+        progress = self._progress[request.request_id] = Progress(None)
+        progress.reason = reason
+        return progress
+
+    def _begin(self, request: Any, resume: str | None) -> Progress | None:
+        if not self._asker.may_ask(resume):
+            return None if resume is None else self._refuse(request, "no capture agent is connected")
+        if not table.matchable(request):
+            return None if resume is None else self._refuse(request, "its tokens do not tell its state, or vLLM computes all of them")
         name, tokens = request.request_id, request.all_token_ids
-        asked = self._asker.ask(name, tokens, table.salt(request), table.adapter(request))
+        asked = self._asker.ask(name, tokens, table.salt(request), table.adapter(request), resume)
         if asked is None:
             return None
         # vLLM comes back with a request for which it has no blocks. It is asked for once.
         question = asked.question
         progress = self._progress[name] = Progress(question)
+        progress.reason = became.AGENT_SILENT if question is None else None
         if question is not None and self._left > 0:
             begun = time.monotonic()
             question.settled.wait(self._left)
@@ -165,7 +274,7 @@ class Scheduler:
     def _decline(self, request: Any, progress: Progress, what: str) -> int:
         assert progress.ready is not None
         self.tally.add(what, request.request_id, progress.ready[1])
-        progress.ready = None
+        progress.ready, progress.reason = None, what
         return 0
 
     def _avoid_cache(self, request: Any, progress: Progress) -> None:
@@ -173,6 +282,11 @@ class Scheduler:
         progress.fresh = True
         # Not now: in this step vLLM would take it as a request that loads nothing.
         self._avoid.append((request, progress))
+
+    def placed(self, request: Any) -> None:
+        """vLLM has blocks for a request."""
+        if self._unplaced is request:
+            self._unplaced = None
 
     def allocated(self, request: Any, blocks: tuple[Sequence[Any], ...], external: int) -> None:
         """Blocks were allocated for a request, by group; `external` of its tokens are to be loaded."""
@@ -189,6 +303,7 @@ class Scheduler:
         except Unsupported as error:
             log.warning("request %s cannot be restored: %s", request.request_id, error)
             self.tally.add(became.OTHER_LENGTH, request.request_id, restore)
+            progress.reason = became.OTHER_LENGTH
             self._loads.append(Load(request.request_id, None))
             return
         self._fill += 1
@@ -211,10 +326,14 @@ class Scheduler:
         if ended is None:
             return
         load, late = ended
+        request, progress = self._requests.get(name), self._progress.get(name)
         if not failed:
             self.tally.add(became.TAKEN_ON_KEPT if load.kept else became.TAKEN, name, load.restore)
+            if progress is not None:
+                progress.taken = {"position": load.boundary, "digest": progress.digest}
             return
-        request, progress = self._requests.get(name), self._progress.get(name)
+        if progress is not None:
+            progress.reason = became.FILL_LATE if late else became.FILL_FAILED
         if late:
             self.tally.add(became.FILL_LATE, name, load.restore)
         elif load.kept and load.restore is not None and request is not None and progress is not None and not progress.fresh:
@@ -234,23 +353,24 @@ class Scheduler:
         self._avoid = []
         late = self._fillings.step(self._manager)
         loads, self._loads = self._loads, []
+        if self._unplaced is not None and self._lacks_blocks(self._unplaced):
+            self.holds.make_room()
+        self._unplaced = None
         return loads, late
+
+    def copies(self, zeroed: Any) -> list[Copy]:
+        """Once a step: what the workers copy before it. `zeroed` are blocks that they clear first."""
+        return self.holds.step(zeroed)
+
+    def _lacks_blocks(self, request: Any) -> bool:
+        """Whether vLLM has too few blocks for a request, if it has none of its tokens."""
+        pool = getattr(self._manager, "block_pool", None)
+        if pool is None or not self.holds.keeps:
+            return False
+        needed = sum(1 if group.recurrent else -(-len(request.all_token_ids) // group.block_tokens) for group in self._groups)
+        return bool(pool.get_num_free_blocks() < needed)
 
     def close(self) -> None:
         """Leaves the engine."""
         self._asker.close()
         self.member.close()
-
-    def _table(self, args: dict[str, Any]) -> dict[str, Any]:
-        wanted = args.get("sequence")
-        return {"sequences": list(self._sequences(wanted))}
-
-    def _sequences(self, wanted: str | None) -> Iterable[dict[str, Any]]:
-        from vllm.v1.request import RequestStatus
-
-        for name, request in list(self._requests.items()):
-            if wanted not in (None, name) or request.status != RequestStatus.RUNNING or request.num_computed_tokens == 0:
-                continue
-            if getattr(request, "num_in_flight_tokens", 0):
-                raise Failure("engine_busy", f"a step of request {name} is in flight: the engine is not paused")
-            yield table.sequence(request, self._groups, self._manager.get_block_ids(name))

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from .adapters import UNIDENTIFIED, Adapters
-from .layout import Group, columns
 
 _adapters = Adapters()
 
@@ -30,14 +29,18 @@ _RECORDED = (
 """Sampling settings that a snapshot records if they are not the default."""
 
 
-def sequence(request: Any, groups: list[Group], blocks: tuple[list[int], ...]) -> dict[str, Any]:
-    """The protocol's `Sequence` of a request at rest."""
-    boundary = int(request.num_computed_tokens)
+_OF_VLLM = {"kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"}
+"""Extra arguments that no logits processor reads."""
+
+
+def sequence(request: Any, boundary: int, blocks: dict[str, list[int]]) -> dict[str, Any]:
+    """The protocol's `Sequence` of a request at a token position. `blocks` are those with this state, by group and column."""
     described: dict[str, Any] = {
         "id": request.request_id,
-        "tokens": [int(token) for token in request.all_token_ids],
+        # The token at the position is chosen and not computed. The request may have gone on.
+        "tokens": [int(token) for token in request.all_token_ids[: boundary + 1]],
         "boundary": boundary,
-        "blocks": columns(groups, blocks, boundary),
+        "blocks": blocks,
         "salt": salt(request),
         "sampling": sampling(request),
         "unrecorded": unrecorded(request),
@@ -103,7 +106,7 @@ def unrecorded(request: Any) -> list[str]:
         if params.presence_penalty or params.frequency_penalty:
             # They count generated tokens only; after a restore all are prompt.
             found.append("penalties")
-        if params.extra_args or getattr(params, "thinking_token_budget", None) is not None:
+        if set(params.extra_args or ()) - _OF_VLLM or getattr(params, "thinking_token_budget", None) is not None:
             found.append("logits-processors")
     if request.spec_token_ids:
         found.append("speculation")

@@ -1,8 +1,9 @@
-"""A worker's half: hands over its memory, and asks the agent to fill blocks."""
+"""A worker's half: hands over its memory, copies blocks for captures, and asks the agent to fill blocks."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +13,7 @@ from pf_connector.wire import Lost
 
 from .deployment import Identity
 from .filling import Load
+from .holding import Copy
 from .layout import Pages, Unsupported
 
 log = logging.getLogger("pf_connector")
@@ -30,6 +32,8 @@ class Worker:
         """Given up and not reported yet."""
         self._events: list[tuple[Future[dict[str, Any]], Any]] = []
         """Events of fills that were given up: the agent may still wait for them."""
+        self._copies: list[tuple[str, Any]] = []
+        """Copies that were launched, each with an event after it."""
 
     def register(self, config: Any, caches: dict[str, Any], layers: dict[str, Any]) -> None:
         """Shares the caches.
@@ -54,6 +58,21 @@ class Worker:
         }
         who = self._identity
         self._member = Member(who.socket, registration, descriptors=self._pages.descriptors, prepare=who.prepare).start()
+
+    def copy(self, copies: list[Copy]) -> None:
+        """Copies blocks on the current stream, after everything that the engine has launched."""
+        for copy in copies:
+            for group, source, target in copy.pairs:
+                if self._pages is not None:
+                    self._pages.copy(group, source, target)
+            self._copies.append((copy.key, _event(interprocess=False)))
+
+    def copied(self) -> Counter[str]:
+        """Copies that have ended since the last call."""
+        ended = [key for key, event in self._copies if event is None or event.query()]
+        if ended:
+            self._copies = [pair for pair in self._copies if pair[0] not in ended]
+        return Counter(ended)
 
     def load(self, loads: list[Load]) -> None:
         """Begins to fill blocks while the engine runs."""
@@ -99,8 +118,8 @@ class Worker:
             self._member.close()
 
 
-def _event() -> Any:
-    """An event after all work that the engine has launched, after which blocks may be filled.
+def _event(*, interprocess: bool = True) -> Any:
+    """An event after all work that the engine has launched.
 
     Returns `None` without CUDA.
     """
@@ -108,6 +127,6 @@ def _event() -> Any:
 
     if not torch.cuda.is_available():
         return None
-    event = torch.cuda.Event(interprocess=True)
+    event = torch.cuda.Event(interprocess=interprocess)
     event.record()
     return event
