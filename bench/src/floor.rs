@@ -137,7 +137,7 @@ fn copy_run(run: &[Piece], path: &Path, buffer: &mut Buffer, plan: Plan) -> Resu
     Ok(placed)
 }
 
-/// Writes the buffer; what does not fill the last block of a direct write is padded.
+/// Writes the buffer; the last block of a direct write is padded.
 fn flush(file: &File, buffer: &mut Buffer, filled: &mut usize, at: u64, plan: Plan) -> Result<u64> {
     let len = if plan.direct { filled.next_multiple_of(ALIGN) } else { *filled };
     file.write_all_at(buffer.bytes(0, len).ok_or("the buffer is full")?, at)?;

@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// All pushers at once, each on one of the processes; what every push sends was made before.
+/// All pushers at once, each on one of the processes; the bytes of every push were made before.
 async fn pushes(urls: &[String], round: u64, args: &Args) -> Result<Sample> {
     let space = (round * 16 + urls.len() as u64) << 32;
     let common: Vec<u64> = (0..args.pages - args.new_pages.min(args.pages)).map(|page| space + page).collect();

@@ -149,7 +149,7 @@ pub fn warm_dir(dir: &Path) -> Result<()> {
     each_file(dir, &mut |path| read_through(path, &mut buffer))
 }
 
-/// Empties every file below `dir` and leaves the files: what they held is free again. Removing
+/// Empties every file below `dir` and leaves the files: their space is free again. Removing
 /// thousands of files here would slow down the next program that creates files: ext4 skips, one by
 /// one, each inode that was freed in the last minutes.
 pub fn empty_dir(dir: &Path) -> Result<()> {

@@ -58,7 +58,8 @@ impl Directory {
     /// # Errors
     /// [`Error::Document`] with the place in the file, [`Error::MissingBlob`] and
     /// [`Error::WrongLength`] with the JSON path and the digest, [`Error::Refused`] for symbolic
-    /// links that leave the directory, files that are none, and names that no file may have.
+    /// links that leave the directory, for anything that is not a regular file, and for names that
+    /// no file may have.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self> {
         let root = Root::open(path)?;
         let mut directory = Self {
@@ -89,7 +90,7 @@ impl Directory {
         let path = self.root.path().join(layout::CONFIG);
         let old = self.documents.remove(&manifest.config.digest).map(|d| d.bytes).unwrap_or_default();
         let config = SnapshotConfig::parse(&old, &self.limits).map_err(Error::document(&path))?;
-        // The same parents leave the bytes as they are.
+        // If the parents are the same, the bytes stay as they are.
         let bytes = if config.parents == parents { old } else { SnapshotConfig { parents, ..config }.to_bytes() };
         let config = Document::new(Kind::Blob, bytes);
         if config.digest != manifest.config.digest {

@@ -65,7 +65,7 @@ pub fn rfc3339(ms: u64) -> String {
     date(ms).to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
-/// A number that is no time is taken for the last one there is.
+/// A number beyond all times becomes the last time.
 fn date(ms: u64) -> DateTime<Utc> {
     i64::try_from(ms).ok().and_then(DateTime::from_timestamp_millis).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }

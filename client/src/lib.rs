@@ -1,18 +1,18 @@
-//! Push and pull: one algorithm, "make the other side hold what this manifest reaches".
+//! Push and pull: one algorithm, "make the destination hold everything that this manifest reaches".
 //!
 //! ```text
 //! push: directory or local store ─▶ plan (nodes first) ─▶ what does the registry lack? ─▶ frames, children first ─▶ commit
-//! pull: registry ─▶ nodes ─▶ what does this side lack? ─▶ frames, verified ─▶ local store, or a directory
+//! pull: registry ─▶ nodes ─▶ what does this host lack? ─▶ frames, verified ─▶ local store, or a directory
 //! ```
 //!
-//! Cost follows the change: a node that the other side holds is complete, so nothing below it is
+//! Cost follows the change: a node that the destination holds is complete, so nothing below it is
 //! asked about or moved. Memory is bounded by the documents of a snapshot and a few read-ahead
-//! buffers, never by its pages. Both directions can be cut at any point and run again: what arrived
-//! is not moved twice.
+//! buffers, never by its pages. Both directions can be cut at any point and run again: frames that
+//! arrived are not moved twice.
 //!
 //! [`Remote`] is the registry's `/v1` with retries; [`push()`] and [`pull()`] are built on it;
 //! [`Directory`] is the interchange form on disk; [`AgentClient`] asks the capture agent of this
-//! host; [`Progress`] is what a progress bar looks at.
+//! host; [`Progress`] is for progress bars.
 
 // The command's modules name this crate as its users do.
 extern crate self as pfr_client;

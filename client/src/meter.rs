@@ -73,7 +73,7 @@ impl Meter {
         Self { expected: Some((items, 0)), ..Self::new(limits, tally) }
     }
 
-    /// Looks at the next piece.
+    /// Follows the next piece.
     pub fn look(&mut self, piece: &Bytes) -> Result<()> {
         self.parser.push(piece.clone());
         while let Some(event) = self.next()? {

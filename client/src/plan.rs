@@ -28,7 +28,8 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Raw bytes for sums; runs, which do not say, are small.
+    /// Raw bytes, for sums. Page chunks count as 0: their nodes do not give a size, and they are
+    /// small.
     pub fn bytes(&self) -> u64 {
         self.size.unwrap_or(0)
     }

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! Each step asks only below what the step before found lacking, so an unchanged snapshot takes
-//! three round trips and a small change six. What little there is to send goes in one request;
-//! otherwise blobs go in several at a time, and nodes, which are accepted only after
-//! everything they list, at the end. A session that the registry has forgotten is opened again:
-//! what it had received is still there.
+//! three round trips and a small change six. A small plan is sent in one request. Otherwise several
+//! requests with blobs are in flight at a time, and the nodes come at the end: the registry accepts
+//! a node only after everything that it lists. If the registry has forgotten the session, a new one
+//! is opened: the registry still has the blobs that it received.
 
 mod batch;
 mod into_store;
@@ -101,7 +101,7 @@ pub struct PushReport {
     pub seconds: f64,
     /// Whether the repository did not have the snapshot before.
     pub created: bool,
-    /// Raw bytes that the snapshot brought first, as the registry counts them.
+    /// Raw bytes that were new in the domain, as the registry counts them.
     pub new_bytes: u64,
 }
 

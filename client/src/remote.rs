@@ -105,7 +105,7 @@ pub struct RemoteOptions {
     pub min_rate: u64,
     /// Limit on receiving an answer that is a document, once it has begun. Default 10 minutes.
     pub answer_timeout: Duration,
-    /// Told of retries.
+    /// Called on retries.
     pub on_retry: Option<OnRetry>,
 }
 
@@ -175,12 +175,12 @@ impl Remote {
                 // The registry closes idle connections after a minute; one that it is closing must
                 // not be picked for a request.
                 .pool_idle_timeout(Duration::from_secs(30))
-                // Registries are near, and loopback must never go through a proxy.
+                // Registries are in the same network, and loopback must never go through a proxy.
                 .no_proxy()
                 .tcp_nodelay(true);
             builder.build().map_err(|e| fail(&reason(&e)))
         };
-        // Storage that the registry sends to is not told the token.
+        // The token is not sent to storage that the registry refers to.
         let direct = Arc::new(direct::Direct::new(client(HeaderMap::new())?));
         let client = client(headers)?;
         Ok(Self {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_base_url_is_refused() {
+    fn only_base_urls_are_accepted() {
         for url in ["", "h:80", "ftp://h", "http://", "http://user:pw@h", "http://h?x=1", "file:///x"] {
             let error = Remote::new(url, RemoteOptions::default()).unwrap_err();
             assert_eq!(error.code().exit_code(), 1, "{url}: {error}");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_shown_without_what_may_be_secret() {
+    fn a_refused_url_is_shown_without_its_secrets() {
         for url in [
             "http://user:hush@h:80/x",
             "http://hush@h",

@@ -94,7 +94,7 @@ impl Site {
     pub async fn match_prefix(&self, repository: &RepositoryName, request: &MatchRequest) -> Result<MatchResponse> {
         match self {
             Self::Store(store) => {
-                // No task does it for a store that only commands open.
+                // A registry has a background task for this. A local store has none.
                 if let Err(error) = store.index_prefixes(&Budget::default()).await {
                     tracing::warn!(%error, "older snapshots are not in the prefix index: only the newest are searched");
                 }

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 /// A small deterministic engine: writes snapshot directories (page_manifest.json and blobs/), or
 /// serves.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "pf-kv", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

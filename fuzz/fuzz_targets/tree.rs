@@ -1,5 +1,5 @@
 #![no_main]
-//! A tree that parses is read back from its own bytes; one that nobody has checked does no harm.
+//! A tree that parses is read back from its own bytes; one that was not checked does no harm.
 
 use libfuzzer_sys::fuzz_target;
 use pfr_schema::Limits;

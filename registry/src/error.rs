@@ -28,7 +28,7 @@ pub enum Error {
         /// The process that has it, if its id is known.
         holder: Option<u32>,
     },
-    /// A registry on the other side cannot be used.
+    /// The other registry of a command cannot be used.
     #[error(transparent)]
     Mirror(#[from] mirror::Error),
     /// It cannot listen.

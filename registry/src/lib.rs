@@ -9,10 +9,10 @@
 //!                                              problem (every error, one shape)
 //! ```
 //!
-//! It keeps no state of its own: what a handler acknowledges is in the store. It owns three
-//! promises that the store cannot give: a request is bounded in time, memory and number
-//! ([`config`]); every error has one shape and leaks nothing (`problem`); what is in flight at
-//! shutdown is finished or cleanly cut ([`server`]).
+//! It keeps no state of its own: every acknowledged change is in the store. It owns three promises
+//! that the store cannot give: a request is bounded in time, memory and number ([`config`]); every
+//! error has one shape and leaks nothing (`problem`); requests in flight at shutdown are finished
+//! or cleanly cut ([`server`]).
 
 mod app;
 mod auth;

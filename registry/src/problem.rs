@@ -14,7 +14,7 @@ const NAMED: usize = 100;
 pub struct ApiError(problem::ApiError);
 
 impl ApiError {
-    /// A failure with nothing to hide.
+    /// A failure without a cause for the log.
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         Self(problem::ApiError::new(code, detail))

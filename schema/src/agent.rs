@@ -19,7 +19,7 @@ pub struct EngineInfo {
     pub state: EngineState,
     /// What it serves.
     pub verbs: Vec<Verb>,
-    /// Ranks.
+    /// How many ranks there are.
     pub world: u32,
     /// Its engine configuration.
     pub deployment: BTreeMap<String, Value>,
@@ -27,16 +27,17 @@ pub struct EngineInfo {
     pub fingerprint: Digest,
     /// Names of its groups.
     pub groups: Vec<String>,
-    /// Bytes of memory mapped.
+    /// Bytes of the engine's memory that the agent has mapped.
     pub mapped_bytes: u64,
     /// Snapshots taken since it registered.
     pub snapshots: u64,
-    /// Restores since it registered; of an engine that asks for state, those that a request took.
+    /// Restores since it registered. For an engine that asks when a request comes: those that a
+    /// request took.
     pub restores: u64,
-    /// What lies ready for its requests.
+    /// Snapshots that lie ready for its requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<StagedInfo>,
-    /// What became of requests that came to no state in particular, by number.
+    /// Outcomes of requests that belong to no particular snapshot, each with its count.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outcomes: BTreeMap<Taking, u64>,
 }
@@ -44,7 +45,7 @@ pub struct EngineInfo {
 /// A snapshot that lies ready for requests of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StagedInfo {
-    /// Names it between agent and engine.
+    /// Its name in the messages between agent and engine.
     pub restore: String,
     /// The snapshot.
     pub digest: Digest,
@@ -52,7 +53,7 @@ pub struct StagedInfo {
     pub boundary: u64,
     /// Whether all of it is verified.
     pub ready: bool,
-    /// What became of the requests that it was ready for, by number.
+    /// Outcomes of the requests that it was ready for, each with its count.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outcomes: BTreeMap<Taking, u64>,
 }
@@ -78,20 +79,20 @@ pub enum EngineState {
 /// Answer to `GET /v1/engines`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Engines {
-    /// By name.
+    /// Sorted by name.
     pub engines: Vec<EngineInfo>,
 }
 
-/// What becomes of a snapshot after it lies in the local store.
+/// Whether a snapshot is pushed once it is in the local store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Push {
     /// It is pushed in the background; the push survives restarts of the agent.
     #[default]
     Background,
-    /// The answer comes when it is pushed.
+    /// The request is answered when the push has ended.
     Wait,
-    /// It stays here.
+    /// It is not pushed.
     Never,
 }
 
@@ -113,10 +114,10 @@ pub struct SnapshotRequest {
     /// Refuse with `not_exact` if something that decides the next token is not recorded.
     #[serde(default)]
     pub exact: bool,
-    /// Pushing.
+    /// Whether it is pushed, and how.
     #[serde(default)]
     pub push: Push,
-    /// Highest logits to record of the step at the boundary; 0 for none. Default 8.
+    /// How many of the highest logits to record of the step at the boundary; 0 for none. Default 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oracle: Option<u32>,
     /// The snapshot that it follows: a digest, or a reference in the agent's store. Default: the
@@ -176,7 +177,7 @@ pub enum SaveState {
     Failed,
 }
 
-/// What a snapshot did.
+/// Report of a capture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SnapshotReport {
     /// The snapshot.
@@ -189,7 +190,7 @@ pub struct SnapshotReport {
     pub sequence: String,
     /// Tokens with state.
     pub boundary: u64,
-    /// Tokens, those chosen and not computed included.
+    /// All tokens, also those that are chosen and not yet computed.
     pub tokens: u64,
     /// Pages, over all groups and ranks.
     pub pages: u64,
@@ -201,13 +202,13 @@ pub struct SnapshotReport {
     pub bytes_new: u64,
     /// Of these, bytes of state tensors.
     pub bytes_state: u64,
-    /// How long the engine stood still, in seconds.
+    /// How long the engine was paused, in seconds.
     pub pause_seconds: f64,
     /// From the request to the commit in the local store, in seconds.
     pub total_seconds: f64,
-    /// How faithful.
+    /// How faithful a restore of it is.
     pub exactness: Exactness,
-    /// What was not recorded.
+    /// What decides the next token and was not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unrecorded: Vec<String>,
     /// Whether the logits of the step at the boundary are in it.
@@ -215,7 +216,7 @@ pub struct SnapshotReport {
     /// The snapshot it follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Digest>,
-    /// The push, unless it stays here.
+    /// The push; absent if it is not pushed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub push: Option<PushJob>,
 }
@@ -254,7 +255,7 @@ pub enum PushState {
     Running,
     /// The registry has it.
     Done,
-    /// Refused for good.
+    /// It failed, and is not tried again.
     Failed,
 }
 
@@ -269,27 +270,27 @@ pub struct Pushes {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreRequest {
-    /// What: `[http://host[:port]/]repository[:tag[~N]|@digest]`.
+    /// The snapshot: `[http://host[:port]/]repository[:tag[~N]|@digest]`.
     pub reference: String,
     /// Take it from the local store only.
     #[serde(default)]
     pub local: bool,
 }
 
-/// What a restore did.
+/// Report of a restore.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RestoreReport {
     /// The snapshot.
     pub digest: Digest,
     /// The engine.
     pub engine: String,
-    /// The new sequence, of an engine that takes one at any time; else the next request with these
-    /// tokens resumes.
+    /// The new sequence, if the engine takes one at any time. Absent for other engines: there the
+    /// next request with these tokens resumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<String>,
     /// Tokens with state.
     pub boundary: u64,
-    /// Tokens, those chosen and not computed included.
+    /// All tokens, also those that are chosen and not yet computed.
     pub tokens: u64,
     /// Pages.
     pub pages: u64,
@@ -331,12 +332,12 @@ pub struct DrainRequest {
     /// Repository under which each engine's sequences get a repository of their own:
     /// `<repository>/<engine>`, tag = sequence.
     pub repository: String,
-    /// Only say what would be done.
+    /// Only report the plan.
     #[serde(default)]
     pub plan_only: bool,
-    /// How long to wait for the pushes, all together, once everything is captured, in seconds; a
-    /// day at most. Default 600. What the registry does not have by then is listed in `failed` with
-    /// code `timeout`: it lies in the agent's store, and its push goes on.
+    /// How many seconds to wait for all pushes together, once everything is captured; a day at
+    /// most. Default 600. A snapshot whose push takes longer is listed in `failed` with code
+    /// `timeout`. It is in the agent's store, and its push goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<u64>,
 }

@@ -62,7 +62,7 @@ pub struct Layout {
     /// layout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strides: Option<Vec<i64>>,
-    /// Position of the element whose indices are all 0; there exactly if strides are.
+    /// Position of the element whose indices are all 0. Present exactly if there are strides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
 }
@@ -90,7 +90,7 @@ pub struct Tensor {
     pub payload_hash: Digest,
     /// Bytes of the payload blob.
     pub payload_bytes: u64,
-    /// Hash of the canonical logical value; a writer's word if the layout is opaque.
+    /// Hash of the canonical logical value; only attested by the writer if the layout is opaque.
     pub value_hash: ValueHash,
 }
 
@@ -130,8 +130,8 @@ impl Checkpoint {
                 return Err(FormatError::field(DOCUMENT, path("name"), "every name once", format!("{:?} again", tensor.name)));
             }
             let walk = tensor.check(limits, |_, field| path(field))?;
-            // Strides of 0 let few bytes stand for many: what all of them stand for is what proving
-            // them costs.
+            // With strides of 0, a few bytes of payload stand for a large value, and a proof hashes
+            // the whole value. So the values are bounded too.
             if walk.is_some() {
                 values = values.saturating_add(tensor.value_bytes());
             }

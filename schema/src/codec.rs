@@ -62,8 +62,8 @@ pub fn encode_document(raw: &[u8]) -> (Codec, Cow<'_, [u8]>) {
 /// Decodes a whole payload.
 ///
 /// # Errors
-/// [`FormatError::Codec`] if it does not decode to exactly `raw_len` bytes; nothing near `raw_len`
-/// is allocated before bytes come out, so a lying length costs nothing.
+/// [`FormatError::Codec`] if it does not decode to exactly `raw_len` bytes. Memory grows with the
+/// decoded bytes, so a false length costs nothing.
 pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, FormatError> {
     let mut raw = Vec::with_capacity(usize::try_from(raw_len.min(stored.len() as u64 * 4)).unwrap_or(0));
     let mut decoder = Decoder::new(codec, raw_len)?;
@@ -103,8 +103,8 @@ impl Decoder {
     /// Decodes the next piece into `sink`.
     ///
     /// # Errors
-    /// [`FormatError::Codec`] on malformed input or more output than promised; what was given to
-    /// `sink` until then is void.
+    /// [`FormatError::Codec`] on malformed input or more output than promised; what `sink` got
+    /// until then must be discarded.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
         let codec = self.codec;
         if self.zstd.is_none() {
@@ -112,15 +112,15 @@ impl Decoder {
             sink(stored);
             return Ok(());
         }
-        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. What is
-        // accepted in pieces when it is stored must be accepted as a whole when it is read, so the
-        // frame's header always goes in byte by byte.
+        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. A frame
+        // that is accepted in pieces when it is stored must be accepted as a whole when it is read.
+        // So the frame's header always goes in byte by byte.
         let (head, rest) = stored.split_at(stored.len().min(ZSTD_HEADER - self.head.len()));
         self.head.extend_from_slice(head);
         for byte in head.chunks(1) {
             self.update_zstd(byte, sink)?;
         }
-        // zstd takes repeated calls without input for an endless loop of the caller's.
+        // zstd fails after repeated calls without input: it takes them for an endless loop.
         if rest.is_empty() { Ok(()) } else { self.update_zstd(rest, sink) }
     }
 

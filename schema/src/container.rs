@@ -67,7 +67,7 @@ impl Container {
         }
     }
 
-    /// The shape, if it is a run.
+    /// The shape, if it is a page chunk.
     #[must_use]
     pub fn shape(&self) -> Option<Shape> {
         match self {

@@ -77,7 +77,7 @@ impl Digest {
         hasher.finish()
     }
 
-    /// SHA-256 of `bytes`: what every document of ours is named by.
+    /// SHA-256 of `bytes`: the name of every document of ours.
     #[must_use]
     pub fn sha256(bytes: &[u8]) -> Self {
         Self::of(Algorithm::Sha256, bytes)
@@ -114,7 +114,7 @@ impl Digest {
         hex::encode(self.as_bytes())
     }
 
-    /// The first 12 hex digits: enough for a person.
+    /// The first 12 hex digits: enough to tell digests apart in a listing.
     #[must_use]
     pub fn short(&self) -> String {
         hex::encode(&self.bytes[..6])

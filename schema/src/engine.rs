@@ -13,7 +13,7 @@
 //! the [`binary`] form of a call that engines make for every request. File descriptors travel as
 //! `SCM_RIGHTS` with the message's first byte. Calls carry an id that the answer repeats; each side
 //! numbers its own calls. The end of the connection is the end of the member: the agent drops its
-//! mappings, an engine that was paused goes on.
+//! mappings, and a paused engine resumes.
 //!
 //! `docs/capture.md` describes the same for authors of connectors.
 
@@ -75,7 +75,7 @@ pub struct CallError {
     pub detail: String,
 }
 
-/// What an engine calls.
+/// Calls that an engine makes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", content = "args", rename_all = "kebab-case")]
 pub enum ToAgent {
@@ -101,12 +101,12 @@ pub enum ToAgent {
     Resume(Resume),
 }
 
-/// What the agent calls.
+/// Calls that the agent makes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", content = "args", rename_all = "kebab-case")]
 pub enum ToEngine {
-    /// Finish the step in hand, start no other. Answers `{}` when memory is at rest. The engine goes
-    /// on by itself when the limit is over.
+    /// Finish the current step, and start no other. Answers `{}` when memory is at rest. The engine
+    /// goes on by itself when the limit is over.
     Pause(PauseRequest),
     /// Go on. Answer: [`Resumed`]. Allowed when not paused.
     Resume(ResumeRequest),
@@ -317,7 +317,7 @@ pub struct GroupLayout {
     pub block_tokens: u32,
     /// Blocks in memory.
     pub blocks: u32,
-    /// The block that stands for none.
+    /// The block that stands in a table where the sequence has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub null_block: Option<u32>,
     /// Tokens that a sliding window looks back on.
@@ -465,7 +465,7 @@ pub struct OracleRequest {
     pub sequence: String,
     /// T: the step that computes `tokens[T]`.
     pub boundary: u64,
-    /// Scores wanted, the highest first.
+    /// How many of the highest logits are wanted.
     pub top: u32,
 }
 
@@ -575,7 +575,7 @@ pub enum Matched {
     Ready {
         /// T: state for the first T tokens.
         boundary: u64,
-        /// Names this match in `fill` and `abandon`.
+        /// The name of this match in `fill` and `abandon`.
         restore: String,
         /// The snapshot.
         digest: Digest,
@@ -639,7 +639,7 @@ pub struct Outcome {
     pub count: u64,
 }
 
-/// What becomes of a request while a state lies ready.
+/// Outcome of a request while a state lies ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Taking {
@@ -669,7 +669,7 @@ pub enum Taking {
 }
 
 impl Taking {
-    /// The word on the wire, in metrics and for people.
+    /// Its name on the wire, in metrics and in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

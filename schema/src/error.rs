@@ -131,7 +131,7 @@ pub enum FormatError {
         found: String,
     },
     /// A type (the logical one, or that of a live slot) does not hold a stored value exactly.
-    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be said in {logical}")]
+    #[error("tensor {tensor:?}, element {index:?}: {value} in {storage} cannot be represented in {logical}")]
     InexactStorage {
         /// The tensor's name; its kind where it has none.
         tensor: String,
@@ -169,8 +169,7 @@ impl FormatError {
     }
 }
 
-/// Cuts text from a foreign document: an error is logged and sent, and must not carry megabytes of
-/// whatever was wrong.
+/// Cuts text from a foreign document: an error is logged and sent, so it must stay short.
 pub(crate) fn shorten(mut text: String) -> String {
     const MAX: usize = 300;
     if let Some((end, _)) = text.char_indices().nth(MAX) {
@@ -216,8 +215,8 @@ error_codes! {
     InvalidRequest = "invalid_request", 400, 1, false, "The request is malformed";
     /// A repository name, tag, reference or digest is malformed.
     InvalidName = "invalid_name", 400, 1, false, "A name, reference or digest is malformed";
-    /// A shortened digest means several snapshots.
-    AmbiguousDigest = "ambiguous_digest", 400, 1, false, "A shortened digest means several snapshots";
+    /// A shortened digest matches several snapshots.
+    AmbiguousDigest = "ambiguous_digest", 400, 1, false, "A shortened digest matches several snapshots";
     /// A manifest, tree, run, checkpoint or configuration is malformed or contradicts itself.
     InvalidDocument = "invalid_document", 422, 1, false, "A document is malformed or contradicts itself";
     /// Something is over a limit.
@@ -300,8 +299,8 @@ error_codes! {
     NoRoom = "no_room", 507, 8, true, "There is not enough room for this";
     /// Too many requests at once.
     Overloaded = "overloaded", 503, 7, true, "Too many requests at once";
-    /// The store behind the registry cannot be reached or is full; nothing is said about what it
-    /// holds.
+    /// The store behind the registry cannot be reached or is full. This says nothing about its
+    /// contents.
     Unavailable = "unavailable", 503, 7, true, "The store behind the registry cannot be reached";
     /// The disk or quota is full.
     StorageFull = "storage_full", 507, 8, true, "The disk or quota is full";
@@ -312,8 +311,8 @@ error_codes! {
 }
 
 impl ErrorCode {
-    /// What kind of error the system's is, where it is more than that a file cannot be used: no
-    /// space, no permission, no file.
+    /// The code of an I/O error that says more than that a file cannot be used: no space, no
+    /// permission, no file.
     #[must_use]
     pub fn of_io(kind: std::io::ErrorKind) -> Option<Self> {
         use std::io::ErrorKind;

@@ -78,7 +78,7 @@ impl Header {
     /// Parses a header at the start of `bytes`; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// A reason, if the bytes cannot be the start of a header or lie about a length.
+    /// The reason, if the bytes cannot be the start of a header or state an impossible length.
     fn parse(bytes: &[u8], limits: &Limits) -> Result<Option<Self>, String> {
         if bytes.len() < FIXED {
             return Ok(None);
@@ -157,8 +157,8 @@ pub enum Event {
     Begin(Header),
     /// The next bytes of its payload, never empty.
     Payload(Bytes),
-    /// The frame is complete; the checksum is for the caller to compare, where it does not cost the
-    /// reader's time.
+    /// The frame is complete. The caller compares the checksum, on a thread where that does not
+    /// delay the reader.
     Finish {
         /// CRC-32C that the payload should have.
         checksum: u32,

@@ -1,8 +1,8 @@
 //! The journal: changes of names, kept beside the packs, so that a lost database loses nothing that
 //! was acknowledged.
 //!
-//! Packs alone bring back blobs and nodes; which of them are snapshots of which repository,
-//! and where tags point, is said here. An object of the journal is one JSON document, named by a
+//! Packs alone bring back blobs and nodes. The journal says which of them are snapshots of which
+//! repository, and where tags point. An object of the journal is one JSON document, named by a
 //! number in it and by the digest of its bytes:
 //!
 //! ```text
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Numbers order the records; a record may lie in several objects. A *journal summary* holds all
-//! names, from nothing, in parts that are numbered from 0; the last of them says that it is. With
-//! all its parts there, what came after its number is all that is needed besides: it may hold some
-//! of that already, and replaying it again comes to the same.
+//! names, from nothing, in parts that are numbered from 0; the last part is marked. A rebuild needs
+//! one complete summary and the changes after its number. The summary may hold some of these
+//! changes already: a change that is replayed twice has the same result.
 
 use crate::digest::Digest;
 use crate::error::{FormatError, shorten};
@@ -47,7 +47,7 @@ pub enum Record {
         subject: Option<Digest>,
         /// Milliseconds since 1970.
         at: u64,
-        /// Raw bytes that it brought first.
+        /// Raw bytes that were new in the domain when it was pushed.
         new_bytes: u64,
     },
     /// A tag was pointed at a snapshot of its repository.
@@ -104,7 +104,7 @@ pub struct Part {
 #[serde(deny_unknown_fields)]
 pub struct Journal {
     version: u32,
-    /// Last number in it; of a summary: nothing up to here is needed besides.
+    /// Last number in it. A summary replaces all changes up to this number.
     pub last: u64,
     /// Whether it is a part of a summary.
     #[serde(default, rename = "checkpoint", skip_serializing_if = "Option::is_none")]
@@ -250,7 +250,7 @@ impl Key {
         parsed().ok_or_else(|| fail(format!("{:?} is no key of a journal object", shorten(key.to_owned()))))
     }
 
-    /// What the keys of all parts of its summary begin with, if it is that of one.
+    /// The beginning of the keys of all parts of its summary, if it is the key of a part.
     #[must_use]
     pub fn set_prefix(&self) -> Option<String> {
         self.part.as_ref().map(|(set, _)| format!("{PREFIX}/{:020}-{set}-", self.number))
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_documents_that_are_none_are_refused() {
+    fn malformed_keys_and_documents_are_refused() {
         let limits = Limits::default();
         let hex = Digest::sha256(b"{}").hex();
         let keys = [
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_refused_elsewhere_than_at_its_own_key() {
+    fn an_object_is_refused_under_another_key() {
         let limits = Limits::default();
         let part = |number| Part { set: "0123456789abcdef".repeat(2), number, end: false };
         let (key, bytes) = Journal::part(7, part(1), vec![]).to_object();

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 /// How a blob is to be read. The discriminant is its stable number in binary formats.
 ///
-/// A blob has at most one kind besides `Blob`: the nodes' formats exclude each other. A stored
-/// node satisfies a wish for a plain blob of the same bytes; not the other way round, since
-/// only a node holds its children.
+/// A blob has at most one kind besides `Blob`: the nodes' formats exclude each other. A stored node
+/// can serve as a plain blob of the same bytes. A stored plain blob cannot serve as a node, because
+/// only a node keeps its children from being collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]

@@ -2,7 +2,7 @@
 
 /// A flat page manifest, the interchange form ([`crate::flat`]).
 pub const FLAT_MANIFEST: &str = "application/vnd.pf.page-manifest.v1+json";
-/// A run of pages ([`crate::run`]).
+/// A page chunk ([`crate::run`]).
 pub const RUN: &str = "application/vnd.pf.page-run.v1";
 /// A page tree ([`crate::tree`]).
 pub const TREE: &str = "application/vnd.pf.page-tree.v1+json";

@@ -230,8 +230,8 @@ impl FromStr for Selector {
 /// Without a scheme, the first component is a host as docker has it: if a `/` follows it and it is
 /// `localhost` or contains a `.` or a `:`. A loopback host is asked over http, any other over
 /// https. `/` before a repository says that there is no host in it. After a host, `domains/NAME/`
-/// names a domain: a repository of the default domain that is named so itself is written with
-/// `domains/default/` before it.
+/// names a domain: a repository of the default domain whose own name begins like that is written
+/// with `domains/default/` before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
     /// The registry's base URL without a trailing slash, if the reference names one; with the base
@@ -325,7 +325,8 @@ fn split_registry(text: &str) -> Result<(Option<String>, &str), FormatError> {
         let scheme = if is_loopback(host) { "http" } else { "https" };
         return Ok(with_domain(format!("{scheme}://{host}"), path));
     }
-    // Only where it is needed: a path of a file system that was given by mistake is no repository.
+    // A leading `/` is allowed only where it is needed. Otherwise a path of a file that was given
+    // by mistake would be taken for a repository.
     match text.strip_prefix('/') {
         Some(path) if host_and_path(path).is_some() => Ok((None, path)),
         _ => Ok((None, text)),

@@ -22,7 +22,7 @@ pub const BLOCK: usize = 16;
 /// The fingerprint of a deployment: the digest of its compact JSON, keys sorted at every depth.
 #[must_use]
 pub fn fingerprint(deployment: &BTreeMap<String, Value>) -> Digest {
-    // serde_json's maps are sorted: the `preserve_order` feature is off, and a test holds it so.
+    // serde_json's maps are sorted: the `preserve_order` feature is off, and a test checks that.
     Digest::sha256(&crate::json::bytes(deployment))
 }
 
@@ -51,7 +51,7 @@ pub fn next(link: &Digest, block: &[u32]) -> Digest {
     let mut hasher = Hasher::new(Algorithm::Sha256);
     hasher.update(link.as_bytes());
     for tokens in block.chunks(BLOCK) {
-        // One update for all of them, not one for each: a request has hundreds of thousands.
+        // One update for all tokens, not one for each: a request has hundreds of thousands.
         let mut bytes = [0; 4 * BLOCK];
         for (four, token) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {
             *four = token.to_le_bytes();

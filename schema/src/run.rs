@@ -1,5 +1,5 @@
-//! Runs: a few hundred consecutive page entries as one immutable node, so that forks share
-//! lists.
+//! Page chunks (in code: runs): a few hundred consecutive page entries as one immutable node, so
+//! that forks share lists.
 //!
 //! ```text
 //! 0   4  magic "PFRN"

@@ -28,9 +28,9 @@ pub enum GroupKind {
     FullAttention,
     /// Only the last tokens are kept.
     SlidingWindow,
-    /// Latent attention: one compressed vector a token.
+    /// Latent attention: one compressed vector for each token.
     Mla,
-    /// One block of recurrent state a sequence.
+    /// One block of recurrent state for each sequence.
     Recurrent,
 }
 
@@ -253,7 +253,7 @@ impl PageTree {
         self.check_pages(limits)
     }
 
-    /// What a writer chooses freely: the shard and the group's name.
+    /// Checks what a writer chooses freely: the shard and the group's name.
     fn check_shard(&self) -> Result<(), FormatError> {
         if self.world == 0 || self.rank >= self.world {
             let found = format!("rank {} of {}", self.rank, self.world);
@@ -328,7 +328,7 @@ impl PageTree {
         Document::new(Kind::Tree, self.to_bytes())
     }
 
-    /// What each run must look like.
+    /// The digest of each run, and the shape that it must have.
     pub fn run_shapes(&self) -> impl Iterator<Item = (Digest, run::Shape)> + '_ {
         self.runs
             .iter()

@@ -2,7 +2,7 @@
 //!
 //! The bytes of a file are on disk once the file is synced. Its name is on disk once its folder is
 //! synced. So a file is written under a temporary name, synced, renamed, and its folder is synced:
-//! after a power cut it is the old file or the new one, whole.
+//! after a power cut it is the complete old file or the complete new one.
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::ffi::{OsStr, OsString};
@@ -37,8 +37,8 @@ pub fn create_private_dir_all(path: &Path) -> io::Result<()> {
 fn create(path: &Path, mode: u32, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let parent = parent(path);
     if path.is_dir() {
-        // Those above it were synced before it was made. Where this process may not look, it made
-        // nothing.
+        // The folders above it were synced before it was made. If this process may not sync its
+        // parent, it has not made it either.
         return match sync(parent) {
             Err(error) if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => Ok(()),
             synced => synced,
@@ -100,7 +100,7 @@ impl Unfinished {
         Ok(Self { file: file.into(), folder, name, renamed: false })
     }
 
-    /// To write to.
+    /// The file, to write to.
     pub fn file(&mut self) -> &mut File {
         &mut self.file
     }
@@ -129,7 +129,7 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.renamed {
-            // What cannot be deleted is overwritten by the next attempt.
+            // The next attempt overwrites a file that cannot be deleted.
             let _ = rustix::fs::unlinkat(&*self.folder, &self.name, AtFlags::empty());
         }
     }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_may_enter_a_private_folder_or_the_folders_created_above_it() {
+    fn other_users_may_not_enter_a_private_folder_or_the_folders_created_above_it() {
         let dir = tempfile::tempdir().unwrap();
         create_private_dir_all(&dir.path().join("a/b")).unwrap();
         for path in ["a", "a/b"] {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_leaves_no_other() {
+    fn a_file_is_replaced_completely_and_no_other_file_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("job.json");
         // Left by a process that was killed.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_given_up_leaves_nothing() {
+    fn an_abandoned_file_is_deleted() {
         let dir = tempfile::tempdir().unwrap();
         let folder = Arc::new(OwnedFd::from(File::open(dir.path()).unwrap()));
         let mut unfinished = Unfinished::create(folder, "x.new".into(), 0o600).unwrap();

@@ -1,4 +1,4 @@
-//! What every program of `pf` needs, once.
+//! Code that all programs of `pf` share.
 //!
 //! | module | for | feature |
 //! |---|---|---|

@@ -1,6 +1,6 @@
 //! Errors as clients see them: `application/problem+json`, one shape for all servers.
 //!
-//! A handler returns a [`ApiError`]. As a response it is a status with the failure attached. The
+//! A handler returns an [`ApiError`]. As a response it is a status with the failure attached. The
 //! middleware of the server knows the request's id: it takes the failure out by [`of_response`],
 //! logs it and sends [`ApiError::into_problem`].
 
@@ -29,7 +29,7 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// A failure with nothing to hide.
+    /// A failure without a cause for the log.
     #[must_use]
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

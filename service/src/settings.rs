@@ -14,7 +14,7 @@ macro_rules! layered {
         pub struct $name { $($(#[$inner])* pub $field: Option<$type>,)+ }
 
         impl $name {
-            /// These settings where given, else those of `weaker`.
+            /// These settings where they are given, otherwise those of `weaker`.
             #[must_use]
             pub fn or(self, weaker: Self) -> Self {
                 Self { $($field: self.$field.or(weaker.$field),)+ }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The folders that a login shell names.
+/// The folders that the environment names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserDirs {
     /// `HOME`.
@@ -16,7 +16,7 @@ pub struct UserDirs {
 }
 
 impl UserDirs {
-    /// Those of this process. Relative paths are ignored, as the specification asks.
+    /// The folders of this process's user. Relative paths are ignored, as the specification asks.
     #[must_use]
     pub fn of_process() -> Self {
         let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());

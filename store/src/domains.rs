@@ -1,14 +1,14 @@
 //! Domains: stores that share a process, and nothing that is stored.
 //!
 //! A domain is a [`Store`] of its own: own packs, journal, marker and tables. No statement and no
-//! path in a store can name another domain. What the stores of one process share is its memory (the
-//! limits of [`crate::Options`] hold for all of them together) and its connections to the database.
+//! path in a store can name another domain. The stores of one process share its memory (the limits
+//! of [`crate::Options`] hold for all of them together) and its connections to the database.
 //!
-//! The default domain's tables hold the catalogue. A domain exists from its row on: what is missing
-//! of its tables is made when it is opened, so a process that dies while it makes one leaves
-//! nothing to clean up. It is deleted in this order, each step of which may be repeated: the row
-//! says so, and no request gets its store any more; marker, tables and bytes go (`home`); they go
-//! once more when the longest upload is over; when no process deletes any more, the row goes.
+//! The default domain's tables hold the catalogue. A domain exists from its row on: whatever is
+//! missing of its tables is made when it is opened, so a process that dies while it makes one
+//! leaves nothing to clean up. It is deleted in this order, each step of which may be repeated: the
+//! row says so, and no request gets its store any more; marker, tables and bytes go (`home`); they
+//! go once more when the longest upload is over; when no process deletes any more, the row goes.
 
 mod home;
 
@@ -24,7 +24,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an open domain is taken to exist still: another process may delete it.
+/// How long an open domain counts as existing without a look at the catalogue: another process may
+/// delete it.
 const FRESH: Duration = Duration::from_secs(1);
 /// Domains read from the catalogue at a time.
 const PAGE: usize = 1000;
@@ -138,8 +139,8 @@ impl Domains {
         Ok((info(row), is_new))
     }
 
-    /// Makes a domain whose names are to be rebuilt from what lies in its place, and opens it
-    /// without asking for them. Only a rebuild may use it.
+    /// Makes a domain whose tags and snapshots are to be rebuilt from the packs and the journal in
+    /// its place, and opens it without asking for them. Only a rebuild may use it.
     ///
     /// # Errors
     /// As [`Self::create`], and [`Error::DomainUnknown`] if nothing lies there.
@@ -185,10 +186,10 @@ impl Domains {
         Ok(info(row))
     }
 
-    /// Deletes what lies of domains that are being deleted, to be repeated. An upload that is under
-    /// way cannot renew its lease without tables: a lease after they went for the first time
-    /// nothing more comes, and what it left is deleted. Another lease later no process deletes any
-    /// more, and the row goes: then a new domain may have the place.
+    /// Deletes the tables and bytes of domains that are being deleted; called repeatedly. Without
+    /// tables an upload that is under way cannot renew its lease: one lease after the first
+    /// deletion no more bytes arrive, and the remains are deleted. Another lease later no process
+    /// deletes any more, and the row is deleted: then a new domain may have the place.
     ///
     /// # Errors
     /// The first, after the step of every domain was tried; the next call goes on. [`Error::Unavailable`] if the catalogue cannot be read.
@@ -199,7 +200,7 @@ impl Domains {
             match self.take_step(&name, step, budget).await {
                 Ok(RunEnd::Finished) => {}
                 Ok(RunEnd::Stopped) => end = RunEnd::Stopped,
-                // What fails for one domain does not keep the task from the others.
+                // A failure in one domain does not keep the task from the others.
                 Err(error) => {
                     tracing::warn!(%error, domain = %name, "removal of a deleted domain failed");
                     failed.get_or_insert(error);

@@ -65,7 +65,7 @@ pub struct GcOptions {
     pub trigger: GcTrigger,
     /// Which steps it does. A dry run counts all of them. Default all.
     pub part: GcPart,
-    /// Change nothing, say what would be freed.
+    /// Change nothing, only report what would be freed.
     pub dry_run: bool,
     /// How long a pack that nothing points to stays on storage: longer than any read, redirect or
     /// clock error. Default 1 hour.
@@ -102,7 +102,7 @@ impl Default for GcOptions {
 impl Store {
     /// Collects garbage until none is due. Any number may run at once, in any number of processes.
     ///
-    /// What fails for one pack does not keep it from the others: it does what it can and then
+    /// A failure with one pack does not keep it from the others: it does what it can and then
     /// returns the first error. `progress` has seen the last report by then, and so has the list of
     /// runs; a scheduled run is in that list only if it found something to do.
     ///
@@ -149,7 +149,7 @@ impl Store {
 
     /// Ends the row of a run that was stopped: the row says that the run goes on.
     async fn record_stop(&self, trigger: GcTrigger, mut report: GcReport) {
-        // Nobody waits for a run without a row.
+        // A run without a row has no client that waits for it.
         let Ok(Some(row)) = self.gc_run(&report.id).await else { return };
         if row.finished_at.is_some() {
             return;

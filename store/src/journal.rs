@@ -113,7 +113,7 @@ pub(crate) fn row_of(key: &str, journal: &Journal) -> JournalRow {
     }
 }
 
-/// What the keys of all parts of the summary begin with of which `key` is one.
+/// The beginning of the keys of all parts of the summary that the part at `key` belongs to.
 pub(crate) fn summary_of(key: &str) -> Result<String> {
     let prefix = Key::parse(key)?.set_prefix();
     prefix.ok_or_else(|| Error::Internal(format!("the tables say that {key} is a part of a journal summary; run fsck")))

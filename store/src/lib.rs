@@ -8,8 +8,8 @@
 //! ```
 //!
 //! What is durable when: [`Store::ingest`] returns after its packs are on disk and their rows
-//! committed; [`Store::commit`] after the tag is. What was uploaded and never committed is garbage
-//! when its lease ends.
+//! committed; [`Store::commit`] after the tag is. Blobs that were uploaded and never committed are
+//! garbage when their lease ends.
 //!
 //! A stored node holds its children: it is accepted only if all of them are stored, and raises
 //! their reference counts in the same transaction. So *present* means *complete*, and

@@ -159,7 +159,9 @@ impl MadeRoom {
         }
         let short = room.disk.space().is_some_and(|space| space.available < wanted / 4);
         if short && work == Freeing::Deletion {
-            return Err(Error::Full("what is left is for collecting garbage: collect first (`pf-registry gc`), then delete more".into()));
+            return Err(Error::Full(
+                "the remaining space is reserved for garbage collection: collect first (`pf-registry gc`), then delete more".into(),
+            ));
         }
         Ok(())
     }

@@ -72,8 +72,8 @@ impl StorageOptions {
         Self { environment, ..Self::default() }
     }
 
-    /// Variables that begin with `prefix` and mean something to the object store. What the
-    /// environment says of time limits comes later, and wins.
+    /// Variables that begin with `prefix` and mean something to the object store. Time limits from
+    /// the environment come later, and win.
     fn settings<K: FromStr>(&self, prefix: &str, client: fn(ClientConfigKey) -> K) -> Vec<(K, String)> {
         let seconds = |d: Duration| format!("{} ms", d.as_millis());
         let ours = [(ClientConfigKey::ConnectTimeout, self.connect_timeout), (ClientConfigKey::Timeout, self.request_timeout)];
@@ -114,7 +114,7 @@ pub struct Storage {
 /// What an object store can do, by trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// What was written can be listed. Needed to rebuild metadata from packs; nothing else lists.
+    /// Written objects can be listed. Needed to rebuild metadata from packs; nothing else lists.
     pub list: bool,
     /// Objects can be deleted. Needed to free space.
     pub delete: bool,
@@ -231,7 +231,7 @@ impl Storage {
         self.signer.is_some()
     }
 
-    /// A URL under which anyone can read the object at `path` for so long.
+    /// A URL under which any client can read the object at `path` for so long.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it cannot sign, [`Error::Unavailable`] if its credentials cannot be
@@ -265,7 +265,7 @@ impl Storage {
         self.packs.put(&path, bytes.clone().into()).await.map_err(Error::packs)?;
         let read = self.packs.get(&path).await.map_err(Error::packs)?.bytes().await.map_err(Error::packs)?;
         if read != bytes {
-            return Err(Error::Unavailable { what: "packs", reason: format!("{}: what was written is not what is read", self.url) });
+            return Err(Error::Unavailable { what: "packs", reason: format!("{}: it reads other bytes than were written", self.url) });
         }
         let listed: std::result::Result<Vec<ObjectMeta>, _> = self.packs.list(Some(&folder)).try_collect().await;
         let listed = listed.unwrap_or_default();
@@ -275,8 +275,8 @@ impl Storage {
         let again = self.packs.put_opts(&path, "replaced".into(), create).await;
         let create_if_absent = matches!(again, Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }));
         let delete = self.packs.delete(&path).await.is_ok();
-        // What starts that were killed left behind. By the storage's clock: others may be in the
-        // middle of a start.
+        // Objects left behind by processes that were killed while they started. Their age is
+        // measured by the storage's clock: other processes may be starting now.
         let left =
             |object: &&ObjectMeta| own.is_some_and(|own| own.last_modified.timestamp() - object.last_modified.timestamp() > LEFT_BEHIND);
         for object in listed.iter().filter(left) {

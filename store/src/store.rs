@@ -222,7 +222,8 @@ impl Store {
         Ok(PushSession { id: LivePush::found(self, id), lease: self.options.lease })
     }
 
-    /// Positions in `wanted` of what the store lacks. What it has is leased to the session.
+    /// Positions in `wanted` of the blobs that the store lacks. The others are leased to the
+    /// session.
     ///
     /// # Errors
     /// [`Error::PushUnknown`].
@@ -412,7 +413,7 @@ impl Store {
         self.change_names(repository, NameChange::DeleteTag { tag: tag.clone(), expected }, None).await
     }
 
-    /// Deletes a snapshot and the tags that point at it. What only it reached becomes garbage.
+    /// Deletes a snapshot and the tags that point at it. Blobs that only it reached become garbage.
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`].

@@ -190,7 +190,7 @@ pub(crate) struct Verifier {
     hashing: VecDeque<(u64, JoinHandle<Result<Vec<Whole>>>)>,
     hashing_bytes: u64,
     ready: VecDeque<Whole>,
-    /// What came is handed on before more is read.
+    /// Bytes that have arrived are handed on before more are read.
     hand_on: bool,
     begin: Option<Header>,
     ended: Option<Result<()>>,
@@ -217,8 +217,8 @@ impl Verifier {
     /// The next thing to do. After an error it is of no use any more.
     ///
     /// # Errors
-    /// What is wrong with the bytes, or the error that [`Self::end`] was told. What came before it
-    /// was yielded.
+    /// What is wrong with the bytes, or the error that [`Self::end`] was told. Frames before it
+    /// were yielded.
     pub(crate) async fn step(&mut self) -> Result<Step> {
         loop {
             if let Some(whole) = self.ready.pop_front() {
@@ -257,7 +257,7 @@ impl Verifier {
         self.ended = Some(result.and_then(|()| Ok(self.parser.finish()?)));
     }
 
-    /// Leave to hold the large document that a step asked for.
+    /// Permit to hold the large document that a step asked for.
     pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
         if let Some(header) = self.asked.take() {
             self.hold(header, Some(permit));

@@ -24,10 +24,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Which failures the data survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// As in production: what is committed survives a kill and would survive a power cut.
+    /// As in production: commits survive a kill and would survive a power cut.
     Real,
-    /// No fsync: what is committed survives a kill of the server, not of the machine. Several times
-    /// faster.
+    /// No fsync: commits survive a kill of the server, not of the machine. Several times faster.
     Fast,
 }
 

@@ -206,7 +206,7 @@ impl Server {
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Stops it; what it holds stays.
+    /// Stops it. Its objects stay.
     pub fn stop(&mut self) {
         self.end("-TERM");
     }

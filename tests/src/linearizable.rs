@@ -137,7 +137,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Adds the configurations that follow.
     fn next(&mut self, before: &Configuration, configurations: &mut Vec<Configuration>) {
-        // What was called after something was answered cannot have come before it.
+        // A call that began after another one was answered cannot have taken place before it.
         let (mut answered, mut next) = (Duration::MAX, Vec::new());
         for number in (before.first..self.events.len()).filter(|number| !before.has(*number)) {
             let event = &self.events[number];
@@ -153,8 +153,8 @@ impl Search<'_> {
         if before.certain >= self.longest.0 {
             self.longest = (before.certain, before.value, next.iter().map(|event| (*event, self.events[*event])).collect());
         }
-        // The last one is tried first: what is certain and was called first, before what may never
-        // have taken place.
+        // The last one is tried first: certain calls in the order in which they began, before those
+        // that may never have taken place.
         let (certain, mut lost): (Vec<usize>, Vec<usize>) = next.into_iter().partition(|event| self.events[*event].is_certain());
         // Of several that do the same, all of them called by now, it does not matter which one is
         // left.
@@ -220,7 +220,7 @@ mod tests {
             vec![event(0, 9, put(1)), event(1, 2, Read(None)), event(3, 4, Read(Some(1)))],
             // One of two that compare and swap wins.
             vec![event(0, 9, Changed(Is(None), Some(1))), event(0, 9, Refused(Is(None))), event(10, 11, Changed(Exists, None))],
-            // What was lost may come late, or never.
+            // A call whose answer was lost may take place late, or never.
             vec![event(0, 1, Lost(Condition::None, Some(1))), event(2, 3, Read(None)), event(4, 5, Read(Some(1)))],
             vec![event(0, 1, Lost(Condition::None, Some(1))), event(2, 3, put(2)), event(4, 5, Read(Some(2)))],
             vec![event(0, 1, put(2)), event(2, 3, Lost(Is(Some(2)), None)), event(4, 5, Refused(Exists))],
@@ -236,7 +236,7 @@ mod tests {
             vec![event(0, 1, Read(Some(1)))],
             // A stale read.
             vec![event(0, 1, put(1)), event(2, 3, put(2)), event(4, 5, Read(Some(1)))],
-            // What was told to be done is gone.
+            // A change that was acknowledged is gone.
             vec![event(0, 1, put(1)), event(2, 3, Read(None))],
             // Both of two that compare and swap win.
             vec![event(0, 9, Changed(Is(None), Some(1))), event(0, 9, Changed(Is(None), Some(2)))],
@@ -246,11 +246,11 @@ mod tests {
             vec![event(0, 1, put(1)), event(2, 9, Changed(Exists, None)), event(2, 9, Changed(Exists, None))],
             // Readers one after the other see a write come and go.
             vec![event(0, 9, put(1)), event(1, 2, Read(Some(1))), event(3, 4, Read(None))],
-            // What was lost took place twice.
+            // A call whose answer was lost took place twice.
             vec![event(0, 1, Lost(Condition::None, Some(1))), event(2, 3, Read(Some(1))), event(4, 5, put(2)), event(6, 7, Read(Some(1)))],
-            // What was lost took place before it was called.
+            // A call whose answer was lost took place before it began.
             vec![event(0, 1, Read(Some(1))), event(2, 3, Lost(Condition::None, Some(1)))],
-            // What was lost and was refused for certain, as its condition never held.
+            // A call whose answer was lost took place, although its condition never held.
             vec![event(0, 1, put(2)), event(2, 3, Lost(Is(None), Some(1))), event(4, 5, Read(Some(1)))],
         ] {
             assert!(check(&events).is_err(), "{events:#?}");

@@ -214,7 +214,7 @@ async fn calls_that_make_no_sense_are_answered_and_the_connection_lives() {
         let answer = client.receive().await.unwrap();
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&call["id"], &json!("invalid_request")), "{answer}");
     }
-    // An answer that nobody waits for is passed over.
+    // An answer without a call is ignored.
     client.send(&json!({"id": 99, "ok": {}}), &[]).await;
     client.send(&json!({"id": 5, "call": "dance"}), &[]).await;
     assert_eq!(client.receive().await.unwrap()["id"], 5);

@@ -151,7 +151,7 @@ async fn a_save_that_finds_no_room_is_dropped_at_once_and_counted() {
     assert!(third_pin.is_gone() && !first_pin.is_gone() && !second_pin.is_gone());
     assert_eq!(saver.dropped(), 1);
     drop(all);
-    // What was taken is saved, also when nobody hands over more.
+    // Everything that was taken is saved, also when no more is handed over.
     drop(saver);
     saved(&first).await;
     saved(&second).await;

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// An address that nobody listens on now, and nobody but this process asks for: on 127.0.0.1
+/// An address that no program listens on now, and that no other process asks for: on 127.0.0.1
 /// another test would get the port.
 fn free_address() -> SocketAddr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
@@ -252,7 +252,7 @@ async fn a_drain_says_what_the_registry_has_and_does_not_wait_for_ever() {
     assert_eq!((plan.recompute_tokens, plan.eta_seconds, plan.done.len(), plan.failed.len()), (7, None, 0, 0));
     assert!(plan.bytes > 0 && host.agent.pushes().list().is_empty());
 
-    // Nobody answers: both are captured, and reported as not pushed.
+    // No registry answers: both are captured, and reported as not pushed.
     let late = drain(&host, 0).await;
     assert_eq!(codes(&late), [("one", "s", ErrorCode::Timeout), ("two", "t", ErrorCode::Timeout)]);
     assert!(late.done.is_empty() && late.failed[0].problem.detail.contains("is in this host's store"), "{late:?}");
@@ -298,7 +298,7 @@ async fn a_push_clears_its_own_pin_and_no_other() {
     let (by_hand, first) = snapshot(&host, "e", "team/agent:x").await;
     engine.step("s", 3);
     let (other, second) = snapshot(&host, "e", "team/agent:y").await;
-    // Nobody answers yet: both are the only copy, whatever people say of them.
+    // No registry answers yet: both are the only copy, pinned by hand or not.
     for digest in [by_hand, other] {
         assert!(store.pin(&repository, &digest, Pin::ByHand, true).await.unwrap());
         assert!(store.pin(&repository, &digest, Pin::ByHand, false).await.unwrap(), "it waits to be pushed");

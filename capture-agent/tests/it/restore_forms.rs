@@ -166,7 +166,7 @@ async fn a_form_that_cannot_hold_the_value_is_refused_by_name_and_nothing_is_tou
             "plain",
             spec("narrow", affine("row-major", Dtype::Bf16, [6, 1], 0, 24)),
             ErrorCode::InexactStorage,
-            r#"tensor "layers.1.ssm", element [2, 3]: 1.0009765625e0 in f32 cannot be said in bf16"#,
+            r#"tensor "layers.1.ssm", element [2, 3]: 1.0009765625e0 in f32 cannot be represented in bf16"#,
         ),
         (
             "plain",

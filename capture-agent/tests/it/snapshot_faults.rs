@@ -235,7 +235,7 @@ async fn a_store_that_cannot_write_fails_the_capture_only() {
     host.agent.snapshot("e", request()).await.unwrap();
 }
 
-/// Memory of 16 TiB that nobody has.
+/// Memory of 16 TiB, more than any machine has.
 #[derive(Debug)]
 struct Huge;
 

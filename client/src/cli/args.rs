@@ -88,7 +88,7 @@ pub struct Where {
     /// The local store, not the registry
     #[arg(long, conflicts_with = "remote")]
     pub local: bool,
-    /// The registry, which is meant without --local too
+    /// The registry; this is the default
     #[arg(long)]
     pub remote: bool,
 }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn short_references_stay_in_the_repository_at_hand() {
+    fn short_references_stay_in_the_repository_of_the_first_one() {
         let base: Reference = "http://r:1/team/agent:a".parse().unwrap();
         let seen = |text: &str| text.parse::<Relative>().unwrap().seen_from(&base).to_string();
         assert_eq!(seen(":b~2"), "http://r:1/team/agent:b~2");

@@ -92,13 +92,13 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_does_not_know() {
+    fn refuses_unknown_settings() {
         let error = Overrides::parse("\nregstry = \"x\"").unwrap_err();
         assert!(error.starts_with("line 2: ") && error.contains("regstry") && error.contains("registry"), "{error}");
     }
 
     #[test]
-    fn no_error_says_a_token() {
+    fn no_error_shows_a_token() {
         for text in ["tokn = \"hush\"", "token = \"hush", "token = [\"hush\"]", "registry = \"r\"\ntoken = 'hush' x"] {
             let error = Overrides::parse(text).unwrap_err();
             assert!(!error.contains("hush"), "{error}");

@@ -43,7 +43,7 @@ pub struct Settings {
 }
 
 impl Context {
-    /// Of this process.
+    /// The context of this process.
     pub fn new(global: Global) -> Result<Self, Failure> {
         let dirs = UserDirs::of_process();
         let file = std::env::var_os("PF_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -185,8 +185,8 @@ impl Settings {
         reference.and_then(|r| r.registry.as_deref()).unwrap_or(&self.registry)
     }
 
-    /// The file's token is for the file's registry only: a pull from a stranger does not hand it
-    /// out.
+    /// The file's token is for the file's registry only: a pull from another registry does not send
+    /// it there.
     fn token_for(&self, url: &str) -> Option<&Secret> {
         let (files, token) = &self.files_token;
         self.token.as_ref().or_else(|| token.as_ref().filter(|_| url == files))

@@ -237,10 +237,10 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::LengthMismatch => "the snapshot's documents do not fit its blobs; nothing of the snapshot became visible",
         ErrorCode::CorruptStore => "push the snapshot again from a good copy: that heals the store",
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
-        ErrorCode::PushUnknown => "the upload's lease ended; run the same command again, what arrived is not sent twice",
+        ErrorCode::PushUnknown => "the upload's lease ended; run the same command again: nothing is sent twice",
         ErrorCode::Unauthorized => "set PF_TOKEN, or `token` in the configuration file",
         ErrorCode::Denied => "the token does not cover this repository or action; ask the registry's operator for one that does",
-        ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while; what was transferred is not sent twice",
+        ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while: nothing is transferred twice",
         ErrorCode::Unavailable => {
             "is the registry up? `pf-registry serve --data DIR` starts one; --registry or PF_REGISTRY says where it is"
         }

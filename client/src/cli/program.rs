@@ -71,8 +71,8 @@ fn start_log() {
     }
 }
 
-/// Completes when Ctrl-C, a polite kill or a closed terminal ends the command. The work is then
-/// dropped, and child processes with it.
+/// Completes when Ctrl-C, SIGTERM or a closed terminal ends the command. The work is then dropped,
+/// and child processes with it.
 async fn interrupted(resume_hint: &str) -> Failure {
     match pfr_service::signals::of_command() {
         Ok(signal) => Failure::interrupted(signal.await.exit_code(), format!("interrupted; {resume_hint}")),

@@ -10,7 +10,7 @@ use tokio::time::{Instant, interval};
 /// An operation that takes less time gets no bar.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
 const REDRAW: Duration = Duration::from_millis(100);
-/// Over about how long the rate is averaged.
+/// The rate is averaged over about this long.
 const AVERAGED: Duration = Duration::from_secs(3);
 /// Narrower terminals show less.
 const ROOMY: usize = 90;
@@ -77,7 +77,7 @@ impl Standing {
         Self { phase: phase.into(), ..Self::default() }
     }
 
-    /// Of a push or pull.
+    /// The standing of a push or pull.
     pub fn of(progress: &Progress) -> Self {
         Self {
             phase: progress.phase().to_string(),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_follows_what_moves_and_forgets() {
+    fn the_rate_follows_the_last_seconds() {
         let start = Instant::now();
         let mut rate = Rate::new(start);
         assert!((rate.after(1000, start + Duration::from_secs(1)) - 1000.0).abs() < 1.0);

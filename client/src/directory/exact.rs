@@ -81,7 +81,7 @@ impl Directory {
             let encoded = layout::encoded(&relative);
             let mut bytes = Vec::new();
             let decoder = zstd_frame::decoder(self.root.file(&encoded)?.0);
-            // A document above the limit is cut here, and then does not have its digest.
+            // A document above the limit is cut here. The check of its digest then refuses it.
             decoder.and_then(|d| d.take(limit).read_to_end(&mut bytes)).map_err(Error::io("decode", &layout::encoded(&path)))?;
             bytes
         } else {
@@ -105,7 +105,7 @@ impl Directory {
     fn check_named(&mut self, child: &Child, file: &Path) -> Result<()> {
         match self.hash_file(file)? {
             Some((digest, _)) if digest == child.digest => Ok(()),
-            // Files of other algorithms are the registry's to check.
+            // The registry checks files of other algorithms.
             Some((_, _)) if child.digest.algorithm() != pfr_schema::Algorithm::Sha256 => {
                 self.named.insert(child.digest, file.to_owned());
                 Ok(())

@@ -43,7 +43,7 @@ impl Root {
     /// Whether a regular file has this name.
     ///
     /// # Errors
-    /// [`Error::Refused`] for what is no regular file, or lies outside; [`Error::Io`].
+    /// [`Error::Refused`] for anything but a regular file within the directory; [`Error::Io`].
     pub fn exists(&self, relative: &Path) -> Result<bool> {
         Ok(self.length(relative)?.is_some())
     }
@@ -51,7 +51,7 @@ impl Root {
     /// Bytes of a regular file; `None` if there is nothing of that name.
     ///
     /// # Errors
-    /// [`Error::Refused`] for what is no regular file, or lies outside; [`Error::Io`].
+    /// [`Error::Refused`] for anything but a regular file within the directory; [`Error::Io`].
     pub fn length(&self, relative: &Path) -> Result<Option<u64>> {
         let path = self.path.join(relative);
         match std::fs::symlink_metadata(&path) {
@@ -65,14 +65,14 @@ impl Root {
         }
     }
 
-    /// Opens a regular file; its bytes as of now.
+    /// Opens a regular file, and returns its current length.
     ///
     /// # Errors
-    /// [`Error::Refused`] for what is no regular file, or lies outside; [`Error::Io`].
+    /// [`Error::Refused`] for anything but a regular file within the directory; [`Error::Io`].
     pub fn file(&self, relative: &Path) -> Result<(File, u64)> {
         let path = self.path.join(relative);
         self.check_parent(&path)?;
-        // Without waiting: a pipe must be refused, not waited for.
+        // Does not wait: a pipe has no end, and must be refused.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let open = |path: &Path| OpenOptions::new().read(true).custom_flags(flags).open(path);
         let file = match open(&path) {

@@ -195,7 +195,7 @@ impl Directory {
             return Err(Error::WrongLength { path, document, at, expected: raw.raw_len, found: raw_len.unwrap_or(0) }.into());
         }
         let as_it_is = Header { codec: Codec::Zstd, stored_len: len, ..*raw };
-        // Its own parser says what the registry will say.
+        // The parser of frames refuses here what the registry would refuse.
         if plain && Header::parse_exact(&as_it_is.to_bytes(), 0, self.limits()).is_ok() {
             return output.frame(&as_it_is, &path, file);
         }

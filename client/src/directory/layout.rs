@@ -37,8 +37,8 @@ pub fn encoded(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// The page manifest of a group and rank. What is not a letter, digit, `_` or `-` in a group's name
-/// is escaped as `%` and hex: the name may come from anyone.
+/// The page manifest of a group and rank. Every character of a group's name but letters, digits,
+/// `_` and `-` is escaped as `%` and hex: the name may come from another host.
 pub(crate) fn page_manifest(group: &str, rank: u32) -> String {
     let mut name = String::from(PREFIX);
     for byte in group.bytes() {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_become_names_and_come_back() {
+    fn a_group_is_read_back_from_its_file_name() {
         for group in ["main", "../../etc", "a.b", "ä/%", "-", "x y"] {
             let name = page_manifest(group, 7);
             assert!(is_component(&name) && !name.contains(".."), "{group}: {name}");

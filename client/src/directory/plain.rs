@@ -48,7 +48,7 @@ impl Directory {
         let config = self.read_config()?;
         self.set_manifest(build::manifest(&config, &parts));
         self.add(config);
-        // Too many attachments, for one, are found here rather than by the registry.
+        // Finds here what the registry would refuse later, such as too many attachments.
         self.manifest().map(|_| ())
     }
 

@@ -123,7 +123,7 @@ mod tests {
                 let mut encoder = zstd::stream::Encoder::new(Vec::new(), level).unwrap();
                 encoder.include_checksum(true).unwrap();
                 encoder.write_all(&raw).unwrap();
-                // An empty frame says that it is empty all the same.
+                // An empty frame states its length too.
                 let raw_len = (len == 0).then_some(0);
                 assert_eq!(found(&encoder.finish().unwrap()), Shape { plain: true, raw_len }, "{len} bytes streamed, level {level}");
             }

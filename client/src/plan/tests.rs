@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 const LIMITS: fn() -> Limits = Limits::default;
 
-/// A side made of documents, which counts how it is asked.
+/// A source made of documents, which counts its reads.
 struct Side<const NEAR: bool> {
     documents: HashMap<Digest, Document>,
     reads: Mutex<Vec<usize>>,
@@ -63,7 +63,7 @@ fn item(manifest: &Document) -> Item {
 }
 
 #[tokio::test]
-async fn everything_moves_to_an_empty_side_children_first() {
+async fn everything_moves_to_an_empty_destination_children_first() {
     let (manifest, documents) = snapshot(0..2000, vec![]);
     let (runs, has) = (documents.len() - 2, Has::default());
     let plan = plan(item(&manifest), &side::<true>(documents), &has, &LIMITS()).await.unwrap();
@@ -76,7 +76,7 @@ async fn everything_moves_to_an_empty_side_children_first() {
 }
 
 #[tokio::test]
-async fn what_the_other_side_holds_is_not_looked_into() {
+async fn nothing_is_asked_below_a_node_that_the_destination_holds() {
     let (manifest, documents) = snapshot(0..2000, vec![]);
     let mut has = Has::default();
     has.digests.insert(manifest.digest);

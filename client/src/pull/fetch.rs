@@ -1,4 +1,4 @@
-//! Frames from a registry: checked against what was asked for, asked for again where they were cut.
+//! Frames from a registry: checked against the request, and requested again if the stream was cut.
 
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Tally};
@@ -33,7 +33,7 @@ pub(crate) struct Fetcher<'a> {
     pub repository: &'a RepositoryName,
     pub progress: &'a Progress,
     pub limits: Limits,
-    /// Documents too large to be many in memory pass one at a time.
+    /// Lets large documents into memory one at a time.
     pub large_documents: Arc<Semaphore>,
     blobs: AtomicU64,
     frame_bytes: AtomicU64,

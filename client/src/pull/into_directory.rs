@@ -54,7 +54,7 @@ pub(super) async fn pull(fetcher: &Fetcher<'_>, digest: Digest, path: &Path, sto
     progress.begin(&totals);
 
     let (limits, to_check) = (fetcher.limits.clone(), Arc::clone(&writer));
-    // Before the first blob: a directory that is another snapshot's stays as it is.
+    // Checked before the first blob, so that a directory of another snapshot stays as it is.
     let publication = blocking(move || {
         let publication = Publication::new(&manifest, containers, config, &limits)?;
         publication.check_free(to_check.root())?;

@@ -29,7 +29,7 @@ pub(super) struct Publication {
 }
 
 impl Publication {
-    /// Of a snapshot's manifest, everything that it lists but blobs, and its configuration.
+    /// Takes the manifest of a snapshot, all nodes that it lists, and its configuration.
     pub fn new(manifest: &Manifest, containers: Vec<Document>, config: Document, limits: &Limits) -> Result<Self> {
         let own = containers.iter().find(|d| d.kind == Kind::Manifest).ok_or_else(|| Error::Internal("no manifest".into()))?;
         let snapshot = own.digest;

@@ -4,8 +4,8 @@
 //! [`Writer::sync`] makes all of them durable at once, before [`Writer::publish`] publishes the
 //! page manifest, whose presence means that everything is there.
 //!
-//! Every name is opened in the open directory above it, and links are not followed: what is written
-//! lies below the directory that the user named, and nowhere else.
+//! Every name is opened in the open directory above it, and links are not followed: so all files
+//! lie below the directory that the user named.
 
 mod folders;
 
@@ -91,7 +91,7 @@ impl Writer {
     fn read(&self, place: &Path) -> Result<Option<File>> {
         let (parent, name) = split(place)?;
         let Some(folder) = self.folders.find(parent)? else { return Ok(None) };
-        // Without waiting: a pipe must not be waited for.
+        // Does not wait: a pipe may have no writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&*folder, &name, flags, Mode::empty()) {
             Ok(file) => Ok(Some(file.into())),
@@ -143,8 +143,8 @@ impl Writer {
         temporary.publish()
     }
 
-    /// Begins a file at `target`, below the root. The lock makes its temporary name ours; what a
-    /// killed pull has left there is overwritten.
+    /// Begins a file at `target`, below the root. The lock makes its temporary name ours: a file
+    /// that a killed pull has left there is overwritten.
     fn begin(&self, target: &Path) -> Result<Temporary> {
         let (to, name) = split(target)?;
         let to = (self.folders.make(to)?, name.clone());
@@ -246,7 +246,7 @@ mod tests {
     fn no_attachment_is_in_the_way_of_another_while_it_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("out");
-        // What a killed pull has left.
+        // Left by a killed pull.
         std::fs::create_dir_all(root.join(layout::UNFINISHED)).unwrap();
         std::fs::write(root.join(layout::UNFINISHED).join("old"), "half").unwrap();
         let writer = Writer::open(&root, HashMap::new()).unwrap();

@@ -1,4 +1,4 @@
-//! Cutting what has to be sent into requests.
+//! Cuts a plan into requests.
 
 use crate::plan::{FRAME_OVERHEAD, Item, Plan, cut};
 use pfr_schema::tree::Document;
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_goes_in_one_request() {
+    fn a_small_plan_goes_in_one_request() {
         let found = batches(plan(&[100, 200], &[10, 20]), 2000);
         assert_eq!((found.together.len(), found.in_order.len(), found.in_order[0].frames()), (0, 1, 4));
         let nothing = batches(plan(&[], &[]), 1000);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_goes_blobs_first() {
+    fn a_large_plan_sends_blobs_first() {
         let found = batches(plan(&[400, 400, 400, 5000, 1], &[10, 20]), 1100);
         let sizes: Vec<usize> = found.together.iter().map(|b| b.blobs.len()).collect();
         assert_eq!(sizes, [2, 1, 1, 1]);

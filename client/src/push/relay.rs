@@ -26,7 +26,7 @@ pub(super) struct Relay {
     repository: RepositoryName,
     snapshot: Digest,
     limits: Limits,
-    /// Blobs too large to be many in memory pass one at a time.
+    /// Lets large blobs into memory one at a time.
     large: Arc<Semaphore>,
 }
 

@@ -54,7 +54,7 @@ impl Direct {
 struct Part {
     url: Url,
     range: Range<u64>,
-    /// When the URL stops to work.
+    /// When the URL expires.
     expires: Instant,
 }
 
@@ -67,7 +67,7 @@ enum Trouble {
 }
 
 impl Remote {
-    /// The stream that `digests` were asked for, from where the registry says.
+    /// The frames of `digests`, fetched from the locations that the registry gave.
     pub(super) fn fetch_located(&self, locations: api::FrameLocations, digests: &[Digest]) -> Result<BoxFrames> {
         let named = locations.extents.iter().flat_map(|extent| &extent.digests);
         if !named.eq(digests) {
@@ -85,7 +85,8 @@ impl Remote {
             }
             extents.push((url, extent.offset..end));
         }
-        // One after another, as they are fetched: the lengths are only what a registry says.
+        // Made one after another, as they are fetched: a false length must not make billions of
+        // parts.
         let parts = extents.into_iter().flat_map(move |(url, range)| {
             let starts = range.clone().step_by(usize::try_from(PART).unwrap_or(usize::MAX));
             starts.map(move |start| Part { url: url.clone(), range: start..range.end.min(start.saturating_add(PART)), expires })

@@ -1,4 +1,4 @@
-//! Streams of frames, in both directions, with a watch over silence.
+//! Streams of frames, in both directions, with a limit on silence.
 
 use super::backoff::Tries;
 use super::pace::{self, Pace};
@@ -24,7 +24,7 @@ const EITHER: &str = "application/vnd.pf.frame-locations.v1+json, application/vn
 /// Bytes of an answer with locations at most.
 const LOCATIONS: usize = 64 << 20;
 /// Smaller pieces are put together, into pieces of [`PIECE`].
-const CRUMB: usize = 64 << 10;
+const SMALL: usize = 64 << 10;
 /// Bytes of such a piece.
 const PIECE: usize = 256 << 10;
 
@@ -115,8 +115,8 @@ impl Remote {
     }
 }
 
-/// An answer's body, in pieces worth a task: a registry may send a large blob in crumbs of a few
-/// KiB.
+/// The body of an answer, in pieces large enough to be handed to another task: a registry may send
+/// a large blob in pieces of a few KiB.
 struct Incoming {
     remote: Remote,
     response: Response,
@@ -135,7 +135,7 @@ impl Incoming {
                 return std::mem::replace(end, Ok(())).map(|()| None);
             }
             match self.receive().await {
-                Ok(Some(piece)) if self.held.is_empty() && piece.len() >= CRUMB => return Ok(Some(piece)),
+                Ok(Some(piece)) if self.held.is_empty() && piece.len() >= SMALL => return Ok(Some(piece)),
                 Ok(Some(piece)) => self.held.extend_from_slice(&piece),
                 // The bytes before an end or an error are handed on first.
                 Ok(None) => self.ended = Some(Ok(())),

@@ -12,12 +12,12 @@ impl Remote {
     /// has ended.
     ///
     /// # Errors
-    /// `overloaded` if one that was asked for is running.
+    /// `overloaded` if a requested collection is running.
     pub async fn start_gc(&self, request: &api::GcRequest) -> Result<api::GcReport> {
         self.proof(self.with_json(Method::POST, self.path(&["gc"]), request)?).await
     }
 
-    /// A collection, as far as it is.
+    /// The report of a collection, up to now if it still runs.
     ///
     /// # Errors
     /// `not_found`.

@@ -1,4 +1,4 @@
-//! Proof that what a registry stores is well.
+//! Checks of everything that a registry stores.
 
 use super::Remote;
 
@@ -6,7 +6,7 @@ use crate::error::Result;
 use pfr_schema::api;
 
 impl Remote {
-    /// Has the registry read all its packs. This may take hours.
+    /// Makes the registry read all its packs. This may take hours.
     ///
     /// # Errors
     /// `overloaded` if another scrub runs.

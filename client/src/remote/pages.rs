@@ -57,8 +57,8 @@ where
 struct Walk {
     names: usize,
     pages: u64,
-    /// A cursor that was seen, renewed at page 1, 2, 4, 8 and so on: a cycle of any length comes
-    /// back to it, and one is enough.
+    /// A cursor that was seen, renewed at page 1, 2, 4, 8 and so on. A cycle of any length comes
+    /// back to it, so this one is enough.
     seen: Option<String>,
 }
 
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_ends_is_read_whole() {
+    async fn a_list_that_ends_is_read_to_its_end() {
         let (asked, all) = walk(usize::MAX, |n| (ones(3), (n < 9).then(|| n.to_string()))).await;
         assert_eq!((asked, all.unwrap()), (10, 30));
         let (asked, all) = walk(4, |n| (ones(3), Some(n.to_string()))).await;

@@ -7,7 +7,7 @@ use pfr_schema::api;
 use pfr_schema::{ErrorCode, RepositoryName};
 use reqwest::Method;
 
-/// Makes a stream of frames with an end mark; called once a try.
+/// Makes a stream of frames with an end mark; called once for each try.
 pub trait FrameSource: Fn() -> BoxFrames + Send + Sync {}
 impl<F: Fn() -> BoxFrames + Send + Sync> FrameSource for F {}
 
@@ -24,8 +24,8 @@ impl Remote {
         self.json(|| self.client.post(url.clone())).await
     }
 
-    /// Positions, in the concatenated groups, of what the registry lacks; ascending. What it has is
-    /// leased to the session.
+    /// Positions, in the concatenated groups, of the blobs that the registry lacks; ascending. The
+    /// others are leased to the session.
     ///
     /// # Errors
     /// `push_unknown`.

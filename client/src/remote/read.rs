@@ -37,8 +37,8 @@ impl Remote {
         self.get(page(self.repository_path(repository, &["snapshots"]), after, limit)).await
     }
 
-    /// One snapshot with its manifest, configuration and page trees. The answer is the registry's
-    /// word: nothing in it is verified.
+    /// One snapshot with its manifest, configuration and page trees. Nothing in the answer is
+    /// verified.
     ///
     /// # Errors
     /// `repository_unknown`, `tag_unknown`, `snapshot_unknown`.
@@ -55,8 +55,8 @@ impl Remote {
         self.get(page(url, None, limit)).await
     }
 
-    /// The flat page manifest of one group and rank, as its canonical bytes; without them, of the
-    /// only one.
+    /// The flat page manifest of one group and rank, as its canonical bytes. Group and rank may be
+    /// left out if there is only one page tree.
     ///
     /// # Errors
     /// `snapshot_unknown`; `invalid_request` if the snapshot has several page trees and none is
@@ -86,7 +86,7 @@ impl Remote {
         self.get(self.repository_path(repository, &["snapshots", &a.to_string(), "diff", &b.to_string()])).await
     }
 
-    /// Has the registry read and hash everything that a snapshot reaches. This may take hours.
+    /// Makes the registry read and hash everything that a snapshot reaches. This may take hours.
     ///
     /// # Errors
     /// `corrupt_store`, with the first blob whose bytes do not have its digest.

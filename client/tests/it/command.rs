@@ -75,7 +75,7 @@ fn a_drain_names_the_engine_that_could_not_be_asked() {
     let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(3), "{stdout}{stderr}");
     assert!(stdout.contains("vllm: rank 1 is missing") && !stdout.contains("nothing"), "{stdout}");
-    assert!(stderr.contains("it is not known what 1 engine may hold"), "{stderr}");
+    assert!(stderr.contains("1 engine could not be asked for sequences"), "{stderr}");
 }
 
 #[test]

@@ -70,7 +70,7 @@ async fn a_store_that_outgrew_its_size_loses_what_was_not_used_and_keeps_what_is
     assert_eq!(pf(dir.path(), &["pin", "--local", "team/agent:a", "--remove"]).0, 0);
     until_below(dir.path(), &["gc", "--local", "--max-size", "0"], 0);
     assert!(!there("a"));
-    // What was evicted is pulled again.
+    // An evicted snapshot can be pulled again.
     let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
     let digest = pull_store(&registry.remote(), "b", &store).await.unwrap().digest;
     store.verify(&digest, &mut |_| ()).await.unwrap();

@@ -174,7 +174,8 @@ async fn the_command_that_rm_prints_deletes_in_the_same_store_and_in_no_other() 
         let (code, text) = world.paste(delete);
         assert_eq!(code, 0, "{delete}: {text}");
         assert_eq!(world.holds().await, PLACES.map(|place| place != way.place), "{delete}");
-        // What the deletion says next collects there, too: only a registry is asked for it.
+        // The command that the deletion suggests next collects in the same place; only a registry
+        // is asked for it.
         let [collect] = &commands(&text)[..] else { panic!("one command in {text}") };
         let (code, text) = world.paste(&format!("{collect} --json"));
         let remote = matches!(way.place, Place::GivenRegistry | Place::ConfiguredRegistry);

@@ -22,7 +22,7 @@ fn edit(root: &Path, name: &str, from: &str, to: &str) {
 }
 
 async fn check(cases: &[Case]) {
-    // Nobody listens there: a request would be another error.
+    // This port is closed: a request would be another error.
     let remote = remote("http://127.0.0.1:1");
     for (name, spoil, code, words) in cases {
         let dir = directory(SMALL, &[0, 1, 2]);

@@ -1,5 +1,5 @@
-//! `pf scrub` of a registry and of the local store: what is damaged is named and quarantined, and
-//! comes back from the other side.
+//! `pf scrub` of a registry and of the local store: damaged blobs are named and quarantined, and
+//! come back with a push or a pull.
 
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, packs, pf, pull_store, push_dir, repository};

@@ -109,7 +109,7 @@ async fn what_a_client_that_is_gone_had_sent_is_collected_when_its_lease_ends() 
     slow.pass(2 * LEASE);
     let report = slow.gc().await;
     assert!(report.unclaimed > 0 && report.sessions == 1, "{report:?}");
-    // What was on its way when the client went may have arrived since.
+    // Bytes that were on their way when the client went may have arrived since.
     let gone = async {
         while !slow.registry.packs().is_empty() {
             slow.pass(2 * LEASE);

@@ -304,7 +304,7 @@ async fn something_else_than_a_registry_is_told_apart() {
 
 #[tokio::test]
 async fn a_registry_that_says_nothing_is_given_up() {
-    // The kernel takes the connection; nobody ever reads from it.
+    // The kernel takes the connection; no program ever reads from it.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let idle_timeout = std::time::Duration::from_millis(200);

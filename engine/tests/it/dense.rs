@@ -18,7 +18,7 @@ fn the_dense_core_gives_the_bits_of_the_engine_over_any_garbage() {
     engine.prefill(seq, tokens).unwrap();
     let other = core.blocks_mut().create().unwrap();
     let mut logits = core.compute(other, tokens).unwrap();
-    // Not zeroed, not filled by anybody: what lies behind the last token must not matter.
+    // The rest of the page after the last token must not matter: it is never zeroed.
     let page = *core.blocks().blocks(other).unwrap()["main"].last().unwrap();
     let row = 3 * 64 * 2;
     for byte in 14 * row..15 * row {

@@ -69,7 +69,7 @@ fn a_fork_goes_on_like_the_original_and_neither_disturbs_the_other() {
         let seq = engine.blocks_mut().create().unwrap();
         engine.compute(seq, &prompt(length)).unwrap();
         let fork = engine.blocks_mut().fork(seq).unwrap();
-        // The original runs first, with other tokens: what it writes must not reach the fork.
+        // The original runs first, with other tokens: its writes must not reach the fork.
         go_on(&mut engine, seq, 2, 20);
         assert_eq!(go_on(&mut engine, fork, 1, 20), go_on_fresh(&prompt(length), 20), "{length}");
         engine.blocks_mut().free(seq).unwrap();

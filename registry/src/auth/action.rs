@@ -3,7 +3,7 @@
 /// What a caller may be allowed to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Anyone may: health, metrics, the description of the API.
+    /// Every caller may: health, metrics, the description of the API.
     Open,
     /// Read snapshots, tags and blobs.
     Pull,

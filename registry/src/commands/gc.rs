@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Arguments of `gc`.
 #[derive(Args)]
 pub(crate) struct Gc {
-    /// Change nothing, say what would be freed.
+    /// Change nothing, only report what would be freed.
     #[arg(long)]
     dry_run: bool,
     /// Seconds for which packs that nothing points to stay on storage, instead of

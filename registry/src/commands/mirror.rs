@@ -31,7 +31,7 @@ pub(crate) struct Mirror {
     #[arg(long, conflicts_with = "interval")]
     once: bool,
     /// Delete at the target what the source does not have, and take the source's tags even where
-    /// the target's went another way.
+    /// the target's diverged.
     #[arg(long)]
     delete: bool,
     /// Print reports as JSON, one a line.

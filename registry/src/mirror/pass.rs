@@ -34,7 +34,7 @@ impl Options {
 /// noted, and the others go on.
 ///
 /// # Errors
-/// [`Error::Client`] once an end cannot be reached or is full: the rest is not tried. `report` says
+/// [`Error::Client`] once a site cannot be reached or is full: the rest is not tried. `report` says
 /// what was done in any case.
 pub async fn mirror(source: &Site, destination: &Site, options: &Options, report: &mut Report) -> std::result::Result<(), Error> {
     if matches!((source, destination), (Site::Store(_), Site::Store(_))) {
@@ -196,8 +196,8 @@ impl Pass<'_> {
     }
 }
 
-/// Whether the next snapshot would fail as well. A bug at an end, or a 500 of a proxy, may concern
-/// this one only.
+/// Whether the next snapshot would fail as well. A bug of one site, or a 500 of a proxy, may
+/// concern this one only.
 fn ends_pass(error: &pfr_client::Error) -> bool {
     match error {
         pfr_client::Error::Foreign { .. } => error.retryable() || error.code() == ErrorCode::Unauthorized,

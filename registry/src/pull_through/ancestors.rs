@@ -50,7 +50,7 @@ pub(super) async fn nth(
                 above.get(&at).copied().flatten()
             }
         };
-        // What the upstream says is not verified: it may lead in a circle.
+        // The upstream's answers are not verified: they may lead in a circle.
         match parent.filter(|parent| met.insert(*parent)) {
             Some(parent) => (below, at, left) = (at, parent, left - 1),
             None => return Ok(None),

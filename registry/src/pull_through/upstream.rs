@@ -70,7 +70,7 @@ pub(super) fn failure(error: &Error) -> ApiError {
         _ if is_unknown(error) || matches!(code, ErrorCode::CorruptStore | ErrorCode::AmbiguousDigest) => {
             (code, format!("the upstream registry: {error}"))
         }
-        _ if matches!(code, ErrorCode::StorageFull) => (code, "no room for what the upstream registry has".to_owned()),
+        _ if matches!(code, ErrorCode::StorageFull) => (code, "no room for the blobs of the upstream registry".to_owned()),
         _ => {
             let detail = "this is not here, and the upstream registry cannot be asked; that says nothing about what it holds, try again";
             (ErrorCode::Unavailable, detail.to_owned())

@@ -45,7 +45,7 @@ pub(crate) async fn get(
 
 /// Makes a domain
 ///
-/// Once more changes nothing. While a domain of this name is being deleted the answer is
+/// A repeated request changes nothing. While a domain of this name is being deleted the answer is
 /// `domain_busy`.
 #[utoipa::path(
     put, path = "/v1/domains/{domain}", operation_id = "create_domain", tag = "operations",
@@ -70,8 +70,9 @@ pub(crate) async fn put(
 
 /// Deletes a domain, with everything in it
 ///
-/// From now on it is unknown. Its tables and bytes are deleted in the background, once more when no
-/// upload to it can be under way any more. Its name cannot be used again before another lease.
+/// From now on requests do not find it. Its tables and bytes are deleted in the background, and
+/// once more after one lease, when no upload to it can be under way any more. After another lease
+/// its name can be used again.
 #[utoipa::path(
     delete, path = "/v1/domains/{domain}", operation_id = "delete_domain", tag = "operations",
     params(("domain" = DomainName, Path, description = "Its name; `default` cannot be deleted")),
@@ -84,7 +85,7 @@ pub(crate) async fn delete(
 ) -> Answer<(StatusCode, Json<api::DomainInfo>)> {
     let domain = app.domains.catalogue().delete(&name).await?;
     tracing::info!(domain = %name, "domain is being deleted");
-    // What runs over it ends now and not when the catalogue is read again.
+    // Its tasks end now, and not when the catalogue is read again.
     drop(app.domains.get(&name).await);
     app.domains.default_domain().schedule.wake(REMOVAL);
     Ok((StatusCode::ACCEPTED, Json(domain)))

@@ -74,7 +74,7 @@ pub(crate) async fn list(Access { domain, .. }: Access<Admin, AllRepositories>, 
 #[utoipa::path(
     get, path = "/v1/gc/{run}", operation_id = "get_gc", tag = "operations",
     params(("run" = String, Path, description = "Its id")),
-    responses((status = 200, description = "What it has done so far", body = api::GcReport), failures::Collected),
+    responses((status = 200, description = "Its report so far", body = api::GcReport), failures::Collected),
 )]
 pub(crate) async fn get(
     Access { domain, .. }: Access<Admin, AllRepositories>,

@@ -9,7 +9,7 @@ use crate::problem::ApiError;
 use axum::Json;
 use pfr_schema::api;
 
-/// The longest pause, in seconds: a pause that nobody remembers must end.
+/// The longest pause, in seconds: a forgotten pause must end.
 const LONGEST: u64 = 30 * 86_400;
 
 /// Lists background tasks

@@ -1,5 +1,5 @@
 //! Which action each route asks for. A new route belongs into the table below: its action is a
-//! decision, and nobody should make it by accident.
+//! decision that must not be made by accident.
 
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -45,7 +45,7 @@ fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
     }
     let (_, serve, _) = run(&["serve", "--help"]);
     assert!(options(&serve).contains(&"listen") && options(&serve).contains(&"max-requests"), "{serve}");
-    // What the help leaves out is still taken: one set of variables is for all commands.
+    // Options that the help leaves out are still taken: one set of variables is for all commands.
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().to_str().expect("a path");
     let (code, _, stderr) = run(&["gc", "--data", data, "--lease-seconds", "3", "--listen", "127.0.0.1:0"]);

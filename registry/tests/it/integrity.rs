@@ -137,8 +137,8 @@ fn hurt_all(data: &Path) {
 async fn what_one_registry_cannot_heal_is_reported_and_the_rest_is_healed() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (hurt, good) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    // What both have; what the other has damaged too; what is in a repository, by name the first,
-    // that it lacks.
+    // A blob that both have, a blob that is damaged in both, and a blob in a repository that the
+    // other lacks and that comes first by name.
     let (shared, both, lacked) = (vec![1; 10_000], vec![2; 10_000], vec![3; 10_000]);
     push(good.path(), &both).await;
     hurt_all(good.path());

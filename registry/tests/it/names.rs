@@ -1,5 +1,5 @@
 //! Changes of names whose journal object cannot be written at first, or whose process ends before
-//! it is: what is acknowledged is in the journal, and a repeated request is answered as the first
+//! it is: acknowledged changes are in the journal, and a repeated request is answered as the first
 //! was.
 
 use crate::common::snapshot::{Snapshot, snapshot};
@@ -253,7 +253,7 @@ async fn a_repeated_request_with_its_key_is_answered_as_the_first_was() {
             }
         }
         refused(world.send(Method::DELETE, &deletions[0].0, Some(&key()), &Value::Null).await, ErrorCode::TagUnknown).await;
-        // What was refused was not made, and may be asked for again.
+        // A refused change was not made, and may be asked for again.
         let late = key();
         let body = json!({"snapshot": first, "if_tag_is": "absent"});
         refused(world.send(Method::PUT, "tags/main", Some(&late), &body).await, ErrorCode::TagMoved).await;
@@ -341,7 +341,7 @@ async fn a_change_whose_process_ended_before_the_journal_is_journaled_when_it_is
 
         let key = key();
         let body = json!({"snapshot": second, "if_tag_is": "absent"});
-        // What the registry makes of the request: the digest of its words.
+        // The digest of the request, as the registry computes it.
         let request = Digest::sha256(&serde_json::to_vec(&("put_tag", tag("new"), second.to_string(), Some(TagState::Absent))).unwrap());
         let once = Once { session: PushId(key.clone()), request };
         let moves = vec![TagMove { tag: tag("new"), expected: Some(TagState::Absent) }];

@@ -1,5 +1,5 @@
-//! Shutdown: what is in flight finishes, what does not finish is cut, and the process says how it
-//! ended.
+//! Shutdown: requests in flight finish, those that do not finish are cut, and the process says how
+//! it ended.
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry, held_request};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Waits until nobody listens any more.
+/// Waits until the port is closed.
 async fn refused_connection(registry: &Registry) {
     let wait = async { while TcpStream::connect(registry.address).await.is_ok() {} };
     tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the listener closes");

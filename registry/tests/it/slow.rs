@@ -60,7 +60,7 @@ impl Slow {
         };
         let json = "application/json";
         let pause = Duration::from_millis(500);
-        // What is sent at once, what is sent bit by bit.
+        // The bytes that are sent at once, and those that are sent bit by bit.
         let (first, rest): (Vec<u8>, Vec<u8>) = match way {
             Way::Upload | Way::LargeFrame => {
                 // Some pages that are complete, or most of one that is not.
@@ -314,7 +314,7 @@ mod long {
         let mixed: Vec<Vec<Way>> = std::iter::once(WAYS.to_vec()).chain(WAYS.map(|way| vec![way])).collect();
         for (i, ways) in mixed.iter().enumerate() {
             let besieged = besiege(&registry, &slow, ways, 500 / ways.len() as u64).await;
-            // What the system's buffers take at once has passed.
+            // Wait until the system's buffers are full.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let beside = best(&registry, 100_000 * (i as u64 + 1), 5).await;
             println!("{} times 503 in five rounds beside {ways:?}", beside.refused);

@@ -11,7 +11,7 @@ api! {
         pub id: String,
         /// Why it ran: `schedule`, `command` or `request`.
         pub trigger: String,
-        /// Nothing was changed: the numbers say what would be freed.
+        /// Whether it was a dry run: nothing was changed, and the numbers say what would be freed.
         pub dry_run: bool,
         /// Milliseconds since 1970.
         pub started_at: u64,
@@ -28,7 +28,7 @@ api! {
         pub sessions: u64,
         /// Packs that nothing points to any more: they wait for the end of the grace period.
         pub packs_emptied: u64,
-        /// Packs whose upload never ended: they wait for it too.
+        /// Packs whose upload never ended: they wait for the end of the grace period too.
         pub packs_abandoned: u64,
         /// Packs whose live frames were copied by compaction: they are emptied.
         pub packs_compacted: u64,
@@ -58,7 +58,7 @@ api! {
         /// read: kept for a day, with all below them. `fsck` names them.
         #[serde(default, alias = "parked")] // the name in reports of earlier runs
         pub deferred: u64,
-        /// What ended it early.
+        /// The error that ended it early.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub error: Option<String>,
     }
@@ -99,7 +99,7 @@ api! {
     #[derive(Default)]
     #[serde(deny_unknown_fields, default)]
     pub struct GcRequest {
-        /// Change nothing, say what would be freed.
+        /// Change nothing, only report what would be freed.
         pub dry_run: bool,
     }
 }

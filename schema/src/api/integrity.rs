@@ -27,14 +27,14 @@ api! {
         pub bytes: u64,
         /// Whether every blob was hashed, and not only its checksum compared.
         pub full: bool,
-        /// Packs that metadata names and that are not there, or are cut, or whose index is bad;
-        /// with what was found.
+        /// Packs that are missing, cut short or have a bad index, each with what was found.
         pub bad_packs: Vec<String>,
-        /// Bad frames that no blob uses any more, in words: what a repair left behind, for example.
-        /// Nothing is lost with them.
+        /// Bad frames that no blob uses any more, in words, for example those that a repair
+        /// replaced. Nothing is lost with them.
         #[serde(default)]
         pub dead_frames: Vec<String>,
-        /// Packs that could not be read this time, and why: nothing is known of them.
+        /// Packs that could not be read this time, each with the reason. The scrub says nothing
+        /// about them.
         #[serde(default)]
         pub unread: Vec<String>,
         /// Blobs that are bad, quarantined now or before.
@@ -54,7 +54,7 @@ api! {
         pub packs: u64,
         /// Differences, in words, at most a thousand.
         pub discrepancies: Vec<String>,
-        /// All differences.
+        /// How many differences there are.
         pub wrong: u64,
         /// Whether they were corrected.
         pub repaired: bool,
@@ -65,7 +65,7 @@ api! {
     pub struct RebuildReport {
         /// Packs taken in.
         pub packs: u64,
-        /// Objects that are no complete pack, with what they are; left as they lie.
+        /// Objects that are not complete packs, each with the reason. They are left where they are.
         pub refused: Vec<String>,
         /// Blobs.
         pub objects: u64,
@@ -77,9 +77,10 @@ api! {
         pub snapshots: u64,
         /// Tags that are back.
         pub tags: u64,
-        /// Snapshots of which something is not there, in words.
+        /// Snapshots that are not back because something is missing, in words.
         pub lost: Vec<String>,
-        /// Other domains that were found on the storage: each is a store to rebuild.
+        /// Other domains that were found on the storage. Each is a store of its own, to be rebuilt
+        /// separately.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub domains: Vec<DomainName>,
     }

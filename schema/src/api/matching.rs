@@ -4,12 +4,12 @@ use crate::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 api! {
-    /// Is there a snapshot that these tokens can be resumed from?
+    /// Asks for the snapshot that holds the longest prefix of these tokens.
     #[serde(deny_unknown_fields)]
     pub struct MatchRequest {
         /// Token ids.
         pub tokens: Vec<u32>,
-        /// Deployment fingerprint.
+        /// Fingerprint of the engine configuration.
         pub fingerprint: Digest,
         /// Tenant salt.
         #[serde(default)]
@@ -19,14 +19,15 @@ api! {
         pub adapter: Option<String>,
     }
 
-    /// The deepest boundary at which both keys hold.
+    /// The snapshot that holds the longest prefix of the tokens.
     pub struct MatchResponse {
         /// The snapshot; absent if there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub digest: Option<Digest>,
-        /// Tokens whose state it gives; 0 if there is none.
+        /// Tokens whose state it holds; 0 if there is none.
         pub boundary: u64,
-        /// The nearest that did not match, and why; the deepest first, a few at most.
+        /// A few snapshots that nearly match, each with the reason why it does not. The longest
+        /// common prefix comes first.
         pub rejected: Vec<MatchRejected>,
     }
 
@@ -34,7 +35,7 @@ api! {
     pub struct MatchRejected {
         /// The snapshot.
         pub digest: Digest,
-        /// Tokens that agree.
+        /// Tokens at the beginning that agree.
         pub common: u64,
         /// Why not.
         pub reason: String,

@@ -15,7 +15,7 @@ api! {
         pub status: u16,
         /// What happened, where, and what to do.
         pub detail: String,
-        /// One of a closed set.
+        /// The error code, one of a closed set.
         pub code: ErrorCode,
         /// Whether trying the same again can help.
         pub retryable: bool,

@@ -1,4 +1,4 @@
-//! Frames down.
+//! Downloads of frames.
 
 use crate::digest::Digest;
 use serde::{Deserialize, Serialize};

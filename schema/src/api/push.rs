@@ -1,4 +1,4 @@
-//! Push sessions: what is missing, what came, what is made visible.
+//! Push sessions: questions for missing blobs, uploads, commits.
 
 use super::TagState;
 use crate::digest::Digest;
@@ -28,14 +28,14 @@ api! {
         pub digests: Vec<Digest>,
     }
 
-    /// Which of these does the registry lack?
+    /// Asks which of these blobs the registry lacks.
     #[serde(deny_unknown_fields)]
     pub struct MissingRequest {
         /// Digests, grouped by kind.
         pub groups: Vec<DigestGroup>,
     }
 
-    /// What the registry lacks.
+    /// The blobs that the registry lacks.
     pub struct MissingResponse {
         /// Positions in the concatenated groups as `[start, count]`, ascending.
         #[cfg_attr(feature = "openapi", schema(value_type = Vec<super::openapi::Pair>))]
@@ -73,7 +73,7 @@ api! {
         pub created: bool,
         /// Raw bytes it reaches. A blob counts once for each node that lists it.
         pub logical_bytes: u64,
-        /// Raw bytes that it brought first.
+        /// Raw bytes that were new in the domain.
         pub new_bytes: u64,
     }
 }

@@ -19,7 +19,7 @@ api! {
         pub pushed_at: u64,
         /// Raw bytes it reaches.
         pub logical_bytes: u64,
-        /// Raw bytes that it brought first.
+        /// Raw bytes that were new in the domain when it was pushed.
         pub new_bytes: u64,
     }
 
@@ -32,7 +32,7 @@ api! {
         pub next: Option<String>,
     }
 
-    /// One snapshot, whole.
+    /// One snapshot with its documents.
     pub struct SnapshotDetail {
         /// As in lists.
         pub summary: SnapshotSummary,
@@ -91,8 +91,8 @@ api! {
         pub other_bytes_only: (u64, u64),
     }
 
-    /// A snapshot was proven whole: every blob read and hashed, every value hash that can be
-    /// computed was.
+    /// Report of a verification: every blob was read and hashed, and every value hash that can be
+    /// computed was compared.
     pub struct Verified {
         /// The snapshot.
         pub digest: Digest,
@@ -103,7 +103,7 @@ api! {
         /// Checkpoint tensors whose value hash was computed and is right.
         #[serde(default)]
         pub values_computed: u64,
-        /// Checkpoint tensors of an opaque layout: the value hash is their writer's word.
+        /// Checkpoint tensors of an opaque layout: the value hash is only attested by the writer.
         #[serde(default)]
         pub values_attested: u64,
     }

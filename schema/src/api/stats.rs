@@ -18,7 +18,7 @@ api! {
         pub parents: Vec<Digest>,
         /// Bytes it reaches, each blob once.
         pub logical: u64,
-        /// Bytes that it brought first.
+        /// Bytes that were new in the domain when it was pushed.
         pub new: u64,
         /// Bytes that something else holds as well.
         pub shared: u64,
@@ -41,12 +41,12 @@ api! {
         pub dedup_ratio: f64,
         /// `unique / stored`; 1 if there is nothing.
         pub codec_ratio: f64,
-        /// Bytes of all packs on disk, with what is not or no longer reached; whole domain.
+        /// Bytes of all packs of the domain, also those of blobs that no snapshot holds.
         pub disk: u64,
-        /// Snapshots that are counted and not listed.
+        /// How many snapshots are counted but not listed.
         #[serde(default)]
         pub omitted: u64,
-        /// Snapshots, oldest first; of more than 10,000 the last.
+        /// Snapshots, oldest first. Of more than 10,000 only the newest 10,000 are listed.
         pub snapshots: Vec<SnapshotStats>,
     }
 
@@ -68,11 +68,11 @@ api! {
         /// When the grace period of the last of them ends: milliseconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub draining_ends_at: Option<u64>,
-        /// Packs whose upload has not ended, as far as the storage tells their size.
+        /// Bytes of packs whose upload has not ended, where the storage tells their size.
         pub unfinished_bytes: u64,
         /// How many there are.
         pub unfinished_packs: u64,
-        /// When the last of them counts as given up, unless its upload goes on: milliseconds since
+        /// When the last of them counts as abandoned, unless its upload goes on: milliseconds since
         /// 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub unfinished_ends_at: Option<u64>,

@@ -9,8 +9,8 @@ api! {
         pub name: String,
         /// What it does now.
         pub state: TaskState,
-        /// Time between the end of a run and the start of the next, about; 0 if it never starts by
-        /// itself.
+        /// Time from the end of a run to the start of the next, approximately; 0 if it never starts
+        /// by itself.
         pub interval_seconds: u64,
         /// Runs of this process that ended.
         pub runs: u64,

@@ -35,7 +35,7 @@ dtypes! {
     Bf16 = "bf16", 2;
     /// OCP FP8 E4M3: no infinities, one NaN of each sign, up to 448.
     Fp8E4m3 = "fp8e4m3", 1;
-    /// OCP FP8 E5M2: as IEEE 754 would have it, up to 57,344.
+    /// OCP FP8 E5M2: infinities and NaNs as in IEEE 754, up to 57,344.
     Fp8E5m2 = "fp8e5m2", 1;
     /// Signed, two's complement.
     I64 = "i64", 8;
@@ -80,8 +80,8 @@ impl std::str::FromStr for Dtype {
 pub(super) struct Float {
     pub exponent_bits: u32,
     pub fraction_bits: u32,
-    /// The largest exponent field is for infinities and NaNs; else only its largest fraction is a
-    /// NaN.
+    /// Whether the largest exponent field stands for infinities and NaNs. If not, only its largest
+    /// fraction is a NaN.
     pub infinities: bool,
 }
 
@@ -122,7 +122,8 @@ impl Dtype {
         }
     }
 
-    /// The same for the bits without their sign: above this all are NaN.
+    /// The largest bits without sign that are a number: everything above is NaN. None for types
+    /// that have no NaN.
     pub(super) const fn last_number(self) -> Option<u64> {
         match self.class() {
             Class::Float(f) if f.infinities => Some(((1 << f.exponent_bits) - 1) << f.fraction_bits),

@@ -7,9 +7,9 @@ use std::ops::Range;
 
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 32;
-/// Payload bytes of a tensor whose elements do not lie in logical order: 256 MiB. Others are hashed
-/// as they stream by; of these the whole payload must be in memory. A conversion has the same limit
-/// for payload and mirror.
+/// Limit on the payload of a tensor whose elements do not lie in logical order: 256 MiB, because
+/// the whole payload must be in memory. Other payloads are hashed as they stream by. A conversion
+/// has the same limit for payload and mirror.
 pub const GATHER_BYTES: u64 = 256 << 20;
 
 /// An error in a tensor: field, expected value, found value.

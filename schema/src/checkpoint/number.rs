@@ -1,10 +1,10 @@
-//! Numbers between element types: what bits mean, and which bits mean it in another type, if any
-//! do.
+//! Conversion between element types: which number the bits of an element stand for, and which bits
+//! stand for the same number in another type, if any do.
 
 use super::dtype::{Class, Dtype, Float};
 use std::fmt;
 
-/// What an element's bits mean.
+/// What the bits of an element stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Nan,
@@ -18,14 +18,14 @@ pub(super) enum Number {
         exponent: i32,
     },
     /// A boolean that is neither 0 nor 1.
-    Nothing(u64),
+    InvalidBool(u64),
 }
 
-/// The bits that mean in `to` what `bits` mean in `from`, if there are any.
+/// The bits that stand in `to` for the number that `bits` stand for in `from`, if there are any.
 pub(super) fn translate(from: Dtype, to: Dtype, bits: u64) -> Option<u64> {
     match (from, to) {
-        // The common pair without a detour: bf16 is the upper half of f32, and a NaN is the only
-        // value that is not kept.
+        // A shortcut for the common pair: bf16 is the upper half of f32. Only NaNs are replaced, by
+        // the canonical one.
         (Dtype::Bf16, Dtype::F32) => Some(if bits & 0x7fff > 0x7f80 { 0x7fc0_0000 } else { bits << 16 }),
         (Dtype::F32, Dtype::Bf16) if bits & 0x7fff_ffff > 0x7f80_0000 => Some(0x7fc0),
         (Dtype::F32, Dtype::Bf16) => (bits & 0xffff == 0).then_some(bits >> 16),
@@ -45,7 +45,7 @@ impl Number {
                 integer(value < 0, value.unsigned_abs())
             }
             Class::Bool if bits <= 1 => integer(false, bits),
-            Class::Bool => Self::Nothing(bits),
+            Class::Bool => Self::InvalidBool(bits),
         }
     }
 
@@ -68,10 +68,10 @@ impl Number {
         Self::Finite { negative, magnitude, exponent: (field.max(1) as i32) + float.least_exponent() - 1 }
     }
 
-    /// The bits that mean exactly this in `dtype`, if there are any.
+    /// The bits that stand for exactly this in `dtype`, if there are any.
     pub(super) fn encode(self, dtype: Dtype) -> Option<u64> {
         match (dtype.class(), self) {
-            (_, Self::Nothing(_)) => None,
+            (_, Self::InvalidBool(_)) => None,
             (_, Self::Nan) => dtype.canonical_nan(),
             (Class::Float(float), Self::Infinity { negative }) if float.infinities => {
                 Some(dtype.last_number()? | u64::from(negative) << (8 * dtype.bytes() - 1))
@@ -123,15 +123,15 @@ impl Float {
             return Some(0);
         }
         let (odd, exponent) = (magnitude >> magnitude.trailing_zeros(), exponent + magnitude.trailing_zeros() as i32);
-        // What the number is in units of the smallest one.
+        // The number in units of the smallest number of the type: `odd << above`.
         let least = self.least_exponent();
         let length = 64 - odd.leading_zeros();
         let above = exponent - least;
         if above < 0 || length > self.fraction_bits + 1 {
             return None;
         }
-        // Bits between the number's highest and the smallest number's: at most the fraction of a
-        // subnormal, else an exponent.
+        // How many bits the number has in this unit. A subnormal has at most as many as the
+        // fraction; a longer number needs an exponent.
         let height = above as u32 + length;
         if height <= self.fraction_bits {
             return Some(odd << above);
@@ -154,10 +154,10 @@ impl fmt::Display for Number {
         match *self {
             Self::Nan => f.write_str("NaN"),
             Self::Infinity { negative } => write!(f, "{}infinity", sign(negative)),
-            Self::Nothing(bits) => write!(f, "byte {bits}"),
+            Self::InvalidBool(bits) => write!(f, "byte {bits}"),
             Self::Finite { negative, magnitude, exponent } => match integral(magnitude, exponent) {
                 Some(whole) => write!(f, "{}{whole}", sign(negative)),
-                // Every type's fractions are binary64 numbers.
+                // A fraction of any type is a binary64 number.
                 None => write!(
                     f,
                     "{}{:e}",
@@ -190,7 +190,7 @@ mod tests {
         for (small, wide) in wider {
             for bits in 0..1_u64 << (8 * small.bytes()) {
                 let number = Number::decode(small, bits);
-                if number == Number::Nothing(bits) {
+                if number == Number::InvalidBool(bits) {
                     assert_eq!(number.encode(U8), None);
                     continue;
                 }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_without_a_detour_ends_where_the_other_one_does() {
+    fn the_shortcut_gives_the_same_bits_as_the_general_way() {
         let check = |from: Dtype, to: Dtype, bits: u64| {
             assert_eq!(translate(from, to, bits), Number::decode(from, bits).encode(to), "{from} {bits:#x} as {to}");
         };

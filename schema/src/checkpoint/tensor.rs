@@ -1,4 +1,4 @@
-//! What a tensor says of its payload, and whether that is so.
+//! Checks of a tensor: its fields, its payload, its value.
 
 use super::layout::{GATHER_BYTES, MAX_RANK, Walk, Wrong, elements};
 use super::value::{Canonical, ValueHash, ValueHasher, attest, gather};
@@ -10,7 +10,7 @@ use crate::limits::Limits;
 /// Bytes of a tensor's name, kind or layout tag.
 const MAX_NAME: usize = 200;
 
-/// On what grounds a value is held to be the one that a tensor names.
+/// How it was checked that a tensor has the value that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// Its canonical form was hashed.
@@ -78,11 +78,11 @@ impl Tensor {
     /// # Errors
     /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`];
     /// [`FormatError::PayloadHashMismatch`] if it is opaque; [`FormatError::LengthMismatch`], and
-    /// [`FormatError::Field`] for a tensor that was not parsed and does not hold together.
+    /// [`FormatError::Field`] for a tensor that was not parsed and contradicts itself.
     pub fn check_value(&self, payload: &[u8]) -> Result<Proof, FormatError> {
         match self.check_value_while(payload, &mut || true)? {
             Some(proof) => Ok(proof),
-            None => unreachable!("nobody stops it"),
+            None => unreachable!("`go_on` never says no"),
         }
     }
 
@@ -121,20 +121,20 @@ impl Tensor {
         Err(FormatError::ValueHashMismatch { tensor: self.short_name(), expected, found })
     }
 
-    /// A hasher for the payload as it streams by; none if the layout is opaque, or does not go
-    /// through the payload from its first byte to its last: then the payload has at most
-    /// [`GATHER_BYTES`], and [`Self::check_value`] is for it.
+    /// A hasher for the payload as it streams by. `None` if the layout is opaque, or if its
+    /// elements do not lie in logical order: such a payload has at most [`GATHER_BYTES`], and
+    /// [`Self::check_value`] checks it.
     ///
     /// # Errors
-    /// [`FormatError::Field`], [`FormatError::TooLarge`] for a tensor that was not parsed and does
-    /// not hold together.
+    /// [`FormatError::Field`], [`FormatError::TooLarge`] for a tensor that was not parsed and
+    /// contradicts itself.
     pub fn value_hasher(&self) -> Result<Option<ValueHasher>, FormatError> {
         let walk = self.check(&Limits::default(), |tensor, field| format!("{}: {field}", tensor.name))?;
         Ok(walk.filter(Walk::ascends).map(|walk| ValueHasher::new(self.canonical(), walk)))
     }
 
-    /// Everything that can be said without the payload. Gives the way through it, unless it is
-    /// opaque.
+    /// Checks everything that can be checked without the payload. Returns the walk through the
+    /// payload, or `None` if the layout is opaque.
     pub(super) fn check(&self, limits: &Limits, path: impl Fn(&Self, &str) -> String) -> Result<Option<Walk>, FormatError> {
         let wrong = |(field, expected, found): Wrong| FormatError::field(DOCUMENT, path(self, field), expected, found);
         check_text("name", &self.name).map_err(wrong)?;

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Integers and elements are little-endian, elements in logical row-major order and in the logical
-//! type. What a payload's bytes mean enters; where they lie does not. `docs/checkpoint-abi.md` has
-//! the rules in words.
+//! type. The hash depends on what the bytes of a payload stand for, and not on where they lie.
+//! `docs/checkpoint-abi.md` has the rules in words.
 
 use super::layout::{Walk, Wrong, elements};
 use super::number::{Number, translate};
@@ -19,8 +19,8 @@ use std::ops::Range;
 
 /// Bytes looked at in one go.
 const BLOCK: usize = 16 << 10;
-/// Bytes hashed between two questions whether to go on. A few bytes of payload may stand for
-/// gigabytes of value.
+/// Bytes hashed between two calls of `go_on`. A few bytes of payload may stand for gigabytes of
+/// value.
 const STEP: usize = 1 << 20;
 
 /// The hash of a logical value, SHA-256 over its canonical form: `pfv1:sha256:<hex>`.
@@ -94,13 +94,13 @@ pub fn value_hash(
     match layout.check(shape, (payload.len() / storage.bytes()) as u64).map_err(wrong)? {
         Some(walk) => match gather(Canonical::new(kind, kind, logical, shape, storage), walk, payload, &mut || true)? {
             Some(hash) => Ok(hash),
-            None => unreachable!("nobody stops it"),
+            None => unreachable!("`go_on` never says no"),
         },
         None => Ok(attest(kind, payload)),
     }
 }
 
-/// What our writers put down for an opaque layout.
+/// The value hash that our writers give a tensor of an opaque layout.
 pub(super) fn attest(kind: &str, payload: &[u8]) -> ValueHash {
     let mut hasher = head(kind, Dtype::U8, &[payload.len() as u64]);
     hasher.update(payload);
@@ -204,7 +204,8 @@ impl Canonical {
         } else {
             self.out.clear();
             match (self.storage, self.logical) {
-                // The common widening, as a loop of its own.
+                // The common pair of types gets a loop of its own, which the compiler can
+                // specialise.
                 (Dtype::Bf16, Dtype::F32) => self.convert(bytes, |bits| translate(Dtype::Bf16, Dtype::F32, bits))?,
                 (storage, logical) if storage == logical && logical.last_number().is_some() => {
                     let (last, nan) = (logical.last_number().unwrap_or(u64::MAX), logical.canonical_nan());
@@ -230,8 +231,8 @@ impl Canonical {
 
     /// Whether the bytes are their own canonical form.
     fn plain(&self, bytes: &[u8]) -> bool {
-        // A maximum instead of a search: nothing to break out for, so it runs over many elements at
-        // once.
+        // The largest element instead of a search for a bad one: a loop that never ends early is
+        // compiled to vector instructions.
         macro_rules! largest {
             ($word:ty, $mask:expr) => {
                 bytes
@@ -269,7 +270,7 @@ impl Canonical {
 pub struct ValueHasher {
     canonical: Canonical,
     walk: Walk,
-    /// The span in hand, in bytes.
+    /// The current span, in bytes.
     span: Option<Range<u64>>,
     position: u64,
 }
@@ -306,7 +307,7 @@ impl ValueHasher {
         Ok(())
     }
 
-    /// The hash of what was added. It means nothing before the whole payload was.
+    /// The hash of what was added. Call it after the whole payload was added.
     ///
     /// # Errors
     /// [`FormatError::InexactStorage`].

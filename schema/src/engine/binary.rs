@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn malformed_calls_are_refused_with_the_reason() {
         let good = encode(7, &call(&[16, 61]));
         assert_eq!(parse(&good), Ok((7, call(&[16, 61]))));
         for (bytes, word) in [
@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_parser_panic_and_what_parses_is_said_in_the_same_bytes(
+        fn no_bytes_make_the_parser_panic_and_a_parsed_call_encodes_to_the_same_bytes(
             mut bytes in proptest::collection::vec(any::<u8>(), 1..200),
         ) {
             bytes[0] = MATCH_KEYS;
@@ -169,7 +169,7 @@ mod tests {
         }
 
         #[test]
-        fn calls_come_back(
+        fn encoded_calls_parse_to_the_same_call(
             id: u64,
             tokens in 0_u64..1_000_000,
             salt in ".{0,30}",

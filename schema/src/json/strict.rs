@@ -1,9 +1,9 @@
 //! A deserializer that reads structs from objects only.
 //!
-//! What serde derives for a struct accepts a sequence of its fields as well. In JSON that makes
-//! `[]` a configuration. This wrapper wraps every nested value too, and refuses a sequence where a
-//! struct is expected. It stores nothing and reads nothing twice, so it costs no memory and hardly
-//! any time.
+//! The code that serde derives for a struct accepts a sequence of its fields as well. In JSON that
+//! makes `[]` a configuration. This wrapper wraps every nested value too, and refuses a sequence
+//! where a struct is expected. It stores nothing and reads nothing twice, so it costs no memory and
+//! hardly any time.
 
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error as _, Expected, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor,

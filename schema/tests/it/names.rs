@@ -177,7 +177,7 @@ fn references_are_read_as_documented() {
         ("https://h/domains/default/domains/a/b".into(), Some("https://h"), "domains/a/b", None),
         ("https://h/domains/acme".into(), Some("https://h"), "domains/acme", None),
         ("domains/acme/agent".into(), None, "domains/acme/agent", None),
-        // What is no host, and what only looks like one.
+        // Components that are no host, and those that only look like one.
         ("agent.v2:1".into(), None, "agent.v2", tag("1", 0)),
         ("localhost:5077".into(), None, "localhost", tag("5077", 0)),
         ("team/a.b/c".into(), None, "team/a.b/c", None),

@@ -218,7 +218,7 @@ fn a_single_edit_in_the_middle_rewrites_few_runs_of_a_hashed_list() {
     assert_eq!(at_most(8), trials, "{histogram:?}");
 }
 
-/// The other side of the same coin, kept so that nobody claims a bound that is not there.
+/// The opposite case. It shows that there is no bound for every list.
 #[test]
 fn an_insertion_into_a_list_without_marks_shifts_every_later_run() {
     let pages: Vec<_> = (0..10_000).map(unmarked).collect();

@@ -1,4 +1,4 @@
-//! Rows go: objects that nothing holds, then packs that nothing points to.
+//! Deletes the rows of objects that nothing holds, then empties the packs that nothing points to.
 
 use super::run::Run;
 
@@ -25,7 +25,7 @@ impl Run<'_> {
                 );
             }
             self.progress().await;
-            // What is due and was not taken is in another run's hands.
+            // Candidates that are due and were not taken are claimed by another run.
             if !step.more || step.examined == 0 {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Packs less than half alive: their live frames go together into new packs, as they are.
+//! Packs less than half alive: their live frames go together into new packs, unchanged.
 
 use super::copy::{Fault, Source, Target};
 use super::run::Run;
@@ -21,7 +21,7 @@ impl Run<'_> {
             let claim = if self.is_tight() { 1 } else { CLAIM };
             let claimed = self.store.metadata.claim_sparse_packs(claim, self.store.options.lease).await;
             let Some(mut claimed) = self.note(claimed) else { break };
-            // What could not be moved is left to a later run, however short claims are.
+            // A pack that could not be emptied is left to a later run, however short claims are.
             claimed.retain(|pack| seen.insert(pack.id));
             if claimed.is_empty() || claimed.iter().any(|pack| !self.store.fits(pack.live_bytes)) {
                 break;
@@ -49,11 +49,11 @@ impl Run<'_> {
         }
     }
 
-    /// Copies what lives in a pack, and closes the new one when it is full. Only between two packs,
-    /// so that a claim holds until all of it is moved.
+    /// Copies the live frames of a pack, and closes the new one when it is full. Only between two
+    /// packs, so that a claim holds until all of it is moved.
     ///
     /// # Errors
-    /// What the new pack is lost for: it is abandoned.
+    /// The error that the new pack is lost for. The pack is then abandoned.
     pub(super) async fn empty(&mut self, pack: &PackRow, source: Source, target: &mut Option<Target>) -> Result<()> {
         let damage = match self.store.copy_live(pack, source, target).await {
             Ok(damage) => damage,
@@ -81,7 +81,7 @@ impl Run<'_> {
         }
     }
 
-    /// Completes a new pack and points what was copied to it.
+    /// Completes a new pack and points the copied blobs to it.
     pub(super) async fn close(&mut self, target: Target) -> Result<()> {
         let (bytes, sources, merges) = (target.bytes, target.sources.len() as u64, target.merges);
         target.writer.finish_compaction(target.moved).await?;

@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Target(Error),
 }
 
-/// What lives in a pack and is not known to be bad, and the bytes that are copied first.
+/// The live frames of a pack that are not known to be bad, and the bytes that are copied first.
 pub(crate) struct Source {
     contents: Vec<Packed>,
     ahead: Option<Bytes>,
@@ -62,7 +62,7 @@ impl Target {
         self.writer.append(rest).await
     }
 
-    /// The next frame is this one.
+    /// Notes that the next frame of the new pack is this one.
     fn note(&mut self, from: PackId, frame: &Packed) {
         self.moved.push(Moved { object: frame.object, from, offset: self.writer.len() });
         self.sources.insert(from);
@@ -71,9 +71,9 @@ impl Target {
 }
 
 impl Store {
-    /// What lives in each of these packs, in their order. [`AHEAD`] of them are read at a time:
-    /// small packs on a bucket cost a round trip each. The tables are asked about one after the
-    /// other, so that a collection has one connection to the database at a time.
+    /// The live frames of each of these packs, in their order. [`AHEAD`] of them are read at a
+    /// time: small packs on a bucket cost a round trip each. The tables are asked about one after
+    /// the other, so that a collection has one connection to the database at a time.
     pub(crate) fn sources(&self, packs: Vec<PackRow>) -> impl Stream<Item = (PackRow, Result<Source>)> + Send + Unpin {
         let chunks: Vec<Vec<PackRow>> = packs.chunks(AHEAD).map(<[PackRow]>::to_vec).collect();
         let read = futures::stream::iter(chunks).then(move |chunk| async move {
@@ -94,7 +94,7 @@ impl Store {
         Box::pin(read.flat_map(futures::stream::iter))
     }
 
-    /// What lives in a pack, and the first bytes of it.
+    /// The live frames of a pack, and the first bytes of it.
     pub(crate) async fn source(&self, pack: &PackRow) -> Result<Source> {
         let contents = self.contents(pack).await?;
         self.begin_source(pack, contents).await
@@ -115,8 +115,8 @@ impl Store {
         Ok(Source { contents, ahead })
     }
 
-    /// Copies what lives in a pack to `target`, which is begun if it is none; returns what is bad
-    /// and stays, besides what is known to be.
+    /// Copies the live frames of a pack to `target`, which is begun if there is none. Returns the
+    /// frames that were found bad now: they stay.
     pub(crate) async fn copy_live(
         &self,
         pack: &PackRow,

@@ -1,5 +1,5 @@
-//! What the object store over a directory does not do: it keeps unfinished uploads out of sight,
-//! and does not sync deletions.
+//! Work that the object store over a directory leaves to us: it hides unfinished uploads, and does
+//! not sync deletions.
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -101,7 +101,7 @@ fn remove_unfinished_in(dir: &Path, lease: Duration, is_ours: fn(&str) -> bool) 
             continue;
         }
         let removed = file.metadata().and_then(|metadata| metadata.modified()).and_then(|modified| {
-            // A time to come is no age.
+            // Ignore files dated in the future.
             if modified.elapsed().is_ok_and(|age| age >= lease) { std::fs::remove_file(file.path()) } else { Ok(()) }
         });
         match removed {

@@ -1,5 +1,5 @@
-//! Bytes go, then the rows that name them: in this order, so that a kill in between leaves a row,
-//! and never bytes without one.
+//! Deletes bytes, then the rows that name them: in this order, so that a kill in between leaves a
+//! row, and never bytes without one.
 
 use super::run::Run;
 use crate::Store;
@@ -60,8 +60,8 @@ impl Run<'_> {
     }
 }
 
-/// Deletes a pack's bytes, and what an interrupted upload of it left. That they are gone already is
-/// fine.
+/// Deletes a pack's bytes, and the remains of an interrupted upload of it. It is no error if they
+/// are gone already.
 async fn delete(store: &Store, key: &str) -> Result<()> {
     // The unfinished first: an upload that completes in between is then found under its name.
     store.remove_unfinished(key).await?;

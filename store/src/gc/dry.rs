@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::metadata::{Evictable, PackRow, PackState, small};
 
 impl Run<'_> {
-    /// Adds up what would go, were these snapshots evicted first.
+    /// Adds up what would be deleted if these snapshots were evicted first.
     pub(super) async fn plan(&mut self, evicted: &[Evictable]) {
         let planned = self.count(evicted).await;
         self.note(planned);

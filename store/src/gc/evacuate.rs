@@ -1,5 +1,5 @@
-//! Leaving a pack that is no longer sound, whatever share of it lives: what is good in it goes into
-//! a new one.
+//! Leaving a pack that is no longer sound, whatever share of it lives: its good blobs go into a new
+//! one.
 
 use super::copy::Fault;
 use crate::Store;
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::metadata::PackRow;
 
 impl Store {
-    /// Copies what lives in a pack to a new one, verified; what is bad is quarantined and stays.
+    /// Copies the live blobs of a pack to a new one, verified. Bad blobs are quarantined and stay.
     /// The old pack is emptied when no blob uses it any more.
     pub(crate) async fn evacuate(&self, pack: &PackRow) -> Result<()> {
         let mut target = None;

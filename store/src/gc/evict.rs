@@ -1,8 +1,8 @@
 //! Eviction: a local store is a cache of what is elsewhere, and stays within its size.
 //!
-//! What counts is what the store will take up once leases have ended: bytes that only wait for that
-//! must not cost further snapshots. Snapshots are chosen first, by counting in memory, then
-//! deleted, then collected once. So the dry run is the same run without its writes.
+//! The size that counts is the size after all leases have ended: bytes that only wait for that must
+//! not cost further snapshots. Snapshots are chosen first, by counting in memory, then deleted,
+//! then collected once. So the dry run is the same run without its writes.
 
 use super::GcOptions;
 use super::plan::{Leases, MOST, Packs, Plan};
@@ -38,7 +38,7 @@ impl Store {
         run.finish().await
     }
 
-    /// Notes that a snapshot is used: eviction takes those first that were not for long.
+    /// Notes that a snapshot is used: eviction takes the least recently used ones first.
     ///
     /// # Errors
     /// [`Error::SnapshotUnknown`], [`Error::RepositoryUnknown`].
@@ -47,7 +47,7 @@ impl Store {
         self.metadata.touch_snapshot(repository.clone(), *digest).await
     }
 
-    /// The same wherever the snapshot lies. Best effort: that it is not noted does no harm.
+    /// The same in every repository that has the snapshot. Best effort: a failure does no harm.
     #[boxed]
     pub async fn touch_everywhere(&self, digest: &Digest) {
         for repository in self.all_repositories().await.unwrap_or_default() {

@@ -1,4 +1,4 @@
-//! Small packs are merged: what lives in them goes together into full packs, as it is.
+//! Small packs are merged: their live frames go together into full packs, unchanged.
 //!
 //! `metadata/small.rs` says which packs, and why each byte is copied only a few times.
 
@@ -28,15 +28,15 @@ impl Run<'_> {
         }
     }
 
-    /// Merges the packs that are due next, if any; returns whether there were. What this run wrote,
-    /// from the pack `first` on, is left to the next one.
+    /// Merges the packs that are due next, if any; returns whether there were. Packs that this run
+    /// wrote, from the pack `first` on, are left to the next run.
     async fn merge_next(&mut self, first: &mut Option<PackId>, seen: &mut HashSet<PackId>) -> Result<bool> {
         let (store, full) = (self.store, self.store.full_pack());
         if let Some(disk) = &store.packs_disk {
             disk.admit(full.bytes)?;
         }
         let packs: Vec<PackRow> = store.metadata.claim_small_packs(full, *first, store.options.lease).await?;
-        // What could not be moved is left to a later run, however short claims are.
+        // A pack that could not be emptied is left to a later run, however short claims are.
         if packs.is_empty() || packs.iter().any(|pack| !seen.insert(pack.id)) {
             return Ok(false);
         }

@@ -28,17 +28,17 @@ pub(super) enum Leases {
     None,
 }
 
-/// What goes.
+/// Objects that would be deleted.
 pub(super) struct Plan<'a> {
     store: &'a Store,
     /// Objects looked at in one query.
     batch: usize,
     /// Which leases keep what they cover.
     leases: Leases,
-    /// References taken away so far, of what may go.
+    /// References taken away so far from objects that may be deleted.
     taken: HashMap<ObjectId, u64>,
     freed: HashSet<ObjectId>,
-    /// What would go if no lease covered it.
+    /// Objects that would be deleted if no lease covered them.
     leased: BTreeMap<ObjectId, Lease>,
     /// Frame bytes that packs lose.
     lost: HashMap<PackId, u64>,
@@ -140,7 +140,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// What leases keep that would go otherwise, besides what goes already.
+    /// The blobs that only leases protect.
     pub(super) async fn protected(mut self) -> Result<Protected> {
         let queue = self.store.metadata.queue(false, MOST).await?;
         for queued in &queue {

@@ -66,7 +66,7 @@ impl<'a> Run<'a> {
         if collection {
             self.collect().await;
             if self.is_tight() {
-                // What follows writes: a summary of the journal, packs of compaction.
+                // The next steps write: a summary of the journal, packs of compaction.
                 self.retire().await;
                 self.drain().await;
             }
@@ -95,7 +95,7 @@ impl<'a> Run<'a> {
     /// Summaries keep the journal short; and if something was healed, nodes that were marked for
     /// damage below them are looked at again.
     async fn journal_upkeep(&mut self) {
-        // What a killed process left unwritten, before a summary is thought of.
+        // First writes the changes that a killed process left unwritten: a summary needs them.
         let flushed = self.store.flush_journal().await;
         self.note(flushed);
         let written = self.store.summarize_journal().await;
@@ -104,7 +104,8 @@ impl<'a> Run<'a> {
         self.note(reassessed);
     }
 
-    /// Last, and not without end: what is deleted here keeps nobody else's space.
+    /// Comes last, and deletes a bounded number of objects: they are small, and no other step waits
+    /// for their space.
     async fn trim_journal(&mut self) {
         let unfinished = self.store.remove_unfinished_objects().await;
         self.note(unfinished);
@@ -124,7 +125,7 @@ impl<'a> Run<'a> {
         self.room.batch(self.options.batch.max(1))
     }
 
-    /// Tells how far it is, and writes the row once there is something to say, then every few
+    /// Reports progress, and writes the row once there is something to report, then every few
     /// seconds.
     pub(super) async fn progress(&mut self) {
         (self.progress)(&self.report);

@@ -4,7 +4,7 @@
 //! A place among [`crate::Options::ingests`] covers what an upload at full speed holds, about 20
 //! MiB. An upload without a place reads up to [`WINDOW`] bytes, or to the end of the frame it is
 //! in, and only then takes one. It gives the place back when it mostly waits for its client and
-//! others want it. What it holds without a place beyond a window counts against
+//! others want it. The bytes beyond a window that it holds without a place count against
 //! [`crate::Options::slow_bytes`], which all slow uploads share.
 
 use crate::Store;
@@ -27,7 +27,7 @@ const CRUMB: usize = 16 << 10;
 const LINGER: Duration = Duration::from_millis(20);
 /// Time after which an upload in a place lets others have a turn, however fast it is.
 const SLICE: Duration = Duration::from_secs(10);
-/// Times that an upload waits as long for a place as the first time, once it had one.
+/// How many times as long an upload waits for a place once it had one.
 const AGAIN: u32 = 4;
 /// Bytes a second below which an upload that cannot give its place back is refused.
 const SLOW: f64 = (1 << 20) as f64;
@@ -45,7 +45,7 @@ const NO_PLACE: &str = "the registry is busy with other uploads";
 const NO_MEMORY: &str = "this upload is slow, and slow uploads hold as much memory as they may";
 const IN_THE_WAY: &str = "this upload is slow, and others waited for its place";
 
-/// What the verifier is in the middle of.
+/// The frame that the verifier is working on.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     /// Bytes to the end of the frame that is held until it is complete.
@@ -54,7 +54,7 @@ pub(crate) struct Wanted {
     pub large: bool,
 }
 
-/// What reading came to.
+/// The outcome of a read.
 pub(crate) enum Read {
     Bytes(Bytes),
     /// Others want the place: hand on what is complete, then call [`Source::leave`].
@@ -71,7 +71,7 @@ pub(crate) struct Source<'a, S> {
     place: Option<OwnedSemaphorePermit>,
     /// Whether it had a place before.
     entered: bool,
-    /// Leave to hold more than a window without a place, in KiB.
+    /// Permits to hold more than a window without a place, in KiB.
     extra: Option<OwnedSemaphorePermit>,
     /// Bytes that the upload holds elsewhere while it has no place.
     elsewhere: u64,
@@ -200,8 +200,8 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
         self.store.ingests.wanted() && ((self.waited >= LINGER && self.waited * 2 >= held) || held >= SLICE)
     }
 
-    /// Receives in a place. What to do instead, if others want the place first, or nothing comes
-    /// for a while.
+    /// Receives in a place. Returns what to do instead, if others want the place first, or nothing
+    /// comes for a while.
     async fn receive(&mut self, rest: Option<u64>) -> Option<Read> {
         let (begun, before, since) = (Instant::now(), self.waited, self.since);
         let places = &self.store.ingests;
@@ -258,7 +258,7 @@ impl<'a, S: Stream<Item = Result<Bytes>> + Send + Unpin> Source<'a, S> {
                 Err(_) => return Ok(false),
                 Ok(Some(Ok(bytes))) => {
                     self.crumbs.extend_from_slice(&bytes);
-                    // What is enough waits for a place, and no longer for the client.
+                    // A complete window waits for a place, and no longer for the client.
                     if (self.crumbs.len() as u64) < target {
                         self.reserve_or_wait(self.elsewhere + self.crumbs.len() as u64).await?;
                     }

@@ -54,8 +54,8 @@ impl Store {
 
     /// Puts snapshots into the prefix index that are not in it yet: those that were committed
     /// before there was one, and those that a rebuild brought back. Ends early when the budget is
-    /// used up. Returns how many snapshots it indexed; what cannot be read is tried again the next
-    /// time.
+    /// used up. Returns how many snapshots it indexed; snapshots that cannot be read are tried
+    /// again the next time.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Full`].

@@ -60,7 +60,7 @@ impl Drop for Caller {
     }
 }
 
-/// The caller has left, so no one reads this error.
+/// The caller has left, so this error is never read.
 fn stopped() -> Error {
     Error::Internal("a verification was stopped".into())
 }

@@ -22,7 +22,7 @@ impl Store {
     /// corrected, since its children must not count as unreferenced.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]. What is wrong is in the report, not an error.
+    /// [`Error::Unavailable`]. Differences are in the report, and are not errors.
     #[boxed]
     pub async fn fsck(&self, repair: bool, progress: &mut (dyn FnMut(&FsckReport) + Send)) -> Result<FsckReport> {
         // An fsck works on a full disk too, and writes what it found.

@@ -277,8 +277,8 @@ impl Rebuild<'_> {
         Ok(decoded.map_err(|e| Error::Internal(e.to_string()))?.ok())
     }
 
-    /// Puts into quarantine what lies in frames with a bad header, as it would be in service: names
-    /// stay, and a push heals it.
+    /// Quarantines the blobs in frames with a bad header, as a scrub would: tags and snapshots
+    /// stay, and a push heals the blobs.
     async fn quarantine(&mut self) -> Result<()> {
         let damage = std::mem::take(&mut self.beheaded).into_iter().map(|((pack, offset), header)| Damage {
             digest: header.digest,

@@ -38,8 +38,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if storage or metadata cannot be reached, also if the storage turns
-    /// out not to be the store's own: then nothing that is missing on it is quarantined. What is
-    /// bad is in the report, not an error.
+    /// out not to be the store's own: then nothing that is missing on it is quarantined. Damage is
+    /// in the report, and is not an error.
     #[boxed]
     pub async fn scrub(&self, options: &ScrubOptions, progress: &mut (dyn FnMut(&ScrubReport) + Send)) -> Result<ScrubReport> {
         let report = ScrubReport { full: options.full, ..ScrubReport::default() };
@@ -212,7 +212,7 @@ impl Scrub<'_> {
         let mut bad = false;
         let rows = self.store.metadata.journal().await?;
         let newest = Newest::of(&rows)?;
-        // What is superfluous may be gone already.
+        // Superfluous objects may be gone already.
         for row in rows.iter().filter(|row| newest.as_ref().is_none_or(|newest| !newest.covers(row))) {
             let reason = match self.store.read_journal(&row.key).await {
                 Ok(Some(_)) => continue,

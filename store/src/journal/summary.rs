@@ -74,8 +74,7 @@ impl Store {
     /// are no more, those that no row names; returns how many.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Full`]: what was not deleted yet is the next one's to
-    /// delete.
+    /// [`Error::Unavailable`], [`Error::Full`]: the next call deletes the rest.
     #[boxed]
     pub async fn trim_journal(&self, limit: usize) -> Result<u64> {
         let mut deleted = 0;

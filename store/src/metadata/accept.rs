@@ -38,7 +38,7 @@ struct Place {
 }
 
 impl Object {
-    /// What a node that lists it reaches through it.
+    /// Raw bytes that a node that lists it reaches through it.
     fn reach(&self) -> u64 {
         self.known.size.saturating_add(self.known.logical_bytes)
     }

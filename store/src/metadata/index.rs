@@ -62,7 +62,7 @@ enum Lessee {
     /// A push session, by its number, until it expires.
     Session { number: i64, until: u64 },
     /// No session: a time.
-    Nobody { until: u64 },
+    NoSession { until: u64 },
 }
 
 async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewFrame], lessee: Lessee) -> Outcome<PackStored> {
@@ -72,7 +72,7 @@ async fn index<T: Tx>(tx: &mut T, pack: PackId, sizes: PackSizes, frames: &[NewF
     write(tx, &plan, pack, lessee).await?;
     let (until, session) = match lessee {
         Lessee::Session { number, until } => (until, Some(number)),
-        Lessee::Nobody { until } => (until, None),
+        Lessee::NoSession { until } => (until, None),
     };
     packs::go_live(tx, pack, sizes, plan.live_bytes, until, session).await?;
     Ok(PackStored { new: plan.insert.len() as u64 })
@@ -92,14 +92,14 @@ pub(super) async fn adopt_pack<T: Tx>(
     let insert = "INSERT INTO packs (key, state, keep_until) VALUES ($1, 'writing', $2) ON CONFLICT (key) DO NOTHING RETURNING id";
     let pack: Option<PackId> = tx.returning(insert, values![key, until]).await?.pop();
     let frames: Vec<NewFrame> = frames.iter().map(|f| NewFrame { container: None, ..f.clone() }).collect();
-    index(tx, pack.ok_or(Fail::Again)?, sizes, &frames, Lessee::Nobody { until }).await
+    index(tx, pack.ok_or(Fail::Again)?, sizes, &frames, Lessee::NoSession { until }).await
 }
 
 pub(super) async fn adopt_containers<T: Tx>(tx: &mut T, containers: &[(Digest, Kind, NewContainer)]) -> Outcome<Vec<Digest>> {
     let all = containers.iter().flat_map(|(digest, _, c)| c.children.iter().map(|child| child.digest).chain([*digest]));
     let digests: Vec<Digest> = all.collect::<HashSet<_>>().into_iter().collect();
     let (plan, refused) = Plan::adopt(containers, load(tx, &digests).await?)?;
-    write(tx, &plan, 0, Lessee::Nobody { until: 0 }).await?;
+    write(tx, &plan, 0, Lessee::NoSession { until: 0 }).await?;
     Ok(refused)
 }
 
@@ -145,7 +145,7 @@ async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, 
 async fn write<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, lessee: Lessee) -> Outcome<()> {
     let (until, session) = match lessee {
         Lessee::Session { number, .. } => (0, number),
-        Lessee::Nobody { until } => (until, 0),
+        Lessee::NoSession { until } => (until, 0),
     };
     let ids = insert(tx, plan, pack, until, session).await?;
     relocate(tx, plan, pack).await?;

@@ -45,7 +45,7 @@ async fn containers<T: Tx>(tx: &mut T, kind: Kind, among: Among, after: ObjectId
     rows.into_iter().map(|(id, packed)| Ok((id, children::unpack(&packed)?))).collect()
 }
 
-/// Carries marks up to every node that reaches a marked object.
+/// Marks every node that reaches a marked object.
 async fn climb<T: Tx>(tx: &mut T, marks: &mut Marks, among: Among) -> Outcome<()> {
     // Children come before what may list them, so one look at each kind is enough unless it lists
     // its own.

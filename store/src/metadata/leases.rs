@@ -110,7 +110,7 @@ pub(super) async fn lease_all<T: Tx>(tx: &mut T, ids: &[ObjectId], session: i64,
     Ok(tx.query("SELECT id FROM objects WHERE id = ANY($1)", values![ids]).await?.into_iter().collect())
 }
 
-/// Sessions ended: what only they kept is looked at by the next collection. An entry that a
+/// Sessions ended: the next collection looks at the objects that only they kept. An entry that a
 /// collection holds is left to it.
 pub(super) async fn ended<T: Tx>(tx: &mut T, sessions: &[i64]) -> Outcome<()> {
     if sessions.is_empty() {

@@ -80,7 +80,8 @@ async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) ->
 #[derive(Default)]
 struct Sweep {
     now: u64,
-    /// Whether the candidates come from deleted snapshots. What they leave to later sets does too.
+    /// Whether the candidates come from deleted snapshots. Then the candidates that they leave to
+    /// later sets do too.
     released: bool,
     /// Objects for the queue, each with the lease at whose end it is due.
     queued: Vec<(ObjectId, Lease)>,

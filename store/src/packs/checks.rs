@@ -95,7 +95,7 @@ impl FrameChecks {
     }
 }
 
-/// One frame in the making.
+/// A frame that is being checked.
 #[derive(Default)]
 struct Frame {
     /// Bytes of it that were passed.

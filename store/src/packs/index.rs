@@ -14,7 +14,7 @@ pub(crate) struct Index {
     pub entries: Vec<Entry>,
 }
 
-/// What reading a pack's index came to.
+/// The outcome of reading a pack's index.
 pub(crate) enum IndexFound {
     Good(Index),
     /// With the bytes of the pack and what is wrong.

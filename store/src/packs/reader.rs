@@ -78,7 +78,7 @@ impl Store {
         }
     }
 
-    /// Deletes the bytes of a pack. That they are gone already is fine.
+    /// Deletes the bytes of a pack. It is no error if they are gone already.
     ///
     /// # Errors
     /// As [`Self::read_pack`]. If the storage is away, the bytes may come back with it: the row

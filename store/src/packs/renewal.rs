@@ -31,7 +31,7 @@ impl Renewal {
         (!self.fresh.contains(&now)).then_some(now)
     }
 
-    /// Takes down what came of renewing at `now`.
+    /// Notes the outcome of a renewal at `now`.
     ///
     /// # Errors
     /// [`Error::PackLost`], [`Error::PushUnknown`]: it is too late. After any other error it is

@@ -226,8 +226,7 @@ impl PackWriter {
         }
     }
 
-    /// Gives the pack up. Best effort: what stays behind is debris that collection knows by the
-    /// pack's row.
+    /// Gives the pack up. Best effort: collection finds debris that stays behind by the pack's row.
     pub(crate) async fn abandon(mut self) {
         self.remove_unfinished().await;
     }

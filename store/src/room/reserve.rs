@@ -119,7 +119,7 @@ fn allocate(mut file: &File, len: u64, more: u64) -> io::Result<()> {
         other => other.map_err(io::Error::from),
     };
     if done.is_err() {
-        // What was allocated of it.
+        // Gives back the part that was allocated.
         file.set_len(len)?;
     }
     done

@@ -1,4 +1,4 @@
-//! Where the credentials of a bucket come from, and an early word if there are none.
+//! Where the credentials of a bucket come from, and an early error if there are none.
 //!
 //! Without any in the environment the object store asks the metadata service of a cloud host.
 //! Elsewhere nothing answers at its address, and the first request would fail after many seconds
@@ -64,7 +64,7 @@ pub(super) fn hint(service: &str) -> String {
     format!("credentials were looked for at the metadata service {service}; if it has none, {HOW}")
 }
 
-/// Whether anything says anything there.
+/// Whether a service answers there.
 async fn answers(service: &str) -> bool {
     let Ok(url) = Url::parse(service) else { return false };
     let Some(host) = url.host_str() else { return false };

@@ -213,8 +213,8 @@ impl Schedule {
     async fn shared_wait(&self, entry: &Entry, interval: Duration) -> Option<Duration> {
         let succeeded = self.in_time(self.0.store.read_note(entry.task.name(), Note::SucceededAt)).await.ok().flatten()?;
         let age = Duration::from_millis(self.now().saturating_sub(succeeded));
-        // A tenth of the interval apart: what is due in all replicas at once would run in all of
-        // them.
+        // Up to a tenth of the interval later: a task that is due in all replicas at once would run
+        // in all of them.
         Some(interval.saturating_sub(age) + interval.mul_f64(jitter(0.0..0.1)))
     }
 
@@ -264,7 +264,7 @@ impl Schedule {
         Some(retry)
     }
 
-    /// Until when a task is paused. If that cannot be read, what was read last counts.
+    /// Until when a task is paused. If that cannot be read, the last answer counts.
     async fn read_pause(&self, entry: &Entry) -> Option<u64> {
         let now = self.now();
         match self.in_time(self.0.store.read_note(entry.task.name(), Note::PausedUntil)).await {

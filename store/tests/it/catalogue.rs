@@ -1,4 +1,4 @@
-//! What fails for one domain, or for a moment, ends nothing for the others.
+//! A failure in one domain, or a short failure, ends nothing in the other domains.
 
 use crate::common::watched::Watched;
 use async_trait::async_trait;

@@ -135,7 +135,7 @@ async fn the_report_says_what_is_protected_by_whom_and_until_when(on: Backend) {
     }
     rig.store.commit(&session, s.manifest.digest, None, None).await.unwrap();
     assert_eq!(gc(&rig).await.protected.unwrap().bytes, 0, "a snapshot holds it now");
-    // What waits for the grace period says until when.
+    // The report says when the grace period ends.
     rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
     let hour = GcOptions { grace: Duration::from_secs(3600), ..at_once() };
     let expected = rig.store.options().clock.now() + 3_600_000;

@@ -84,7 +84,7 @@ async fn small(on: Backend) -> (Rig, Snapshot, Path, Vec<Packed>) {
 }
 
 async fn any_byte_of_a_pack_that_changes_is_found_and_a_push_heals_what_it_was(on: Backend) {
-    // What lies in a pack is the same everywhere.
+    // Packs have the same content on every back end.
     one_byte_in(on.some(11, 131) as usize, on).await;
 }
 
@@ -122,7 +122,7 @@ async fn one_byte_in(so_many: usize, on: Backend) {
         }
         rig.store.verify(&snapshot.manifest.digest, &mut |_| ()).await.unwrap();
         if hit.is_none() {
-            // What was good lies in a new pack; the old one goes with everything that is bad in it.
+            // The good blobs are in a new pack. The old pack is deleted with the bad ones.
             rig.collect().await;
             assert!(rig.packs.head(&pack).await.is_err(), "byte {at}");
             let again = scrub(&rig.store, true).await;

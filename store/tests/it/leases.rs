@@ -78,7 +78,7 @@ async fn takes_in_many_leases(waited: Duration) {
     });
     let done = rig.store.ingest(&session.id, Box::pin(slow)).await.unwrap();
     assert_eq!(done.frames, 3);
-    // What came hours before is leased as long as the session lives.
+    // Blobs that came hours before are leased as long as the session lives.
     let wanted = blobs.iter().map(|b| (Digest::sha256(b), Kind::Blob)).collect();
     assert!(rig.store.missing(&session.id, wanted).await.unwrap().is_empty());
 }

@@ -86,7 +86,7 @@ async fn small_packs_are_merged_and_readers_go_on(on: Backend) {
     assert!(after.disk_bytes < before.disk_bytes, "{after:?}");
     assert_eq!(merge(&rig.store).await.packs_merged, 0, "it is alone");
     assert_well(&rig, &snapshots).await;
-    // What was merged is freed as ever.
+    // Merged blobs are freed like all others.
     for s in &snapshots {
         rig.store.delete_snapshot(&repository(), &s.manifest.digest).await.unwrap();
     }

@@ -705,9 +705,9 @@ async fn a_server_that_falls_silent_is_not_waited_for_for_ever() {
         silence.send_modify(|generation| *generation += 1);
         tokio::time::sleep(Duration::from_millis(500)).await;
         stop.store(true, Ordering::Relaxed);
-        let ended = tokio::time::timeout(Duration::from_secs(60), join_all(pushing)).await.expect("nobody waits for ever");
+        let ended = tokio::time::timeout(Duration::from_secs(60), join_all(pushing)).await.expect("every push ends");
         for last in ended {
-            // What became of a commit may be unknown for good; everything else was tried again.
+            // The outcome of a commit may stay unknown; everything else was tried again.
             match last.unwrap() {
                 Ok(_) | Err(Error::Unavailable { .. }) => stopped.fetch_add(1, Ordering::Relaxed),
                 Err(error) => panic!("{error}"),

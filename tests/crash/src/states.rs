@@ -2,9 +2,9 @@
 //! disk.
 //!
 //! An operation that no sync has made durable may have reached the disk or not, whatever happened
-//! to the others, and a write may have reached it in part. What may lie on the disk between two
-//! syncs may also lie there right before the second: so the states right before each sync, and at
-//! the end, are all states. There are too many to open each, so a [`Bound`] says which are.
+//! to the others, and a write may have reached it in part. Every state that is possible between two
+//! syncs is also possible right before the second. So the states right before each sync, and at the
+//! end, are all states. There are too many to open each, so a [`Bound`] says which are.
 
 use crate::disk::{Disk, Tear};
 use crate::trace::{Action, Node, Trace};
@@ -165,7 +165,7 @@ fn moments(trace: &Trace) -> Vec<Moment> {
     base.settle();
     for (at, op) in trace.ops.iter().enumerate() {
         let Action::Sync(synced) = op.action else {
-            // What a mapped file holds does not matter, so it is not asked whether it is on disk.
+            // The content of a mapped file does not matter, so it counts as on disk.
             match op.action.target().is_some_and(|node| trace.mapped.contains(&node)) {
                 true => base.apply(&op.action),
                 false => pending.push(at),

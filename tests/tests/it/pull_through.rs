@@ -28,7 +28,7 @@ fn two_readers_at_once_fetch_a_snapshot_once_and_later_ones_nothing() {
     let moved = proxy.from_registry();
     assert!(moved > whole && moved < whole * 5 / 4, "{moved} bytes for {whole}");
     assert_eq!(readers[0].tags("a")["t"], digest);
-    // Without the upstream, what is here is served, and what is not is unavailable, not missing.
+    // Without the upstream, blobs that are here are served. Others are unavailable, not missing.
     drop((proxy, origin));
     Pf::new(&edge.url()).run(&["pull", "a:t"]).ok();
     let output = Pf::new(&edge.url()).run(&["inspect", "a:never", "--retries", "0"]);
@@ -53,7 +53,7 @@ fn a_tag_follows_the_upstream_but_not_if_it_was_moved_here() {
     let own = push(&near, "a:t", &[9], &[]);
     push(&pf, "a:t", &[1, 4], &[]);
     assert_eq!(near.json(&["inspect", "a:t"])["summary"]["digest"], own);
-    // What is pushed here stays here.
+    // A snapshot that is pushed here stays here.
     assert_ne!(pf.tags("a")["t"], own);
     assert_eq!(near.run(&["inspect", "a:nowhere"]).code, 5);
 }

@@ -44,7 +44,7 @@ impl Client {
         let (repository, name): (RepositoryName, Tag) = (self.repository.clone(), tag.parse().unwrap());
         let value = self.random.random_range(0..self.snapshots.len());
         let snapshot = self.snapshots[value];
-        // What it saw last is often, and not always, where the tag is.
+        // The tag is often, but not always, where this client saw it last.
         let expected = self.random.random_bool(0.5).then(|| self.seen.get(tag).copied().flatten());
         let state = expected.map(|value| value.map_or(TagState::Absent, |value| TagState::At(self.snapshots[value])));
         let kind = self.random.random_range(0..10);
@@ -205,7 +205,7 @@ fn linearizable(mut registries: Vec<Registry>, kills: usize) {
     }
 }
 
-/// The beginning of a history. What was under way at its end may have been done or not.
+/// The beginning of a history. Calls that had not ended by then may have taken place or not.
 fn beginning(events: &[Event], count: usize) -> Vec<Event> {
     let mut events = events.to_vec();
     events.sort_by_key(|event| event.called);

@@ -202,7 +202,7 @@ impl Play<'_> {
         let (mut after, mut ended) = (Vec::new(), false);
         loop {
             match a.engine.event().await? {
-                // What comes after the end of a story is another one.
+                // Tokens after the end of a story belong to another story.
                 Event::Token(step) if ended || self.script.end == Some(&step.text) => ended = true,
                 Event::Token(step) => after.push(step),
                 Event::Generated => break,

@@ -24,7 +24,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts `program` in `root`. What it writes to stderr goes to `<name>.log` there.
+    /// Starts `program` in `root`. Its stderr goes to `<name>.log` there.
     ///
     /// It does not get our Ctrl-C, since the demo ends it itself. Of the environment variables of
     /// `pf` programs it gets only the folder of the model.

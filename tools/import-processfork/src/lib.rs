@@ -97,8 +97,8 @@ impl Import {
     /// Imports the next image; `None` after the last.
     ///
     /// # Errors
-    /// Whatever is wrong with the target, such as [`Error::Unreachable`]. What is wrong with an
-    /// image is in its report.
+    /// Whatever is wrong with the target, such as [`Error::Unreachable`]. Faults of an image are in
+    /// its report.
     pub async fn next(&mut self, target: &Target, progress: &Progress) -> Result<Option<ImageReport>> {
         while let Some(Step { library, place, image }) = self.waiting.pop_front() {
             let image = match image {

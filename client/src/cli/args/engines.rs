@@ -74,7 +74,7 @@ Examples:
   pf restore team/agent:step-9 vllm-0 --local    without asking the registry
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
-What cannot be proven equal is refused, and the engine is as it was.";
+A restore that cannot be proven equal is refused, and changes nothing in the engine.";
 
 /// Arguments of `restore`.
 #[derive(Debug, clap::Args)]

@@ -75,8 +75,8 @@ Examples:
   pf rm team/agent:step-1 team/agent:step-2 'team/agent:try-*'
   pf rm team/agent@sha256:9f86d081884c…
 
-A tag goes and its snapshot stays; a digest deletes the snapshot and its tags. Everything named must exist, or nothing is \
-deleted. Descendants stay complete.";
+A tag is deleted alone; a digest deletes the snapshot and its tags. If one of the names does not exist, nothing is deleted. \
+Descendants stay complete.";
 
 /// Arguments of `rm`.
 #[derive(Debug, clap::Args)]
@@ -96,9 +96,9 @@ Examples:
   pf prune 'team/*' --tag 'try-*' --older-than 2d
   pf prune '*' --untagged --local
 
-A snapshot goes if it meets every criterion given, and its tags go with it. --keep-last counts the snapshots of a repository \
-that --untagged and --tag select, newest first. Descendants stay complete. What only the deleted snapshots referred to is \
-freed by garbage collection.";
+A snapshot that meets every given criterion is deleted with its tags. --keep-last counts the snapshots of a repository that \
+--untagged and --tag select, newest first. Descendants stay complete. Garbage collection frees the blobs that only the \
+deleted snapshots referred to.";
 
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]

@@ -27,14 +27,14 @@ impl FromStr for Label {
 /// [`Reference`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Relative {
-    /// In the repository at hand.
+    /// In the repository of the first reference.
     Same(Selector),
-    /// Anywhere.
+    /// In any repository.
     Other(Reference),
 }
 
 impl Relative {
-    /// The whole reference, seen from `base`; a registry is inherited too.
+    /// The complete reference. What it leaves out, the registry too, is taken from `base`.
     pub fn seen_from(&self, base: &Reference) -> Reference {
         match self {
             Self::Same(selector) => Reference { selector: Some(selector.clone()), ..base.clone() },
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_alone_is_one_in_the_repository_at_hand() {
+    fn a_digest_alone_means_the_repository_of_the_first_reference() {
         let base: Reference = "http://r:1/team/agent:a".parse().unwrap();
         let seen = |text: &str| text.parse::<Relative>().unwrap().seen_from(&base).to_string();
         assert_eq!(seen("@2a19b2c9"), "http://r:1/team/agent@2a19b2c9");

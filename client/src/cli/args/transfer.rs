@@ -22,7 +22,7 @@ Examples:
   pf push team/agent:step-1 https://host/team/agent:step-1
 
 The third fails if the tag exists; the last takes a snapshot of the local store. The last line of stdout is the digest. \
-Interrupted, run the same command again: what arrived is not sent twice.";
+After an interruption run the same command again: nothing is sent twice.";
 
 /// Arguments of `push`.
 #[derive(Debug, clap::Args)]
@@ -48,7 +48,7 @@ Examples:
   pf pull team/agent@sha256:9f86d081884c…
 
 The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
-Interrupted, run the same command again: what arrived is not fetched twice.";
+After an interruption run the same command again: nothing is fetched twice.";
 
 /// Arguments of `pull`.
 #[derive(Debug, clap::Args)]
@@ -56,7 +56,7 @@ pub struct Pull {
     /// The snapshot to fetch
     #[arg(value_name = "REF")]
     pub reference: Reference,
-    /// Write a snapshot directory here, past the local store
+    /// Write a snapshot directory here, and nothing into the local store
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
 }

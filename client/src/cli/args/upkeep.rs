@@ -8,7 +8,7 @@ use pfr_schema::Reference;
 pub const STATS_EXAMPLES: &str = "\
 Columns:
   logical     bytes the snapshot reaches
-  new         bytes it brought first
+  new         bytes that were new when it was pushed
   shared      bytes that another snapshot holds as well
   exclusive   bytes that deleting it would free
 
@@ -50,8 +50,8 @@ Examples:
   pf gc --local --unfinished
 
 With a size, which `max-store-size` in the configuration file gives for every pull, the local store is a cache: the least \
-recently used snapshots go until it fits. `pf pin --local` keeps one. What an unfinished push or pull stored stays until its \
-lease ends; --unfinished frees it now.";
+recently used snapshots are deleted until it fits. `pf pin --local` keeps one. Blobs of an unfinished push or pull stay \
+until its lease ends; --unfinished frees them now.";
 
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]

@@ -91,7 +91,7 @@ mod tests {
     use super::change;
 
     #[test]
-    fn equal_numbers_are_said_once() {
+    fn equal_numbers_are_written_once() {
         assert_eq!([change((512, 512)), change((512, 1640))], ["512", "512 → 1,640"]);
     }
 }

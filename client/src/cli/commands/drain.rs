@@ -24,11 +24,11 @@ pub async fn run(context: &mut Context, args: DrainArgs) -> Result<(), Failure> 
         Some(first) => {
             let engines = drain.failed.iter().filter(|failure| !is_planned(&drain, failure)).count();
             let (sequences, all) = (drain.failed.len() - engines, drain.plan.len());
-            let sequences = (sequences > 0).then(|| format!("{sequences} of {all} sequences are still here only"));
-            let engines = (engines > 0).then(|| format!("it is not known what {} may hold", count(engines as u64, "engine")));
+            let sequences = (sequences > 0).then(|| format!("{sequences} of {all} sequences are still only on this host"));
+            let engines = (engines > 0).then(|| format!("{} could not be asked for sequences", count(engines as u64, "engine")));
             let said: Vec<String> = sequences.into_iter().chain(engines).collect();
             let failure = Failure::new(first.problem.code, said.join(", and "));
-            Err(failure.hint("run the same command again; what was pushed is not sent twice"))
+            Err(failure.hint("run the same command again: nothing is sent twice"))
         }
         None => Ok(()),
     }
@@ -82,5 +82,5 @@ fn print(context: &mut Context, drain: &Drain, plan_only: bool) -> Result<(), Fa
         count(drain.recompute_tokens, "token")
     );
     context.out.note(&cost)?;
-    if plan_only { context.out.note("without --plan this is done") } else { Ok(()) }
+    if plan_only { context.out.note("run it without --plan to do this") } else { Ok(()) }
 }

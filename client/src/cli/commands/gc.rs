@@ -1,7 +1,7 @@
 //! `pf gc` and `pf pin`: the registry collects garbage, or the local store does; pins are the local
 //! store's.
 
-use super::usage::whose;
+use super::usage::holders;
 use crate::cli::args;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -107,7 +107,7 @@ fn print(context: &mut Context, r: &GcReport, local: bool) -> Result<(), Failure
     let unfinished = context.suggest(&Suggestion::new("gc").local().arg("--unfinished"));
     let out = &mut context.out;
     if r.dry_run {
-        out.note("nothing was changed; this is what would go")?;
+        out.note("nothing was changed; these numbers say what would be freed")?;
     }
     let lines = words(r, local, now_ms(), &unfinished);
     let (pairs, sentences): (Vec<_>, Vec<_>) = lines.into_iter().partition(|(label, _)| !label.is_empty());
@@ -130,7 +130,7 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
     let mut lines = Vec::new();
     let protected = r.protected.as_ref().filter(|p| p.bytes > 0).map(|p| {
         let end = p.expires_at.map_or(String::new(), |end| format!(" until {}", until(end, now)));
-        format!("{} unreferenced, protected by {}{end}", bytes(p.bytes), whose(p, local))
+        format!("{} unreferenced, protected by {}{end}", bytes(p.bytes), holders(p, local))
     });
     if objects + r.packs_deleted + r.packs_compacted + r.packs_merged + r.evicted == 0 {
         lines.push(("", format!("nothing freed{}", protected.map_or(String::new(), |words| format!(": {words}")))));

@@ -111,7 +111,7 @@ async fn delete(site: &Site, repository: &RepositoryName, seen: &SnapshotSummary
         Ok::<_, Failure>(true)
     };
     match deleted.await {
-        // Someone else deleted it.
+        // Another client deleted it.
         Err(failure) if failure.exit() == ErrorCode::SnapshotUnknown.exit_code() => Ok(true),
         result => result,
     }
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Ages in hours of what goes.
+    /// The ages in hours of the snapshots that are deleted.
     fn chosen(options: &[&str]) -> Vec<u64> {
         let all = vec![
             snapshot(1, &["main"]),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_goes_if_it_meets_every_criterion() {
+    fn a_snapshot_is_deleted_if_it_meets_every_criterion() {
         assert_eq!(chosen(&["--keep-last", "2"]), [3, 4, 5, 6]);
         assert_eq!(chosen(&["--older-than", "4h"]), [5, 6]);
         assert_eq!(chosen(&["--untagged"]), [2, 5]);

@@ -57,8 +57,8 @@ fn classify(text: &str, exists: bool) -> Result<Place, Failure> {
         return Ok(Place::Directory(text.into()));
     }
     match text.parse::<Reference>() {
-        // Nothing in the local store has a host: what looks like one is a part of the repository's
-        // name.
+        // Names in the local store have no host: a part that looks like a host belongs to the
+        // repository's name.
         Ok(Reference { registry: Some(_), .. }) if !text.contains("://") && format!("/{text}").parse::<Reference>().is_ok() => {
             Ok(Place::Store(format!("/{text}").parse()?))
         }
@@ -97,7 +97,8 @@ async fn parents(context: &Context, args: &Push) -> Result<Vec<Digest>, Failure>
     Ok(digests)
 }
 
-/// The deduplicated bytes, if they are worth a word: every registry has an empty configuration.
+/// The deduplicated bytes, unless they are too few to mention: every registry has an empty
+/// configuration.
 pub fn deduplicated(saved: u64, of: u64, what: &str) -> String {
     if saved.saturating_mul(1000) < of { String::new() } else { format!(", {} {what}", bytes(saved)) }
 }

@@ -37,7 +37,7 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
     let found = format!("{} and {} damaged", count(report.damaged.len() as u64, "blob"), count(report.bad_packs.len() as u64, "pack"));
     let hint = match report.damaged.iter().any(|blob| !blob.snapshots.is_empty()) {
         true => "push or pull the snapshots named above again: that heals them",
-        false => "no snapshot is affected; what was good in a bad pack lies in a new one",
+        false => "no snapshot is affected; the good blobs of a bad pack are in a new one",
     };
     Err(Failure::new(ErrorCode::CorruptStore, found).hint(hint))
 }

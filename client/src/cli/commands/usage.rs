@@ -34,7 +34,7 @@ fn rows(usage: &Usage, local: bool, now: u64, flags: &Flags) -> Vec<[String; 3]>
     let end = |bytes: u64, end: Option<u64>| if bytes == 0 { String::new() } else { ends(end, now) };
     let mut rows = vec![("snapshots", usage.live_bytes, format!("{}{pinned}", count(usage.snapshots, "snapshot")))];
     if leased.bytes > 0 {
-        rows.push(("leased", leased.bytes, format!("{}, {}", end(leased.bytes, leased.expires_at), whose(leased, local))));
+        rows.push(("leased", leased.bytes, format!("{}, {}", end(leased.bytes, leased.expires_at), holders(leased, local))));
     }
     rows.push(("garbage", usage.garbage_bytes, if usage.garbage_bytes > 0 { gc } else { String::new() }));
     rows.push(("dead", usage.dead_bytes, if usage.dead_bytes > 0 { "by compaction".into() } else { String::new() }));
@@ -54,8 +54,8 @@ fn ends(end: Option<u64>, now: u64) -> String {
     }
 }
 
-/// `an unfinished pull into team/agent`: whose leases protect something.
-pub fn whose(protected: &Protected, local: bool) -> String {
+/// The holders of the leases that protect something: `an unfinished pull into team/agent`.
+pub fn holders(protected: &Protected, local: bool) -> String {
     let repositories: BTreeSet<String> = protected.sessions.iter().map(|session| session.repository.to_string()).collect();
     if repositories.is_empty() {
         return "a lease".into();
@@ -80,7 +80,7 @@ pub fn unfinished(usage: &Usage, now: u64, flags: &Flags) -> Option<String> {
     let go_on = "the same command again resumes it";
     if leased.bytes > 0 {
         let kept = leased.expires_at.map_or(String::new(), |end| format!(", kept until {}", until(end, now)));
-        return Some(format!("{} of {}{kept}: {go_on}, `{end}` frees it", bytes(leased.bytes + garbage), whose(leased, true)));
+        return Some(format!("{} of {}{kept}: {go_on}, `{end}` frees it", bytes(leased.bytes + garbage), holders(leased, true)));
     }
     let command = if usage.unfinished_bytes > 0 { end } else { gc.render(flags) };
     (garbage > 0).then(|| format!("{} that no snapshot holds: `{command}` frees it", bytes(garbage)))

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_line() {
+    fn a_history_without_forks_is_one_lane() {
         assert_eq!(drawing(&["c:b", "b:a", "a"]), "● c\n● b\n● a");
     }
 

@@ -38,12 +38,12 @@ pub fn now_ms() -> u64 {
     pfr_store::Clock::system().now()
 }
 
-/// Text from elsewhere without what could steer a terminal; line breaks stay.
+/// Foreign text without the characters that could control a terminal; line breaks stay.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
-/// Text from elsewhere that must stay on one line.
+/// Foreign text that must stay on one line.
 pub fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_cannot_steer_the_terminal() {
+    fn foreign_text_cannot_control_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\nc");
         assert_eq!(one_line("a\nb"), "a\u{fffd}b");
     }

@@ -96,7 +96,7 @@ impl Folders {
         match opened {
             Ok(folder) => Ok(Some(folder)),
             Err(Errno::NOENT) => Ok(None),
-            // Linux says either of a link.
+            // Linux gives either error for a link.
             Err(Errno::LOOP | Errno::NOTDIR) => {
                 let reason = "is a link, or no directory; nothing is written through links. Move it away, or pull into another directory";
                 Err(Error::Refused { path: path(), reason: reason.into() })

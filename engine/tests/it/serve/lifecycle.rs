@@ -101,7 +101,7 @@ fn what_is_appended_is_as_if_it_had_been_in_the_prompt() {
         assert_eq!((tokens.len(), &tokens[28..37]), (20 + 7 + 1 + 9 + 1, &more[..]));
         let whole = engine.open(&tokens[..37]);
         assert_eq!(engine.generate(&seq, 10), engine.generate(&whole, 10), "{model}");
-        // What cannot be appended changes nothing.
+        // An append that is refused changes nothing.
         for wrong in [json!({"append": {"sequence": seq}}), json!({"append": {"sequence": seq, "tokens": [1 << 20]}})] {
             assert_eq!(engine.ask(&wrong, "error")["code"], "invalid_request");
         }

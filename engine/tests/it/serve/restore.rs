@@ -47,7 +47,7 @@ fn check(model: &str, boundaries: &[usize]) {
         let continued = target.generate(name, 40);
         assert_eq!(continued, uninterrupted, "{model} at {boundary}");
 
-        // What they have written since is the same, too.
+        // The pages that they have written since are the same, too.
         from.pause();
         to.pause();
         let (end, other_end) = (from.capture(&seq), to.capture(name));

@@ -90,7 +90,7 @@ impl Database {
             })
             .after_connect(|connection, _| {
                 Box::pin(async move {
-                    // What is acknowledged is durable, whatever the server's default is.
+                    // Acknowledged changes are durable, whatever the server's default is.
                     sqlx::query("SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'")
                         .execute(connection)
                         .await

@@ -4,8 +4,8 @@
 //! ends, however it ends, its connection is on the default tables again. So no statement can meet
 //! the tables of the domain that had the connection before. A statement that would do without a
 //! transaction gets one, except in the default domain, which is where a connection always is. Only
-//! this one schema is searched: what is not there is an error, and never another domain's. A
-//! prepared statement is planned again by the server when it runs on another schema than before.
+//! this one schema is searched: a table that is not there is an error, and never another domain's.
+//! A prepared statement is planned again by the server when it runs on another schema than before.
 
 use super::connection::{Database, LONG, Leased, answered, migrate};
 use crate::error::{Error, Result};

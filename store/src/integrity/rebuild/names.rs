@@ -55,7 +55,7 @@ impl Rebuild<'_> {
             }
         }
         for (first, key) in changes {
-            // Keys are in order: what is smaller than this one's first number is complete.
+            // Keys are in order: all changes below this one's first number have been read.
             let rest = replay.changes.split_off(&first);
             let before = std::mem::replace(&mut replay.changes, rest);
             self.changes(&mut replay, before).await?;

@@ -89,7 +89,8 @@ pub enum GcTrigger {
 /// Maximum number of runs in the list: about six weeks with one run in an hour.
 pub const GC_RUNS: usize = 1000;
 
-/// Why a snapshot is kept from eviction. Who takes a pin back takes back its own, and no other.
+/// Why a snapshot is kept from eviction. A pin is taken back for the same reason for which it was
+/// set; pins with other reasons stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -101,7 +102,7 @@ pub enum Pin {
 }
 
 impl Pin {
-    /// Those whose values a number is the sum of.
+    /// The reasons whose values add up to `sum`.
     pub(crate) fn of(sum: u64) -> Vec<Self> {
         [Self::ByHand, Self::UntilPushed].into_iter().filter(|pin| sum & *pin as u64 != 0).collect()
     }

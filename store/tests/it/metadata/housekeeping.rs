@@ -90,7 +90,8 @@ async fn a_pin_is_taken_back_only_for_the_reason_it_was_given() {
             assert_eq!(pins().await, [first], "{name}");
             assert!(!pin(first, false).await.unwrap() && evictable().await, "{name}");
         }
-        // What was pinned or used since it was listed is not evicted; what was not, is.
+        // A snapshot that was pinned or used since it was listed is not evicted. One that was not
+        // is evicted.
         let listed = async || metadata.evictable(10).await.unwrap().into_iter().find(|s| s.digest == snapshot).unwrap();
         let before = listed().await;
         pin(Pin::UntilPushed, true).await.unwrap();

@@ -62,7 +62,7 @@ pub enum Op {
         snapshot: usize,
         mask: u32,
     },
-    /// What was quarantined is found good where it lies.
+    /// A quarantined blob is found good where it lies.
     Lift {
         snapshot: usize,
         blob: usize,

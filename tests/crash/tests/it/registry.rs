@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How long leases last: what is deleted is collected after that.
+/// How long leases last: deleted snapshots are collected after that.
 const LEASE: Duration = Duration::from_secs(1);
 /// More bytes than any disk has. With this floor the log of the metadata is truncated after every
 /// transaction, and nothing new is stored.

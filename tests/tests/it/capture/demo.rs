@@ -35,7 +35,7 @@ fn the_demo_keeps_its_promises_and_says_so_in_json() {
     assert_eq!(steps.len(), ACTS, "{summary}");
     assert!(steps.iter().all(|step| step["seconds"].as_f64().unwrap() > 0.0));
     let results = |step: &Value| step["results"].as_array().unwrap().iter().map(|r| r.as_str().unwrap().to_owned()).collect::<Vec<_>>();
-    // What a host says after a restore is, word by word, what the first host said.
+    // After a restore, a host generates the same words as the first host.
     for step in [5, 6] {
         let told = results(&steps[step]);
         let verdict = told.iter().position(|line| line.starts_with("equal: ")).unwrap_or_else(|| panic!("{told:?}"));

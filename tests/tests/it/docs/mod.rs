@@ -35,7 +35,7 @@ fn run(name: &str) {
             (Mark::Run, None) if says_how(&page) => shell = Some(Shell::new()),
             (Mark::Run, Some(_)) => {}
             (Mark::Run, None) | (Mark::Fresh, _) => {
-                // What runs in the old one goes first: it holds the ports.
+                // Programs of the old shell end first: they hold the ports.
                 drop(shell.take());
                 shell = Some(Shell::new().with_programs());
             }

@@ -1,8 +1,8 @@
 //! A page of the documentation, and the commands in it.
 //!
 //! Commands are the lines that begin with `$ ` in blocks marked `console` or `sh`; lines that begin
-//! with `> ` continue them. The lines after a command are its output. What follows the language
-//! says how a block is run:
+//! with `> ` continue them. The lines after a command are its output. The words after the language
+//! say how a block is run:
 //!
 //! | | |
 //! |---|---|

@@ -2,8 +2,10 @@
 //! command.
 
 use super::page::root;
-use super::usage::Helps;
+use super::usage::{Helps, PROGRAMS};
+use pfr_tests::binary;
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 const PAGE: &str = "docs/programs.md";
 /// Options of every command.
@@ -66,7 +68,7 @@ fn the_page_on_programs_has_every_command_and_every_option() {
         for command in &commands {
             let of = |command: &str| said.options.get(command).cloned().unwrap_or_default();
             let mut found: BTreeSet<String> = of(command).union(&of("")).cloned().collect();
-            // What is a key of the settings file is explained there.
+            // Keys of the settings file are explained there.
             match (program.as_str(), command.as_str()) {
                 ("pf-registry", "serve") => found.extend(settings("registry/pf-registry.toml")),
                 ("pf-agent", "serve") => {
@@ -87,4 +89,12 @@ fn the_page_on_programs_has_every_command_and_every_option() {
         }
     }
     assert!(faults.is_empty(), "{PAGE}:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn every_program_names_itself_in_its_version() {
+    for program in PROGRAMS {
+        let output = Command::new(binary(program)).arg("--version").output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{program} {}\n", env!("CARGO_PKG_VERSION")));
+    }
 }

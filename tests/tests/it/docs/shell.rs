@@ -155,7 +155,7 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // What runs in the background is in the shell's group.
+        // Programs in the background are in the shell's process group.
         drop(Command::new("kill").args(["-KILL", "--", &format!("-{}", self.bash.id())]).status());
         drop(self.bash.wait());
     }

@@ -1,5 +1,5 @@
-//! Kill −9 of registry or client at random points: what was acknowledged is complete, what was not
-//! is invisible, a second run completes.
+//! Kill −9 of registry or client at random points: acknowledged pushes are complete, others are
+//! invisible, and a second run completes them.
 
 use pfr_tests::{Pf, Registry, Shape, SnapshotDir, files, seed};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::StdRng};

@@ -52,8 +52,8 @@ fn a_repair_beside_pushes_and_deletions_changes_nothing_that_is_right() {
         while !stop.load(Ordering::Relaxed) && !pushes.is_finished() {
             let output = run("fsck", registry.data(), &["--repair", "--json"]);
             let said = String::from_utf8_lossy(&output.stdout);
-            // What a push or a collection is at must not be taken for wrong, or it would be
-            // corrected.
+            // Rows that a push or a collection is changing must not be taken for wrong, or they
+            // would be corrected.
             assert!(output.status.success() && said.contains("\"wrong\":0"), "{said}{}", String::from_utf8_lossy(&output.stderr));
             repairs += 1;
         }

@@ -79,7 +79,7 @@ fn what_cannot_be_copied_does_not_cost_the_target_its_last_good_state() {
     assert_eq!((output.code, output.number("snapshots_deleted")), (4, 0), "{output:?}");
     assert_eq!(there.tags("a")["main"], old);
     there.run(&["verify", "a:main"]).ok();
-    // Where all was copied, what is gone is deleted.
+    // After a pass that copied everything, the tag that is gone there is deleted here.
     assert!(!there.tags("gone").contains_key("t"));
 }
 

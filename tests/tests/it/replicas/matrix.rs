@@ -15,7 +15,7 @@ fn everyday_use(database: Database, packs: Packs) {
     assert!(new < 60 * Shape::SMALL.page_bytes() as u64, "20 of 700 pages are new, {new} bytes were sent: {pushed}");
     pf.run(&["fork", "team/agent:base", "-n", "3", "--prefix", "try"]).ok();
     pf.run(&["tag", "team/agent:next", "best"]).ok();
-    // What is acknowledged is in neither the process nor its directory alone.
+    // Acknowledged changes are not only in the process, or only in its directory.
     registry.restart();
     let other = Pf::new(&registry.url());
     let tags = other.tags("team/agent");

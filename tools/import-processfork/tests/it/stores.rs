@@ -1,5 +1,5 @@
-//! Interchange with the real ProcessFork crates: what they wrote is pushed, pulled, and is theirs
-//! again.
+//! Interchange with the real ProcessFork crates: images that they wrote are pushed and pulled, and
+//! they read them again.
 
 use pf_cache::{CacheMeta, CachePager as _, Dtype, SyntheticCachePager, capture_cache, restore_cache};
 use pf_core::cas::{BlobStore as _, FsBlobStore};
@@ -232,7 +232,8 @@ fn broken_images_are_named_and_the_others_imported() {
             assert_eq!(one["error"]["code"], code, "{one}");
             assert!(!one["error"]["message"].as_str().unwrap().is_empty());
         }
-        // What continues a broken image is imported without it, and says so.
+        // An image that continues a broken one is imported without that parent, and its report says
+        // so.
         let one = of(&report, child.as_str());
         assert_eq!(
             (&one["parents_missing"][0], &one["parents"][0]),

@@ -12,6 +12,7 @@ from typing import Any
 from pf_connector.paths import socket_path
 from pf_connector.wire import Failure
 
+from . import settings
 from .model import model_config, model_weights
 
 log = logging.getLogger("pf_connector")
@@ -39,7 +40,7 @@ class Identity:
 def identity(vllm_config: Any) -> Identity:
     """Reads a `VllmConfig` and the connector's own settings (`kv_connector_extra_config`)."""
     transfer = vllm_config.kv_transfer_config
-    extra = dict(transfer.kv_connector_extra_config or {})
+    extra = settings.check(transfer.kv_connector_extra_config or {})
     parallel = vllm_config.parallel_config
     engine = str(extra.get("engine") or "vllm")
     if getattr(parallel, "data_parallel_size", 1) > 1:

@@ -49,8 +49,8 @@ pub(super) fn watch(writer: &Connection, worth: c_int) {
     }));
 }
 
-/// Carries the whole log into the database and cuts it, so that its bytes are free. Waits for no
-/// reader: then the log stays as long as it is.
+/// Runs a WAL checkpoint of the complete log and truncates it, so that its bytes are free. Does not
+/// wait for readers: while one needs the log, it keeps its length.
 pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
     writer.busy_timeout(Duration::ZERO)?;
     let busy: rusqlite::Result<i64> = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));

@@ -86,8 +86,8 @@ async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
         .expect("it can be read");
     let promised: Vec<&str> =
         [("first", first.is_ok()), ("last", last.is_ok())].iter().filter(|(_, ok)| *ok).map(|(what, _)| *what).collect();
-    assert_eq!(found, promised, "what is there against what was answered");
-    assert_eq!(promised, ["last"], "what came after it is not its business");
+    assert_eq!(found, promised, "the rows that are there, and those that were acknowledged");
+    assert_eq!(promised, ["last"], "the job after the failed one is not affected");
 }
 
 /// Inserts rows under scattered keys without a pause, and sends each number when it is durable.
@@ -140,8 +140,8 @@ async fn the_log_stays_short_although_the_writer_never_pauses() {
         tokio::spawn(async move {
             while !*stopped.borrow() {
                 assert!(rows(&database).await.values().all(|rows| *rows == 20), "a reader sees whole transactions");
-                // What a reader sees cannot be written over: with one at every moment the log would
-                // grow for ever.
+                // The log cannot be overwritten while a reader needs it: with a reader at every
+                // moment it would grow for ever.
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         })

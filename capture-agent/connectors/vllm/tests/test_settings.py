@@ -1,0 +1,66 @@
+"""The connector's settings, and the configurations that the documentation tells people to copy."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import unittest
+from pathlib import Path
+from typing import Any
+
+from pf_connector.vllm.settings import NUMBERS, TEXTS, check
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "capture-agent/connectors/vllm/README.md"]
+
+
+class Settings(unittest.TestCase):
+    def test_known_settings_are_taken_and_null_is_left_out(self) -> None:
+        given = {"engine": "vllm-0", "patience": 2, "fill_limit": "1.5"}
+        self.assertEqual(check({**given, "socket": None}), given)
+
+    def test_a_misspelled_setting_is_refused_and_all_settings_are_named(self) -> None:
+        with self.assertRaisesRegex(ValueError, r"no setting 'later-limit'; there are engine, .*later_limit"):
+            check({"engine": "e", "later-limit": 5})
+
+    def test_a_limit_that_is_no_number_is_refused_by_name(self) -> None:
+        for value in ("soon", [1], {}):
+            with self.subTest(value=value), self.assertRaisesRegex(ValueError, "later_limit is a number of seconds"):
+                check({"later_limit": value})
+
+
+class Documentation(unittest.TestCase):
+    def configurations(self) -> list[tuple[str, dict[str, Any]]]:
+        """Each `--kv-transfer-config` and each `KVTransferConfig(…)` of the pages, with its page."""
+        found = []
+        for page in PAGES:
+            text = page.read_text()
+            found += [(page.name, json.loads(given)) for given in re.findall(r"--kv-transfer-config '(\{.*?\})'(?=\s)", text, re.DOTALL)]
+            for given in re.findall(r"^ *(KVTransferConfig\(.*?\}\))", text, re.DOTALL | re.MULTILINE):
+                call = ast.parse(given, mode="eval").body
+                assert isinstance(call, ast.Call)
+                found.append((page.name, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}))
+        return found
+
+    def test_every_configuration_that_can_be_copied_is_taken(self) -> None:
+        found = self.configurations()
+        self.assertGreaterEqual([page for page, _ in found].count("connectors.md"), 2, "docs/connectors.md shows the command and the class")
+        for page, given in found:
+            with self.subTest(page=page, given=given):
+                own = given.pop("kv_connector_extra_config", {})
+                module = importlib.import_module(given.pop("kv_connector_module_path"))
+                self.assertIn(given.pop("kv_connector"), module.__all__)
+                # The rest is vLLM's. A failed load must not fail the request.
+                self.assertEqual(given, {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"})
+                self.assertEqual(check(own), own)
+
+    def test_the_table_of_settings_is_complete(self) -> None:
+        text = (REPOSITORY / "docs/connectors.md").read_text()
+        table = text.split("| setting | is |")[1].split("\n\n")[0]
+        self.assertEqual(sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)), sorted((*TEXTS, *NUMBERS)))
+
+
+if __name__ == "__main__":
+    unittest.main()
