@@ -45,10 +45,10 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
             metrics::counter!(names::FILLS, "outcome" => outcome).increment(1);
             if let Err(error) = &filled {
                 tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "fill failed");
-                // Neither other bytes in the engine's own blocks nor a fill that the engine gave up
-                // says anything against the state.
+                // Neither other bytes in the engine's own blocks, nor a fill that the engine gave
+                // up, nor the end of this agent says anything against the state.
                 let given_up = request.fill.as_deref().is_some_and(|fill| engine.fills().was_given_up(fill));
-                if !given_up && !matches!(error, Error::Kept { .. }) {
+                if !given_up && !matches!(error, Error::Kept { .. } | Error::Ended) {
                     Staged::forget(agent, engine.name(), &request.restore);
                 }
             } else if rank == 0 {

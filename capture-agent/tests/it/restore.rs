@@ -17,6 +17,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn tokens(count: u32) -> Vec<u32> {
     (0..count).map(|i| i * 7 + 3).collect()
@@ -494,6 +495,7 @@ async fn blocks_that_the_engine_has_are_compared_and_not_written() {
     let before = engine.content("mine");
     let error = asking.call(asking.fill(&blocks, 32, "a-3")).await.unwrap_err();
     assert!(matches!(error, pfr_agent::Error::Kept { .. }), "{error}");
+    assert_eq!(error.code(), ErrorCode::KeptDiffers);
     let (name, first) = &before[0];
     let after = engine.content("mine");
     let kept = after.iter().filter(|(_, bytes)| bytes.iter().all(|byte| *byte == 0xee)).count();
@@ -539,6 +541,34 @@ async fn an_engine_gets_its_blocks_back_when_no_late_write_can_come() {
     let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
     assert!(error.to_string().contains("gave up"), "{error}");
     assert_eq!(engine.journal(), []);
+}
+
+#[tokio::test]
+async fn an_agent_that_stops_waits_for_copies_and_begins_no_other() {
+    let asking = Arc::new(Asking::start().await);
+    let engine = &asking.engine;
+    engine.add("mine", &tokens(62));
+    let blocks = engine.sequence("mine").blocks;
+    engine.watch.hold_writes();
+    let filling = tokio::spawn({
+        let (asking, call) = (Arc::clone(&asking), asking.fill(&blocks, 0, "a-1"));
+        async move { asking.call(call).await }
+    });
+    until("it writes", || engine.watch.is_writing()).await;
+    let engines = asking.host.agent.engines().clone();
+    assert!(!engines.settle(Duration::from_millis(20)).await, "a write is in flight");
+    // Neither a fill begins, nor a restore into an engine that takes sequences.
+    let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
+    assert!(matches!(error, pfr_agent::Error::Ended), "{error}");
+    let error = restore(&asking.host, "e", "now").await.unwrap_err();
+    assert!(matches!(error, pfr_agent::Error::Ended), "{error}");
+    until("its blocks are back", || asking.source.waiting().is_empty()).await;
+    let settling = tokio::spawn(async move { engines.settle(Duration::from_secs(20)).await });
+    engine.watch.release_writes();
+    assert!(settling.await.unwrap(), "the write has ended");
+    assert!(!engine.watch.is_writing());
+    drop(filling.await.unwrap());
+    assert_eq!(asking.host.agent.staged().info("asks").0.len(), 1, "nothing is said against the state");
 }
 
 #[tokio::test]
