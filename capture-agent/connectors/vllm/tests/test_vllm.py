@@ -29,7 +29,7 @@ def _stand_in() -> None:
 
 _stand_in()
 
-from pf_connector.member import Member  # noqa: E402
+from pf_connector.member import MAX_OPEN, Member  # noqa: E402
 from pf_connector.prefix import Chain, root  # noqa: E402
 from pf_connector.vllm import table  # noqa: E402
 from pf_connector.vllm.asking import Limits  # noqa: E402
@@ -181,7 +181,9 @@ class Case(unittest.TestCase):
 
     def answer(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((call, args))
-        return self.answers.get(call, {})
+        found = self.answers.get(call, {})
+        answer: dict[str, Any] = found(args) if callable(found) else found
+        return answer
 
     def settled(self, asked: Any, computed: int = 0, limit: float = 10) -> int:
         """As vLLM does: asks once a step until there is an answer."""
@@ -266,6 +268,32 @@ class Asking(Case):
             self.assertEqual(self.settled(one), 0)
         self.assertEqual(len(self.calls_of("match-keys")), 2)
 
+    def test_a_long_prompt_is_asked_for_by_its_beginning_first(self) -> None:
+        boundary, asked = 70_000, self.calls_of
+        self.tell(boundary)
+        other = request(tokens=boundary + 5, computed=0, name="other")
+        self.answers["match-keys"] = {"match": "none", "reason": "-"}
+        self.assertEqual(self.settled(other), 0)
+        self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024])
+        self.calls.clear()
+        # As the agent: it knows of a state that is not so deep, and does not know of the deepest without its key.
+        shallow = {"match": "ready", "boundary": 512, "restore": "r0"}
+        deep = {"match": "ready", "boundary": boundary, "restore": "r1"}
+        self.tell(512, boundary)
+        self.answers["match-keys"] = lambda args: deep if boundary in args["keys"] else shallow
+        self.assertEqual(self.settled(request(tokens=boundary + 5, computed=0)), boundary)
+        self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024, 16384, boundary])
+        self.assertIn(512, asked("match-keys")[0]["keys"])
+
+    def test_a_question_for_which_the_agent_has_no_room_is_asked_again(self) -> None:
+        self.answers["match-keys"] = {"code": "overloaded", "detail": "32 calls are open already"}
+        one = request(computed=0)
+        self.assertIsNone(self.scheduler.matched(one, 0))
+        self.until(lambda: self.calls_of("match-keys"))
+        self.answers["match-keys"] = {"match": "ready", "boundary": 40, "restore": "r1"}
+        self.tell(40)
+        self.assertEqual(self.settled(one), 40)
+
     def test_state_on_its_way_is_asked_for_again_when_the_agent_has_news(self) -> None:
         self.answers["match-keys"] = {"match": "later"}
         one = request(computed=0)
@@ -323,6 +351,7 @@ class SharedPrefix(Case):
     def test_blocks_that_differ_are_allocated_anew_and_the_state_is_taken(self) -> None:
         one = request(computed=0)
         first = self.loaded(one, computed=16)
+        self.scheduler.differ({"r", "other"})
         self.scheduler.filled("r", True)
         second = self.loaded(one, computed=16)
         self.assertEqual((second.kept, second.restore), (0, "r1"))
@@ -332,9 +361,18 @@ class SharedPrefix(Case):
         self.assertEqual(self.scheduler.tally.counts, {"kept-differs": 1, "taken": 1})
         self.assertEqual(len(self.calls_of("match-keys")), 1)
 
+    def test_a_fill_that_fails_for_another_reason_says_nothing_of_the_blocks(self) -> None:
+        one = request(computed=0)
+        self.loaded(one, computed=16)
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.scheduler.filled("r", True)
+        self.assertEqual(self.settled(one), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"fill-failed": 1})
+
     def test_it_is_tried_anew_once(self) -> None:
         one = request(computed=0)
         self.loaded(one, computed=16)
+        self.scheduler.differ({"r"})
         self.scheduler.filled("r", True)
         # A vLLM that uses its cache all the same.
         self.look = lambda one, cached: self.scheduler.matched(one, cached)  # type: ignore[method-assign]
@@ -494,10 +532,37 @@ class Filling(unittest.TestCase):
         self.worker.load([Load("b", "r1", {"main": [2]}, 40, 0, "f-2")])
         self.assertEqual(self.results(), ({"b"}, set()), "the late answer to the first is of no request")
 
+    def test_a_burst_of_fills_never_finds_the_agent_without_room(self) -> None:
+        self.link.reading.clear()
+        self.worker.load([Load(str(number), "r1", {"main": [number]}, 40, 0, f"f-{number}") for number in range(64)])
+        # What the agent can have read of them while it has answered none.
+        self.assertEqual(self.worker._member._sent, MAX_OPEN)
+        self.assertLess(MAX_OPEN, 32, "the agent's limit")
+        self.link.reading.set()
+        done: set[str] = set()
+        while len(done) < 64:
+            ended, failed = self.results()
+            self.assertEqual(failed, set())
+            done |= ended
+
+    def test_a_fill_for_which_the_agent_has_no_room_is_asked_for_again(self) -> None:
+        answers = [{"code": "overloaded", "detail": "32 calls are open already"}] * 2
+        self.link._answer = lambda call, args: answers.pop() if answers else {}
+        self.worker.load([Load("a", "r1", {"main": [1]}, 40, 16, "f-1")])
+        self.assertEqual(self.results(), ({"a"}, set()))
+
+    def test_the_agent_says_whether_blocks_of_the_engine_differ(self) -> None:
+        for code, differing in (("kept_differs", {"a"}), ("live_mismatch", set())):
+            self.link._answer = lambda call, args, code=code: {"code": code, "detail": "-"}
+            self.worker.load([Load("a", "r1", {"main": [1]}, 40, 16, "f-1")])
+            with self.assertLogs("pf_connector", "WARNING"):
+                self.assertEqual(self.results(), ({"a"}, {"a"}))
+            self.assertEqual((self.worker.differing(), self.worker.differing()), (differing, set()))
+
     def test_a_fill_that_is_done_is_not_given_up(self) -> None:
         self.worker.load([Load("a", "r1", {"main": [1]}, 40, 0, "f-1")])
         end = time.monotonic() + 10
-        while not self.worker._fills["a"][0].done():
+        while not self.worker._fills["a"].answer.done():
             self.assertLess(time.monotonic(), end)
         self.worker.give_up(["a"])
         self.assertEqual(self.worker.finished(), ({"a"}, set()))

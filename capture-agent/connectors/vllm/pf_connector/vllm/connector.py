@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
@@ -34,6 +35,19 @@ class PfMetadata(KVConnectorMetadata):
     """Requests whose loads are given up."""
 
 
+@dataclass
+class PfWorkerMetadata(KVConnectorWorkerMetadata):
+    """The workers' message to the scheduler after a step."""
+
+    differing: set[str] = field(default_factory=set)
+    """Requests whose loads failed because blocks that the engine had hold other bytes."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Of two ranks."""
+        assert isinstance(other, PfWorkerMetadata)
+        return PfWorkerMetadata(self.differing | other.differing)
+
+
 class PfConnector(KVConnectorBase_V1, SupportsHMA):
     """Connects this engine to the capture agent on its host."""
 
@@ -41,8 +55,23 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         who = identity(vllm_config)
         limits = Limits.of(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
-        self._scheduler = Scheduler(who, kv_cache_config, limits) if role == KVConnectorRole.SCHEDULER else None
-        self._worker = Worker(who, vllm_config.parallel_config.rank) if role == KVConnectorRole.WORKER else None
+        self._half: Scheduler | Worker
+        if role == KVConnectorRole.SCHEDULER:
+            self._half = Scheduler(who, kv_cache_config, limits)
+        else:
+            self._half = Worker(who, vllm_config.parallel_config.rank)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        """vLLM calls the scheduler's half only in the scheduler."""
+        assert isinstance(self._half, Scheduler)
+        return self._half
+
+    @property
+    def _worker(self) -> Worker:
+        """And the worker's half only in workers."""
+        assert isinstance(self._half, Worker)
+        return self._half
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -51,9 +80,7 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Leaves the engine."""
-        half = self._scheduler or self._worker
-        if half is not None:
-            half.close()
+        self._half.close()
 
     # Scheduler.
 
@@ -68,7 +95,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """All groups of a sequence are restored, or none."""
-        return self._kv_cache_config.transfer_group_ids
+        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return groups
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load after the computed ones, and whether the load is asynchronous."""
@@ -86,6 +114,9 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers are done with."""
+        told = getattr(connector_output, "kv_connector_worker_meta", None)
+        if isinstance(told, PfWorkerMetadata):
+            self._scheduler.differ(told.differing)
         failed = getattr(connector_output, "failed_recving", None) or ()
         for name in connector_output.finished_recving or ():
             self._scheduler.filled(name, name in failed)
@@ -117,6 +148,11 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads that have ended."""
         done, failed = self._worker.finished()
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Why loads have failed, if the scheduler can do better."""
+        differing = self._worker.differing()
+        return PfWorkerMetadata(differing) if differing else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: a request runs when all of its layers are loaded."""

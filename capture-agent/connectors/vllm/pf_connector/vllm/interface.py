@@ -16,7 +16,14 @@ OLDEST, NEWEST = (0, 32), (0, 33)
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _NAMES = {
-    _BASE: ("KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole", "KVConnectorTransferResults", "SupportsHMA"),
+    _BASE: (
+        "KVConnectorBase_V1",
+        "KVConnectorMetadata",
+        "KVConnectorRole",
+        "KVConnectorTransferResults",
+        "KVConnectorWorkerMetadata",
+        "SupportsHMA",
+    ),
     "vllm.v1.request": ("RequestStatus",),
     "vllm.v1.kv_cache_interface": ("get_kv_cache_spec_kind",),
     "vllm.transformers_utils.config": ("get_config",),
@@ -25,6 +32,7 @@ _NAMES = {
 _HOOKS = (
     "bind_kv_cache_manager",
     "build_connector_meta",
+    "build_connector_worker_meta",
     "get_num_new_matched_tokens",
     "get_transfer_results",
     "on_new_request",

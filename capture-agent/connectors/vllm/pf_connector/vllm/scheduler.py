@@ -56,6 +56,7 @@ class Scheduler:
         self._progress: dict[str, Progress] = {}
         self._reading: dict[str, float] = {}
         self._loads: list[Load] = []
+        self._differing: set[str] = set()
         self._avoid: list[tuple[Any, Progress]] = []
         self._manager: Any = None
         self._left = _WAIT
@@ -205,8 +206,14 @@ class Scheduler:
             found += [block for block in blocks[group.index] if block.block_id in ids and not block.is_null]
         return found
 
+    def differ(self, names: set[str]) -> None:
+        """The agent said on some rank that blocks which the engine had are not those of the state."""
+        self._differing |= names
+
     def filled(self, name: str, failed: bool) -> None:
         """The workers are done with a request."""
+        differs = name in self._differing
+        self._differing.discard(name)
         ended = self._fillings.done(name)
         if ended is None:
             return
@@ -217,8 +224,8 @@ class Scheduler:
         request, progress = self._requests.get(name), self._progress.get(name)
         if late:
             self.tally.add(became.FILL_LATE, name, load.restore)
-        elif load.kept and load.restore is not None and request is not None and progress is not None and not progress.fresh:
-            # Most likely the engine has computed those blocks itself, and not bit for bit as they were captured.
+        elif differs and load.restore is not None and request is not None and progress is not None and not progress.fresh:
+            # The engine has computed those blocks itself, and not bit for bit as they were captured.
             self.tally.add(became.KEPT_DIFFERS, name, load.restore)
             progress.ready, progress.fresh = (load.boundary, load.restore), True
         else:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from pf_connector.member import Member
 from pf_connector.memory import CannotShare
-from pf_connector.wire import Lost
+from pf_connector.wire import Failure, Lost
 
 from .deployment import Identity
 from .filling import Load
 from .layout import Pages, Unsupported
 
 log = logging.getLogger("pf_connector")
+
+
+@dataclass
+class _Fill:
+    answer: Future[dict[str, Any]]
+    event: Any = None
+    args: dict[str, Any] = field(default_factory=dict)
 
 
 class Worker:
@@ -25,11 +33,12 @@ class Worker:
         self._rank = rank
         self._member: Member | None = None
         self._pages: Pages | None = None
-        self._fills: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
-        self._late: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
+        self._fills: dict[str, _Fill] = {}
+        self._late: dict[str, _Fill] = {}
         """Given up and not reported yet."""
-        self._events: list[tuple[Future[dict[str, Any]], Any]] = []
-        """Events of fills that were given up: the agent may still wait for them."""
+        self._events: list[_Fill] = []
+        """Fills that were given up: the agent may still wait for their events."""
+        self._differing: set[str] = set()
 
     def register(self, config: Any, caches: dict[str, Any], layers: dict[str, Any]) -> None:
         """Shares the caches.
@@ -60,20 +69,20 @@ class Worker:
         for load in loads:
             event = _event()
             if load.restore is None or self._member is None:
-                future: Future[dict[str, Any]] = Future()
-                future.set_exception(Lost("these blocks cannot be filled"))
+                fill = _Fill(Future())
+                fill.answer.set_exception(Lost("these blocks cannot be filled"))
             else:
                 args: dict[str, Any] = {"restore": load.restore, "blocks": load.blocks, "kept": load.kept, "fill": load.fill}
                 if event is not None:
                     args["after"] = bytes(event.ipc_handle()).hex()
-                future = self._member.submit("fill", args)
-            self._fills[load.request] = (future, event)
+                fill = _Fill(self._member.submit("fill", args), event, args)
+            self._fills[load.request] = fill
 
     def give_up(self, requests: list[str]) -> None:
         """Reports these fills as failed without waiting for the agent. The scheduler keeps their blocks out of circulation."""
         for name in requests:
             fill = self._fills.get(name)
-            if fill is not None and not fill[0].done():
+            if fill is not None and not fill.answer.done():
                 log.warning("request %s: the capture agent has not filled its blocks in time", name)
                 self._late[name] = self._fills.pop(name)
 
@@ -81,17 +90,30 @@ class Worker:
         """Requests whose loads have ended since the last call, and those of them that failed."""
         done, failed = set(self._late), set(self._late)
         self._events += self._late.values()
-        self._events = [pair for pair in self._events if not pair[0].done()]
+        self._events = [fill for fill in self._events if not fill.answer.done()]
         self._late = {}
-        for name, (future, _) in list(self._fills.items()):
-            if not future.done():
+        for name, fill in list(self._fills.items()):
+            if not fill.answer.done():
+                continue
+            error = fill.answer.exception()
+            code = error.code if isinstance(error, Failure) else None
+            if code == "overloaded" and self._member is not None:
+                # Nothing was begun. The scheduler's limit for fills holds.
+                fill.answer = self._member.submit("fill", fill.args)
                 continue
             del self._fills[name]
             done.add(name)
-            if (error := future.exception()) is not None:
+            if error is not None:
                 log.warning("request %s could not be restored: %s", name, error)
                 failed.add(name)
+            if code == "kept_differs":
+                self._differing.add(name)
         return done, failed
+
+    def differing(self) -> set[str]:
+        """Requests whose loads have failed since the last call because blocks that the engine had hold other bytes."""
+        found, self._differing = self._differing, set()
+        return found
 
     def close(self) -> None:
         """Leaves the engine."""
