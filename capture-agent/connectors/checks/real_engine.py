@@ -1,6 +1,6 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
-python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [vllm-adapters] [transformers]
+python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [CHECK ...]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "transformers")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "transformers")
 
 
 def main() -> int:
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
     args = parser.parse_args()
     from outcome import Outcome
+    from server_check import check as check_server
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
 
@@ -33,6 +34,8 @@ def main() -> int:
         try:
             if name == "transformers":
                 outcomes = check_transformers(args.python, args.binaries, folder)
+            elif name == "vllm-server":
+                outcomes = check_server(args.python, args.binaries, folder)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:
