@@ -469,6 +469,13 @@ async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_
     let (staged, unmatched) = asking.host.agent.staged().info("asks");
     assert_eq!((staged[0].boundary, staged[0].ready, staged[0].outcomes[&Taking::FillLate]), (61, true, 2));
     assert_eq!(unmatched[&Taking::AgentSilent], 2);
+
+    // A state whose first step has other logits is not offered again.
+    let report = async |what| asking.call(ToAgent::Report(Report { outcomes: vec![outcome(Some(&asking.restore), what)] })).await.unwrap();
+    report(Taking::LogitsEqual).await;
+    assert_eq!(asking.host.agent.staged().info("asks").0[0].outcomes[&Taking::LogitsEqual], 2);
+    report(Taking::LogitsDiffer).await;
+    assert_eq!(asking.host.agent.staged().info("asks").0.len(), 0);
 }
 
 #[tokio::test]
@@ -480,7 +487,8 @@ async fn blocks_that_the_engine_has_are_compared_and_not_written() {
     let restores = || asking.host.agent.engines().list().into_iter().find(|info| info.engine == "asks").unwrap().restores;
     assert_eq!(restores(), 0, "ready is not taken");
     engine.forget_journal();
-    asking.call(asking.fill(&blocks, 32, "a-1")).await.unwrap();
+    let filled = asking.call(asking.fill(&blocks, 32, "a-1")).await.unwrap();
+    assert_eq!(filled["oracle"]["boundary"], 61, "the logits of the first step go with it: {filled}");
     assert_eq!(engine.content("mine"), asking.source.content("s"));
     assert_eq!(restores(), 1);
     let written = |journal: Vec<Event>| journal.iter().map(|event| if let Event::Write(pages) = event { *pages } else { 0 }).sum::<usize>();

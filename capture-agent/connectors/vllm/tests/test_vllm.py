@@ -230,6 +230,22 @@ class Asking(Case):
         self.assertEqual(found[0]["blocks"], {"recurrent-0": [9], "full-attention-1": [1, 2, 3], "sliding-window-2": [4, 5, 6, 7, 8]})
         self.assertEqual(self.link.call("table", {"sequence": "b"})["ok"], {"sequences": []})
 
+    def test_logits_that_differ_are_counted_and_told_with_the_state(self) -> None:
+        with self.assertLogs("pf_connector", "WARNING") as logs:
+            self.scheduler.compared([("a", "r1", True), ("b", "r1", False)])
+        self.assertIn("logits-differ", "".join(logs.output))
+        self.until(lambda: (self.scheduler.step(), self.calls_of("report"))[1])
+        told = {(one["what"], one["restore"]) for one in self.calls_of("report")[0]["outcomes"]}
+        self.assertEqual(told, {("logits-equal", "r1"), ("logits-differ", "r1")})
+
+    def test_what_the_agent_reads_is_told_to_the_workers_once(self) -> None:
+        self.scheduler._first_steps = True
+        one = request(name="a")
+        self.scheduler.add(one)
+        self.assertEqual(one.sampling_params.extra_args, {"pf_request": "a"})
+        self.assertEqual(self.link.call("table")["ok"]["sequences"][0]["unrecorded"], [], "the mark decides nothing")
+        self.assertEqual((self.scheduler.captured(), self.scheduler.captured()), ({"a": 40}, {}))
+
     def test_a_step_in_flight_is_no_rest(self) -> None:
         self.scheduler.add(request(num_in_flight_tokens=1))
         self.assertEqual(self.link.call("table")["error"]["code"], "engine_busy")
@@ -544,6 +560,16 @@ class Filling(unittest.TestCase):
             ended, failed = self.results()
             self.assertEqual(failed, set())
             done |= ended
+
+    def test_the_recorded_logits_of_a_state_go_to_the_first_step_of_its_request(self) -> None:
+        expected: list[Any] = []
+        self.worker._first_steps = SimpleNamespace(expect=lambda *given: expected.append(given))  # type: ignore[assignment]
+        oracle = {"boundary": 40, "top": [[5, 1]]}
+        for answer in ({"oracle": oracle}, {}, {"code": "internal", "detail": "-"}):
+            self.link._answer = lambda call, args, answer=answer: answer
+            self.worker.load([Load("a", "r1", {"main": [1]}, 40, 0, "f-1")])
+            self.results()
+        self.assertEqual(expected, [("a", "r1", oracle)])
 
     def test_a_fill_for_which_the_agent_has_no_room_is_asked_for_again(self) -> None:
         answers = [{"code": "overloaded", "detail": "32 calls are open already"}] * 2

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from . import first_step
 from .asking import Limits
 from .deployment import identity
 from .filling import Load
@@ -33,6 +34,8 @@ class PfMetadata(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     """Requests whose loads are given up."""
+    captured: dict[str, int] = field(default_factory=dict)
+    """Requests that were captured, and where."""
 
 
 @dataclass
@@ -41,11 +44,13 @@ class PfWorkerMetadata(KVConnectorWorkerMetadata):
 
     differing: set[str] = field(default_factory=set)
     """Requests whose loads failed because blocks that the engine had hold other bytes."""
+    compared: list[tuple[str, str, bool]] = field(default_factory=list)
+    """First steps of restored requests: request, state, and whether it had the recorded logits."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Of two ranks."""
         assert isinstance(other, PfWorkerMetadata)
-        return PfWorkerMetadata(self.differing | other.differing)
+        return PfWorkerMetadata(self.differing | other.differing, self.compared + other.compared)
 
 
 class PfConnector(KVConnectorBase_V1, SupportsHMA):
@@ -55,11 +60,16 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         who = identity(vllm_config)
         limits = Limits.of(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+        rank, first_steps = vllm_config.parallel_config.rank, first_step.used(vllm_config)
         self._half: Scheduler | Worker
         if role == KVConnectorRole.SCHEDULER:
-            self._half = Scheduler(who, kv_cache_config, limits)
+            self._half = Scheduler(who, kv_cache_config, limits, first_steps)
+        elif first_steps and rank == 0:
+            from .logits import STEPS
+
+            self._half = Worker(who, rank, STEPS)
         else:
-            self._half = Worker(who, vllm_config.parallel_config.rank)
+            self._half = Worker(who, rank)
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -110,13 +120,14 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """What the workers load from this step on, and what they give up."""
-        return PfMetadata(*self._scheduler.step())
+        return PfMetadata(*self._scheduler.step(), self._scheduler.captured())
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers are done with."""
         told = getattr(connector_output, "kv_connector_worker_meta", None)
         if isinstance(told, PfWorkerMetadata):
             self._scheduler.differ(told.differing)
+            self._scheduler.compared(told.compared)
         failed = getattr(connector_output, "failed_recving", None) or ()
         for name in connector_output.finished_recving or ():
             self._scheduler.filled(name, name in failed)
@@ -143,6 +154,7 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         self._worker.load(metadata.loads)
         self._worker.give_up(metadata.late)
+        self._worker.watch(metadata.captured)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that have ended."""
@@ -150,9 +162,9 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Why loads have failed, if the scheduler can do better."""
-        differing = self._worker.differing()
-        return PfWorkerMetadata(differing) if differing else None
+        """Why loads have failed, if the scheduler can do better, and what first steps showed."""
+        differing, compared = self._worker.differing(), self._worker.compared()
+        return PfWorkerMetadata(differing, compared) if differing or compared else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: a request runs when all of its layers are loaded."""

@@ -11,7 +11,7 @@ from typing import Any
 from pf_connector.member import Member
 from pf_connector.wire import Failure
 
-from . import table
+from . import first_step, table
 from . import tally as became
 from .asking import Asker, Limits, Question
 from .deployment import Identity
@@ -44,7 +44,7 @@ class Progress:
 class Scheduler:
     """State of the scheduler's half."""
 
-    def __init__(self, identity: Identity, config: Any, limits: Limits | None = None) -> None:
+    def __init__(self, identity: Identity, config: Any, limits: Limits | None = None, first_steps: bool = False) -> None:
         self._groups: list[Group] = []
         self._supported = True
         try:
@@ -57,6 +57,8 @@ class Scheduler:
         self._reading: dict[str, float] = {}
         self._loads: list[Load] = []
         self._differing: set[str] = set()
+        self._first_steps = first_steps
+        self._captured: dict[str, int] = {}
         self._avoid: list[tuple[Any, Progress]] = []
         self._manager: Any = None
         self._left = _WAIT
@@ -88,6 +90,8 @@ class Scheduler:
     def add(self, request: Any) -> None:
         """A request has come."""
         table.settled(request)
+        if self._first_steps:
+            first_step.mark(request)
         self._requests[request.request_id] = request
 
     def finish(self, request: Any) -> None:
@@ -243,6 +247,16 @@ class Scheduler:
         loads, self._loads = self._loads, []
         return loads, late
 
+    def captured(self) -> dict[str, int]:
+        """Once a step: requests whose tables the agent has read since the last, and where they were."""
+        found, self._captured = self._captured, {}
+        return found
+
+    def compared(self, steps: list[tuple[str, str, bool]]) -> None:
+        """First steps of restored requests, by name and state, and whether they had the recorded logits."""
+        for name, restore, equal in steps:
+            self.tally.add(became.LOGITS_EQUAL if equal else became.LOGITS_DIFFER, name, restore)
+
     def close(self) -> None:
         """Leaves the engine."""
         self._asker.close()
@@ -260,4 +274,6 @@ class Scheduler:
                 continue
             if getattr(request, "num_in_flight_tokens", 0):
                 raise Failure("engine_busy", f"a step of request {name} is in flight: the engine is not paused")
+            if self._first_steps:
+                self._captured[name] = int(request.num_computed_tokens)
             yield table.sequence(request, self._groups, self._manager.get_block_ids(name))

@@ -13,6 +13,7 @@ from pf_connector.wire import Failure, Lost
 
 from .deployment import Identity
 from .filling import Load
+from .first_step import FirstSteps
 from .layout import Pages, Unsupported
 
 log = logging.getLogger("pf_connector")
@@ -28,8 +29,9 @@ class _Fill:
 class Worker:
     """State of a worker's half."""
 
-    def __init__(self, identity: Identity, rank: int) -> None:
+    def __init__(self, identity: Identity, rank: int, first_steps: FirstSteps | None = None) -> None:
         self._identity = identity
+        self._first_steps = first_steps
         self._rank = rank
         self._member: Member | None = None
         self._pages: Pages | None = None
@@ -54,7 +56,7 @@ class Worker:
         registration = {
             "engine": self._identity.engine,
             "member": f"worker-{self._rank}",
-            "verbs": [],
+            "verbs": ["oracle"] if self._first_steps is not None else [],
             "rank": self._rank,
             "world": self._identity.world,
             "deployment": self._identity.deployment,
@@ -62,7 +64,8 @@ class Worker:
             "groups": self._pages.groups,
         }
         who = self._identity
-        self._member = Member(who.socket, registration, descriptors=self._pages.descriptors, prepare=who.prepare).start()
+        calls = {"oracle": self._first_steps.oracle} if self._first_steps is not None else {}
+        self._member = Member(who.socket, registration, calls, descriptors=self._pages.descriptors, prepare=who.prepare).start()
 
     def load(self, loads: list[Load]) -> None:
         """Begins to fill blocks while the engine runs."""
@@ -106,9 +109,20 @@ class Worker:
             if error is not None:
                 log.warning("request %s could not be restored: %s", name, error)
                 failed.add(name)
+            elif self._first_steps is not None and (oracle := fill.answer.result().get("oracle")):
+                self._first_steps.expect(name, fill.args["restore"], oracle)
             if code == "kept_differs":
                 self._differing.add(name)
         return done, failed
+
+    def watch(self, positions: dict[str, int]) -> None:
+        """Requests that were captured, and where."""
+        for name, boundary in positions.items() if self._first_steps is not None else ():
+            self._first_steps.watch(name, boundary)
+
+    def compared(self) -> list[tuple[str, str, bool]]:
+        """First steps that were compared since the last call: request, state, whether their logits are equal."""
+        return [] if self._first_steps is None else self._first_steps.compared()
 
     def differing(self) -> set[str]:
         """Requests whose loads have failed since the last call because blocks that the engine had hold other bytes."""
