@@ -102,7 +102,7 @@ class Server(Child):
         }
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", NAME]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--skip-tokenizer-init", "--dtype", "bfloat16"]
-        command += ["--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "12", "--block-size", "32", "--seed", "0"]
+        command += ["--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "72", "--block-size", "32", "--seed", "0"]
         command += ["--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)]
         env = engine_environment(folder) | {"VLLM_SERVER_DEV_MODE": "1"}
         super().__init__("vLLM's server", command, folder / "server.log", env)

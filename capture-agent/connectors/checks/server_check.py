@@ -20,6 +20,8 @@ PAUSE_LIMIT = 5.0
 SLACK = 3.0
 """Seconds that this machine may take for a step, or the first token of a prompt, beside other work."""
 LONG = 1900
+BURST = 64
+"""Requests at once: twice as many as the agent answers calls of one member."""
 
 
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
@@ -64,9 +66,31 @@ class _Check:
         boundary = report["boundary"]
         tokens = (prompt + captured.done().tokens)[: boundary + 1]
         self.host.pf("restore", f"{self.reference}:mid", ENGINE)
-        outcomes = [self.stopped(tokens), self.back(tokens, boundary)]
+        outcomes = [self.burst(tokens, boundary), self.stopped(tokens), self.back(tokens, boundary)]
         outcomes += self.stopped_in_a_pause()
         return [*outcomes, *self.killed()]
+
+    def said(self) -> dict[str, int]:
+        """What became of requests, as the agent lists it."""
+        info = self.host.engine(ENGINE) or {}
+        said = dict(info.get("outcomes") or {})
+        for ready in info.get("staged") or ():
+            for what, count in ready["outcomes"].items():
+                said[what] = said.get(what, 0) + count
+        return said
+
+    def burst(self, tokens: list[int], boundary: int) -> Outcome:
+        note(f"vllm-server: {BURST} requests at once")
+        done = [stream.done() for stream in [self.server.stream(tokens, 8) for _ in range(BURST)]]
+        taken = sum(one.cached == boundary and len(one.tokens) == 8 for one in done)
+
+        def told() -> dict[str, int]:
+            said = self.said()
+            return said if said.get("taken", 0) + said.get("taken-on-kept", 0) >= taken else {}
+
+        said = wait_for("the report of what was taken", told, self.server.alive)
+        right = taken == BURST and not said.keys() & {"fill-failed", "agent-busy", "agent-silent"}
+        return Outcome(f"{BURST} requests at once all take the state", right, f"{taken} of them; {said}")
 
     def stopped(self, tokens: list[int]) -> Outcome:
         note("vllm-server: stopping the agent")
@@ -92,11 +116,7 @@ class _Check:
 
     def back(self, tokens: list[int], boundary: int) -> Outcome:
         def silent() -> dict[str, int]:
-            info = self.host.engine(ENGINE) or {}
-            said = dict(info.get("outcomes") or {})
-            for ready in info.get("staged") or ():
-                for what, count in ready["outcomes"].items():
-                    said[what] = said.get(what, 0) + count
+            said = self.said()
             return said if said.get("agent-silent") else {}
 
         said = wait_for("the report of what was not asked", silent, self.server.alive)

@@ -561,6 +561,18 @@ class Filling(unittest.TestCase):
             self.assertEqual(failed, set())
             done |= ended
 
+    def test_blocks_of_a_gpu_are_given_back_some_time_after_the_agent_died(self) -> None:
+        self.link.reading.clear()
+        for name in ("host", "gpu"):
+            self.worker.load([Load(name, "r1", {"main": [1]}, 40, 0, f"f-{name}")])
+        self.worker._fills["gpu"].event = object()
+        with mock.patch("pf_connector.vllm.worker._DRAIN", 0.3), self.assertLogs("pf_connector", "WARNING"):
+            self.link.close()
+            self.assertEqual(self.results(), ({"host"}, {"host"}))
+            ended = time.monotonic()
+            self.assertEqual(self.results(), ({"gpu"}, {"gpu"}))
+        self.assertGreater(time.monotonic() - ended, 0.2)
+
     def test_the_recorded_logits_of_a_state_go_to_the_first_step_of_its_request(self) -> None:
         expected: list[Any] = []
         self.worker._first_steps = SimpleNamespace(expect=lambda *given: expected.append(given))  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,17 @@ from .layout import Pages, Unsupported
 
 log = logging.getLogger("pf_connector")
 
+_DRAIN = 1.0
+"""Seconds after the end of a connection in which a GPU may still do a copy that a killed agent had begun (decision 34)."""
+
 
 @dataclass
 class _Fill:
     answer: Future[dict[str, Any]]
     event: Any = None
     args: dict[str, Any] = field(default_factory=dict)
+    lost: float | None = None
+    """When it was seen that the connection had ended."""
 
 
 class Worker:
@@ -95,6 +101,7 @@ class Worker:
         self._events += self._late.values()
         self._events = [fill for fill in self._events if not fill.answer.done()]
         self._late = {}
+        now = time.monotonic()
         for name, fill in list(self._fills.items()):
             if not fill.answer.done():
                 continue
@@ -104,6 +111,10 @@ class Worker:
                 # Nothing was begun. The scheduler's limit for fills holds.
                 fill.answer = self._member.submit("fill", fill.args)
                 continue
+            if isinstance(error, Lost) and fill.event is not None:
+                fill.lost = now if fill.lost is None else fill.lost
+                if now - fill.lost < _DRAIN:
+                    continue
             del self._fills[name]
             done.add(name)
             if error is not None:
