@@ -134,22 +134,23 @@ class Pausing(unittest.TestCase):
         )
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
-        for pipe in (agent.stdin, agent.stdout):
-            assert pipe is not None
-            self.addCleanup(pipe.close)
+        orders, answers = agent.stdin, agent.stdout
+        assert orders is not None and answers is not None
+        self.addCleanup(orders.close)
+        self.addCleanup(answers.close)
         pause = self.pause()
         member = Member(path, REGISTRATION, {"pause": pause.begin, "resume": pause.end}, on_lost=pause.lost)
         self.addCleanup(member.close)
         with self.assertLogs("pf_connector", "WARNING"):
             member.start()
-            self.assertEqual(json.loads(agent.stdout.readline())["ok"], {})
+            self.assertEqual(json.loads(answers.readline())["ok"], {})
             agent.send_signal(signal.SIGSTOP)
             self.assertTrue(self.engine.goes.wait(10), "the engine stands still")
         self.assertTrue(member.registered, "the connection is open all the time")
         agent.send_signal(signal.SIGCONT)
-        agent.stdin.write(b"\n")
-        agent.stdin.flush()
-        self.assertEqual(json.loads(agent.stdout.readline())["ok"], {"held": False})
+        orders.write(b"\n")
+        orders.flush()
+        self.assertEqual(json.loads(answers.readline())["ok"], {"held": False})
         self.assertEqual(self.engine.did, ["pause", "resume"])
 
 

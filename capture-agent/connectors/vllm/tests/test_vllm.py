@@ -5,6 +5,7 @@ Needs no vLLM: objects with the same fields stand for vLLM's.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import types
@@ -22,8 +23,8 @@ def _stand_in() -> None:
         return
     names = ["vllm", "vllm.v1", "vllm.v1.request", "vllm.v1.kv_cache_interface"]
     modules = {name: types.ModuleType(name) for name in names}
-    modules["vllm.v1.request"].RequestStatus = SimpleNamespace(RUNNING="RUNNING", WAITING="WAITING")
-    modules["vllm.v1.kv_cache_interface"].get_kv_cache_spec_kind = lambda spec: SimpleNamespace(value=spec.kind)
+    modules["vllm.v1.request"].__dict__["RequestStatus"] = SimpleNamespace(RUNNING="RUNNING", WAITING="WAITING")
+    modules["vllm.v1.kv_cache_interface"].__dict__["get_kv_cache_spec_kind"] = lambda spec: SimpleNamespace(value=spec.kind)
     sys.modules.update(modules)
 
 
@@ -525,10 +526,10 @@ class Filling(unittest.TestCase):
         self.agent = FakeAgent.beside(self)
         registration = {"engine": "e", "member": "worker-0", "verbs": [], "world": 1, "deployment": DEPLOYMENT}
         self.worker = Worker(Identity("e", self.agent.path, 1, DEPLOYMENT), 0)
-        self.worker._member = Member(self.agent.path, registration).start()
+        self.member = self.worker._member = Member(self.agent.path, registration).start()
         self.addCleanup(self.worker.close)
         self.link = self.agent.link(0)
-        self.assertTrue(self.worker._member.wait_registered(10))
+        self.assertTrue(self.member.wait_registered(10))
 
     def results(self) -> tuple[set[str], set[str]]:
         end = time.monotonic() + 10
@@ -552,7 +553,7 @@ class Filling(unittest.TestCase):
         self.link.reading.clear()
         self.worker.load([Load(str(number), "r1", {"main": [number]}, 40, 0, f"f-{number}") for number in range(64)])
         # What the agent can have read of them while it has answered none.
-        self.assertEqual(self.worker._member._sent, MAX_OPEN)
+        self.assertEqual(self.member._sent, MAX_OPEN)
         self.assertLess(MAX_OPEN, 32, "the agent's limit")
         self.link.reading.set()
         done: set[str] = set()
@@ -577,8 +578,9 @@ class Filling(unittest.TestCase):
         expected: list[Any] = []
         self.worker._first_steps = SimpleNamespace(expect=lambda *given: expected.append(given))  # type: ignore[assignment]
         oracle = {"boundary": 40, "top": [[5, 1]]}
-        for answer in ({"oracle": oracle}, {}, {"code": "internal", "detail": "-"}):
-            self.link._answer = lambda call, args, answer=answer: answer
+        answers: list[dict[str, Any]] = [{"oracle": oracle}, {}, {"code": "internal", "detail": "-"}]
+        for answer in answers:
+            self.link._answer = functools.partial(lambda answer, call, args: answer, answer)
             self.worker.load([Load("a", "r1", {"main": [1]}, 40, 0, "f-1")])
             self.results()
         self.assertEqual(expected, [("a", "r1", oracle)])
@@ -591,7 +593,7 @@ class Filling(unittest.TestCase):
 
     def test_the_agent_says_whether_blocks_of_the_engine_differ(self) -> None:
         for code, differing in (("kept_differs", {"a"}), ("live_mismatch", set())):
-            self.link._answer = lambda call, args, code=code: {"code": code, "detail": "-"}
+            self.link._answer = functools.partial(lambda code, call, args: {"code": code, "detail": "-"}, code)
             self.worker.load([Load("a", "r1", {"main": [1]}, 40, 16, "f-1")])
             with self.assertLogs("pf_connector", "WARNING"):
                 self.assertEqual(self.results(), ({"a"}, {"a"}))

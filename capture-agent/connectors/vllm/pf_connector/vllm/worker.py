@@ -128,8 +128,9 @@ class Worker:
 
     def watch(self, positions: dict[str, int]) -> None:
         """Requests that were captured, and where."""
-        for name, boundary in positions.items() if self._first_steps is not None else ():
-            self._first_steps.watch(name, boundary)
+        if self._first_steps is not None:
+            for name, boundary in positions.items():
+                self._first_steps.watch(name, boundary)
 
     def compared(self) -> list[tuple[str, str, bool]]:
         """First steps that were compared since the last call: request, state, whether their logits are equal."""
