@@ -121,6 +121,24 @@ class Linker(unittest.TestCase):
         self.assertEqual(given_up, {"restore": "r1", "fill": fill["fill"]})
         self.assertEqual(self.lookup(), [4])
 
+    def test_slots_of_a_fill_whose_agent_died_are_held_until_the_next_one_answers(self) -> None:
+        self.assertEqual(self.lookup(), [4])
+        self.assertTrue(self.linker.load("a", [Transfer("kv", device_indices=list(range(16)))]))
+        link = self.agent.link(0)
+        link.reading.clear()
+        threading.Timer(0.05, link.close).start()
+        with self.assertLogs("pf_connector", "WARNING"):
+            index = self.linker.start_layer_wise_loading()
+        self.assertFalse(self.linker.finish_layer_wise_loading(index))
+        self.assertEqual(self.held, [{"kv": list(range(16))}])
+        self.agent.link(1)
+        end = time.monotonic() + 10
+        while self.held:
+            self.assertLess(time.monotonic(), end)
+            self.lookup()
+            time.sleep(0.01)
+        self.assertEqual(self.lookup(), [4])
+
     def test_a_cancelled_load_is_given_back(self) -> None:
         self.assertEqual(self.lookup(), [4])
         self.assertTrue(self.linker.load("a", [Transfer("kv", device_indices=list(range(16)))]))

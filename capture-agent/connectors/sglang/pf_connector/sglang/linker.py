@@ -18,7 +18,7 @@ from typing import Any
 
 from pf_connector.fence import Fences
 from pf_connector.member import Member
-from pf_connector.wire import Failure
+from pf_connector.wire import Failure, Lost
 
 log = logging.getLogger("pf_connector")
 
@@ -209,8 +209,9 @@ class PfLinker(UnifiedCacheLinker):
             try:
                 future.result(max(0.0, end - time.monotonic()))
                 continue
-            except TimeoutError:
-                log.warning("request %s: the capture agent has not filled its slots in time", rid)
+            except (TimeoutError, Lost) as error:
+                # A GPU may finish a copy that an agent had begun when it died.
+                log.warning("request %s: the capture agent has not filled its slots: %s", rid, str(error) or "it was late")
                 self._fences.add(load.restore, load.fill, self._hold(load.slots))
             except Failure as error:
                 log.warning("request %s could not be restored: %s", rid, error)
