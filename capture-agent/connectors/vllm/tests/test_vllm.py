@@ -30,7 +30,7 @@ def _stand_in() -> None:
 
 _stand_in()
 
-from pf_connector.member import MAX_OPEN, Member  # noqa: E402
+from pf_connector.member import Member  # noqa: E402
 from pf_connector.prefix import Chain, root  # noqa: E402
 from pf_connector.vllm import table  # noqa: E402
 from pf_connector.vllm.asking import Limits  # noqa: E402
@@ -526,10 +526,10 @@ class Filling(unittest.TestCase):
         self.agent = FakeAgent.beside(self)
         registration = {"engine": "e", "member": "worker-0", "verbs": [], "world": 1, "deployment": DEPLOYMENT}
         self.worker = Worker(Identity("e", self.agent.path, 1, DEPLOYMENT), 0)
-        self.member = self.worker._member = Member(self.agent.path, registration).start()
+        member = self.worker._member = Member(self.agent.path, registration).start()
         self.addCleanup(self.worker.close)
         self.link = self.agent.link(0)
-        self.assertTrue(self.member.wait_registered(10))
+        self.assertTrue(member.wait_registered(10))
 
     def results(self) -> tuple[set[str], set[str]]:
         end = time.monotonic() + 10
@@ -550,17 +550,18 @@ class Filling(unittest.TestCase):
         self.assertEqual(self.results(), ({"b"}, set()), "the late answer to the first is of no request")
 
     def test_a_burst_of_fills_never_finds_the_agent_without_room(self) -> None:
-        self.link.reading.clear()
-        self.worker.load([Load(str(number), "r1", {"main": [number]}, 40, 0, f"f-{number}") for number in range(64)])
-        # What the agent can have read of them while it has answered none.
-        self.assertEqual(self.member._sent, MAX_OPEN)
-        self.assertLess(MAX_OPEN, 32, "the agent's limit")
-        self.link.reading.set()
-        done: set[str] = set()
-        while len(done) < 64:
-            ended, failed = self.results()
-            self.assertEqual(failed, set())
-            done |= ended
+        self.link.room, loads = 32, [Load(str(number), "r1", {"main": [number]}, 40, 0, f"f-{number}") for number in range(64)]
+        with mock.patch.object(self.link, "_send_answer", wraps=self.link._send_answer) as answers:
+            self.worker.load(loads)
+            done: set[str] = set()
+            end = time.monotonic() + 10
+            while len(done) < 64:
+                self.assertLess(time.monotonic(), end, f"{len(done)} of 64")
+                self.link.work()
+                ended, failed = self.worker.finished()
+                self.assertEqual(failed, set())
+                done |= ended
+        self.assertEqual([answer for (_, answer), _ in answers.call_args_list if answer], [])
 
     def test_blocks_of_a_gpu_are_given_back_some_time_after_the_agent_died(self) -> None:
         self.link.reading.clear()
