@@ -210,9 +210,13 @@ async fn a_killed_agent_writes_nothing_after_the_engine_has_seen_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let memory = captured(dir.path()).await;
     let mut cut = 0;
-    for after in [1, 1, 8, 16] {
-        let written = end(dir.path(), &memory, Signal::KILL, after).await;
+    // On a busy machine the kill may come when the fill has ended.
+    for round in 0..30 {
+        let written = end(dir.path(), &memory, Signal::KILL, 1 + round % 8).await;
         cut += usize::from(written < COLUMNS as usize);
+        if cut == 3 {
+            return;
+        }
     }
     assert!(cut > 0, "no kill came in the middle of a fill");
 }
