@@ -1,5 +1,5 @@
 //! The daemon: serves both sockets until a signal, then finishes open requests within a grace
-//! period and resumes engines.
+//! period, resumes engines, and ends their connections when nothing writes into their memory.
 
 use crate::control::{Control, serve_metrics};
 use crate::error::{Error, Result};
@@ -17,12 +17,15 @@ use tokio::task::JoinSet;
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Time for guards to resume engines after open requests were cancelled.
 const RESUME_GRACE: Duration = Duration::from_secs(2);
+/// Time for copies in flight. One is 64 MiB, or one larger page: longer means a device that hangs.
+const SETTLE: Duration = Duration::from_secs(10);
 
 /// Opens the agent and serves until SIGTERM or SIGINT; a second signal ends the process at once.
 /// `listening` is called when both sockets are there.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Store`], [`Error::Invalid`] if another agent has the data folder.
+/// [`Error::Unsettled`]: end the process at once, and nothing before it.
 pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()> {
     // Install signal handlers before reporting readiness.
     let stop = signals::of_server().map_err(Error::io("signals"))?;
@@ -64,7 +67,12 @@ pub async fn serve(config: Config, listening: impl FnOnce(&Config)) -> Result<()
         controls.shutdown().await;
         tokio::time::sleep(RESUME_GRACE).await;
     }
-    // Connections end with their sessions, and an engine whose connection ended is not paused.
+    if !agent.engines().settle(SETTLE).await {
+        std::mem::forget(engines);
+        return Err(Error::Unsettled { seconds: SETTLE.as_secs() });
+    }
+    // Connections end with their sessions. An engine whose connection ended is not paused, and
+    // takes back its blocks.
     engines.shutdown().await;
     tracing::info!("agent stopped");
     Ok(())

@@ -129,9 +129,13 @@ pub enum Error {
     /// A snapshot that lies in the local store was refused by the registry.
     #[error("{snapshot} is in this host's store, but the registry refused it: {reason}")]
     PushRefused { snapshot: pfr_schema::Digest, reason: String, code: ErrorCode },
-    /// The agent's runtime has ended.
+    /// The agent stops: it writes nothing more.
     #[error("the agent has ended")]
     Ended,
+    /// A copy into an engine's memory did not end. The engine learns of the agent's end from the
+    /// end of the process, which ends the copy first.
+    #[error("a copy into an engine's memory is in flight after {seconds} s; the process ends now")]
+    Unsettled { seconds: u64 },
     /// A bug.
     #[error("internal: {0}")]
     Internal(String),
@@ -165,7 +169,8 @@ impl Error {
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
-            Self::Live { .. } | Self::Kept { .. } => ErrorCode::LiveMismatch,
+            Self::Live { .. } => ErrorCode::LiveMismatch,
+            Self::Kept { .. } => ErrorCode::KeptDiffers,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
             Self::Store(error) => error.local_code(),
@@ -174,7 +179,7 @@ impl Error {
                 Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
                 _ => ErrorCode::Unavailable,
             },
-            Self::Timeout { .. } | Self::PauseEnded { .. } | Self::HoldEnded { .. } => ErrorCode::Timeout,
+            Self::Timeout { .. } | Self::PauseEnded { .. } | Self::HoldEnded { .. } | Self::Unsettled { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,
             Self::Internal(_) => ErrorCode::Internal,

@@ -64,6 +64,11 @@ fn serve(config: Config) -> Result<(), Error> {
         // A closed standard output is no reason not to serve.
         let _ = writeln!(stdout, "listening on {control} (control) and {engines} (engines)").and_then(|()| stdout.flush());
     }));
-    runtime.shutdown_timeout(Duration::from_secs(2));
+    if matches!(served, Err(Error::Unsettled { .. })) {
+        // Its end would close connections under a copy. The end of the process ends the copy first.
+        std::mem::forget(runtime);
+    } else {
+        runtime.shutdown_timeout(Duration::from_secs(2));
+    }
     served
 }

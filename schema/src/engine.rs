@@ -85,9 +85,9 @@ pub enum ToAgent {
     Match(Match),
     /// The same question with the keys of prefixes instead of all tokens. Answer: [`Matched`].
     MatchKeys(MatchKeys),
-    /// Fill the blocks allocated for a matched request, on this member's rank. Answers `{}` when
-    /// the pages lie in memory and were hashed there; an error means that the blocks must not be
-    /// used.
+    /// Fill the blocks allocated for a matched request, on this member's rank. Answer: [`Filled`],
+    /// when the pages lie in memory and were hashed there; an error means that the blocks must not
+    /// be used.
     Fill(Fill),
     /// The matched request went away. Answers `{}` when nothing writes into the blocks of the fill
     /// that it names, and nothing will.
@@ -610,6 +610,15 @@ pub struct Fill {
     pub fill: Option<String>,
 }
 
+/// Answer to [`ToAgent::Fill`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filled {
+    /// The logits of the step at the boundary, if they were recorded: an engine that sees its
+    /// logits compares them and reports [`Taking::LogitsEqual`] or [`Taking::LogitsDiffer`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oracle: Option<Oracle>,
+}
+
 /// Arguments of [`ToAgent::Abandon`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abandon {
@@ -666,6 +675,10 @@ pub enum Taking {
     FillLate,
     /// The request went away before it was filled.
     Gone,
+    /// Besides: the first step of a request that took the state had the recorded logits.
+    LogitsEqual,
+    /// Besides: it had other logits. The engine does not compute as the captured one did.
+    LogitsDiffer,
 }
 
 impl Taking {
@@ -684,6 +697,8 @@ impl Taking {
             Self::FillFailed => "fill-failed",
             Self::FillLate => "fill-late",
             Self::Gone => "gone",
+            Self::LogitsEqual => "logits-equal",
+            Self::LogitsDiffer => "logits-differ",
         }
     }
 
@@ -691,5 +706,11 @@ impl Taking {
     #[must_use]
     pub const fn is_taken(self) -> bool {
         matches!(self, Self::Taken | Self::TakenOnKept)
+    }
+
+    /// Whether something is wrong, or the state was not taken.
+    #[must_use]
+    pub const fn is_notable(self) -> bool {
+        !self.is_taken() && !matches!(self, Self::LogitsEqual)
     }
 }

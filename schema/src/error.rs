@@ -279,6 +279,8 @@ error_codes! {
     BoundaryMismatch = "boundary_mismatch", 409, 4, false, "Pages, state and tokens are not at one token position";
     /// The engine's memory does not hold what was written to it.
     LiveMismatch = "live_mismatch", 409, 4, false, "The engine's memory does not hold what was written to it";
+    /// Blocks that the engine had computed itself hold other bytes than the snapshot.
+    KeptDiffers = "kept_differs", 409, 4, false, "Blocks that the engine computed itself differ from the snapshot";
     /// The logits of the first step after the restore differ from those that were recorded.
     OracleMismatch = "oracle_mismatch", 409, 4, false, "The logits of the first step after the restore differ";
     /// A page changed while it was read: the engine did not pause.

@@ -99,10 +99,22 @@ class Host:
         self.engines = folder / "engines.sock"
         self._binaries = binaries
         self._registry = registry
-        command = [str(binaries / "pf-agent"), "serve", "--data", str(folder / "agent"), "--socket", str(self.control)]
-        command += ["--engine-socket", str(self.engines), "--registry", registry]
-        self.agent = Child(f"pf-agent on {name}", command, folder / "agent.log", _env(folder))
+        self.agent = self.start()
+
+    def start(self) -> Child:
+        """Starts the agent, anew after `kill`."""
+        command = [str(self._binaries / "pf-agent"), "serve", "--data", str(self.folder / "agent"), "--socket", str(self.control)]
+        command += ["--engine-socket", str(self.engines), "--registry", self._registry]
+        for left in (self.control, self.engines):
+            left.unlink(missing_ok=True)
+        self.agent = Child(f"pf-agent on {self.name}", command, self.folder / "agent.log", _env(self.folder))
         wait_for("the agent", lambda: self.control.exists() and self.engines.exists(), self.agent.alive)
+        return self.agent
+
+    def kill(self) -> None:
+        """Ends the agent as a power cut would, as far as a process can be."""
+        self.agent.process.kill()
+        self.agent.process.wait()
 
     def pf(self, *args: str) -> dict[str, Any]:
         """`pf --json`."""
@@ -197,10 +209,11 @@ class Engine(Child):
     def __init__(self, python: str, program: str, folder: Path, args: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
-        env = _engine_env(folder)
         command = [python, str(CONNECTORS / "checks" / program), "--events", str(write), *args]
         try:
-            super().__init__(program, command, folder / "engine.log", env, stdin=subprocess.PIPE, text=True, pass_fds=[write])
+            super().__init__(
+                program, command, folder / "engine.log", engine_environment(folder), stdin=subprocess.PIPE, text=True, pass_fds=[write]
+            )
         finally:
             os.close(write)
         self._events = Events(read, PATIENCE)
@@ -254,7 +267,7 @@ class Server(Child):
         }
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "m"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer), *args]
-        super().__init__("vllm", command, folder / "server.log", _engine_env(folder), start_new_session=True)
+        super().__init__("vllm", command, folder / "server.log", engine_environment(folder), start_new_session=True)
         self.url = f"http://127.0.0.1:{port}"
 
     def wait_ready(self) -> None:
@@ -293,7 +306,13 @@ class Server(Child):
         self.kill()
 
 
-def _engine_env(folder: Path) -> dict[str, str]:
+def _env(folder: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "OMP_NUM_THREADS") if name in os.environ}
+    return kept | {"HOME": str(folder)}
+
+
+def engine_environment(folder: Path) -> dict[str, str]:
+    """Environment of a process with an engine or a connector."""
     return _env(folder) | {
         "PYTHONPATH": os.pathsep.join(map(str, ROOTS)),
         "HF_HUB_OFFLINE": "1",
@@ -302,11 +321,6 @@ def _engine_env(folder: Path) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
-
-
-def _env(folder: Path) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "OMP_NUM_THREADS") if name in os.environ}
-    return kept | {"HOME": str(folder)}
 
 
 def fresh(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
-python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [CHECK …]
+python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [CHECK ...]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "transformers")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "vllm-hung", "transformers")
 
 
 def main() -> int:
@@ -26,6 +26,7 @@ def main() -> int:
     from outcome import Outcome
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
+    from vllm_hung_check import check as check_hung
     from vllm_server_check import check as check_server
 
     failed, tables = False, []
@@ -36,6 +37,8 @@ def main() -> int:
                 outcomes = check_transformers(args.python, args.binaries, folder)
             elif name.startswith("vllm-server"):
                 outcomes = check_server("hybrid" if name.endswith("hybrid") else "dense", args.python, args.binaries, folder)
+            elif name == "vllm-hung":
+                outcomes = check_hung(args.python, args.binaries, folder)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:

@@ -2,9 +2,9 @@
 
     python3 checks/request_cost.py [TOKENS ...]
 
-Prints one line of JSON for each length: milliseconds on the scheduler's thread while nothing lies ready, of all looks at one request
-while a state of the same length lies ready (the wait for answers, at most 2 ms a step, is left out), of the longest look, and of the keys
-on their own thread.
+Prints one line of JSON for each length: milliseconds on the scheduler's thread while nothing lies ready; of all looks at one request
+while a state of almost the same length lies ready (the wait for answers, at most 2 ms a step, is left out), for another prompt and for the
+prompt of that state; of the longest look; and of all keys on their own thread.
 """
 
 from __future__ import annotations
@@ -36,13 +36,20 @@ def milliseconds(seconds: list[float]) -> float:
 
 
 def measure(tokens: int, folder: str) -> dict[str, Any]:
-    agent = FakeAgent(f"{folder}/{tokens}", lambda call, args: {"match": "none", "reason": "-"} if call == "match-keys" else {})
+    same = False
+
+    def answer(call: str, args: dict[str, Any]) -> dict[str, Any]:
+        # As the agent: another prompt is known by its first keys, that of a state only by its last.
+        more = same and tokens - 1 not in args.get("keys", ())
+        return {"match": "later"} if more else {"match": "none", "reason": "-"}
+
+    agent = FakeAgent(f"{folder}/{tokens}", answer)
     scheduler = module.Scheduler(Identity("e", agent.path, 1, DEPLOYMENT), HYBRID)
     scheduler.bind(SimpleNamespace())
     link = agent.link(0)
     scheduler.member.wait_registered(10)
     prompt = [i * 1_000_003 % 151_936 for i in range(tokens)]
-    idle, ready, longest = [], [], []
+    idle = []
     for number in range(ROUNDS):
         one = request(name=f"idle-{number}", all_token_ids=prompt)
         begun = time.perf_counter()
@@ -50,20 +57,9 @@ def measure(tokens: int, folder: str) -> dict[str, Any]:
         idle.append(time.perf_counter() - begun)
     link.call("staged", {"version": 1, "boundaries": [tokens - 1], "expected": False})
     module._WAIT = 0.0
-    for number in range(ROUNDS):
-        one = request(name=f"ready-{number}", all_token_ids=prompt)
-        scheduler.step()
-        looks = []
-        while True:
-            begun = time.perf_counter()
-            found = scheduler.matched(one, 0)
-            looks.append(time.perf_counter() - begun)
-            if found is not None:
-                break
-            # A step of the engine: the thread waits for the device.
-            time.sleep(0.002)
-        ready.append(sum(looks))
-        longest.append(max(looks))
+    other = [looks(scheduler, f"other-{number}", prompt) for number in range(ROUNDS)]
+    same = True
+    equal = [looks(scheduler, f"same-{number}", prompt) for number in range(ROUNDS)]
     begun = time.perf_counter()
     Chain(root(bytes(32), "", None), prompt).key(tokens - 1)
     keys = time.perf_counter() - begun
@@ -72,10 +68,26 @@ def measure(tokens: int, folder: str) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "nothing_ready_ms": milliseconds(idle),
-        "ready_ms": milliseconds(ready),
-        "longest_look_ms": round(max(longest) * 1000, 3),
+        "other_prompt_ms": milliseconds([sum(one) for one in other]),
+        "same_prompt_ms": milliseconds([sum(one) for one in equal]),
+        "looks": statistics.median(len(one) for one in equal),
+        "longest_look_ms": round(max(max(one) for one in [*other, *equal]) * 1000, 3),
         "keys_thread_ms": round(keys * 1000, 1),
     }
+
+
+def looks(scheduler: module.Scheduler, name: str, prompt: list[int]) -> list[float]:
+    """Seconds of each look at one request, in steps of 2 ms."""
+    one, found = request(name=name, all_token_ids=prompt), []
+    scheduler.step()
+    while True:
+        begun = time.perf_counter()
+        answer = scheduler.matched(one, 0)
+        found.append(time.perf_counter() - begun)
+        if answer is not None:
+            return found
+        # A step of the engine: the thread waits for the device.
+        time.sleep(0.002)
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ ENGINE = "vllm-0"
 PROMPT = 100
 STEPS = 400
 CAPTURE_AFTER = 20
+FORKS = 12
+FORK_STEPS = 60
+"""Tokens of each fork: two blocks of the dense model."""
 
 
 def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]:
@@ -27,7 +30,14 @@ def check(kind: str, python: str, binaries: Path, folder: Path) -> list[Outcome]
     fresh(folder)
     note(f"{kind}: writing a model with random weights")
     model = write_model(python, folder / "model", "dense" if kind == "adapters" else kind)
-    args = ["--model", model, "--engine", ENGINE, *(["--block", "32"] if kind != "hybrid" else [])]
+    args = [
+        "--model",
+        model,
+        "--engine",
+        ENGINE,
+        *(["--block", "32"] if kind != "hybrid" else []),
+        *(["--logits"] if kind == "dense" else []),
+    ]
     registry = Registry(binaries, folder / "registry")
     try:
         if kind == "adapters":
@@ -95,7 +105,10 @@ def _capture(
         f"T={report['boundary']}, {report['pages']} pages, {report['moved_bytes']:,} bytes moved, "
         f"{report['state_bytes']:,} of them state, paused {report['pause_seconds'] * 1e3:.0f} ms, {report['exactness']}"
     )
-    return full, report, [Outcome("a running generation is captured, and continues unchanged", same, seen)]
+    outcomes = [Outcome("a running generation is captured, and continues unchanged", same, seen)]
+    if kind == "dense":
+        outcomes.append(Outcome("the logits of its next step are recorded", report["oracle"], "with --logits-processors"))
+    return full, report, outcomes
 
 
 def _snapshot_in_block(host: Host, engine: Engine, reference: str, block: int) -> dict[str, Any]:
@@ -142,7 +155,7 @@ def _restore(
         bits = done["scores"] == full["scores"][made:]
         outcomes.append(Outcome("and the same log-probabilities, bit for bit", bits, f"{len(done['scores'])} numbers"))
         outcomes += _forks(engine, tokens, boundary, full, made)
-        outcomes.append(_said(host))
+        outcomes += _said(kind, host)
     finally:
         engine.stop()
         proxy.close()
@@ -152,23 +165,29 @@ def _restore(
 def _forks(engine: Engine, tokens: list[int], boundary: int, full: dict[str, Any], made: int) -> list[Outcome]:
     """More requests with the same tokens: vLLM has their first blocks in its cache now."""
     exact, cached = 0, []
-    for number in range(3):
-        engine.send(tokens=tokens, count=STEPS - made, name=f"fork-{number}")
+    expected = slice(made, made + FORK_STEPS)
+    for number in range(FORKS):
+        engine.send(tokens=tokens, count=FORK_STEPS, name=f"fork-{number}")
         done = engine.until("done")
         cached.append(done["cached"])
-        exact += done["tokens"] == full["tokens"][made:] and done["scores"] == full["scores"][made:]
+        exact += done["tokens"] == full["tokens"][expected] and done["scores"] == full["scores"][expected]
+    taken = sorted(set(cached))
     return [
-        Outcome("forks into the same engine take the state at T too", cached == [boundary] * 3, f"{cached} tokens taken as computed"),
-        Outcome("and each has the same log-probabilities, bit for bit", exact == 3, f"{exact} of 3"),
+        Outcome(f"{FORKS} forks into the same engine take the state at T too", taken == [boundary], f"{taken} tokens taken as computed"),
+        Outcome("and each has the same log-probabilities, bit for bit", exact == FORKS, f"{exact} of {FORKS}"),
     ]
 
 
-def _said(host: Host) -> Outcome:
+def _said(kind: str, host: Host) -> list[Outcome]:
     """What the agent lists of the requests above."""
     info = host.engine(ENGINE) or {"staged": [], "restores": 0}
     said = {what: count for ready in info["staged"] for what, count in ready["outcomes"].items()}
     taken = said.get("taken", 0) + said.get("taken-on-kept", 0)
-    return Outcome("pf engines says what became of each request", taken == 4, f"{said}, {info['restores']} restores")
+    found = [Outcome("pf engines says what became of each request", taken == 1 + FORKS, f"{said}, {info['restores']} restores")]
+    if kind == "dense":
+        equal = said.get("logits-equal") == 1 + FORKS and "logits-differ" not in said
+        found.append(Outcome("and that the logits of each first step are the recorded ones", equal, f"{said.get('logits-equal')} compared"))
+    return found
 
 
 def _recomputed(engine: Engine, proxy: Proxy, tokens: list[int]) -> Outcome:

@@ -68,6 +68,7 @@ async def serve(args: argparse.Namespace) -> None:
             seed=0,
             enable_prefix_caching=not args.adapters,
             hf_overrides=json.loads(args.overrides),
+            logits_processors=["pf_connector.vllm.logits:FirstStep"] if args.logits else None,
             prefix_caching_hash_algo="sha256_cbor",
             disable_hybrid_kv_cache_manager=False,
             kv_transfer_config=transfer,
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--block", type=int)
     parser.add_argument("--overrides", default="{}", help="JSON, as --hf-overrides of vllm serve")
+    parser.add_argument("--logits", action="store_true", help="record and compare the logits of first steps")
     parser.add_argument(
         "--adapters",
         action="store_true",

@@ -34,8 +34,9 @@ pub use pause::{Pause, Pin};
 pub use view::Taken;
 
 use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::memory::{Available, PageMemory, Ring};
+use crate::error::{Error, Result, blocking};
+use crate::memory::{Available, MemoryError, PageMemory, Ring};
+use crate::restore::Gate;
 use parking_lot::Mutex;
 use pfr_schema::agent::EngineInfo;
 use pfr_schema::engine::{CallError, Register, ToAgent, ToEngine};
@@ -57,6 +58,8 @@ struct Inner {
     ring: Ring,
     available: Available,
     turn: tokio::sync::Mutex<()>,
+    /// Every copy into an engine's memory passes through it.
+    copies: Gate<()>,
     engines: Mutex<BTreeMap<String, Arc<Shared>>>,
 }
 
@@ -89,6 +92,7 @@ impl Engines {
             ring: Ring::new(config.ring_bytes),
             available: Available::system(),
             turn: tokio::sync::Mutex::new(()),
+            copies: Gate::new(()),
             engines: Mutex::new(BTreeMap::new()),
         }))
     }
@@ -150,6 +154,23 @@ impl Engines {
     /// each other's slots for ever.
     pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.0.turn.lock().await
+    }
+
+    /// The gate of all copies into engines' memory; closed when the agent stops.
+    pub(crate) fn copies(&self) -> &Gate<()> {
+        &self.0.copies
+    }
+
+    /// Begins no copy into an engine's memory from now on, and waits until none is in flight: when
+    /// a connection ends, the engine takes its blocks back. Returns whether that was so within
+    /// `limit`.
+    pub async fn settle(&self, limit: Duration) -> bool {
+        let copies = self.0.copies.handle();
+        let wait = move || {
+            copies.close_and_wait();
+            Ok::<_, MemoryError>(())
+        };
+        matches!(tokio::time::timeout(limit, blocking("waiting for copies", wait)).await, Ok(Ok(())))
     }
 
     fn leave(&self, shared: &Arc<Shared>, member: &str) {

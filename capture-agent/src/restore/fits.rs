@@ -81,17 +81,18 @@ fn by_keys(Plan { boundary, key, .. }: &Plan, rungs: &[(u64, Digest)], request: 
     if request.tokens < *boundary {
         return Err(too_short(*boundary, request.tokens, agree));
     }
+    let differs = compared().find(|(_, equal)| !equal).map(|(at, _)| at);
+    let before = |end: u64| {
+        let why = format!("the prefix key does not hold: a token from {agree} to {} differs from that of the state at {boundary}", end - 1);
+        Fit::Not(agree, why)
+    };
     match request.key(*boundary) {
         Some(found) if found == key.prefix => Ok(*boundary),
-        Some(_) => {
-            let end = compared().find(|(_, equal)| !equal).map_or(*boundary, |(at, _)| at);
-            let why =
-                format!("the prefix key does not hold: a token from {agree} to {} differs from that of the state at {boundary}", end - 1);
-            Err(Fit::Not(agree, why))
-        }
+        Some(_) => Err(before(differs.unwrap_or(*boundary))),
         // At equal lengths no key is needed to say no.
         None if request.tokens == *boundary => Ok(*boundary),
-        None => Err(Fit::NotAsked),
+        // Engines ask for short prefixes first: one that differs is enough.
+        None => Err(differs.map_or(Fit::NotAsked, before)),
     }
 }
 
@@ -150,5 +151,9 @@ mod tests {
         let Fit::Not(_, equal) = ask(&keys(&tokens(61), &[16, 32])) else { panic!("no token is left") };
         assert!(equal.contains("no token is left"), "{equal}");
         assert_eq!(ask(&keys(&tokens(90), &[16, 32])), Fit::NotAsked);
+        let mut other = tokens(90);
+        other[20] += 1;
+        let Fit::Not(16, why) = ask(&keys(&other, &[16, 32])) else { panic!("a short prefix that differs") };
+        assert!(why.contains("a token from 16 to 31"), "{why}");
     }
 }

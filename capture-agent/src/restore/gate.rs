@@ -60,6 +60,11 @@ impl<T> Gate<T> {
         Handle(Arc::clone(&self.0))
     }
 
+    /// Whether copies are refused.
+    pub fn is_closed(&self) -> bool {
+        self.0.state.lock().closed
+    }
+
     /// Whether the guard still lives.
     pub fn is_holding(&self) -> bool {
         self.handle().is_holding()

@@ -143,6 +143,9 @@ async fn fill<T: Send + 'static>(
     Destination { ranks, blocks, kept, after }: Destination<'_>,
     gate: &Gate<T>,
 ) -> Result<u64> {
+    if agent.engines().copies().is_closed() {
+        return Err(Error::Ended);
+    }
     // The engine may have reconnected with other memory since the snapshot was verified.
     let plan = Plan::make(engine, documents)?;
     if kept >= plan.boundary {

@@ -11,7 +11,7 @@ use crate::engines::{Answers, Engine};
 use crate::error::{Error, Result, blocking, cuda_handle};
 use crate::memory::MemoryError;
 use crate::metrics as names;
-use pfr_schema::engine::{Abandon, Fill, Matched, Report, ToAgent, Verb};
+use pfr_schema::engine::{Abandon, Fill, Filled, Matched, Report, Taking, ToAgent, Verb};
 use serde_json::{Value, json};
 
 #[async_trait::async_trait]
@@ -43,20 +43,20 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
         }
         ToAgent::Fill(request) => {
             let filled = fill(agent, engine, rank, &request).await;
-            let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |()| "ok");
+            let outcome = filled.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
             metrics::counter!(names::FILLS, "outcome" => outcome).increment(1);
             if let Err(error) = &filled {
                 tracing::warn!(engine = engine.name(), rank, restore = request.restore, %error, "fill failed");
-                // Neither other bytes in the engine's own blocks nor a fill that the engine gave up
-                // says anything against the state.
+                // Neither other bytes in the engine's own blocks, nor a fill that the engine gave
+                // up, nor the end of this agent says anything against the state.
                 let given_up = request.fill.as_deref().is_some_and(|fill| engine.fills().was_given_up(fill));
-                if !given_up && !matches!(error, Error::Kept { .. }) {
+                if !given_up && !matches!(error, Error::Kept { .. } | Error::Ended) {
                     Staged::forget(agent, engine.name(), &request.restore);
                 }
             } else if rank == 0 {
                 engine.count_restore();
             }
-            filled.map(|()| json!({}))
+            filled.map(|filled| json!(filled))
         }
         ToAgent::Abandon(request) => abandon(engine, &request).await,
         ToAgent::Report(report) => {
@@ -93,8 +93,12 @@ fn count(agent: &Agent, engine: &Engine, report: &Report) {
     agent.staged().count(engine.name(), report);
     for outcome in &report.outcomes {
         metrics::counter!(names::TAKINGS, "what" => outcome.what.name()).increment(outcome.count);
-        if !outcome.what.is_taken() {
-            let (restore, what) = (outcome.restore.as_deref().unwrap_or("-"), outcome.what.name());
+        let (restore, what) = (outcome.restore.as_deref().unwrap_or("-"), outcome.what.name());
+        if outcome.what == Taking::LogitsDiffer {
+            // The request has begun. No other one takes the state.
+            tracing::error!(engine = engine.name(), restore, "the logits of the first step differ from those that were recorded");
+            Staged::forget(agent, engine.name(), restore);
+        } else if outcome.what.is_notable() {
             tracing::warn!(engine = engine.name(), restore, what, requests = outcome.count, "state that lay ready was not taken");
         }
     }
@@ -113,7 +117,7 @@ fn count_match(engine: &Engine, matched: Matched) -> Matched {
     matched
 }
 
-async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<()> {
+async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<Filled> {
     let documents = agent.staged().get(engine, &request.restore)?;
     let invalid = || Error::Invalid("after: expected 128 hex digits".into());
     let after = request.after.as_deref().map(|hex| cuda_handle(hex).ok_or_else(invalid)).transpose()?;
@@ -123,5 +127,5 @@ async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Resu
     engine.fills().begin(request.fill.as_deref(), rank, gate.handle())?;
     let into = Destination { ranks: rank..rank + 1, blocks: &request.blocks, kept: request.kept, after };
     super::fill(agent, engine, &documents, into, &gate).await?;
-    Ok(())
+    Ok(Filled { oracle: documents.oracle.clone() })
 }

@@ -61,10 +61,10 @@ async fn flush<T: Send + 'static>(agent: &Agent, batch: Vec<Batched>, after: Opt
     let memory = Arc::clone(memory);
     let pages: Vec<(Page, Bytes)> = batch.into_iter().map(|(_, page, payload)| (page, payload)).collect();
     let _turn = agent.engines().turn().await;
-    // The thread continues if this future is dropped, so it owns the pass.
-    let pass = gate.enter().ok_or(MemoryError::Stopped)?;
+    // The thread continues if this future is dropped, so it owns the passes.
+    let passes = (gate.enter().ok_or(MemoryError::Stopped)?, agent.engines().copies().enter().ok_or(Error::Ended)?);
     let write = move || {
-        let _pass = pass;
+        let _passes = passes;
         memory.write(&pages, after.as_ref())
     };
     blocking("writing", write).await

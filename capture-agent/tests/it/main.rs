@@ -5,6 +5,7 @@
 mod common;
 mod config;
 mod control;
+mod ending;
 mod engines_register;
 mod engines_wire;
 mod gpu;

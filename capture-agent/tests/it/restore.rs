@@ -17,6 +17,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn tokens(count: u32) -> Vec<u32> {
     (0..count).map(|i| i * 7 + 3).collect()
@@ -468,6 +469,13 @@ async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_
     let (staged, unmatched) = asking.host.agent.staged().info("asks");
     assert_eq!((staged[0].boundary, staged[0].ready, staged[0].outcomes[&Taking::FillLate]), (61, true, 2));
     assert_eq!(unmatched[&Taking::AgentSilent], 2);
+
+    // A state whose first step has other logits is not offered again.
+    let report = async |what| asking.call(ToAgent::Report(Report { outcomes: vec![outcome(Some(&asking.restore), what)] })).await.unwrap();
+    report(Taking::LogitsEqual).await;
+    assert_eq!(asking.host.agent.staged().info("asks").0[0].outcomes[&Taking::LogitsEqual], 2);
+    report(Taking::LogitsDiffer).await;
+    assert_eq!(asking.host.agent.staged().info("asks").0.len(), 0);
 }
 
 #[tokio::test]
@@ -479,7 +487,8 @@ async fn blocks_that_the_engine_has_are_compared_and_not_written() {
     let restores = || asking.host.agent.engines().list().into_iter().find(|info| info.engine == "asks").unwrap().restores;
     assert_eq!(restores(), 0, "ready is not taken");
     engine.forget_journal();
-    asking.call(asking.fill(&blocks, 32, "a-1")).await.unwrap();
+    let filled = asking.call(asking.fill(&blocks, 32, "a-1")).await.unwrap();
+    assert_eq!(filled["oracle"]["boundary"], 61, "the logits of the first step go with it: {filled}");
     assert_eq!(engine.content("mine"), asking.source.content("s"));
     assert_eq!(restores(), 1);
     let written = |journal: Vec<Event>| journal.iter().map(|event| if let Event::Write(pages) = event { *pages } else { 0 }).sum::<usize>();
@@ -494,6 +503,7 @@ async fn blocks_that_the_engine_has_are_compared_and_not_written() {
     let before = engine.content("mine");
     let error = asking.call(asking.fill(&blocks, 32, "a-3")).await.unwrap_err();
     assert!(matches!(error, pfr_agent::Error::Kept { .. }), "{error}");
+    assert_eq!(error.code(), ErrorCode::KeptDiffers);
     let (name, first) = &before[0];
     let after = engine.content("mine");
     let kept = after.iter().filter(|(_, bytes)| bytes.iter().all(|byte| *byte == 0xee)).count();
@@ -539,6 +549,34 @@ async fn an_engine_gets_its_blocks_back_when_no_late_write_can_come() {
     let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
     assert!(error.to_string().contains("gave up"), "{error}");
     assert_eq!(engine.journal(), []);
+}
+
+#[tokio::test]
+async fn an_agent_that_stops_waits_for_copies_and_begins_no_other() {
+    let asking = Arc::new(Asking::start().await);
+    let engine = &asking.engine;
+    engine.add("mine", &tokens(62));
+    let blocks = engine.sequence("mine").blocks;
+    engine.watch.hold_writes();
+    let filling = tokio::spawn({
+        let (asking, call) = (Arc::clone(&asking), asking.fill(&blocks, 0, "a-1"));
+        async move { asking.call(call).await }
+    });
+    until("it writes", || engine.watch.is_writing()).await;
+    let engines = asking.host.agent.engines().clone();
+    assert!(!engines.settle(Duration::from_millis(20)).await, "a write is in flight");
+    // Neither a fill begins, nor a restore into an engine that takes sequences.
+    let error = asking.call(asking.fill(&blocks, 0, "a-2")).await.unwrap_err();
+    assert!(matches!(error, pfr_agent::Error::Ended), "{error}");
+    let error = restore(&asking.host, "e", "now").await.unwrap_err();
+    assert!(matches!(error, pfr_agent::Error::Ended), "{error}");
+    until("its blocks are back", || asking.source.waiting().is_empty()).await;
+    let settling = tokio::spawn(async move { engines.settle(Duration::from_secs(20)).await });
+    engine.watch.release_writes();
+    assert!(settling.await.unwrap(), "the write has ended");
+    assert!(!engine.watch.is_writing());
+    drop(filling.await.unwrap());
+    assert_eq!(asking.host.agent.staged().info("asks").0.len(), 1, "nothing is said against the state");
 }
 
 #[tokio::test]

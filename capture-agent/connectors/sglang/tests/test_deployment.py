@@ -64,7 +64,8 @@ class Deployment(unittest.TestCase):
         self.assertEqual(differ(), ["weights"])
 
     def test_weights_that_are_not_those_said_are_refused(self) -> None:
-        for given in ({"weights": "sha256:" + "0" * 64}, {"model_path": "org/unknown"}):
+        others: list[dict[str, Any]] = [{"weights": "sha256:" + "0" * 64}, {"model_path": "org/unknown"}]
+        for given in others:
             with self.assertRaises(Unidentified):
                 self.found(**given)
 

@@ -15,11 +15,12 @@ import os
 import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from .outbox import MAX_ANSWERS, Outbox
+from .outbox import MAX_ANSWERS, MAX_WAITING, Outbox
 from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode, receive, send
 
 log = logging.getLogger("pf_connector")
@@ -29,6 +30,8 @@ Later = Future[Callable[[], dict[str, Any]]]
 Verb = Callable[[dict[str, Any]], dict[str, Any] | Later]
 """Answers one of the agent's calls. Raises `Failure` to refuse it."""
 
+MAX_OPEN = 24
+"""Calls that are sent and not answered. The agent refuses more than 32 of one member; further calls wait here."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 
@@ -64,6 +67,11 @@ class Member:
         self._outbox: Outbox | None = None
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._next = 1
+        self._sent = 0
+        """Number of calls that the agent works on."""
+        self._held: deque[tuple[int, bytes]] = deque()
+        """Calls that wait for its answers."""
+        self._held_bytes = 0
         self.fingerprint = b""
         """The digest of the engine configuration, as the agent computed it."""
         self.dropped = 0
@@ -110,18 +118,19 @@ class Member:
         if outbox is None:
             future.set_exception(Lost())
             return future
-        refusal: Failure | None = None
         try:
-            if not outbox.put(message(number)):
-                refusal = Full()
+            data = message(number)
         except WireError as error:
-            refusal = Lost(str(error))
-        if refusal is not None:
-            with self._lock:
-                mine = self._open.pop(number, None)
-                self.dropped += isinstance(refusal, Full)
-            if mine is not None:
-                mine.set_exception(refusal)
+            self._refuse(number, Lost(str(error)))
+            return future
+        with self._lock:
+            full = bool(self._held) and self._held_bytes + len(data) > MAX_WAITING
+            if self._outbox is outbox and not full:
+                self._held.append((number, data))
+                self._held_bytes += len(data)
+        if full:
+            self._refuse(number, Full())
+        self._send_held()
         return future
 
     def call(self, call: str, args: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
@@ -210,11 +219,37 @@ class Member:
             else:
                 self._take(message)
 
+    def _send_held(self) -> None:
+        """Sends what may be sent now."""
+        while True:
+            with self._lock:
+                outbox = self._outbox
+                if outbox is None or not self._held or self._sent >= MAX_OPEN:
+                    return
+                number, data = self._held.popleft()
+                self._held_bytes -= len(data)
+                self._sent += 1
+                # Under the lock: calls are sent in their order.
+                taken = outbox.put(data)
+                self._sent -= not taken
+            if not taken:
+                self._refuse(number, Full())
+
+    def _refuse(self, number: int, refusal: Failure) -> None:
+        """A call is not made."""
+        with self._lock:
+            future = self._open.pop(number, None)
+            self.dropped += isinstance(refusal, Full)
+        if future is not None:
+            future.set_exception(refusal)
+
     def _take(self, message: dict[str, Any]) -> None:
         with self._lock:
             future = self._open.pop(message.get("id"), None)  # type: ignore[arg-type]
+            self._sent -= 1
         if future is None:
             raise WireError(f"an answer to no open call: {message.get('id')!r}")
+        self._send_held()
         if "error" in message:
             future.set_exception(_failure(message["error"]))
         else:
@@ -227,6 +262,8 @@ class Member:
             self._socket = None
             outbox, self._outbox = self._outbox, None
             lost, self._open = self._open, {}
+            self._sent, self._held_bytes = 0, 0
+            self._held.clear()
         if outbox is not None:
             outbox.close()
         _shut(sock)

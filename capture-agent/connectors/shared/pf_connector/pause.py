@@ -20,6 +20,46 @@ _AGAIN = 1.0
 """Seconds between two tries to let an engine go on."""
 
 
+class Steps:
+    """The steps of a loop, and pauses between them. `limit` bounds, in seconds, how long a call of the agent waits for a step."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._still = threading.Lock()
+        self._paused = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of the loop. Waits while a pause lasts."""
+        with self._still:
+            yield
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        """Within, no step runs. Raises `Failure`."""
+        self._wait()
+        try:
+            yield
+        finally:
+            self._still.release()
+
+    def pause(self) -> None:
+        """Begins no step from now on. Raises `Failure` if a step takes too long; nothing has changed then."""
+        if not self._paused:
+            self._wait()
+            self._paused = True
+
+    def resume(self) -> None:
+        """Steps go on. Without a pause it does nothing: the lock may be that of a step."""
+        if self._paused:
+            self._paused = False
+            self._still.release()
+
+    def _wait(self) -> None:
+        if not self._still.acquire(timeout=self._limit):
+            raise Failure("timeout", f"a step has taken more than {self._limit:.0f} s: the engine cannot be paused")
+
+
 class Pause:
     """Serves the calls `pause` and `resume`, and `on_lost` of a member. `limit` is in seconds; the agent's own limit holds too."""
 

@@ -103,6 +103,10 @@ class Link:
         self.reading = threading.Event()
         """Cleared: it reads nothing more and answers nothing, as a stopped process, and its connection stays open."""
         self.reading.set()
+        self.room: int | None = None
+        """Calls that it works on at a time, as the agent does: further ones are refused. `work` answers those that wait."""
+        self._waiting: list[dict[str, Any]] = []
+        self._working = threading.Lock()
 
     def run(self) -> None:
         """Reads until the connection ends."""
@@ -149,8 +153,23 @@ class Link:
             data += piece
         return data
 
+    def work(self) -> None:
+        """Answers the calls that wait."""
+        with self._working:
+            waiting, self._waiting = self._waiting, []
+            for message in waiting:
+                self._send_answer(message, self._answer(message["call"], message["args"]))
+
     def _reply(self, message: dict[str, Any]) -> None:
-        answer = self._answer(message["call"], message["args"])
+        with self._working:
+            if self.room is None:
+                self._send_answer(message, self._answer(message["call"], message["args"]))
+            elif len(self._waiting) < self.room:
+                self._waiting.append(message)
+            else:
+                self._send_answer(message, {"code": "overloaded", "detail": f"{self.room} calls are open already"})
+
+    def _send_answer(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
         key = "error" if "code" in answer else "ok"
         send(self._sock, {"id": message["id"], key: answer})
 

@@ -10,7 +10,9 @@ import os
 import tempfile
 import threading
 import unittest
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from pf_connector import files
@@ -26,19 +28,16 @@ class Files(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.cache = self.folder / "cache"
-        for patch in (mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(self.cache)}), mock.patch.object(files, "_SETTLED", -1e9)):
-            patch.start()
-            self.addCleanup(patch.stop)
         self.read: list[Path] = []
         hash_file = files._hash
 
-        def counted(path, count):
+        def counted(path: Path, count: Callable[[int], None]) -> Any:
             self.read.append(path)
             return hash_file(path, count)
 
-        patch = mock.patch.object(files, "_hash", counted)
-        patch.start()
-        self.addCleanup(patch.stop)
+        self.enterContext(mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(self.cache)}))
+        self.enterContext(mock.patch.object(files, "_SETTLED", -1e9))
+        self.enterContext(mock.patch.object(files, "_hash", counted))
 
     def file(self, name: str, data: bytes) -> Path:
         path = self.folder / name

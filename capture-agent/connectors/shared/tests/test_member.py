@@ -12,9 +12,10 @@ import unittest
 from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from fake_agent import FakeAgent
-from pf_connector.member import Member
+from fake_agent import Answer, FakeAgent
+from pf_connector.member import Later, Member, Verb
 from pf_connector.wire import MAX_MESSAGE, Failure, Full, Lost, WireError, encode, encode_match_keys, receive, send
 
 REGISTRATION = {"engine": "e", "member": "m", "verbs": ["pause"], "world": 1, "deployment": {"weights": "w", "engine": "e", "backend": "b"}}
@@ -80,12 +81,12 @@ class Connection(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.path = str(Path(self.folder.name) / "s")
 
-    def agent(self, answer=None) -> FakeAgent:
+    def agent(self, answer: Answer | None = None) -> FakeAgent:
         agent = FakeAgent(self.path, answer)
         self.addCleanup(agent.close)
         return agent
 
-    def member(self, calls=None, **options) -> Member:
+    def member(self, calls: dict[str, Verb] | None = None, **options: Any) -> Member:
         member = Member(self.path, REGISTRATION, calls, **options).start()
         self.addCleanup(member.close)
         return member
@@ -113,10 +114,10 @@ class Connection(unittest.TestCase):
     def test_refusals_cross_with_their_code(self) -> None:
         agent = self.agent(lambda call, args: {"code": "no_room", "detail": "full"})
 
-        def refuse(args):
+        def refuse(args: dict[str, Any]) -> dict[str, Any]:
             raise Failure("sequence_unknown", "no such")
 
-        def broken(args):
+        def broken(args: dict[str, Any]) -> dict[str, Any]:
             raise KeyError("x")
 
         member = self.member({"oracle": refuse, "table": broken})
@@ -132,7 +133,7 @@ class Connection(unittest.TestCase):
 
     def test_an_answer_may_come_later_and_other_calls_do_not_wait_for_it(self) -> None:
         agent = self.agent()
-        later = Future()
+        later: Later = Future()
         self.member({"hold": lambda args: later, "staged": lambda args: {}})
         link = agent.link(0)
         threading.Timer(0.1, later.set_result, [lambda: {"id": "a"}]).start()
@@ -197,16 +198,20 @@ class Connection(unittest.TestCase):
 
     def test_a_call_in_hand_is_finished_before_the_loss_is_told(self) -> None:
         agent = self.agent()
-        order, begun, go = [], threading.Event(), threading.Event()
+        order: list[str] = []
+        begun, go, told = threading.Event(), threading.Event(), threading.Event()
 
-        def pause(args):
+        def pause(args: dict[str, Any]) -> dict[str, Any]:
             begun.set()
             go.wait(10)
             order.append("paused")
             return {}
 
-        told = threading.Event()
-        self.member({"pause": pause}, on_lost=lambda: (order.append("lost"), told.set()))
+        def lost() -> None:
+            order.append("lost")
+            told.set()
+
+        self.member({"pause": pause}, on_lost=lost)
         link = agent.link(0)
         threading.Thread(target=lambda: link.call("pause"), daemon=True).start()
         self.assertTrue(begun.wait(10))

@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 from pf_connector.member import Member
-from pf_connector.pause import Pause
+from pf_connector.pause import Pause, Steps
 from pf_connector.wire import Failure
 
 REGISTRATION = {"engine": "e", "member": "control", "verbs": ["pause"], "world": 1, "deployment": {}}
@@ -134,23 +134,63 @@ class Pausing(unittest.TestCase):
         )
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
-        for pipe in (agent.stdin, agent.stdout):
-            assert pipe is not None
-            self.addCleanup(pipe.close)
+        orders, answers = agent.stdin, agent.stdout
+        assert orders is not None and answers is not None
+        self.addCleanup(orders.close)
+        self.addCleanup(answers.close)
         pause = self.pause()
         member = Member(path, REGISTRATION, {"pause": pause.begin, "resume": pause.end}, on_lost=pause.lost)
         self.addCleanup(member.close)
         with self.assertLogs("pf_connector", "WARNING"):
             member.start()
-            self.assertEqual(json.loads(agent.stdout.readline())["ok"], {})
+            self.assertEqual(json.loads(answers.readline())["ok"], {})
             agent.send_signal(signal.SIGSTOP)
             self.assertTrue(self.engine.goes.wait(10), "the engine stands still")
         self.assertTrue(member.registered, "the connection is open all the time")
         agent.send_signal(signal.SIGCONT)
-        agent.stdin.write(b"\n")
-        agent.stdin.flush()
-        self.assertEqual(json.loads(agent.stdout.readline())["ok"], {"held": False})
+        orders.write(b"\n")
+        orders.flush()
+        self.assertEqual(json.loads(answers.readline())["ok"], {"held": False})
         self.assertEqual(self.engine.did, ["pause", "resume"])
+
+
+class Stepping(unittest.TestCase):
+    def test_a_pause_waits_for_a_step_and_steps_wait_for_its_end(self) -> None:
+        steps, order = Steps(10), []
+        pause = Pause(steps.pause, steps.resume)
+        begun, go = threading.Event(), threading.Event()
+
+        def loop() -> None:
+            for number in range(2):
+                with steps.step():
+                    begun.set()
+                    go.wait(10)
+                    order.append(f"step {number}")
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        self.assertTrue(begun.wait(10))
+        threading.Timer(0.05, go.set).start()
+        pause.begin({"pause": "a"})
+        paused = list(order)
+        self.assertEqual(paused[:1], ["step 0"])
+        order.append("paused")
+        pause.end({"pause": "a"})
+        thread.join()
+        self.assertEqual([word for word in order if word != "paused"], ["step 0", "step 1"])
+
+    def test_a_step_that_does_not_end_is_not_waited_for_for_ever_and_is_left_alone(self) -> None:
+        steps = Steps(0.05)
+        pause = Pause(steps.pause, steps.resume)
+        with steps.step():
+            for call in (lambda: pause.begin({"pause": "a", "limit_ms": 60_000}), lambda: steps.between().__enter__()):
+                with self.assertRaisesRegex(Failure, "timeout"):
+                    call()
+            # What is owed after a failed pause must not end the step.
+            self.assertEqual(pause.end({"pause": "a"}), {"held": False})
+            self.assertTrue(steps._still.locked(), "another step may begin within this one")
+        pause.begin({"pause": "b"})
+        self.assertEqual(pause.end({"pause": "b"}), {"held": True})
 
 
 if __name__ == "__main__":

@@ -83,10 +83,11 @@ class Attached(unittest.TestCase):
         allocated = self.ok("allocate", {"tokens": captured["tokens"], "boundary": captured["boundary"]})
         for (at, size), page in zip(self.places(allocated["blocks"]), pages, strict=True):
             self.memory[at : at + size] = page
-        return allocated["sequence"]
+        return str(allocated["sequence"])
 
     def logits(self, sequence: str, boundary: int) -> list[list[int]]:
-        return self.ok("oracle", {"sequence": sequence, "boundary": boundary, "top": 3})["top"]
+        found: list[list[int]] = self.ok("oracle", {"sequence": sequence, "boundary": boundary, "top": 3})["top"]
+        return found
 
     def highest(self, logits: torch.Tensor) -> list[list[int]]:
         values, ids = logits.sort(descending=True, stable=True)
@@ -149,7 +150,8 @@ class Attached(unittest.TestCase):
             engine = Attachment(model, engine="other", socket=self.agent.path, blocks=1, sequences=1)
             self.addCleanup(engine.close)
             links = self.agent.wait_for(lambda links: [link for link in links if link.registered.is_set()][number:])
-            return links[0].register["deployment"]
+            found: dict[str, Any] = links[0].register["deployment"]
+            return found
 
         number = 1
         same = self.link.register["deployment"]
@@ -176,7 +178,12 @@ class Attached(unittest.TestCase):
         self.run_steps(sequence, 1)
         self.ok("pause")
         done = threading.Event()
-        thread = threading.Thread(target=lambda: (self.run_steps(sequence, 1), done.set()))
+
+        def run() -> None:
+            self.run_steps(sequence, 1)
+            done.set()
+
+        thread = threading.Thread(target=run)
         thread.start()
         self.assertEqual(self.ok("table")["sequences"][0]["boundary"], 3)
         self.assertFalse(done.is_set())

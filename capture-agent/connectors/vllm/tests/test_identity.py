@@ -50,7 +50,7 @@ def get_config(
 
 def model(**given: Any) -> Any:
     """A `ModelConfig`."""
-    fields = {
+    fields: dict[str, Any] = {
         "model": "org/model",
         "hf_config_path": None,
         "trust_remote_code": False,
@@ -173,6 +173,29 @@ class Registering(unittest.TestCase):
         self.assertEqual(agent.link(1).register, link.register)
         self.assertEqual(asked, [1])
 
+    def test_what_could_not_be_read_once_is_read_again_later_and_said_once(self) -> None:
+        now = [0.0]
+        computed: list[int] = []
+
+        def compute() -> dict[str, Any]:
+            computed.append(1)
+            if len(computed) < 3:
+                raise OSError("away")
+            return {"weights": "sha256:1"}
+
+        ask = _once(compute, lambda: now[0])
+        with self.assertLogs("pf_connector", "ERROR") as logs:
+            for at, times in ((0, 1), (29, 1), (30, 2), (89, 2)):
+                now[0] = at
+                with self.assertRaisesRegex(Failure, "away"):
+                    ask()
+                self.assertEqual(len(computed), times, f"after {at} s")
+        self.assertEqual(len(logs.output), 1)
+        now[0] = 90
+        for _ in range(2):
+            self.assertEqual(ask(), {"weights": "sha256:1"})
+        self.assertEqual(len(computed), 3)
+
     def test_an_engine_with_other_weights_than_said_does_not_register_and_says_why_once(self) -> None:
         for error in (shared.Unidentified("the weights are sha256:1"), ValueError("the weights are sha256:1")):
             agent = FakeAgent.beside(self)
@@ -284,8 +307,8 @@ class Interface(unittest.TestCase):
 
     def test_what_is_missing_is_named_with_both_versions(self) -> None:
         base = self.modules[interface._BASE]
-        del base.KVConnectorBase_V1.get_transfer_results  # type: ignore[attr-defined]
-        del base.SupportsHMA  # type: ignore[attr-defined]
+        del base.KVConnectorBase_V1.get_transfer_results
+        del base.SupportsHMA
         self.modules["vllm"].__version__ = "0.20.0"  # type: ignore[attr-defined]
         with self.assertRaises(ImportError) as caught:
             interface.check()

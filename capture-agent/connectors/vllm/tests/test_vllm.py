@@ -5,6 +5,7 @@ Needs no vLLM: objects with the same fields stand for vLLM's.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import types
@@ -22,8 +23,8 @@ def _stand_in() -> None:
         return
     names = ["vllm", "vllm.v1", "vllm.v1.request", "vllm.v1.kv_cache_interface"]
     modules = {name: types.ModuleType(name) for name in names}
-    modules["vllm.v1.request"].RequestStatus = SimpleNamespace(RUNNING="RUNNING", WAITING="WAITING")
-    modules["vllm.v1.kv_cache_interface"].get_kv_cache_spec_kind = lambda spec: SimpleNamespace(value=spec.kind)
+    modules["vllm.v1.request"].__dict__["RequestStatus"] = SimpleNamespace(RUNNING="RUNNING", WAITING="WAITING")
+    modules["vllm.v1.kv_cache_interface"].__dict__["get_kv_cache_spec_kind"] = lambda spec: SimpleNamespace(value=spec.kind)
     sys.modules.update(modules)
 
 
@@ -196,7 +197,9 @@ class Case(unittest.TestCase):
 
     def answer(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((call, args))
-        return self.answers.get(call, {})
+        found = self.answers.get(call, {})
+        answer: dict[str, Any] = found(args) if callable(found) else found
+        return answer
 
     def settled(self, asked: Any, computed: int = 0, limit: float = 10) -> int:
         """As vLLM does: asks once a step until there is an answer."""
@@ -234,6 +237,21 @@ class Case(unittest.TestCase):
 
 
 class Asking(Case):
+    def test_logits_that_differ_are_counted_and_told_with_the_state(self) -> None:
+        with self.assertLogs("pf_connector", "WARNING") as logs:
+            self.scheduler.compared([("a", "r1", True), ("b", "r1", False)])
+        self.assertIn("logits-differ", "".join(logs.output))
+        self.until(lambda: (self.scheduler.step(), self.calls_of("report"))[1])
+        told = {(one["what"], one["restore"]) for one in self.calls_of("report")[0]["outcomes"]}
+        self.assertEqual(told, {("logits-equal", "r1"), ("logits-differ", "r1")})
+
+    def test_a_request_has_a_mark_that_decides_nothing(self) -> None:
+        self.scheduler._first_steps = True
+        one = request(name="a")
+        self.scheduler.add(one)
+        self.assertEqual(one.sampling_params.extra_args, {"pf_request": "a"})
+        self.assertEqual(table.unrecorded(one), [])
+
     def test_a_match_becomes_one_load(self) -> None:
         one = request(computed=0, cache_salt="tenant")
         self.assertEqual(self.settled(one), 40)
@@ -267,6 +285,32 @@ class Asking(Case):
             self.assertEqual(self.settled(one), 0)
             self.assertEqual(self.settled(one), 0)
         self.assertEqual(len(self.calls_of("match-keys")), 2)
+
+    def test_a_long_prompt_is_asked_for_by_its_beginning_first(self) -> None:
+        boundary, asked = 70_000, self.calls_of
+        self.tell(boundary)
+        other = request(tokens=boundary + 5, computed=0, name="other")
+        self.answers["match-keys"] = {"match": "none", "reason": "-"}
+        self.assertEqual(self.settled(other), 0)
+        self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024])
+        self.calls.clear()
+        # As the agent: it knows of a state that is not so deep, and does not know of the deepest without its key.
+        shallow = {"match": "ready", "boundary": 512, "restore": "r0"}
+        deep = {"match": "ready", "boundary": boundary, "restore": "r1"}
+        self.tell(512, boundary)
+        self.answers["match-keys"] = lambda args: deep if boundary in args["keys"] else shallow
+        self.assertEqual(self.settled(request(tokens=boundary + 5, computed=0)), boundary)
+        self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024, 16384, boundary])
+        self.assertIn(512, asked("match-keys")[0]["keys"])
+
+    def test_a_question_for_which_the_agent_has_no_room_is_asked_again(self) -> None:
+        self.answers["match-keys"] = {"code": "overloaded", "detail": "32 calls are open already"}
+        one = request(computed=0)
+        self.assertIsNone(self.scheduler.matched(one, 0))
+        self.until(lambda: self.calls_of("match-keys"))
+        self.answers["match-keys"] = {"match": "ready", "boundary": 40, "restore": "r1"}
+        self.tell(40)
+        self.assertEqual(self.settled(one), 40)
 
     def test_state_on_its_way_is_asked_for_again_when_the_agent_has_news(self) -> None:
         self.answers["match-keys"] = {"match": "later"}
@@ -325,6 +369,7 @@ class SharedPrefix(Case):
     def test_blocks_that_differ_are_allocated_anew_and_the_state_is_taken(self) -> None:
         one = request(computed=0)
         first = self.loaded(one, computed=16)
+        self.scheduler.differ({"r", "other"})
         self.scheduler.filled("r", True)
         second = self.loaded(one, computed=16)
         self.assertEqual((second.kept, second.restore), (0, "r1"))
@@ -334,9 +379,18 @@ class SharedPrefix(Case):
         self.assertEqual(self.scheduler.tally.counts, {"kept-differs": 1, "taken": 1})
         self.assertEqual(len(self.calls_of("match-keys")), 1)
 
+    def test_a_fill_that_fails_for_another_reason_says_nothing_of_the_blocks(self) -> None:
+        one = request(computed=0)
+        self.loaded(one, computed=16)
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.scheduler.filled("r", True)
+        self.assertEqual(self.settled(one), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"fill-failed": 1})
+
     def test_it_is_tried_anew_once(self) -> None:
         one = request(computed=0)
         self.loaded(one, computed=16)
+        self.scheduler.differ({"r"})
         self.scheduler.filled("r", True)
         # A vLLM that uses its cache all the same.
         self.look = lambda one, cached: self.scheduler.matched(one, cached)  # type: ignore[method-assign]
@@ -473,10 +527,10 @@ class Filling(unittest.TestCase):
         self.agent = FakeAgent.beside(self)
         registration = {"engine": "e", "member": "worker-0", "verbs": [], "world": 1, "deployment": DEPLOYMENT}
         self.worker = Worker(Identity("e", self.agent.path, 1, DEPLOYMENT), 0)
-        self.worker._member = Member(self.agent.path, registration).start()
+        member = self.worker._member = Member(self.agent.path, registration).start()
         self.addCleanup(self.worker.close)
         self.link = self.agent.link(0)
-        self.assertTrue(self.worker._member.wait_registered(10))
+        self.assertTrue(member.wait_registered(10))
 
     def results(self) -> tuple[set[str], set[str]]:
         end = time.monotonic() + 10
@@ -496,10 +550,61 @@ class Filling(unittest.TestCase):
         self.worker.load([Load("b", "r1", {"main": [2]}, 40, 0, "f-2")])
         self.assertEqual(self.results(), ({"b"}, set()), "the late answer to the first is of no request")
 
+    def test_a_burst_of_fills_never_finds_the_agent_without_room(self) -> None:
+        self.link.room, loads = 32, [Load(str(number), "r1", {"main": [number]}, 40, 0, f"f-{number}") for number in range(64)]
+        with mock.patch.object(self.link, "_send_answer", wraps=self.link._send_answer) as answers:
+            self.worker.load(loads)
+            done: set[str] = set()
+            end = time.monotonic() + 10
+            while len(done) < 64:
+                self.assertLess(time.monotonic(), end, f"{len(done)} of 64")
+                self.link.work()
+                ended, failed = self.worker.finished()
+                self.assertEqual(failed, set())
+                done |= ended
+        self.assertEqual([answer for (_, answer), _ in answers.call_args_list if answer], [])
+
+    def test_blocks_of_a_gpu_are_given_back_some_time_after_the_agent_died(self) -> None:
+        self.link.reading.clear()
+        for name in ("host", "gpu"):
+            self.worker.load([Load(name, "r1", {"main": [1]}, 40, 0, f"f-{name}")])
+        self.worker._fills["gpu"].event = object()
+        with mock.patch("pf_connector.vllm.worker._DRAIN", 0.3), self.assertLogs("pf_connector", "WARNING"):
+            self.link.close()
+            self.assertEqual(self.results(), ({"host"}, {"host"}))
+            ended = time.monotonic()
+            self.assertEqual(self.results(), ({"gpu"}, {"gpu"}))
+        self.assertGreater(time.monotonic() - ended, 0.2)
+
+    def test_the_recorded_logits_of_a_state_go_to_the_first_step_of_its_request(self) -> None:
+        expected: list[Any] = []
+        self.worker._first_steps = SimpleNamespace(expect=lambda *given: expected.append(given))  # type: ignore[assignment]
+        oracle = {"boundary": 40, "top": [[5, 1]]}
+        answers: list[dict[str, Any]] = [{"oracle": oracle}, {}, {"code": "internal", "detail": "-"}]
+        for answer in answers:
+            self.link._answer = functools.partial(lambda answer, call, args: answer, answer)
+            self.worker.load([Load("a", "r1", {"main": [1]}, 40, 0, "f-1")])
+            self.results()
+        self.assertEqual(expected, [("a", "r1", oracle)])
+
+    def test_a_fill_for_which_the_agent_has_no_room_is_asked_for_again(self) -> None:
+        answers = [{"code": "overloaded", "detail": "32 calls are open already"}] * 2
+        self.link._answer = lambda call, args: answers.pop() if answers else {}
+        self.worker.load([Load("a", "r1", {"main": [1]}, 40, 16, "f-1")])
+        self.assertEqual(self.results(), ({"a"}, set()))
+
+    def test_the_agent_says_whether_blocks_of_the_engine_differ(self) -> None:
+        for code, differing in (("kept_differs", {"a"}), ("live_mismatch", set())):
+            self.link._answer = functools.partial(lambda code, call, args: {"code": code, "detail": "-"}, code)
+            self.worker.load([Load("a", "r1", {"main": [1]}, 40, 16, "f-1")])
+            with self.assertLogs("pf_connector", "WARNING"):
+                self.assertEqual(self.results(), ({"a"}, {"a"}))
+            self.assertEqual((self.worker.differing(), self.worker.differing()), (differing, set()))
+
     def test_a_fill_that_is_done_is_not_given_up(self) -> None:
         self.worker.load([Load("a", "r1", {"main": [1]}, 40, 0, "f-1")])
         end = time.monotonic() + 10
-        while not self.worker._fills["a"][0].done():
+        while not self.worker._fills["a"].answer.done():
             self.assertLess(time.monotonic(), end)
         self.worker.give_up(["a"])
         self.assertEqual(self.worker.finished(), ({"a"}, set()))

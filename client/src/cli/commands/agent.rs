@@ -90,7 +90,7 @@ fn print_staged(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
 fn outcomes(counts: &BTreeMap<Taking, u64>) -> (u64, String) {
     let taken = counts.iter().filter(|(what, _)| what.is_taken()).map(|(_, count)| count).sum();
     let not: Vec<String> =
-        counts.iter().filter(|(what, _)| !what.is_taken()).map(|(what, count)| format!("{} {}", number(*count), what.name())).collect();
+        counts.iter().filter(|(what, _)| what.is_notable()).map(|(what, count)| format!("{} {}", number(*count), what.name())).collect();
     (taken, if not.is_empty() { "-".to_owned() } else { not.join(", ") })
 }
 
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn requests_that_took_nothing_are_listed_by_reason() {
-        let counts = [(Taking::Taken, 2), (Taking::TakenOnKept, 9), (Taking::FillLate, 1), (Taking::AgentSilent, 1200)];
+        let counts =
+            [(Taking::Taken, 2), (Taking::TakenOnKept, 9), (Taking::FillLate, 1), (Taking::AgentSilent, 1200), (Taking::LogitsEqual, 11)];
         assert_eq!(outcomes(&counts.into()), (11, "1,200 agent-silent, 1 fill-late".to_owned()));
         assert_eq!(outcomes(&BTreeMap::new()), (0, "-".to_owned()));
     }

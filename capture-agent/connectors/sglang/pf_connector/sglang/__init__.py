@@ -7,6 +7,6 @@ README of this folder.
 from pf_connector.identity import adapter
 
 from .deployment import deployment
-from .linker import PfLinker, Pool, Request
+from .linker import Hold, PfLinker, Pool, Request
 
-__all__ = ["PfLinker", "Pool", "Request", "adapter", "deployment"]
+__all__ = ["Hold", "PfLinker", "Pool", "Request", "adapter", "deployment"]

@@ -10,12 +10,15 @@ within `start_layer_wise_loading`: the agent proves pages as a whole.
 from __future__ import annotations
 
 import logging
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pf_connector.fence import Fences
 from pf_connector.member import Member
-from pf_connector.wire import Failure
+from pf_connector.wire import Failure, Lost
 
 log = logging.getLogger("pf_connector")
 
@@ -27,7 +30,12 @@ except ImportError:  # The interface without SGLang: tests, and documentation.
 _PATIENCE = 2.0
 """Seconds that a lookup may take; SGLang waits for it."""
 _FILL = 60.0
-"""Seconds that filling may take."""
+"""Seconds that filling may take, for all loads of a batch together."""
+
+Slots = dict[str, list[int]]
+"""Device slots by the name of their pool."""
+Hold = Callable[[Slots], Callable[[], None]]
+"""Keeps slots from being given to another request, although SGLang frees them; returns what ends that."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,19 @@ class Pool:
     recurrent: bool = False
 
 
+@dataclass(frozen=True)
+class _Load:
+    restore: str
+    blocks: dict[str, list[int]]
+    slots: Slots
+    fill: str
+
+
 @dataclass
 class _Batch:
     """Loads that are filled together."""
 
-    loads: dict[str, tuple[str, dict[str, list[int]]]] = field(default_factory=dict)
+    loads: dict[str, _Load] = field(default_factory=dict)
 
 
 class Counter:
@@ -86,16 +102,21 @@ class PfLinker(UnifiedCacheLinker):
     """The linker.
 
     `member` is the connection of this rank to the agent, `pools` gives the group of each pool's
-    slots, `request` the tokens of a request id.
+    slots, `request` the tokens of a request id. `hold` is used for the slots of a fill that is
+    late: SGLang frees them, and the agent may still write there.
     """
 
     key_codec = None
 
-    def __init__(self, member: Member, pools: dict[str, Pool], page: int, request: Callable[[str], Request | None]) -> None:
+    def __init__(self, member: Member, pools: dict[str, Pool], page: int, request: Callable[[str], Request | None], *, hold: Hold) -> None:
         self._member = member
         self._pools = pools
         self._page = page
         self._request = request
+        self._hold = hold
+        self._fences = Fences(member)
+        self._epoch = secrets.token_hex(8)
+        self._fills = 0
         self._matched: dict[str, tuple[int, str]] = {}
         self._queued = _Batch()
         self._results: dict[int, bool] = {}
@@ -107,6 +128,10 @@ class PfLinker(UnifiedCacheLinker):
         They count from the first page that the engine lacks.
         """
         self._abandon(rid)
+        self._fences.step()
+        if self._fences:
+            # The agent has not answered since a fill was late. Each question would keep SGLang waiting.
+            return []
         request = self._request(rid)
         pages = max((len(transfer.keys or ()) for transfer in transfers), default=0)
         if request is None or pages == 0 or any(str(transfer.name) not in self._pools for transfer in transfers):
@@ -139,16 +164,18 @@ class PfLinker(UnifiedCacheLinker):
             return False
         boundary, restore = matched
         blocks: dict[str, list[int]] = {}
+        held: Slots = {}
         for transfer in transfers:
             pool = self._pools[str(transfer.name)]
-            slots = [int(slot) for slot in transfer.device_indices]
+            slots = held[str(transfer.name)] = [int(slot) for slot in transfer.device_indices]
             found = self._blocks(pool, slots, boundary)
             if found is None:
                 log.warning("request %s: slots of pool %s are not those of whole pages", rid, transfer.name)
                 return False
             blocks[pool.group] = found
         del self._matched[rid]
-        self._queued.loads[rid] = restore, blocks
+        self._fills += 1
+        self._queued.loads[rid] = _Load(restore, blocks, held, f"{self._epoch}-{self._fills}")
         return True
 
     @staticmethod
@@ -169,26 +196,37 @@ class PfLinker(UnifiedCacheLinker):
         """Fills everything that is queued."""
         batch, self._queued = self._queued, _Batch()
         index = self.layer_done_counter.update_producer()
-        filled = [self._member.submit("fill", {"restore": restore, "blocks": blocks}) for restore, blocks in batch.loads.values()]
-        ok = True
-        for rid, future in zip(batch.loads, filled, strict=True):
-            try:
-                future.result(_FILL)
-            except (Failure, TimeoutError) as error:
-                log.warning("request %s could not be restored: %s", rid, error)
-                ok = False
-        self._results[index] = ok
+        self._results[index] = self._fill(batch.loads)
         return index
 
+    def _fill(self, loads: dict[str, _Load]) -> bool:
+        end = time.monotonic() + _FILL
+        filled = [
+            self._member.submit("fill", {"restore": load.restore, "blocks": load.blocks, "fill": load.fill}) for load in loads.values()
+        ]
+        ok = True
+        for (rid, load), future in zip(loads.items(), filled, strict=True):
+            try:
+                future.result(max(0.0, end - time.monotonic()))
+                continue
+            except (TimeoutError, Lost) as error:
+                # A GPU may finish a copy that an agent had begun when it died.
+                log.warning("request %s: the capture agent has not filled its slots: %s", rid, str(error) or "it was late")
+                self._fences.add(load.restore, load.fill, self._hold(load.slots))
+            except Failure as error:
+                log.warning("request %s could not be restored: %s", rid, error)
+            ok = False
+        return ok
+
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        """Whether every load of a batch succeeded. Nothing writes to its slots any more."""
+        """Whether every load of a batch succeeded. Otherwise its slots hold nothing that may be used."""
         return self._results.pop(counter_index, True)
 
     def cancel_queued_load(self, rid: str) -> bool:
         """Forgets a load that has not started."""
         queued = self._queued.loads.pop(rid, None)
         if queued is not None:
-            self._member.submit("abandon", {"restore": queued[0]})
+            self._member.submit("abandon", {"restore": queued.restore})
         self._abandon(rid)
         return queued is not None
 

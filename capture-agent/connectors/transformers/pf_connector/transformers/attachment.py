@@ -18,11 +18,14 @@ import torch
 from pf_connector import identity
 from pf_connector.member import Member
 from pf_connector.paths import socket_path
-from pf_connector.pause import Pause
+from pf_connector.pause import Pause, Steps
 from pf_connector.wire import Failure
 
 from .arena import Slots
 from .cache import Shape, Unsupported
+
+_STEP_LIMIT = 20.0
+"""Seconds that a call of the agent waits for a step: less than the agent waits for the answer."""
 
 
 class Sequence:
@@ -104,8 +107,8 @@ class Attachment:
         self._allocated: dict[str, Sequence] = {}
         self.restored: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
         """Restored sequences, in the order of their arrival."""
-        self._still = threading.Lock()
-        self._pause = Pause(self._still.acquire, self._still.release)
+        self._steps = Steps(_STEP_LIMIT)
+        self._pause = Pause(self._steps.pause, self._steps.resume)
         # Guards the tables above: both the loop and the agent's calls use them.
         self._tables = threading.RLock()
         tag = f"transformers-{transformers.__version__}"
@@ -151,7 +154,7 @@ class Attachment:
     def step(self) -> Iterator[None]:
         """One step of the loop: caches change only within. Waits while the agent has the engine
         paused."""
-        with self._still:
+        with self._steps.step():
             yield
 
     def close(self) -> None:
@@ -230,7 +233,7 @@ class Attachment:
         arena would prove only that what it lacks is the same both times.
         """
         boundary, top = int(args["boundary"]), int(args["top"])
-        with self._pause.held() if self._pause.on else self._still, self._tables:
+        with self._pause.held() if self._pause.on else self._steps.between(), self._tables:
             logits = self._logits(args["sequence"], boundary)
         if logits is None:
             return {"boundary": boundary, "top": []}

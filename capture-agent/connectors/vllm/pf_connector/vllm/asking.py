@@ -18,7 +18,7 @@ from typing import Any
 
 from pf_connector.member import Member
 from pf_connector.prefix import Chain, ladder, root
-from pf_connector.wire import Full, Lost, encode_match_keys
+from pf_connector.wire import Failure, Full, Lost, encode_match_keys
 
 from . import tally as became
 from .breaker import Breaker, Way
@@ -28,8 +28,9 @@ log = logging.getLogger("pf_connector")
 
 _AGAIN = 1.0
 """Seconds after which a state on its way is asked for again without news from the agent."""
-_HASHING = 5.0
-"""Seconds that a question may wait for its keys."""
+_STAGES = (1024, 16384)
+"""Prefix lengths up to which a long request is asked for first: as a rule another prompt differs early, and then its other keys are not
+computed."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ class Question:
         self.asked: float | None = None
         """When the last question was sent; none while its keys are computed."""
         self.version = -1
+        self.stage = 0
+        """Number of the stages that it has passed."""
+        self.whole = True
+        """Whether the last question had the keys of all lengths that lie ready."""
         self.later = False
         self.unsent = False
         """Whether too much waited to be sent."""
@@ -171,7 +176,7 @@ class Asker:
         elif self._breaker.open:
             self._give_up(question, became.AGENT_BUSY if question.unsent else became.AGENT_SILENT)
         elif question.asked is None:
-            if now - question.begun > max(_HASHING, self._limits.later):
+            if now - question.begun > self._limits.later:
                 self._give_up(question, became.WAITED_TOO_LONG)
         elif now - question.asked > self._limits.patience:
             self._breaker.failed(now)
@@ -208,10 +213,12 @@ class Asker:
         if question.chain is None:
             question.chain = Chain(root(self._member.fingerprint, question.salt, question.adapter), question.tokens)
         chain = question.chain
-        lengths = {at for at in staged.boundaries if at < question.length}
-        lengths.update(ladder(max(lengths, default=0)))
+        deepest = max((at for at in staged.boundaries if at < question.length), default=0)
+        upto = next((stage for stage in _STAGES[question.stage :] if stage * 4 <= deepest), deepest)
+        lengths = {at for at in staged.boundaries if at <= upto}
+        lengths.update(ladder(upto))
         keys = [(at, chain.key(at)) for at in sorted(lengths)]
-        question.version = staged.version
+        question.version, question.whole = staged.version, upto == deepest
         # What the engine has is compared when the blocks are there: it may be equal, and it may not.
         if question.resume is None:
             future = self._member.submit_encoded(
@@ -237,12 +244,20 @@ class Asker:
             return
         if not isinstance(error, Lost):
             self._breaker.answered()
+        if isinstance(error, Failure) and error.code == "overloaded":
+            question.later = True
+            return
         if error is not None:
             log.info("no state for request %s: %s", question.request, error)
             question.reason = str(error)
             question.settle()
             return
         answer = future.result()
+        if not question.whole and answer.get("match") in ("ready", "later"):
+            # Nothing speaks against a deeper state yet.
+            question.stage, question.asked = question.stage + 1, None
+            self._queue.put(question)
+            return
         match answer.get("match"):
             case "ready":
                 question.digest = answer.get("digest")

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from . import first_step
 from .asking import Limits
 from .deployment import identity
 from .filling import Load
@@ -40,15 +41,20 @@ class PfMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class PfDone(KVConnectorWorkerMetadata):
+class PfWorkerMetadata(KVConnectorWorkerMetadata):
     """The workers' message to the scheduler after a step."""
 
     copied: Counter[str] = field(default_factory=Counter)
     """Copies that are done, by the number of workers."""
+    differing: set[str] = field(default_factory=set)
+    """Requests whose loads failed because blocks that the engine had hold other bytes."""
+    compared: list[tuple[str, str, bool]] = field(default_factory=list)
+    """First steps of restored requests: request, state, and whether it had the recorded logits."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Of two workers."""
-        return PfDone(self.copied + other.copied) if isinstance(other, PfDone) else self
+        """Of two ranks."""
+        assert isinstance(other, PfWorkerMetadata)
+        return PfWorkerMetadata(self.copied + other.copied, self.differing | other.differing, self.compared + other.compared)
 
 
 class PfConnector(KVConnectorBase_V1, SupportsHMA):
@@ -57,13 +63,31 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         who = identity(vllm_config)
-        self._scheduler: Scheduler | None = None
         settings = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        rank, first_steps = vllm_config.parallel_config.rank, first_step.used(vllm_config)
+        self._half: Scheduler | Worker
         if role == KVConnectorRole.SCHEDULER:
             limits, holds = Limits.of(settings), HoldLimits.of(settings)
             speculates = getattr(vllm_config, "speculative_config", None) is not None
-            self._scheduler = Scheduler(who, kv_cache_config, limits, holds, speculates=speculates)
-        self._worker = Worker(who, vllm_config.parallel_config.rank) if role == KVConnectorRole.WORKER else None
+            self._half = Scheduler(who, kv_cache_config, limits, holds, speculates=speculates, first_steps=first_steps)
+        elif first_steps and rank == 0:
+            from .logits import STEPS
+
+            self._half = Worker(who, rank, STEPS)
+        else:
+            self._half = Worker(who, rank)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        """vLLM calls the scheduler's half only in the scheduler."""
+        assert isinstance(self._half, Scheduler)
+        return self._half
+
+    @property
+    def _worker(self) -> Worker:
+        """And the worker's half only in workers."""
+        assert isinstance(self._half, Worker)
+        return self._half
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -72,9 +96,7 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Leaves the engine."""
-        half = self._scheduler or self._worker
-        if half is not None:
-            half.close()
+        self._half.close()
 
     # Scheduler.
 
@@ -89,7 +111,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """All groups of a sequence are restored, or none."""
-        return self._kv_cache_config.transfer_group_ids
+        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return groups
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load after the computed ones, and whether the load is asynchronous."""
@@ -117,11 +140,14 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """What the workers are done with."""
+        told = getattr(connector_output, "kv_connector_worker_meta", None)
+        if isinstance(told, PfWorkerMetadata):
+            self._scheduler.holds.copied(told.copied)
+            self._scheduler.differ(told.differing)
+            self._scheduler.compared(told.compared)
         failed = getattr(connector_output, "failed_recving", None) or ()
         for name in connector_output.finished_recving or ():
             self._scheduler.filled(name, name in failed)
-        if isinstance(done := getattr(connector_output, "kv_connector_worker_meta", None), PfDone):
-            self._scheduler.holds.copied(done.copied)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks may be freed at once: those that are held have one more user. And what the response says."""
@@ -144,11 +170,6 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         if isinstance(connector_metadata, PfMetadata) and connector_metadata.copies:
             self._worker.copy(connector_metadata.copies)
 
-    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Copies that are done."""
-        copied = self._worker.copied()
-        return PfDone(copied) if copied else None
-
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins what this step's metadata asks for, and ends what is late."""
         metadata = self._get_connector_metadata()
@@ -159,6 +180,11 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         """Loads that have ended."""
         done, failed = self._worker.finished()
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Copies that are done, why loads have failed, if the scheduler can do better, and what first steps showed."""
+        copied, differing, compared = self._worker.copied(), self._worker.differing(), self._worker.compared()
+        return PfWorkerMetadata(copied, differing, compared) if copied or differing or compared else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: a request runs when all of its layers are loaded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,10 @@ from . import settings
 from .model import model_config, model_weights
 
 log = logging.getLogger("pf_connector")
+
+_AGAIN = 30.0
+"""Seconds for which a failure is remembered; doubles with each."""
+_LONGEST = 600.0
 
 
 @dataclass(frozen=True)
@@ -101,21 +106,28 @@ def _computed(vllm_config: Any, given: str) -> dict[str, Any]:
     return found
 
 
-def _once(compute: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Computes when first asked, and remembers the answer, or why there is none."""
-    outcome: list[dict[str, Any] | Failure] = []
+def _once(compute: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.monotonic) -> Callable[[], dict[str, Any]]:
+    """Computes when first asked, and remembers the answer. A failure is remembered for a while only: a file system that is away
+    comes back, and looking again may cost reading all weights."""
+    answer: dict[str, Any] | None = None
+    failure: Failure | None = None
+    until, pause = 0.0, _AGAIN
 
     def ask() -> dict[str, Any]:
-        if not outcome:
+        nonlocal answer, failure, until, pause
+        if answer is not None:
+            return answer
+        if failure is None or clock() >= until:
             try:
-                outcome.append(compute())
+                answer = compute()
+                return answer
             except Exception as error:
+                said = failure
                 failure = error if isinstance(error, Failure) else Failure("fingerprint_mismatch", f"{type(error).__name__}: {error}")
-                log.error("this engine cannot be captured: %s", failure.detail, exc_info=failure is not error)
-                outcome.append(failure)
-        if isinstance(outcome[0], Failure):
-            raise outcome[0]
-        return outcome[0]
+                if said is None or said.detail != failure.detail:
+                    log.error("this engine cannot be captured: %s", failure.detail, exc_info=failure is not error)
+                until, pause = clock() + pause, min(pause * 2, _LONGEST)
+        raise Failure(failure.code, failure.detail)
 
     return ask
 

@@ -1,26 +1,22 @@
 """Fills under way, each with a time limit.
 
-A fill that is late must not keep its request waiting, and the agent may still write: it has the memory mapped, and a stopped process
-goes on where it was. So the blocks are taken out of circulation before vLLM may give them to another request, the agent is told to give
-the fill up, and the blocks come back when it has answered that nothing writes there any more. If its process has ended, its mapping has
-too; the answer then comes from the next one.
+A fill that is late must not keep its request waiting, and the agent may still write. So its blocks are taken out of circulation before
+vLLM may give them to another request, and come back when nothing writes there any more (`pf_connector.fence`).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from pf_connector.fence import Fences
 from pf_connector.member import Member
 
 log = logging.getLogger("pf_connector")
-
-_AGAIN = 1.0
-"""Seconds between two tries to reach the agent."""
 
 
 @dataclass
@@ -47,31 +43,15 @@ class _Filling:
     late: bool = False
 
 
-@dataclass
-class _Fence:
-    """A fill that the agent is told to give up."""
-
-    load: Load
-    blocks: list[Any] | None
-    """vLLM's blocks that are kept out of circulation; none if this vLLM has no way to do that."""
-    answer: Future[dict[str, Any]]
-    again: float
-
-
 class Fillings:
     """The fills of an engine. All on the scheduler's thread."""
 
     def __init__(self, member: Member, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._member = member
         self._limit = limit
         self._clock = clock
         self._open: dict[str, _Filling] = {}
-        self._fences: list[_Fence] = []
-
-    @property
-    def quarantined(self) -> int:
-        """Number of blocks out of circulation."""
-        return sum(len(fence.blocks or ()) for fence in self._fences)
+        self._fences = Fences(member, clock)
+        self._expired: list[str] = []
 
     def add(self, load: Load, written: list[Any]) -> None:
         """A fill begins; `written` are vLLM's blocks that the agent writes."""
@@ -87,36 +67,23 @@ class Fillings:
         if not self._open and not self._fences:
             return []
         now = self._clock()
-        expired = []
         for name, filling in self._open.items():
             if not filling.late and now >= filling.deadline:
                 filling.late = True
-                blocks = _hold(manager, filling.written)
-                self._fences.append(_Fence(filling.load, blocks, self._give_up(filling.load), now + _AGAIN))
-                if blocks is None:
-                    log.warning("request %s: its blocks cannot be kept out of circulation, it waits for the agent", name)
-                else:
-                    expired.append(name)
-        return expired + self._settle(manager, now)
-
-    def _settle(self, manager: Any, now: float) -> list[str]:
-        expired, still = [], []
-        for fence in self._fences:
-            if not fence.answer.done():
-                still.append(fence)
-            elif fence.answer.exception() is not None:
-                if now >= fence.again and self._member.registered:
-                    fence.answer, fence.again = self._give_up(fence.load), now + _AGAIN
-                still.append(fence)
-            elif fence.blocks is None:
-                expired.append(fence.load.request)
-            else:
-                manager.block_pool.free_blocks(fence.blocks)
-        self._fences = still
+                self._give_up(name, filling, manager)
+        self._fences.step()
+        expired = self._expired.copy()
+        self._expired.clear()
         return expired
 
-    def _give_up(self, load: Load) -> Future[dict[str, Any]]:
-        return self._member.submit("abandon", {"restore": load.restore, "fill": load.fill})
+    def _give_up(self, name: str, filling: _Filling, manager: Any) -> None:
+        load, blocks = filling.load, _hold(manager, filling.written)
+        if blocks is None:
+            log.warning("request %s: its blocks cannot be kept out of circulation, it waits for the agent", name)
+            self._fences.add(load.restore, load.fill, functools.partial(self._expired.append, name))
+        else:
+            self._fences.add(load.restore, load.fill, functools.partial(manager.block_pool.free_blocks, blocks))
+            self._expired.append(name)
 
 
 def _hold(manager: Any, blocks: list[Any]) -> list[Any] | None:

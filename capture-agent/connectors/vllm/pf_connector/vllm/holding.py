@@ -58,6 +58,10 @@ class Copy:
 
     key: str
     pairs: list[tuple[str, int, int]] = field(default_factory=list)
+    request: str | None = None
+    """The request whose state is copied; none if it has ended and makes no further step."""
+    boundary: int = 0
+    """Tokens of that state."""
 
 
 @dataclass
@@ -362,7 +366,7 @@ class Holds:
         if any(block.block_id in zeroed for block in fresh):
             self._pool.free_blocks(fresh)
             return None
-        copy = Copy("")
+        copy = Copy("", request=request.request_id, boundary=boundary)
         for group, target in zip(moved, fresh, strict=True):
             source = blocks[group.name][-1]
             copy.pairs.append((group.name, source, target.block_id))

@@ -10,6 +10,8 @@ from typing import Any
 from pf_connector import identity
 from pf_connector.identity import Unidentified
 
+from .first_step import CLASS
+
 log = logging.getLogger("pf_connector")
 
 _SETTINGS = (
@@ -47,8 +49,11 @@ def model_config(vllm_config: Any, model: Any) -> str:
     for name in _SETTINGS:
         owner, field = name.split(".")
         value = getattr(model if owner == "model" else getattr(vllm_config, owner, None), field, None)
+        if field == "logits_processors":
+            # Ours changes nothing.
+            value = [str(one) for one in value or () if str(one) != CLASS] or None
         if value is not None:
-            settings[name] = [str(one) for one in value] if field == "logits_processors" else value
+            settings[name] = value
     if _has_long_rope(config):
         # The longest context chooses between two sets of factors.
         settings["max_model_len"] = int(model.max_model_len)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pf_connector.member import Member, Verb
 
-from . import table
+from . import first_step, table
 from . import tally as became
 from .asking import Asker, Limits, Question
 from .deployment import Identity
@@ -56,7 +56,14 @@ class Scheduler:
     """State of the scheduler's half."""
 
     def __init__(
-        self, identity: Identity, config: Any, limits: Limits | None = None, holds: HoldLimits | None = None, *, speculates: bool = False
+        self,
+        identity: Identity,
+        config: Any,
+        limits: Limits | None = None,
+        holds: HoldLimits | None = None,
+        *,
+        speculates: bool = False,
+        first_steps: bool = False,
     ) -> None:
         self._groups: list[Group] = []
         self._supported = True
@@ -73,6 +80,8 @@ class Scheduler:
         self._progress: dict[str, Progress] = {}
         self._reading: dict[str, float] = {}
         self._loads: list[Load] = []
+        self._differing: set[str] = set()
+        self._first_steps = first_steps
         self._avoid: list[tuple[Any, Progress]] = []
         self._manager: Any = None
         self._left = _WAIT
@@ -111,6 +120,8 @@ class Scheduler:
     def add(self, request: Any) -> None:
         """A request has come."""
         table.settled(request)
+        if self._first_steps:
+            first_step.mark(request)
         self._requests[request.request_id] = request
         if (wishes := Wishes.of(request)) is not NONE:
             self._wishes[request.request_id] = wishes
@@ -320,8 +331,14 @@ class Scheduler:
             found += [block for block in blocks[group.index] if block.block_id in ids and not block.is_null]
         return found
 
+    def differ(self, names: set[str]) -> None:
+        """The agent said on some rank that blocks which the engine had are not those of the state."""
+        self._differing |= names
+
     def filled(self, name: str, failed: bool) -> None:
         """The workers are done with a request."""
+        differs = name in self._differing
+        self._differing.discard(name)
         ended = self._fillings.done(name)
         if ended is None:
             return
@@ -336,8 +353,8 @@ class Scheduler:
             progress.reason = became.FILL_LATE if late else became.FILL_FAILED
         if late:
             self.tally.add(became.FILL_LATE, name, load.restore)
-        elif load.kept and load.restore is not None and request is not None and progress is not None and not progress.fresh:
-            # Most likely the engine has computed those blocks itself, and not bit for bit as they were captured.
+        elif differs and load.restore is not None and request is not None and progress is not None and not progress.fresh:
+            # The engine has computed those blocks itself, and not bit for bit as they were captured.
             self.tally.add(became.KEPT_DIFFERS, name, load.restore)
             progress.ready, progress.fresh = (load.boundary, load.restore), True
         else:
@@ -361,6 +378,11 @@ class Scheduler:
     def copies(self, zeroed: Any) -> list[Copy]:
         """Once a step: what the workers copy before it. `zeroed` are blocks that they clear first."""
         return self.holds.step(zeroed)
+
+    def compared(self, steps: list[tuple[str, str, bool]]) -> None:
+        """First steps of restored requests, by name and state, and whether they had the recorded logits."""
+        for name, restore, equal in steps:
+            self.tally.add(became.LOGITS_EQUAL if equal else became.LOGITS_DIFFER, name, restore)
 
     def _lacks_blocks(self, request: Any) -> bool:
         """Whether vLLM has too few blocks for a request, if it has none of its tokens."""

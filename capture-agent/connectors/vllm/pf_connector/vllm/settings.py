@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 TEXTS = ("engine", "socket", "weights")
-NUMBERS = ("pause_limit", "patience", "later_limit", "fill_limit")
-"""Limits, in seconds."""
+NUMBERS = ("patience", "later_limit", "fill_limit", "hold_limit", "keep", "keep_share")
+"""Limits, in seconds; `keep_share` is a share."""
 
 
 def check(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,5 +24,5 @@ def check(given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             float(found[name])
         except (TypeError, ValueError):
-            raise ValueError(f"kv_connector_extra_config: {name} is a number of seconds, not {found[name]!r}") from None
+            raise ValueError(f"kv_connector_extra_config: {name} is a number, not {found[name]!r}") from None
     return found

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from .adapters import UNIDENTIFIED, Adapters
+from .first_step import MARK
 
 _adapters = Adapters()
 
@@ -106,7 +107,7 @@ def unrecorded(request: Any) -> list[str]:
         if params.presence_penalty or params.frequency_penalty:
             # They count generated tokens only; after a restore all are prompt.
             found.append("penalties")
-        if set(params.extra_args or ()) - _OF_VLLM or getattr(params, "thinking_token_budget", None) is not None:
+        if set(params.extra_args or ()) - _OF_VLLM - {MARK} or getattr(params, "thinking_token_budget", None) is not None:
             found.append("logits-processors")
     if request.spec_token_ids:
         found.append("speculation")

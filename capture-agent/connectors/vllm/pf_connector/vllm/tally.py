@@ -24,10 +24,12 @@ OTHER_LENGTH = "other-length"
 FILL_FAILED = "fill-failed"
 FILL_LATE = "fill-late"
 GONE = "gone"
+LOGITS_EQUAL = "logits-equal"
+LOGITS_DIFFER = "logits-differ"
 
 _SAID_BY_BREAKER = {AGENT_SILENT, AGENT_BUSY}
 """These come for each request while the agent hangs. The log says once that it hangs."""
-_FINE = {TAKEN, TAKEN_ON_KEPT, KEPT_DIFFERS, ENGINE_HAS_MORE, GONE}
+_FINE = {TAKEN, TAKEN_ON_KEPT, KEPT_DIFFERS, ENGINE_HAS_MORE, GONE, LOGITS_EQUAL}
 _EVERY = 0.2
 """Seconds between two reports."""
 

@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from pf_connector.member import Member
 from pf_connector.memory import CannotShare
-from pf_connector.wire import Lost
+from pf_connector.wire import Failure, Lost
 
 from .deployment import Identity
 from .filling import Load
+from .first_step import FirstSteps
 from .holding import Copy
 from .layout import Pages, Unsupported
 
 log = logging.getLogger("pf_connector")
 
+_DRAIN = 1.0
+"""Seconds after the end of a connection in which a GPU may still do a copy that a killed agent had begun (decision 34)."""
+
+
+@dataclass
+class _Fill:
+    answer: Future[dict[str, Any]]
+    event: Any = None
+    args: dict[str, Any] = field(default_factory=dict)
+    lost: float | None = None
+    """When it was seen that the connection had ended."""
+
 
 class Worker:
     """State of a worker's half."""
 
-    def __init__(self, identity: Identity, rank: int) -> None:
+    def __init__(self, identity: Identity, rank: int, first_steps: FirstSteps | None = None) -> None:
         self._identity = identity
+        self._first_steps = first_steps
         self._rank = rank
         self._member: Member | None = None
         self._pages: Pages | None = None
-        self._fills: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
-        self._late: dict[str, tuple[Future[dict[str, Any]], Any]] = {}
+        self._fills: dict[str, _Fill] = {}
+        self._late: dict[str, _Fill] = {}
         """Given up and not reported yet."""
-        self._events: list[tuple[Future[dict[str, Any]], Any]] = []
-        """Events of fills that were given up: the agent may still wait for them."""
+        self._events: list[_Fill] = []
+        """Fills that were given up: the agent may still wait for their events."""
+        self._differing: set[str] = set()
         self._copies: list[tuple[str, Any]] = []
         """Copies that were launched, each with an event after it."""
 
@@ -49,7 +66,7 @@ class Worker:
         registration = {
             "engine": self._identity.engine,
             "member": f"worker-{self._rank}",
-            "verbs": [],
+            "verbs": ["oracle"] if self._first_steps is not None else [],
             "rank": self._rank,
             "world": self._identity.world,
             "deployment": self._identity.deployment,
@@ -57,11 +74,14 @@ class Worker:
             "groups": self._pages.groups,
         }
         who = self._identity
-        self._member = Member(who.socket, registration, descriptors=self._pages.descriptors, prepare=who.prepare).start()
+        calls = {"oracle": self._first_steps.oracle} if self._first_steps is not None else {}
+        self._member = Member(who.socket, registration, calls, descriptors=self._pages.descriptors, prepare=who.prepare).start()
 
     def copy(self, copies: list[Copy]) -> None:
         """Copies blocks on the current stream, after everything that the engine has launched."""
         for copy in copies:
+            if self._first_steps is not None and copy.request is not None:
+                self._first_steps.watch(copy.request, copy.boundary)
             for group, source, target in copy.pairs:
                 if self._pages is not None:
                     self._pages.copy(group, source, target)
@@ -79,20 +99,20 @@ class Worker:
         for load in loads:
             event = _event()
             if load.restore is None or self._member is None:
-                future: Future[dict[str, Any]] = Future()
-                future.set_exception(Lost("these blocks cannot be filled"))
+                fill = _Fill(Future())
+                fill.answer.set_exception(Lost("these blocks cannot be filled"))
             else:
                 args: dict[str, Any] = {"restore": load.restore, "blocks": load.blocks, "kept": load.kept, "fill": load.fill}
                 if event is not None:
                     args["after"] = bytes(event.ipc_handle()).hex()
-                future = self._member.submit("fill", args)
-            self._fills[load.request] = (future, event)
+                fill = _Fill(self._member.submit("fill", args), event, args)
+            self._fills[load.request] = fill
 
     def give_up(self, requests: list[str]) -> None:
         """Reports these fills as failed without waiting for the agent. The scheduler keeps their blocks out of circulation."""
         for name in requests:
             fill = self._fills.get(name)
-            if fill is not None and not fill[0].done():
+            if fill is not None and not fill.answer.done():
                 log.warning("request %s: the capture agent has not filled its blocks in time", name)
                 self._late[name] = self._fills.pop(name)
 
@@ -100,17 +120,41 @@ class Worker:
         """Requests whose loads have ended since the last call, and those of them that failed."""
         done, failed = set(self._late), set(self._late)
         self._events += self._late.values()
-        self._events = [pair for pair in self._events if not pair[0].done()]
+        self._events = [fill for fill in self._events if not fill.answer.done()]
         self._late = {}
-        for name, (future, _) in list(self._fills.items()):
-            if not future.done():
+        now = time.monotonic()
+        for name, fill in list(self._fills.items()):
+            if not fill.answer.done():
                 continue
+            error = fill.answer.exception()
+            code = error.code if isinstance(error, Failure) else None
+            if code == "overloaded" and self._member is not None:
+                # Nothing was begun. The scheduler's limit for fills holds.
+                fill.answer = self._member.submit("fill", fill.args)
+                continue
+            if isinstance(error, Lost) and fill.event is not None:
+                fill.lost = now if fill.lost is None else fill.lost
+                if now - fill.lost < _DRAIN:
+                    continue
             del self._fills[name]
             done.add(name)
-            if (error := future.exception()) is not None:
+            if error is not None:
                 log.warning("request %s could not be restored: %s", name, error)
                 failed.add(name)
+            elif self._first_steps is not None and (oracle := fill.answer.result().get("oracle")):
+                self._first_steps.expect(name, fill.args["restore"], oracle)
+            if code == "kept_differs":
+                self._differing.add(name)
         return done, failed
+
+    def compared(self) -> list[tuple[str, str, bool]]:
+        """First steps that were compared since the last call: request, state, whether their logits are equal."""
+        return [] if self._first_steps is None else self._first_steps.compared()
+
+    def differing(self) -> set[str]:
+        """Requests whose loads have failed since the last call because blocks that the engine had hold other bytes."""
+        found, self._differing = self._differing, set()
+        return found
 
     def close(self) -> None:
         """Leaves the engine."""
