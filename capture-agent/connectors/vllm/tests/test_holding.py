@@ -55,7 +55,8 @@ class Case(unittest.TestCase):
 
     def answer(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((call, args))
-        return self.answers.get(call, {})
+        found: dict[str, Any] = self.answers.get(call, {})
+        return found
 
     def calls_of(self, name: str) -> list[dict[str, Any]]:
         return [args for call, args in self.calls if call == name]
@@ -79,8 +80,9 @@ class Case(unittest.TestCase):
 
     def copy(self, zeroed: Any = None) -> Copy:
         """The one copy of the next steps."""
-        (copy,) = self.until(lambda: self.step(zeroed))
-        return copy
+        copies: list[Copy] = self.until(lambda: self.step(zeroed))
+        self.assertEqual(len(copies), 1)
+        return copies[0]
 
     def ack(self, copy: Copy) -> None:
         """Every worker has come to this point."""

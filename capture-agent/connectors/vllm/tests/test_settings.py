@@ -26,7 +26,8 @@ class Settings(unittest.TestCase):
             check({"engine": "e", "later-limit": 5})
 
     def test_a_limit_that_is_no_number_is_refused_by_name(self) -> None:
-        for value in ("soon", [1], {}):
+        values: tuple[Any, ...] = ("soon", [1], {})
+        for value in values:
             with self.subTest(value=value), self.assertRaisesRegex(ValueError, "later_limit is a number"):
                 check({"later_limit": value})
 
