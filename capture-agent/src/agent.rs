@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::drain::Rate;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
+use crate::llama::Llamas;
 use crate::pushes::Pushes;
 use crate::restore::Staged;
 use crate::upkeep;
@@ -21,6 +22,7 @@ struct Inner {
     config: Config,
     store: Store,
     engines: Engines,
+    llamas: Llamas,
     pushes: Pushes,
     staged: Staged,
     rate: Rate,
@@ -42,7 +44,8 @@ impl Agent {
         let tasks = schedule.clone();
         tokio::spawn(async move { tasks.run().await });
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, rate, schedule, _lock: lock })))
+        let llamas = Llamas::open(&config, engines.ring())?;
+        Ok(Self(Arc::new(Inner { config, store, engines, llamas, pushes, staged, rate, schedule, _lock: lock })))
     }
 
     /// Its configuration.
@@ -61,6 +64,12 @@ impl Agent {
     #[must_use]
     pub fn engines(&self) -> &Engines {
         &self.0.engines
+    }
+
+    /// Servers of llama.cpp.
+    #[must_use]
+    pub fn llamas(&self) -> &Llamas {
+        &self.0.llamas
     }
 
     /// Pushes in the background.

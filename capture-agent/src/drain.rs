@@ -118,7 +118,7 @@ impl Agent {
     async fn plan(&self, target: &Reference, failed: &mut Vec<DrainFailure>) -> Vec<DrainItem> {
         let mut plan = Vec::new();
         let mut references = HashSet::new();
-        for info in self.engines().list() {
+        for info in self.engines().list().into_iter().chain(self.llamas().list()) {
             if let EngineState::Incomplete { missing } = info.state {
                 let error = Error::Incomplete { engine: info.engine.clone(), missing };
                 failed.push(failure(&info.engine, "", &error));
@@ -140,6 +140,11 @@ impl Agent {
 
     /// The sequences of an engine that have state, and the bytes of it.
     async fn look(&self, engine: &str) -> Result<Vec<(Sequence, u64)>> {
+        if let Some(llama) = self.llamas().get(engine) {
+            let slot =
+                |(slot, boundary, bytes): (u32, u64, u64)| (Sequence { id: slot.to_string(), boundary, ..Sequence::default() }, bytes);
+            return Ok(llama.with_state().await?.into_iter().map(slot).collect());
+        }
         let engine = self.engines().get(engine)?;
         if !engine.serves(Verb::Pause) {
             // It only takes state.

@@ -102,6 +102,9 @@ pub enum Error {
         /// The digest of the bytes in memory.
         found: String,
     },
+    /// A slot of `llama-server` has another state than the file that it was restored from.
+    #[error("slot {slot} of engine {engine:?} does not hold the restored state: {difference}; a request may have used it meanwhile")]
+    SlotDiffers { engine: String, slot: u32, difference: String },
     /// Other logits.
     #[error("the logits of the first step after the restore differ from those that were recorded: {detail}")]
     Oracle { detail: String },
@@ -154,19 +157,19 @@ impl Error {
             Self::Refused { .. } | Self::Protocol { .. } => ErrorCode::EngineRefused,
             Self::Memory(MemoryError::NoRoom { .. }) | Self::NoRoom { .. } => ErrorCode::NoRoom,
             Self::Memory(MemoryError::OutOfBounds { .. }) => ErrorCode::EngineRefused,
+            Self::Memory(MemoryError::File { source, .. }) | Self::Io { source, .. } => match ErrorCode::of_io(source.kind()) {
+                Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
+                _ => ErrorCode::Unavailable,
+            },
             Self::Memory(_) => ErrorCode::EngineLost,
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
-            Self::Live { .. } | Self::Kept { .. } => ErrorCode::LiveMismatch,
+            Self::Live { .. } | Self::Kept { .. } | Self::SlotDiffers { .. } => ErrorCode::LiveMismatch,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
             Self::Store(error) => error.local_code(),
             Self::Client(error) => error.code(),
-            Self::Io { source, .. } => match ErrorCode::of_io(source.kind()) {
-                Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
-                _ => ErrorCode::Unavailable,
-            },
             Self::Timeout { .. } | Self::PauseEnded { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,

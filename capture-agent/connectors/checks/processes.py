@@ -86,7 +86,8 @@ class Registry(Child):
 class Host:
     """A GPU host without a GPU: a home, a local store, an agent."""
 
-    def __init__(self, name: str, binaries: Path, folder: Path, registry: str) -> None:
+    def __init__(self, name: str, binaries: Path, folder: Path, registry: str, *options: str) -> None:
+        """`options` are further ones of `pf-agent serve`."""
         folder.mkdir(parents=True)
         self.name = name
         self.folder = folder
@@ -95,7 +96,7 @@ class Host:
         self._binaries = binaries
         self._registry = registry
         command = [str(binaries / "pf-agent"), "serve", "--data", str(folder / "agent"), "--socket", str(self.control)]
-        command += ["--engine-socket", str(self.engines), "--registry", registry]
+        command += ["--engine-socket", str(self.engines), "--registry", registry, *options]
         self.agent = Child(f"pf-agent on {name}", command, folder / "agent.log", _env(folder))
         wait_for("the agent", lambda: self.control.exists() and self.engines.exists(), self.agent.alive)
 

@@ -1,6 +1,7 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
 python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [vllm-adapters] [transformers]
+python real_engine.py --llama-server FILE --llama-model FILE --binaries DIR --work DIR llama
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "transformers")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "transformers", "llama")
 
 
 def main() -> int:
     """Runs the checks. Returns 0 if all of them pass, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--llama-server", default="llama-server")
+    parser.add_argument("--llama-model", default="")
     parser.add_argument("--binaries", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
     args = parser.parse_args()
+    from llama_check import check as check_llama
     from outcome import Outcome
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
@@ -33,6 +37,8 @@ def main() -> int:
         try:
             if name == "transformers":
                 outcomes = check_transformers(args.python, args.binaries, folder)
+            elif name == "llama":
+                outcomes = check_llama(args.llama_server, args.llama_model, args.binaries, folder)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:

@@ -10,6 +10,8 @@ mod engines_wire;
 mod gpu;
 mod kernels;
 mod library;
+mod llama;
+mod llama_faults;
 mod loads;
 mod memory;
 mod pushes;

@@ -58,6 +58,7 @@ Examples:
   pf restore team/agent:step-9 vllm-0
   pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
   pf restore team/agent:step-9 vllm-0 --local    without asking the registry
+  pf restore team/agent:step-9 llama-0 -s 3      into a slot of a llama-server
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
 What cannot be proven equal is refused, and the engine is as it was.";
@@ -73,6 +74,9 @@ pub struct Restore {
     /// Take the snapshot from the agent's store, without asking a registry
     #[arg(long)]
     pub local: bool,
+    /// The slot of a llama-server, which may be in use; otherwise an empty one
+    #[arg(long, short, value_name = "SLOT")]
+    pub sequence: Option<String>,
     #[command(flatten)]
     pub at: AgentAt,
 }
