@@ -5,7 +5,7 @@
 //! file       = u32 magic | u32 4 | u32 words | words × i32 | section …
 //! words      = -1 | 1 | n | n × token | 0 (images and other media; none)         or the tokens alone
 //! attention  = u32 streams | streams × (u32 cells, and if these are not 0: body)   one stream has cells
-//! body       = cells × cell | u32 V is transposed | u32 layers | layers × K | layers × V, or none (latent attention)
+//! body       = cells × cell | u32 V is transposed | u32 layers | 2 × u32 rotation | layers × K | layers × V, or none (latent)
 //! cell       = i32 position | u32 1 | (12 bytes: position in an image, token) | i32 sequence
 //! K, V       = i32 type | u64 bytes of a row | cells × row
 //! transposed = i32 type | u32 bytes of an element | u32 rows | rows × cells × element
@@ -58,6 +58,8 @@ pub struct Section {
     pub positions: Vec<u32>,
     /// 12 bytes for each cell, or nothing.
     pub extra: Vec<u8>,
+    /// Sizes of the rotations of K and V in a quantized cache; 0 without.
+    pub rotation: [u32; 2],
     /// In the order of the file.
     pub blocks: Vec<Block>,
 }
@@ -124,7 +126,10 @@ impl State {
     pub fn form(&self) -> String {
         let section = |section: &Section| match section.streams {
             0 => format!("recurrent: {}", section.form()),
-            streams => format!("{streams} streams, {} bytes a cell: {}", 12 + section.cell_extra(), section.form()),
+            streams => {
+                let ([k, v], cell) = (section.rotation, 12 + section.cell_extra());
+                format!("{streams} streams, {cell} bytes a cell, rotations {k} and {v}: {}", section.form())
+            }
         };
         self.sections.iter().map(section).collect::<Vec<_>>().join("; ")
     }
@@ -147,7 +152,9 @@ impl Section {
     #[must_use]
     pub fn layout(&self) -> String {
         const LONGEST: usize = 200;
-        let layout = format!("opaque/llama.cpp/state-{VERSION}/{}", self.form().replace(", ", "/").replace(' ', "-"));
+        let [k, v] = self.rotation;
+        let rotated = if (k, v) == (0, 0) { String::new() } else { format!("/rotated-{k}-{v}") };
+        let layout = format!("opaque/llama.cpp/state-{VERSION}/{}{rotated}", self.form().replace(", ", "/").replace(' ', "-"));
         if layout.len() <= LONGEST { layout } else { format!("opaque/llama.cpp/state-{VERSION}/{}", Digest::sha256(layout.as_bytes())) }
     }
 }

@@ -43,6 +43,8 @@ pub struct Attention {
     pub extra: bool,
     /// Layers.
     pub layers: u32,
+    /// Rotations of K and V.
+    pub rotation: [u32; 2],
     /// Number and bytes of the type of keys, and bytes of a row.
     pub k: (i32, u64),
     /// The same for values, where there are any.
@@ -56,7 +58,7 @@ impl Attention {
     #[must_use]
     pub fn plain(cells: u32, layers: u32, row: u64) -> Self {
         let (k, v) = ((1, row), Some((1, row)));
-        Self { streams: 1, positions: (0..cells).collect(), extra: false, layers, k, v, transposed: None }
+        Self { streams: 1, positions: (0..cells).collect(), extra: false, layers, rotation: [0; 2], k, v, transposed: None }
     }
 }
 
@@ -99,7 +101,7 @@ impl File {
     }
 
     fn attention(&self, attention: &Attention, section: u64, out: &mut Vec<u8>) {
-        let Attention { streams, positions, extra, layers, k, v, transposed } = attention;
+        let Attention { streams, positions, extra, layers, rotation, k, v, transposed } = attention;
         let mut word = |word: u32| out.extend(word.to_le_bytes());
         word(*streams);
         let stream = self.slot.min(streams - 1);
@@ -115,6 +117,7 @@ impl File {
         }
         word(u32::from(transposed.is_some()));
         word(*layers);
+        rotation.iter().for_each(|size| word(*size));
         for layer in 0..*layers {
             head(out, k.0, k.1);
             positions.iter().for_each(|position| out.extend(self.row(section, 0, layer, *position as usize + 1, k.1)));

@@ -126,7 +126,9 @@ def _sessions(binary: str, model: str, binaries: Path, folder: Path, registry: R
         continued = b.complete(int(restored["sequence"]), again, 64)
         cached, computed = continued["timings"]["cache_n"], continued["timings"]["prompt_n"]
         same = continued["tokens"] == uninterrupted["tokens"] and cached == report["boundary"] and computed == len(again) - cached
-        seen = f"T={report['boundary']}, {report['pages']} pages; cached {cached}, computed {computed}; tokens {'equal' if same else 'differ'}"
+        seen = (
+            f"T={report['boundary']}, {report['pages']} pages; cached {cached}, computed {computed}; tokens {'equal' if same else 'differ'}"
+        )
         outcomes.append(Outcome(f"a fresh server on another host continues equal at temperature 0 ({kind})", same, seen))
         outcomes.append(Outcome(f"no file stays with the second server ({kind})", not list(b.slots.iterdir()), str(b.slots)))
     finally:
@@ -185,7 +187,8 @@ def _fork(host: Host, server: Server, reference: str, first: list[int], report: 
     server.complete(int(restored["sequence"]), other, 32)
     fork = host.pf("snapshot", ENGINE, f"{reference}:fork", "--sequence", "1", "--push", "wait")
     share = fork["new_bytes"] / report["resident_bytes"]
-    seen = f"{fork['boundary']} tokens, {fork['new_bytes']:,} of {fork['resident_bytes']:,} bytes new ({share:.1%}), parent {fork.get('parent')}"
+    stored = f"{fork['new_bytes']:,} of {fork['resident_bytes']:,} bytes new ({share:.1%})"
+    seen = f"{fork['boundary']} tokens, {stored}, parent {fork.get('parent')}"
     holds = share < FORK_SHARE and fork.get("parent") == report["digest"]
     return Outcome(f"a fork of {report['boundary']} tokens stores less than {FORK_SHARE:.0%} more ({kind})", holds, seen)
 

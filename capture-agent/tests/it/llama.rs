@@ -81,7 +81,7 @@ async fn every_form_comes_back_byte_for_byte() {
         ("more in each cell", vec![dense(|a| a.extra = true)]),
         ("transposed", vec![dense(|a| a.transposed = Some(2))]),
         ("latent", vec![dense(|a| a.v = None)]),
-        ("quantized", vec![dense(|a| (a.k, a.v) = ((8, 68), Some((2, 36))))]),
+        ("quantized", vec![dense(|a| (a.k, a.v, a.rotation) = ((8, 68), Some((2, 36)), [64, 64]))]),
         ("another order", vec![dense(|a| a.positions.rotate_left(9))]),
         ("windows", vec![dense(|_| {}), window.clone()]),
         ("hybrid", vec![window, Section::Recurrent { layers: 4, with: 3, r: 48, s: 96 }]),
@@ -146,6 +146,7 @@ async fn what_does_not_fit_is_refused_by_name() {
     for (words, other) in [
         (["3 K q8_0 102", "3 K f16 96"], with(|a| a.k = (8, 102))),
         (["2 K f16 96", "3 K f16 96"], with(|a| a.layers = 2)),
+        (["rotations 0 and 64", "rotations 0 and 0"], with(|a| a.rotation = [0, 64])),
         (["2 streams", "1 streams"], with(|a| a.streams = 2)),
         (["V f16 96 transposed", "V f16 96"], with(|a| a.transposed = Some(2))),
     ] {

@@ -8,6 +8,8 @@ use crate::limits::Limits;
 const MAX_STREAMS: u32 = 256;
 /// Layers of a model.
 const MAX_LAYERS: u32 = 4096;
+/// Size of a rotation.
+const MAX_ROTATION: u32 = 1 << 16;
 /// Sections of a file: full attention, windows, recurrent state.
 const MAX_SECTIONS: usize = 3;
 /// Words before the sections: 64 MiB.
@@ -331,6 +333,7 @@ impl Reader<'_> {
             }
             let transposed = self.within("whether V is transposed", 0, 1)? == 1;
             let layers = self.within("layers", 1, MAX_LAYERS)?;
+            let rotation = [self.within("the rotation of K", 0, MAX_ROTATION)?, self.within("the rotation of V", 0, MAX_ROTATION)?];
             let (cells, mut blocks) = (positions.len() as u64, Vec::new());
             for number in 0..layers {
                 blocks.push(self.rows(Role::K, number, cells)?);
@@ -338,7 +341,7 @@ impl Reader<'_> {
             for number in 0..if values { layers } else { 0 } {
                 blocks.push(if transposed { self.columns(number, cells)? } else { self.rows(Role::V, number, cells)? });
             }
-            section = Some(Section { streams, positions, extra, blocks });
+            section = Some(Section { streams, positions, extra, rotation, blocks });
         }
         section.ok_or_else(|| field(self.at, "a stream with cells", "none"))
     }
@@ -365,7 +368,7 @@ impl Reader<'_> {
         if half == 0 || first.len() != second.len() || !even(first) || !even(second) {
             return Err(field(self.at, "as many R of one form as S of one form", format!("{} blocks", blocks.len())));
         }
-        Ok(Section { streams: 0, positions: vec![position], extra: Vec::new(), blocks })
+        Ok(Section { streams: 0, positions: vec![position], extra: Vec::new(), rotation: [0; 2], blocks })
     }
 
     fn element(&mut self, role: Role) -> Result<Element, FormatError> {

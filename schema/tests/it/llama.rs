@@ -55,7 +55,7 @@ fn every_known_form_is_read() {
         ("cells with 12 bytes more", vec![attention(|a| a.extra = true)]),
         ("V transposed", vec![attention(|a| a.transposed = Some(2))]),
         ("latent attention", vec![attention(|a| a.v = None)]),
-        ("quantized", vec![attention(|a| (a.k, a.v) = ((8, 34 * 3), Some((2, 18 * 3))))]),
+        ("quantized", vec![attention(|a| (a.k, a.v, a.rotation) = ((8, 34 * 3), Some((2, 18 * 3)), [64, 32]))]),
         ("four streams", vec![attention(|a| a.streams = 4)]),
         ("cells in another order", vec![attention(|a| a.positions.rotate_left(11))]),
         ("sliding windows", vec![attention(|_| {}), window.clone()]),
@@ -91,7 +91,7 @@ fn what_is_not_known_is_refused_by_name() {
     // magic, version, words, −1, form, count, tokens, 0, streams, cells, cell …, transposed, layers, type
     let (words, streams) = (12, 12 + 4 * 44);
     let (cells, data) = (streams + 8, streams + 8 + 40 * 12);
-    let cases: [(&str, Vec<u8>); 12] = [
+    let cases: [(&str, Vec<u8>); 13] = [
         ("magic", with(0, 1)),
         ("version 4", with(4, 5)),
         ("form 2", with(words + 4, 2)),
@@ -101,8 +101,9 @@ fn what_is_not_known_is_refused_by_name() {
         ("position below 40", with(cells, 40)),
         ("1 sequence", with(cells + 4, 2)),
         ("transposed", with(data, 2)),
-        ("type of K", with(data + 8, 99)),
-        ("bytes of a row", with(data + 12, 97)),
+        ("the rotation of V", with(data + 12, 1 << 20)),
+        ("type of K", with(data + 16, 99)),
+        ("bytes of a row", with(data + 20, 97)),
         ("the end of the file", good[..good.len() - 1].to_vec()),
     ];
     for (word, bytes) in cases {
