@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::drain::Rate;
 use crate::engines::Engines;
 use crate::error::{Error, Result};
+use crate::llama::Llamas;
 use crate::pushes::Pushes;
 use crate::restore::{Resumes, Staged};
 use crate::saves::Saves;
@@ -22,6 +23,7 @@ struct Inner {
     config: Config,
     store: Store,
     engines: Engines,
+    llamas: Llamas,
     pushes: Pushes,
     staged: Staged,
     resumes: Resumes,
@@ -45,8 +47,9 @@ impl Agent {
         let tasks = schedule.clone();
         tokio::spawn(async move { tasks.run().await });
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
+        let llamas = Llamas::open(&config, engines.ring())?;
         let (resumes, saves) = (Resumes::default(), Saves::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, pushes, staged, resumes, saves, rate, schedule, _lock: lock })))
+        Ok(Self(Arc::new(Inner { config, store, engines, llamas, pushes, staged, resumes, saves, rate, schedule, _lock: lock })))
     }
 
     /// Its configuration.
@@ -65,6 +68,12 @@ impl Agent {
     #[must_use]
     pub fn engines(&self) -> &Engines {
         &self.0.engines
+    }
+
+    /// Servers of llama.cpp.
+    #[must_use]
+    pub fn llamas(&self) -> &Llamas {
+        &self.0.llamas
     }
 
     /// Pushes in the background.

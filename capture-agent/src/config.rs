@@ -2,6 +2,7 @@
 //! keys: a misspelt setting must not silently be none.
 
 use crate::error::{Error, Result};
+use crate::llama::LlamaServer;
 use pfr_client::{ByteSize, Remote, RemoteOptions};
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};
@@ -40,6 +41,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// Size above which the local store loses what was not used for longest. Default: none.
     pub max_store_size: Option<ByteSize>,
+    /// Servers of llama.cpp whose slots are captured. Default: none.
+    pub llama: Vec<LlamaServer>,
     /// Form of the log on standard error.
     pub log_format: LogFormat,
     /// What is logged: a level, or per-module directives. Default `info`.
@@ -98,6 +101,10 @@ pub struct Overrides {
     /// [default: none].
     #[arg(long, env = "PF_AGENT_MAX_STORE_SIZE", value_name = "SIZE")]
     pub max_store_size: Option<ByteSize>,
+    /// A llama-server whose slots are captured, as `name=NAME,url=URL,slot-save-path=DIR`; may be
+    /// given several times [default: none].
+    #[arg(long, env = "PF_AGENT_LLAMA", value_name = "SERVER", value_delimiter = ';')]
+    pub llama: Option<Vec<LlamaServer>>,
     /// Form of the log on standard error [default: text].
     #[arg(long, env = "PF_AGENT_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -155,6 +162,7 @@ impl Config {
             metrics_listen: None,
             shutdown_grace: Duration::from_secs(30),
             max_store_size: None,
+            llama: Vec::new(),
             log_format: LogFormat::Text,
             log: "info".into(),
         }
@@ -186,6 +194,7 @@ impl Config {
         config.metrics_listen = given.metrics_listen;
         config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
         config.max_store_size = given.max_store_size;
+        config.llama = given.llama.unwrap_or_default();
         config.log_format = given.log_format.unwrap_or_default();
         config.log = given.log.unwrap_or(config.log);
         config.check()?;
@@ -211,6 +220,13 @@ impl Config {
         }
         if let Some(registry) = &self.registry {
             self.remote(registry)?;
+        }
+        let mut names = std::collections::HashSet::new();
+        for server in &self.llama {
+            server.check().map_err(Error::Invalid)?;
+            if !names.insert(&server.name) {
+                return Err(Error::Invalid(format!("llama: two servers are called {:?}", server.name)));
+            }
         }
         Ok(())
     }

@@ -118,7 +118,7 @@ impl Agent {
     async fn plan(&self, target: &Reference, failed: &mut Vec<DrainFailure>) -> Vec<DrainItem> {
         let mut plan = Vec::new();
         let mut references = HashSet::new();
-        for info in self.engines().list() {
+        for info in self.engines().list().into_iter().chain(self.llamas().list()) {
             if let EngineState::Incomplete { missing } = info.state {
                 let error = Error::Incomplete { engine: info.engine.clone(), missing };
                 failed.push(failure(&info.engine, "", &error));
@@ -140,6 +140,10 @@ impl Agent {
 
     /// The sequences of an engine that have state, and the bytes of it.
     async fn look(&self, engine: &str) -> Result<Vec<(SequenceInfo, u64)>> {
+        if let Some(llama) = self.llamas().get(engine) {
+            let slot = |(slot, boundary, bytes)| (of_slot(slot, boundary), bytes);
+            return Ok(llama.with_state().await?.into_iter().map(slot).collect());
+        }
         let found = self.sequences(engine).await?;
         let engine = self.engines().get(engine)?;
         Ok(found.into_iter().filter(|s| s.boundary > 0).map(|s| (bytes(&engine, &s), s)).map(|(bytes, s)| (s, bytes)).collect())
@@ -152,6 +156,9 @@ impl Agent {
     /// [`Error::EngineUnknown`], [`Error::Incomplete`], [`Error::Lost`], [`Error::Refused`],
     /// [`Error::Protocol`].
     pub async fn sequences(&self, engine: &str) -> Result<Vec<SequenceInfo>> {
+        if let Some(llama) = self.llamas().get(engine) {
+            return Ok(llama.with_state().await?.into_iter().map(|(slot, boundary, _)| of_slot(slot, boundary)).collect());
+        }
         let engine = self.engines().get(engine)?;
         if engine.serves(Verb::Hold) {
             return engine.sequences().await;
@@ -193,6 +200,11 @@ impl Agent {
 
 fn failure(engine: &str, sequence: &str, error: &Error) -> DrainFailure {
     DrainFailure { engine: engine.into(), sequence: sequence.into(), problem: error.problem() }
+}
+
+/// A slot of a `llama-server`. It keeps its state until another request takes the slot.
+fn of_slot(slot: u32, boundary: u64) -> SequenceInfo {
+    SequenceInfo { id: slot.to_string(), name: None, state: SequenceState::Ended, tokens: boundary, boundary, kept_seconds: None }
 }
 
 /// Raw bytes of a sequence's pages and state, those of optional groups included.

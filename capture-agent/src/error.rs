@@ -108,6 +108,9 @@ pub enum Error {
         /// The digest of the bytes in memory.
         found: String,
     },
+    /// A slot of `llama-server` has another state than the file that it was restored from.
+    #[error("slot {slot} of engine {engine:?} does not hold the restored state: {difference}; a request may have used it meanwhile")]
+    SlotDiffers { engine: String, slot: u32, difference: String },
     /// Other logits.
     #[error("the logits of the first step after the restore differ from those that were recorded: {detail}")]
     Oracle { detail: String },
@@ -165,20 +168,20 @@ impl Error {
             Self::Refused { .. } | Self::Protocol { .. } => ErrorCode::EngineRefused,
             Self::Memory(MemoryError::NoRoom { .. }) | Self::NoRoom { .. } => ErrorCode::NoRoom,
             Self::Memory(MemoryError::OutOfBounds { .. }) => ErrorCode::EngineRefused,
+            Self::Memory(MemoryError::File { source, .. }) | Self::Io { source, .. } => match ErrorCode::of_io(source.kind()) {
+                Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
+                _ => ErrorCode::Unavailable,
+            },
             Self::Memory(_) => ErrorCode::EngineLost,
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
-            Self::Live { .. } => ErrorCode::LiveMismatch,
+            Self::Live { .. } | Self::SlotDiffers { .. } => ErrorCode::LiveMismatch,
             Self::Kept { .. } => ErrorCode::KeptDiffers,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,
             Self::Format(error) => error.code(),
             Self::Store(error) => error.local_code(),
             Self::Client(error) => error.code(),
-            Self::Io { source, .. } => match ErrorCode::of_io(source.kind()) {
-                Some(code @ (ErrorCode::StorageFull | ErrorCode::Denied)) => code,
-                _ => ErrorCode::Unavailable,
-            },
             Self::Timeout { .. } | Self::PauseEnded { .. } | Self::HoldEnded { .. } | Self::Unsettled { .. } => ErrorCode::Timeout,
             Self::PushRefused { code, .. } | Self::Mismatch { code, .. } | Self::Missing { code, .. } => *code,
             Self::Ended => ErrorCode::Unavailable,

@@ -16,6 +16,7 @@ pub mod drain;
 pub mod engines;
 pub mod error;
 pub mod library;
+pub mod llama;
 pub mod memory;
 mod metrics;
 pub mod program;

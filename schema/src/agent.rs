@@ -275,6 +275,10 @@ pub struct RestoreRequest {
     /// Take it from the local store only.
     #[serde(default)]
     pub local: bool,
+    /// The slot of a `llama-server` to restore into; an empty one if left out. Other engines name
+    /// the sequence themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<String>,
 }
 
 /// Report of a restore.

@@ -27,6 +27,7 @@ pub mod frame;
 pub mod geometry;
 pub mod journal;
 pub mod json;
+pub mod llama;
 pub mod media_type;
 pub mod name;
 pub mod pack;

@@ -15,6 +15,7 @@ pub mod frames;
 #[cfg(feature = "front")]
 pub mod front;
 pub mod json;
+pub mod llama;
 pub mod postgres;
 pub mod run;
 pub mod s3;

@@ -91,7 +91,8 @@ class Registry(Child):
 class Host:
     """A GPU host without a GPU: a home, a local store, an agent."""
 
-    def __init__(self, name: str, binaries: Path, folder: Path, registry: str) -> None:
+    def __init__(self, name: str, binaries: Path, folder: Path, registry: str, *options: str) -> None:
+        """`options` are further ones of `pf-agent serve`."""
         folder.mkdir(parents=True)
         self.name = name
         self.folder = folder
@@ -99,12 +100,13 @@ class Host:
         self.engines = folder / "engines.sock"
         self._binaries = binaries
         self._registry = registry
+        self._options = options
         self.agent = self.start()
 
     def start(self) -> Child:
         """Starts the agent, anew after `kill`."""
         command = [str(self._binaries / "pf-agent"), "serve", "--data", str(self.folder / "agent"), "--socket", str(self.control)]
-        command += ["--engine-socket", str(self.engines), "--registry", self._registry]
+        command += ["--engine-socket", str(self.engines), "--registry", self._registry, *self._options]
         for left in (self.control, self.engines):
             left.unlink(missing_ok=True)
         self.agent = Child(f"pf-agent on {self.name}", command, self.folder / "agent.log", _env(self.folder))

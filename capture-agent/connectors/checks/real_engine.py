@@ -1,6 +1,7 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
 python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [CHECK ...]
+python real_engine.py --llama-server FILE --llama-model FILE --binaries DIR --work DIR llama
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "vllm-hung", "transformers")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "vllm-hung", "transformers", "llama")
 
 
 def main() -> int:
     """Runs the checks. Returns 0 if all of them pass, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--llama-server", default="llama-server")
+    parser.add_argument("--llama-model", default="")
     parser.add_argument("--binaries", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
     args = parser.parse_args()
+    from llama_check import check as check_llama
     from outcome import Outcome
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
@@ -39,6 +43,8 @@ def main() -> int:
                 outcomes = check_server("hybrid" if name.endswith("hybrid") else "dense", args.python, args.binaries, folder)
             elif name == "vllm-hung":
                 outcomes = check_hung(args.python, args.binaries, folder)
+            elif name == "llama":
+                outcomes = check_llama(args.llama_server, args.llama_model, args.binaries, folder)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:

@@ -28,6 +28,8 @@ fn listed(agent: &Agent) -> Vec<EngineInfo> {
     for info in &mut engines {
         (info.staged, info.outcomes) = agent.staged().info(&info.engine);
     }
+    engines.extend(agent.llamas().list());
+    engines.sort_by(|a, b| a.engine.cmp(&b.engine));
     engines
 }
 

@@ -146,6 +146,11 @@ impl Engine {
         self.0.shared.set_parent(sequence, snapshot);
     }
 
+    /// The sequence goes on from no snapshot.
+    pub(crate) fn forget_parent(&self, sequence: &str) {
+        self.0.shared.forget_parent(sequence);
+    }
+
     /// Checks blocks by column that the engine has given for a restored sequence of `boundary`
     /// tokens: as [`Allocation::blocks`].
     ///

@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 use pfr_schema::agent::EngineInfo;
 use pfr_schema::engine::{CallError, Register, ToAgent, ToEngine};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +60,8 @@ struct Inner {
     turn: tokio::sync::Mutex<()>,
     /// Every copy into an engine's memory passes through it.
     copies: Gate<()>,
+    /// Names of engines that do not register.
+    reserved: BTreeSet<String>,
     engines: Mutex<BTreeMap<String, Arc<Shared>>>,
 }
 
@@ -93,6 +95,7 @@ impl Engines {
             available: Available::system(),
             turn: tokio::sync::Mutex::new(()),
             copies: Gate::new(()),
+            reserved: config.llama.iter().map(|server| server.name.clone()).collect(),
             engines: Mutex::new(BTreeMap::new()),
         }))
     }
@@ -112,6 +115,9 @@ impl Engines {
     /// [`Error::Invalid`] for what does not go together with the engine's other members.
     pub fn attach(&self, register: Register, memories: Vec<Arc<dyn PageMemory>>, link: Arc<dyn Link>) -> Result<Attached> {
         register::check(&register)?;
+        if self.0.reserved.contains(&register.engine) {
+            return Err(Error::Invalid(format!("engine {:?} is a llama-server in the agent's settings", register.engine)));
+        }
         let groups = layout::resolve(&register, &memories)?;
         let mapped = memories.iter().map(|memory| memory.size()).sum();
         let mut engines = self.0.engines.lock();
@@ -133,7 +139,8 @@ impl Engines {
     pub fn get(&self, name: &str) -> Result<Engine> {
         let engines = self.0.engines.lock();
         let Some(shared) = engines.get(name) else {
-            return Err(Error::EngineUnknown { engine: name.into(), known: few(engines.keys().map(String::as_str)) });
+            let known: Vec<&str> = engines.keys().chain(&self.0.reserved).map(String::as_str).collect();
+            return Err(Error::EngineUnknown { engine: name.into(), known: few(known.into_iter()) });
         };
         View::of(shared).map(Engine::new).map_err(|missing| Error::Incomplete { engine: name.into(), missing })
     }

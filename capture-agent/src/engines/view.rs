@@ -112,6 +112,11 @@ impl Shared {
         self.parents.lock().put(sequence.into(), snapshot);
     }
 
+    /// Forgets the snapshot of a sequence.
+    pub fn forget_parent(&self, sequence: &str) {
+        self.parents.lock().pop(sequence);
+    }
+
     pub fn count_snapshot(&self) {
         self.snapshots.fetch_add(1, Ordering::Relaxed);
     }

@@ -83,12 +83,14 @@ impl Bytewise for HostMemory {
     fn reachable(&self) -> Result<(), MemoryError> {
         Ok(())
     }
-    fn load(&self, offset: u64, into: &mut [u8]) {
+    fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
         let at = offset as usize;
         into.copy_from_slice(&self.bytes.read()[at..at + into.len()]);
+        Ok(())
     }
-    fn store(&self, offset: u64, from: &[u8]) {
+    fn store(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         let at = offset as usize;
         self.bytes.write()[at..at + from.len()].copy_from_slice(from);
+        Ok(())
     }
 }

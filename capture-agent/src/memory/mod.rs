@@ -13,6 +13,7 @@ pub mod shm;
 mod pages;
 
 pub use host::{Available, HostMemory};
+pub(crate) use pages::Bytewise;
 pub use ring::Ring;
 pub use shm::ShmMemory;
 
@@ -93,6 +94,9 @@ pub enum MemoryError {
         what: &'static str,
         reason: String,
     },
+    /// A file that stands for memory.
+    #[error("{what}: {source}")]
+    File { what: &'static str, source: std::io::Error },
     /// This build or machine cannot do it.
     #[error("{what} is not supported here: {reason}")]
     Unsupported { what: &'static str, reason: String },

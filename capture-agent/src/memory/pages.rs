@@ -24,9 +24,15 @@ pub trait Bytewise: Send + Sync + std::fmt::Debug {
     /// Called before a batch: whether the memory is still there.
     fn reachable(&self) -> Result<(), MemoryError>;
     /// Copies `into.len()` bytes from `offset`; the range was checked.
-    fn load(&self, offset: u64, into: &mut [u8]);
+    ///
+    /// # Errors
+    /// [`MemoryError`], of memory that is a file.
+    fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError>;
     /// Copies `from` to `offset`; the range was checked.
-    fn store(&self, offset: u64, from: &[u8]);
+    ///
+    /// # Errors
+    /// As [`Bytewise::load`].
+    fn store(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError>;
 }
 
 impl<M: Bytewise> PageMemory for M {
@@ -54,7 +60,7 @@ impl<M: Bytewise> PageMemory for M {
         for (i, page) in pages.iter().enumerate() {
             let mut slot = self.budget().0.acquire(page.bytes())?;
             self.reachable()?;
-            load_page(self, page, slot.buffer());
+            load_page(self, page, slot.buffer())?;
             if !deliver(i, slot.freeze()) {
                 return Err(MemoryError::Stopped);
             }
@@ -84,13 +90,14 @@ fn check<'a>(memory: &impl Bytewise, pages: impl Iterator<Item = &'a Page>) -> R
     memory.reachable()
 }
 
-fn load_page(memory: &impl Bytewise, page: &Page, into: &mut [u8]) {
+fn load_page(memory: &impl Bytewise, page: &Page, into: &mut [u8]) -> Result<(), MemoryError> {
     let mut rest = into;
     for span in &page.spans {
         let (now, later) = rest.split_at_mut(span.bytes as usize);
-        memory.load(span.offset, now);
+        memory.load(span.offset, now)?;
         rest = later;
     }
+    Ok(())
 }
 
 /// Digests of pages, computed on several threads if there are enough bytes.
@@ -99,36 +106,36 @@ fn hash(memory: &impl Bytewise, algorithm: Algorithm, pages: &[Page]) -> Result<
     let bytes: u64 = pages.iter().map(Page::bytes).sum();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = cores.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(usize::MAX)).clamp(1, pages.len().max(1));
-    let one = |pages: &[Page]| -> Vec<Digest> {
+    let one = |pages: &[Page]| -> Result<Vec<Digest>, MemoryError> {
         let mut buffer = vec![0; STEP];
         pages.iter().map(|page| hash_page(memory, algorithm, page, &mut buffer)).collect()
     };
     if threads == 1 {
-        return Ok(one(pages));
+        return one(pages);
     }
     std::thread::scope(|scope| {
         let parts: Vec<_> = pages.chunks(pages.len().div_ceil(threads)).map(|part| scope.spawn(move || one(part))).collect();
         let mut digests = Vec::with_capacity(pages.len());
         for part in parts {
             let part = part.join().map_err(|_| MemoryError::Unreachable { what: "hash", reason: "a hashing thread panicked".into() })?;
-            digests.extend(part);
+            digests.extend(part?);
         }
         Ok(digests)
     })
 }
 
-fn hash_page(memory: &impl Bytewise, algorithm: Algorithm, page: &Page, buffer: &mut [u8]) -> Digest {
+fn hash_page(memory: &impl Bytewise, algorithm: Algorithm, page: &Page, buffer: &mut [u8]) -> Result<Digest, MemoryError> {
     let mut hasher = Hasher::new(algorithm);
     for span in &page.spans {
         let (mut at, end) = (span.offset, span.offset + span.bytes);
         while at < end {
             let now = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
-            memory.load(at, &mut buffer[..now]);
+            memory.load(at, &mut buffer[..now])?;
             hasher.update(&buffer[..now]);
             at += now as u64;
         }
     }
-    hasher.finish()
+    Ok(hasher.finish())
 }
 
 /// All pages one after another.
@@ -139,7 +146,7 @@ fn gather(memory: &impl Bytewise, pages: &[Page]) -> Result<Vec<u8>, MemoryError
     let mut at = 0;
     for page in pages {
         let end = at + page.bytes() as usize;
-        load_page(memory, page, &mut out[at..end]);
+        load_page(memory, page, &mut out[at..end])?;
         at = end;
     }
     Ok(out)
@@ -159,7 +166,7 @@ fn write(memory: &impl Bytewise, pages: &[(Page, Bytes)], after: Option<&[u8; 64
         let mut rest = &bytes[..];
         for span in &page.spans {
             let (now, later) = rest.split_at(span.bytes as usize);
-            memory.store(span.offset, now);
+            memory.store(span.offset, now)?;
             rest = later;
         }
     }

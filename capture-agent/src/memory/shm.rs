@@ -94,18 +94,20 @@ impl Bytewise for ShmMemory {
         Ok(())
     }
 
-    fn load(&self, offset: u64, into: &mut [u8]) {
+    fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
         assert!(offset + into.len() as u64 <= self.size, "checked by the caller");
         // SAFETY: the source lies inside the mapping (asserted above), `into` is memory of ours, so
         // they do not overlap. The engine may write the source meanwhile; bytes have no invalid
         // values, and torn ones are caught by their digest.
         unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().add(self.offset + offset as usize), into.as_mut_ptr(), into.len()) }
+        Ok(())
     }
 
-    fn store(&self, offset: u64, from: &[u8]) {
+    fn store(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         assert!(offset + from.len() as u64 <= self.size, "checked by the caller");
         // SAFETY: the destination lies inside the mapping (asserted above), which is writable;
         // `from` is memory of ours.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.as_ptr().add(self.offset + offset as usize), from.len()) }
+        Ok(())
     }
 }

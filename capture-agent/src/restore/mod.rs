@@ -18,6 +18,7 @@ mod fills;
 mod fits;
 mod gate;
 mod in_process;
+mod into_slot;
 mod live;
 mod on_request;
 mod oracle;
@@ -65,8 +66,16 @@ impl Agent {
     }
 
     async fn restore_within(&self, name: &str, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
+        if let Some(llama) = self.llamas().get(name) {
+            return self.restore_slot(&llama, request, started).await;
+        }
         // Fail before the pull if the engine is unknown.
         let engine = self.engines().get(name)?;
+        if request.sequence.is_some() {
+            return Err(Error::Invalid(format!(
+                "engine {name:?} names restored sequences itself; only slots of a llama-server can be named"
+            )));
+        }
         must_take_state(&engine)?;
         // Until the tokens are known, any request may match.
         let expected = (!engine.serves(Verb::Allocate)).then(|| Staged::expect(self, name));

@@ -8,7 +8,8 @@ use pfr_schema::checkpoint::{Form, Key, Tensor};
 use pfr_schema::engine::{GroupLayout, Part, State};
 use pfr_schema::tree::{GroupKind, PageTree};
 use pfr_schema::{Digest, ErrorCode, FormatError, flat, prefix};
-use std::collections::BTreeSet;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Display};
 use std::ops::Range;
 
@@ -46,7 +47,7 @@ pub(super) struct Stated {
 impl Plan {
     /// Checks a snapshot against an engine.
     pub fn make(engine: &Engine, documents: &Documents) -> Result<Self> {
-        fingerprint(engine, documents)?;
+        fingerprint(engine.deployment(), engine.fingerprint(), documents)?;
         let (boundary, key, tokens) = identity(engine, documents)?;
         ranks(engine, documents)?;
         known(engine, documents)?;
@@ -103,16 +104,17 @@ impl Plan {
     }
 }
 
-fn fingerprint(engine: &Engine, documents: &Documents) -> Result<()> {
-    let (ours, theirs) = (engine.deployment(), &documents.config.deployment);
-    if documents.config.fingerprint == Some(engine.fingerprint()) && ours == theirs {
+/// Checks that a snapshot is of an engine with this configuration.
+pub(super) fn fingerprint(ours: &BTreeMap<String, Value>, fingerprint: Digest, documents: &Documents) -> Result<()> {
+    let theirs = &documents.config.deployment;
+    if documents.config.fingerprint == Some(fingerprint) && ours == theirs {
         return Ok(());
     }
     let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
     let differs: Vec<&str> = keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).map(String::as_str).collect();
     let differs = match &differs[..] {
         // The deployments are equal, but the recorded digest belongs to another one.
-        [] => format!("fingerprint: {} in the engine, {:?} in the snapshot", engine.fingerprint(), documents.config.fingerprint),
+        [] => format!("fingerprint: {fingerprint} in the engine, {:?} in the snapshot", documents.config.fingerprint),
         keys => keys.join(", "),
     };
     let json = |deployment| serde_json::to_string(deployment).map_err(|e| Error::Internal(e.to_string()));

@@ -20,6 +20,7 @@ mod target;
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
+use crate::llama::{Llama, STATE_FILE, Saved};
 use crate::restore::MAX_LOGITS;
 use build::{Documents, Origin};
 use bytes::Bytes;
@@ -30,8 +31,10 @@ use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
+pub(crate) use preflight::disk as room;
 pub(crate) use shared_pin::SharedPin;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Instant;
 pub(crate) use target::Target;
 use tokio::task::JoinSet;
@@ -46,7 +49,10 @@ impl Agent {
     /// Any [`crate::Error`]. The engine runs again and nothing is committed. One exception: if the
     /// commit was made but its journal record was not, the snapshot may exist, and is then pushed.
     pub async fn snapshot(&self, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
-        let result = self.take_snapshot(engine, &request).await;
+        let result = match self.llamas().get(engine) {
+            Some(llama) => self.take_slot(&llama, request).await,
+            None => self.take_snapshot(engine, &request).await,
+        };
         let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
         metrics::counter!("pf_agent_snapshots_total", "outcome" => outcome).increment(1);
         match &result {
@@ -77,44 +83,74 @@ impl Agent {
         pin: SharedPin,
         request: &SnapshotRequest,
     ) -> Result<SnapshotReport> {
-        self.in_session(engine, request, async |session: &PushSession, engine: &Engine, target: &Target| {
+        let target = self.target(request)?;
+        self.store_pinned(&self.engines().get(engine)?, &target, sequence, pin, request).await
+    }
+
+    async fn store_pinned(
+        &self,
+        engine: &Engine,
+        target: &Target,
+        sequence: Sequence,
+        pin: SharedPin,
+        request: &SnapshotRequest,
+    ) -> Result<SnapshotReport> {
+        self.in_session(engine, target, request, async |session: &PushSession| {
             let (capture, guard) = capture::given(engine, sequence, pin, request.exact).await?;
             self.store_capture(session, engine, request, target, capture, guard).await
         })
         .await
     }
 
+    /// Captures a slot of a `llama-server`, which computes nothing while it writes the slot's file.
+    async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest) -> Result<SnapshotReport> {
+        let (started, target) = (Instant::now(), self.target(&request)?);
+        preflight::disk(&self.config().store_dir(), 0)?;
+        let Saved { engine, sequence, pin, digest, wrote } = llama.capture(request.sequence.as_deref()).await?;
+        request.labels.insert(STATE_FILE.into(), digest.to_string());
+        let mut report = self.store_pinned(&engine, &target, sequence, pin, &request).await?;
+        report.pause_seconds = wrote.as_secs_f64();
+        report.total_seconds = started.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
     async fn take_snapshot(&self, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
-        self.in_session(engine, request, async |session: &PushSession, engine: &Engine, target: &Target| {
+        let target = self.target(request)?;
+        let engine = &self.engines().get(engine)?;
+        self.in_session(engine, &target, request, async |session: &PushSession| {
             if engine.serves(Verb::Hold) {
                 // Nothing is paused, so captures of one engine may overlap.
                 let (capture, guard) = capture::held(engine, request).await?;
-                return self.store_capture(session, engine, request, target, capture, guard).await;
+                return self.store_capture(session, engine, request, &target, capture, guard).await;
             }
             let _taken = engine.take("a snapshot")?;
             let (capture, guard) = capture::capture(engine, request).await?;
-            self.store_capture(session, engine, request, target, capture, guard).await
+            self.store_capture(session, engine, request, &target, capture, guard).await
         })
         .await
+    }
+
+    /// Where a snapshot goes, if the request makes sense.
+    fn target(&self, request: &SnapshotRequest) -> Result<Target> {
+        if request.oracle.is_some_and(|top| top as usize > MAX_LOGITS) {
+            return Err(Error::Invalid(format!("at most {MAX_LOGITS} logits of a step can be recorded and compared")));
+        }
+        Target::parse(&request.reference, request.push, self.config().registry.as_deref())
     }
 
     /// Runs all checks that need no pause, opens a session, captures in it, and queues the push.
     async fn in_session(
         &self,
-        engine: &str,
+        engine: &Engine,
+        target: &Target,
         request: &SnapshotRequest,
-        take: impl AsyncFnOnce(&PushSession, &Engine, &Target) -> Result<SnapshotReport>,
+        take: impl AsyncFnOnce(&PushSession) -> Result<SnapshotReport>,
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
-        if request.oracle.is_some_and(|top| top as usize > MAX_LOGITS) {
-            return Err(Error::Invalid(format!("at most {MAX_LOGITS} logits of a step can be recorded and compared")));
-        }
-        let target = Target::parse(&request.reference, request.push, self.config().registry.as_deref())?;
-        let engine = self.engines().get(engine)?;
-        preflight::memory(&engine).await?;
+        preflight::memory(engine).await?;
         preflight::disk(&self.config().store_dir(), 0)?;
         let session = self.store().open_push(&target.repository).await?;
-        let taken = take(&session, &engine, &target).await;
+        let taken = take(&session).await;
         if taken.is_err() {
             // Without this the session ends with its lease.
             drop(self.store().abort(&session.id).await);

@@ -46,8 +46,8 @@ fn needs(engine: &Engine) -> Vec<Need> {
     needs
 }
 
-/// Whether the file system of the local store has room for `needed` bytes more.
-pub(super) fn disk(store: &Path, needed: u64) -> Result<()> {
+/// Whether the file system of a folder, such as the local store, has room for `needed` bytes more.
+pub(crate) fn disk(store: &Path, needed: u64) -> Result<()> {
     let stat = rustix::fs::statvfs(store).map_err(|e| Error::io(format!("free space of {}", store.display()))(e.into()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let needed = needed.saturating_add(RESERVE);

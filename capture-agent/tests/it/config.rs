@@ -2,6 +2,7 @@
 
 use pfr_agent::Config;
 use pfr_agent::config::Overrides;
+use pfr_agent::llama::LlamaServer;
 use pfr_service::{LogFormat, UserDirs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -70,10 +71,30 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("socket = \"/a\"\nengine-socket = \"/a\"", "engine-socket"),
         ("token = \"a\"\ntoken-file = \"b\"", "token-file"),
         ("token = \"\"", "empty"),
+        ("llama = [{ name = \"a b\", url = \"http://h:1\", slot-save-path = \"/s\" }]", "a b"),
+        ("llama = [{ name = \"l\", url = \"ftp://h\", slot-save-path = \"/s\" }]", "ftp://h"),
+        ("llama = [{ name = \"l\", url = \"http://h:1\", slot-save-path = \"slots\" }]", "absolute"),
+        ("llama = [{ name = \"l\", url = \"http://h:1\" }]", "slot-save-path"),
+        ("llama = [{ name = \"l\", url = \"http://h:1\", slot-save-path = \"/s\", modl = \"/m\" }]", "modl"),
+        (
+            "[[llama]]\nname = \"l\"\nurl = \"http://h:1\"\nslot-save-path = \"/s\"\n[[llama]]\nname = \"l\"\nurl = \"http://h:2\"\nslot-save-path = \"/s\"",
+            "two servers",
+        ),
     ] {
         let (_dir, path) = file(text);
         let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err();
         assert!(error.to_string().contains(word), "{text}: {error}");
+    }
+}
+
+#[test]
+fn servers_of_llama_cpp_are_named_by_a_flag_or_a_table() {
+    let flag: LlamaServer = "name=l,url=http://h:1,slot-save-path=/s".parse().unwrap();
+    let (_dir, path) = file("[[llama]]\nname = \"l\"\nurl = \"http://h:1\"\nslot-save-path = \"/s\"\n");
+    let config = Config::load(Some(&path), Overrides::default(), &home()).unwrap();
+    assert_eq!(config.llama, [flag]);
+    for text in ["name=l", "name=l,name=m", "l", "name=l,url=http://h:1,slot-save-path=/s,x=y"] {
+        assert!(text.parse::<LlamaServer>().is_err(), "{text}");
     }
 }
 

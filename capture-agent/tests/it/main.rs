@@ -12,6 +12,8 @@ mod gpu;
 mod holds;
 mod kernels;
 mod library;
+mod llama;
+mod llama_faults;
 mod loads;
 mod memory;
 mod pushes;

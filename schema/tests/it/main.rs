@@ -14,6 +14,7 @@ mod frame;
 mod golden;
 mod hostile;
 mod json;
+mod llama;
 mod names;
 mod pack;
 mod ranges;

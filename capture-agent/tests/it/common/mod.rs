@@ -6,6 +6,7 @@
 pub mod client;
 pub mod engine;
 pub mod layout;
+pub mod llama;
 pub mod memory;
 
 use pfr_agent::{Agent, Config};

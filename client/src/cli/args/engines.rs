@@ -72,6 +72,7 @@ Examples:
   pf restore team/agent:step-9 vllm-0
   pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
   pf restore team/agent:step-9 vllm-0 --local    without asking the registry
+  pf restore team/agent:step-9 llama-0 -s 3      into a slot of a llama-server
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
 A restore that cannot be proven equal is refused, and changes nothing in the engine.";
@@ -87,6 +88,9 @@ pub struct Restore {
     /// Take the snapshot from the agent's store, without asking a registry
     #[arg(long)]
     pub local: bool,
+    /// The slot of a llama-server, which may be in use; otherwise an empty one
+    #[arg(long, short, value_name = "SLOT")]
+    pub sequence: Option<String>,
     #[command(flatten)]
     pub at: AgentAt,
 }

@@ -44,7 +44,7 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
 /// `pf restore`.
 pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
-    let request = RestoreRequest { reference: args.reference.to_string(), local: args.local };
+    let request = RestoreRequest { reference: args.reference.to_string(), local: args.local, sequence: args.sequence };
     let standing = || Standing::of_phase("restoring");
     let report = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await?;
     let last = report.sequence.clone().unwrap_or_else(|| report.digest.to_string());
