@@ -13,6 +13,7 @@ mod library;
 mod loads;
 mod memory;
 mod pushes;
+mod reshard;
 mod restore;
 mod restore_forms;
 mod snapshot;

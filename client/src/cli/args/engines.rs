@@ -58,6 +58,7 @@ Examples:
   pf restore team/agent:step-9 vllm-0
   pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
   pf restore team/agent:step-9 vllm-0 --local    without asking the registry
+  pf restore team/agent:step-9 vllm-1 --reshard  vllm-1 has another number of ranks
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
 What cannot be proven equal is refused, and the engine is as it was.";
@@ -73,6 +74,10 @@ pub struct Restore {
     /// Take the snapshot from the agent's store, without asking a registry
     #[arg(long)]
     pub local: bool,
+    /// Cut the state anew if only the engine's ranks differ. The state is equal; the engine may
+    /// continue with other low-order bits
+    #[arg(long)]
+    pub reshard: bool,
     #[command(flatten)]
     pub at: AgentAt,
 }
