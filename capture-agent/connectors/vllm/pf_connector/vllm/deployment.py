@@ -6,13 +6,14 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pf_connector.paths import socket_path
 from pf_connector.wire import Failure
 
 from .model import model_config, model_weights
+from .shares import Shares
 
 log = logging.getLogger("pf_connector")
 
@@ -29,6 +30,8 @@ class Identity:
     computed: Callable[[], dict[str, Any]] = dict
     """The rest of the deployment. Reading the weights may take minutes, so it is asked for in a
     member's thread."""
+    shares: Shares = field(default_factory=Shares)
+    """How ranks share the caches."""
 
     def prepare(self) -> dict[str, Any]:
         """What completes a registration (`Member`). Raises `Failure` if weights or configuration
@@ -46,7 +49,9 @@ def identity(vllm_config: Any) -> Identity:
         # Each replica has caches of its own.
         engine = f"{engine}-dp{parallel.data_parallel_rank}"
     rest = functools.partial(_computed, vllm_config, str(extra.get("weights") or ""))
-    return Identity(engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), _once(rest))
+    return Identity(
+        engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), _once(rest), Shares.of(vllm_config)
+    )
 
 
 def deployment(vllm_config: Any) -> dict[str, Any]:
