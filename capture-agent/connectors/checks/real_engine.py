@@ -1,6 +1,6 @@
 """Checks the connectors with real engines, real agents and a real registry, and prints the results.
 
-python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [vllm-dense] [vllm-hybrid] [vllm-adapters] [transformers]
+python real_engine.py --python VENV/bin/python --binaries DIR --work DIR [CHECK …]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "transformers")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-reshard", "transformers")
 
 
 def main() -> int:
@@ -26,6 +26,7 @@ def main() -> int:
     from outcome import Outcome
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
+    from vllm_reshard import check as check_reshard
 
     failed, tables = False, []
     for name in args.checks or CHECKS:
@@ -33,6 +34,8 @@ def main() -> int:
         try:
             if name == "transformers":
                 outcomes = check_transformers(args.python, args.binaries, folder)
+            elif name == "vllm-reshard":
+                outcomes = check_reshard(args.python, args.binaries, folder)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:
