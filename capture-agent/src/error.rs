@@ -91,6 +91,9 @@ pub enum Error {
         /// `snapshot` or `engine`.
         side: &'static str,
     },
+    /// State that cannot be cut for other ranks.
+    #[error("{what} cannot be cut for other ranks: {reason}")]
+    Uncut { what: String, reason: String },
     /// The engine configurations differ.
     #[error("the snapshot is of another engine configuration.\n  engine:   {engine}\n  snapshot: {snapshot}\n  differs:  {differs}")]
     Fingerprint {
@@ -176,6 +179,7 @@ impl Error {
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
+            Self::Uncut { .. } => ErrorCode::RankMismatch,
             Self::Live { .. } | Self::SlotDiffers { .. } => ErrorCode::LiveMismatch,
             Self::Kept { .. } => ErrorCode::KeptDiffers,
             Self::Oracle { .. } => ErrorCode::OracleMismatch,

@@ -279,6 +279,10 @@ pub struct RestoreRequest {
     /// the sequence themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<String>,
+    /// Cut the state anew if only the ranks of the engine differ. The state is equal then; the
+    /// engine continues with other sums, which may differ in low-order bits.
+    #[serde(default)]
+    pub reshard: bool,
 }
 
 /// Report of a restore.
@@ -309,6 +313,9 @@ pub struct RestoreReport {
     /// State tensors that the engine holds in another form than the snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub converted: Vec<Converted>,
+    /// How the state was cut anew, if the engine has other ranks than the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resharded: Option<Resharded>,
     /// Whether the first step's logits were compared (and equal).
     pub oracle: bool,
     /// Wall time in seconds.
@@ -327,6 +334,23 @@ pub struct Converted {
     pub from: Form,
     /// The form of the live slot.
     pub to: Form,
+}
+
+/// State that was cut anew for other ranks. The values are equal: each blob was verified before,
+/// the result in the engine's memory. The logits of the next step are not compared, because sums
+/// over other ranks differ in low-order bits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resharded {
+    /// What differs between the engine configurations, such as `tp`.
+    pub differs: Vec<String>,
+    /// Ranks of the snapshot.
+    pub from: u32,
+    /// Ranks of the engine.
+    pub to: u32,
+    /// Pages that were put together from others. The rest is as it was.
+    pub pages: u64,
+    /// State tensors that were put together from others.
+    pub states: u64,
 }
 
 /// Body of `POST /v1/drain`.

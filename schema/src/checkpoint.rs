@@ -11,6 +11,7 @@ mod dtype;
 mod layout;
 mod mirror;
 mod number;
+mod recut;
 mod tensor;
 mod value;
 
@@ -18,6 +19,7 @@ pub use coherence::{coherent, rank};
 pub use dtype::Dtype;
 pub use layout::{GATHER_BYTES, MAX_RANK};
 pub use mirror::{Form, Mirror};
+pub use recut::Recut;
 pub use tensor::Proof;
 pub use value::{ValueHash, ValueHasher, value_hash};
 

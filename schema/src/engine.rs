@@ -26,6 +26,7 @@ use crate::checkpoint::Layout;
 use crate::digest::Digest;
 use crate::error::ErrorCode;
 use crate::geometry::Geometry;
+use crate::shards::{AxisShare, GroupShards, LayerShare};
 use crate::tree::GroupKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -207,6 +208,10 @@ pub struct Register {
     /// `deterministic`, `graph_buckets`, `tp`, `pp`. Values are strings, integers, booleans or
     /// lists of them. The same for every member.
     pub deployment: BTreeMap<String, Value>,
+    /// Keys of the deployment that say only how ranks share the state, such as `tp`: numbers. A
+    /// snapshot of an engine that differs in nothing else can be cut anew. Of a member with memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parallel: Vec<String>,
     /// Memory that holds pages, in the order of the descriptors sent with this message.
     #[serde(default)]
     pub memories: Vec<Memory>,
@@ -269,6 +274,10 @@ pub struct Part {
     pub block_stride: u64,
     /// Bytes of one block.
     pub bytes: u64,
+    /// Which part of a layer it is, if ranks share the layer by heads or channels. Only of a part
+    /// of a component.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<LayerShare>,
 }
 
 /// One of the blobs that make up a page: the bytes of its parts (one for each layer, as a rule),
@@ -303,6 +312,9 @@ pub struct State {
     pub layout: Layout,
     /// Where the blocks lie.
     pub part: Part,
+    /// Which part of the tensor it is, if ranks share it along one dimension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<AxisShare>,
 }
 
 /// A group of layers that share a block table.
@@ -329,6 +341,9 @@ pub struct GroupLayout {
     /// Whether every rank holds the same bytes: then rank 0's are taken.
     #[serde(default, skip_serializing_if = "is_no")]
     pub replicated: bool,
+    /// Why its parts and states have no share, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncut: Option<String>,
     /// [`crate::flat::LAYOUT`] if pages are just that, else `opaque/<engine>/<backend>/…`: bytes
     /// that only the same deployment reads.
     pub layout: String,
@@ -341,6 +356,23 @@ pub struct GroupLayout {
     /// State tensors.
     #[serde(default)]
     pub states: Vec<State>,
+}
+
+impl GroupLayout {
+    /// What the rank with this layout holds of each layer and state tensor.
+    #[must_use]
+    pub fn shards(&self, rank: u32) -> GroupShards {
+        let group = self.name.clone();
+        let parts = |component: &Component| component.parts.iter().map(|part| part.share.clone()).collect();
+        let components: Option<Vec<Vec<LayerShare>>> = self.components.iter().map(parts).collect();
+        let states: Option<BTreeMap<String, AxisShare>> =
+            self.states.iter().map(|state| Some((state.name.clone(), state.share.clone()?))).collect();
+        if let (Some(components), Some(states)) = (components, states) {
+            return GroupShards { rank, group, uncut: None, components, states };
+        }
+        let unknown = || "the engine does not say how its ranks share it".to_owned();
+        GroupShards { rank, group, uncut: Some(self.uncut.clone().unwrap_or_else(unknown)), ..GroupShards::default() }
+    }
 }
 
 fn yes() -> bool {

@@ -34,6 +34,7 @@ pub mod pack;
 pub mod prefix;
 pub mod ranges;
 pub mod run;
+pub mod shards;
 pub mod snapshot;
 pub mod tree;
 

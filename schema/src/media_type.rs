@@ -18,6 +18,8 @@ pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const TOKENS: &str = "application/vnd.pf.tokens.v1";
 /// The highest logits of the step at the boundary: JSON of [`crate::engine::Oracle`].
 pub const ORACLE: &str = "application/vnd.pf.oracle.v1+json";
+/// How the ranks of an engine shared the state ([`crate::shards`]).
+pub const SHARDS: &str = "application/vnd.pf.shards.v1+json";
 /// Opaque bytes.
 pub const OCTETS: &str = "application/octet-stream";
 /// A stream of frames ([`crate::frame`]) as an HTTP body.

@@ -1,5 +1,5 @@
-"""Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, hybrid, or
-adapter (LoRA, of dense)."""
+"""Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, replicated (one
+KV head), hybrid, or adapter (LoRA, of dense)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def dense() -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(Qwen3Config(**COMMON, **WIDE, tie_word_embeddings=False))
+
+
+def replicated() -> torch.nn.Module:
+    """Attention with one KV head, which every rank has."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "num_key_value_heads": 1}, **WIDE, tie_word_embeddings=False))
 
 
 def hybrid() -> torch.nn.Module:
@@ -83,7 +90,7 @@ def main() -> None:
     if kind == "adapter":
         adapter(Path(directory))
     else:
-        {"dense": dense, "hybrid": hybrid}[kind]().to(torch.bfloat16).save_pretrained(directory)
+        {"dense": dense, "replicated": replicated, "hybrid": hybrid}[kind]().to(torch.bfloat16).save_pretrained(directory)
         tokenizer(directory)
 
 

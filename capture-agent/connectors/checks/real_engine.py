@@ -13,7 +13,7 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "vllm-hung", "transformers", "llama")
+CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "vllm-hung", "vllm-reshard", "transformers", "llama")
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
     from vllm_hung_check import check as check_hung
+    from vllm_reshard import check as check_reshard
     from vllm_server_check import check as check_server
 
     failed, tables = False, []
@@ -45,6 +46,8 @@ def main() -> int:
                 outcomes = check_hung(args.python, args.binaries, folder)
             elif name == "llama":
                 outcomes = check_llama(args.llama_server, args.llama_model, args.binaries, folder)
+            elif name == "vllm-reshard":
+                outcomes = check_reshard(args.python, args.binaries, folder)
             else:
                 outcomes = check_vllm(name.removeprefix("vllm-"), args.python, args.binaries, folder)
         except (Stopped, AssertionError) as error:

@@ -57,6 +57,10 @@ async def serve(args: argparse.Namespace) -> None:
     options: dict[str, Any] = {"block_size": args.block} if args.block else {}
     if args.adapters:
         options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    if args.ranks > 1:
+        # Ranks share the cores: vLLM binds a rank to a memory node by itself, and wants one for each.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        options["tensor_parallel_size"] = args.ranks
     engine = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=args.model,
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--block", type=int)
+    parser.add_argument("--ranks", type=int, default=1, help="tensor parallelism")
     parser.add_argument("--overrides", default="{}", help="JSON, as --hf-overrides of vllm serve")
     parser.add_argument("--logits", action="store_true", help="record and compare the logits of first steps")
     parser.add_argument(

@@ -9,6 +9,7 @@ use super::view::{Taken, View};
 use crate::error::{Error, Result};
 use crate::restore::Fills;
 use pfr_schema::engine::{Allocate, Oracle, OracleRequest, Sequence, SequenceInfo, ToEngine, Verb};
+use pfr_schema::shards::{self, Shards};
 use pfr_schema::{Digest, ErrorCode};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -51,6 +52,26 @@ impl Engine {
     #[must_use]
     pub fn groups(&self, rank: u32) -> &[Group] {
         self.0.groups(rank)
+    }
+
+    /// Keys of its deployment that say only how ranks share the state.
+    #[must_use]
+    pub fn parallel(&self) -> &[String] {
+        self.0.parallel()
+    }
+
+    /// How its ranks share the state of a sequence; none if it does not say. Of a replicated group
+    /// only rank 0 is in a snapshot.
+    #[must_use]
+    pub fn shards(&self) -> Option<Shards> {
+        if self.parallel().is_empty() {
+            return None;
+        }
+        let of_rank = |rank| {
+            self.groups(rank).iter().filter(move |group| rank == 0 || !group.layout.replicated).map(move |group| group.layout.shards(rank))
+        };
+        let groups = (0..self.world()).flat_map(of_rank).collect();
+        Some(Shards { schema: shards::SCHEMA.into(), parallel: self.parallel().to_vec(), groups })
     }
 
     /// Whether it serves a verb.

@@ -4,7 +4,7 @@ use super::Link;
 use super::layout::Group;
 use crate::error::{Error, Result};
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{ToEngine, Verb};
+use pfr_schema::engine::{Register, ToEngine, Verb};
 use pfr_service::Backoff;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -22,6 +22,8 @@ pub(super) struct Member {
     pub name: String,
     pub rank: u32,
     pub verbs: BTreeSet<Verb>,
+    /// As registered.
+    pub parallel: Vec<String>,
     pub groups: Vec<Group>,
     pub mapped: u64,
     link: Arc<dyn Link>,
@@ -29,12 +31,13 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub fn new(engine: &str, name: &str, rank: u32, verbs: &[Verb], groups: Vec<Group>, mapped: u64, link: Arc<dyn Link>) -> Self {
+    pub fn new(register: &Register, groups: Vec<Group>, mapped: u64, link: Arc<dyn Link>) -> Self {
         Self {
-            engine: engine.into(),
-            name: name.into(),
-            rank,
-            verbs: verbs.iter().copied().collect(),
+            engine: register.engine.clone(),
+            name: register.member.clone(),
+            rank: register.rank,
+            verbs: register.verbs.iter().copied().collect(),
+            parallel: register.parallel.clone(),
             groups,
             mapped,
             link,

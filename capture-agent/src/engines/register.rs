@@ -14,6 +14,8 @@ const MAX_WORLD: u32 = 4096;
 const MAX_GROUPS: usize = 64;
 /// Most parts and states of a member.
 const MAX_PARTS: usize = 64 << 10;
+/// Most keys that say how ranks share the state.
+const MAX_PARALLEL: usize = 16;
 /// Most bytes of a deployment as JSON.
 const MAX_DEPLOYMENT: usize = 64 << 10;
 
@@ -25,6 +27,7 @@ pub(super) fn check(register: &Register) -> Result<()> {
     };
     check_names(register).map_err(broke)?;
     check_deployment(&register.deployment).map_err(broke)?;
+    check_parallel(register).map_err(broke)?;
     let memories = check_memories(&register.memories).map_err(broke)?;
     check_groups(&register.groups, &memories).map_err(broke)
 }
@@ -70,6 +73,14 @@ fn check_deployment(deployment: &BTreeMap<String, Value>) -> Check {
     ensure(bytes <= MAX_DEPLOYMENT, || format!("a deployment of {bytes} bytes, the limit is {MAX_DEPLOYMENT}"))
 }
 
+/// Numbers only, so that no digest of weights can be named here.
+fn check_parallel(register: &Register) -> Check {
+    let is_number = |key: &&String| register.deployment.get(*key).is_some_and(Value::is_u64);
+    ensure(register.parallel.len() <= MAX_PARALLEL && register.parallel.iter().all(|key| is_number(&key)), || {
+        format!("at most {MAX_PARALLEL} keys of numbers in the deployment say how ranks share the state, found {:?}", register.parallel)
+    })
+}
+
 fn check_memories(memories: &[Memory]) -> Check<BTreeMap<&str, u64>> {
     ensure(memories.len() <= MAX_DESCRIPTORS, || format!("{} memories, the limit is {MAX_DESCRIPTORS}", memories.len()))?;
     let mut sizes = BTreeMap::new();
@@ -113,6 +124,7 @@ fn check_groups(groups: &[GroupLayout], memories: &BTreeMap<&str, u64>) -> Check
 
 fn check_group(group: &GroupLayout, memories: &BTreeMap<&str, u64>) -> Check {
     ensure(group.block_tokens > 0 && group.blocks > 0, || format!("{} blocks of {} tokens", group.blocks, group.block_tokens))?;
+    ensure(group.uncut.as_ref().is_none_or(|reason| reason.len() <= 200), || "a reason of more than 200 bytes".into())?;
     ensure(group.null_block.is_none_or(|null| null < group.blocks), || format!("null block {:?} of {}", group.null_block, group.blocks))?;
     let windowed = group.kind == GroupKind::SlidingWindow;
     ensure(group.window.is_some_and(|window| window > 0) == windowed && group.window.is_some() == windowed, || {
@@ -144,6 +156,9 @@ fn check_components(group: &GroupLayout, memories: &BTreeMap<&str, u64>) -> Chec
         ensure(component.parts.iter().all(|p| p.memory == component.parts[0].memory), || {
             format!("component {name:?} lies in two memories")
         })?;
+        let mut layers = HashSet::new();
+        let mut named = component.parts.iter().filter_map(|part| part.share.as_ref());
+        ensure(named.all(|share| layers.insert(&share.layer)), || format!("component {name:?} has a layer twice"))?;
         component.parts.iter().try_for_each(|p| check_part(p, group.blocks, memories).map_err(|e| format!("component {name:?}: {e}")))?;
         sizes.push(component.parts.iter().fold(0_u64, |sum, part| sum.saturating_add(part.bytes)));
     }
@@ -175,7 +190,10 @@ fn check_part(part: &Part, blocks: u32, memories: &BTreeMap<&str, u64>) -> Check
         format!("blocks overlap: {} bytes, {} from one to the next", part.bytes, part.block_stride)
     })?;
     let end = u128::from(part.offset) + u128::from(blocks - 1) * u128::from(part.block_stride) + u128::from(part.bytes);
-    ensure(end <= u128::from(*size), || format!("block {} ends at byte {end} of memory {:?}, which has {size}", blocks - 1, part.memory))
+    ensure(end <= u128::from(*size), || format!("block {} ends at byte {end} of memory {:?}, which has {size}", blocks - 1, part.memory))?;
+    let Some(share) = &part.share else { return Ok(()) };
+    let bytes = share.check()?;
+    ensure(bytes == part.bytes, || format!("the share of layer {:?} has {bytes} bytes, the part {}", share.layer, part.bytes))
 }
 
 fn check_state(state: &State, blocks: u32, memories: &BTreeMap<&str, u64>) -> Check {
@@ -184,6 +202,12 @@ fn check_state(state: &State, blocks: u32, memories: &BTreeMap<&str, u64>) -> Ch
     let known = KINDS.contains(&state.kind.as_str()) || state.kind.strip_prefix("other:").is_some_and(|name| !name.is_empty());
     ensure(known && state.kind.len() <= 200, || "its kind is recurrent, conv, ssm, window, mtp, last-hidden, rng or other:<name>".into())?;
     check_part(&state.part, blocks, memories)?;
+    ensure(state.part.share.is_none(), || "the share of a state is along a dimension, not of its part".into())?;
+    if let Some(share) = &state.share {
+        share.share.check()?;
+        let (units, dimension) = (share.share.units(), state.shape.get(share.axis as usize));
+        ensure(dimension == Some(&units), || format!("a share of {units} units along dimension {} of {:?}", share.axis, state.shape))?;
+    }
     let dtype = |name: &str| name.parse::<Dtype>().map_err(|e| e.to_string());
     dtype(&state.logical_dtype)?;
     check_layout(&state.layout, &state.shape, dtype(&state.storage_dtype)?, state.part.bytes)

@@ -81,12 +81,15 @@ impl Shared {
             if other.rank == register.rank {
                 return refuse(format!("member {:?} has the memory of rank {} already", other.name, other.rank));
             }
+            if other.parallel != register.parallel {
+                let (here, there) = (register.parallel.join(", "), other.parallel.join(", "));
+                return refuse(format!("it says that ranks share the state by {here:?}, rank {} by {there:?}", other.rank));
+            }
             if let Err(difference) = super::layout::agree(&other.groups, &groups) {
                 return refuse(format!("its groups are not those of rank {}: {difference}", other.rank));
             }
         }
-        let member = Member::new(&self.name, &register.member, register.rank, &register.verbs, groups, mapped, link);
-        let member = Arc::new(member);
+        let member = Arc::new(Member::new(register, groups, mapped, link));
         members.insert(register.member.clone(), Arc::clone(&member));
         Ok(member)
     }
@@ -193,6 +196,11 @@ impl View {
 
     pub fn groups(&self, rank: u32) -> &[Group] {
         self.ranks.get(rank as usize).map_or(&[], |member| &member.groups)
+    }
+
+    /// Keys of the deployment that say only how ranks share the state.
+    pub fn parallel(&self) -> &[String] {
+        self.ranks.first().map_or(&[], |member| &member.parallel)
     }
 
     pub fn server(&self, verb: Verb) -> Option<&Arc<Member>> {

@@ -119,6 +119,12 @@ pub trait PageMemory: Send + Sync + std::fmt::Debug {
         Location::own(self)
     }
 
+    /// Whether every memory that maps these bytes has a location in one object with it. If not,
+    /// another memory of this object may be the same bytes under another offset.
+    fn is_located(&self) -> bool {
+        true
+    }
+
     /// Whether `bytes` more can be set aside ([`PageMemory::set_aside`]) and pages of `largest`
     /// bytes can be copied out.
     ///

@@ -5,6 +5,7 @@ use crate::error::Result;
 use pfr_schema::checkpoint::{self, Checkpoint};
 use pfr_schema::engine::Oracle;
 use pfr_schema::run::Run;
+use pfr_schema::shards::Shards;
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, FormatError, media_type};
@@ -25,10 +26,14 @@ pub(super) struct Documents {
     /// `None` if there is no such layer.
     pub tokens: Option<Vec<u32>>,
     pub oracle: Option<Oracle>,
+    /// How the engine's ranks shared the state, if it said so.
+    pub shards: Option<Shards>,
+    /// Whether it may be cut anew for an engine that differs only in its ranks.
+    pub reshard: bool,
 }
 
 impl Documents {
-    pub async fn read(store: &Store, digest: Digest) -> Result<Self> {
+    pub async fn read(store: &Store, digest: Digest, reshard: bool) -> Result<Self> {
         let limits = &store.options().limits;
         let manifest = store.manifest(&digest).await?;
         if !manifest.is_snapshot() {
@@ -61,7 +66,11 @@ impl Documents {
             Some(digest) => Some(oracle(&store.read(&digest).await?)?),
             None => None,
         };
-        Ok(Self { digest, config, trees, checkpoints, tokens, oracle })
+        let shards = match only(&manifest, media_type::SHARDS)? {
+            Some(digest) => Some(Shards::parse(&store.read(&digest).await?, limits)?),
+            None => None,
+        };
+        Ok(Self { digest, config, trees, checkpoints, tokens, oracle, shards, reshard })
     }
 }
 

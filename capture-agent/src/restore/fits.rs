@@ -118,7 +118,7 @@ mod tests {
         let computed = &tokens(62)[..61];
         let prefix = prefix::key(&fingerprint(), "s", None, computed);
         let key = Key { scheme: prefix::SCHEME.into(), prefix, tokens: 61, alignment: 1, salt: "s".into(), adapter: None };
-        Plan { boundary: 61, key, tokens: tokens(62), paged: Vec::new(), states: Vec::new() }
+        Plan { boundary: 61, key, tokens: tokens(62), paged: Vec::new(), states: Vec::new(), resharded: None }
     }
 
     fn keys(tokens: &[u32], lengths: &[u64]) -> Asked {

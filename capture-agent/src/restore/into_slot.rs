@@ -17,10 +17,10 @@ impl Agent {
     pub(super) async fn restore_slot(&self, llama: &Arc<Llama>, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
         let found = source::find(self, request).await?;
         self.tidy();
-        let documents = Documents::read(self.store(), found.digest).await?;
+        let documents = Documents::read(self.store(), found.digest, false).await?;
         let turn = llama.begin_restore().await?;
         let (deployment, fingerprint) = llama.deployment();
-        plan::fingerprint(&deployment, fingerprint, &documents)?;
+        plan::fingerprint(&deployment, &[], fingerprint, &documents)?;
         let (head, saved) = self.state_file(&documents).await?;
         let (engine, blocks, laid_out) = llama.lay_out(turn, request.sequence.as_deref(), &head).await?;
         // From here as for an engine with memory; the gate deletes the file.

@@ -13,6 +13,7 @@
 //! discarded under a copy.
 
 mod blobs;
+mod cut;
 mod documents;
 mod fills;
 mod fits;
@@ -22,9 +23,11 @@ mod into_slot;
 mod live;
 mod on_request;
 mod oracle;
+mod overlap;
 mod place;
 mod plan;
 mod prove;
+mod reshard;
 mod resume;
 mod source;
 mod staged;
@@ -45,7 +48,7 @@ use documents::Documents;
 use pfr_schema::Digest;
 use pfr_schema::agent::{Converted, RestoreReport, RestoreRequest};
 use pfr_schema::engine::{Allocate, Verb};
-use plan::{Plan, Stated};
+use plan::{Origin, Plan, Stated};
 use prove::Values;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -103,7 +106,7 @@ impl Agent {
         self.tidy();
         // The engine may have reconnected during the pull.
         let engine = self.engines().get(name)?;
-        let documents = Arc::new(Documents::read(self.store(), found.digest).await?);
+        let documents = Arc::new(Documents::read(self.store(), found.digest, request.reshard).await?);
         let plan = Arc::new(Plan::make(&engine, &documents)?);
         Ok(Fitting { engine, documents, plan, bytes_pulled: found.bytes_pulled })
     }
@@ -117,7 +120,9 @@ impl Agent {
         let gate = Gate::new(allocation);
         let into = Destination { ranks: 0..engine.world(), blocks: &blocks, kept: 0, after: None };
         let bytes_written = fill(self, engine, documents, into, &gate).await?;
-        let oracle = oracle::check(engine, &sequence, documents.oracle.as_ref()).await?;
+        // Sums over other ranks differ in low-order bits, and the logits with them.
+        let logits = documents.oracle.as_ref().filter(|_| plan.resharded.is_none());
+        let oracle = oracle::check(engine, &sequence, logits).await?;
         let allocation = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let sequence = allocation.activate().await?;
         engine.set_parent(&sequence, documents.digest);
@@ -161,9 +166,10 @@ async fn fill<T: Send + 'static>(
         return Err(Error::Invalid(format!("the engine keeps {kept} tokens, the state is at {}", plan.boundary)));
     }
     engine.check_blocks(plan.boundary, blocks)?;
-    let (mut places, shared) = place::Places::of(engine, &plan, ranks, blocks).split(kept);
+    let (mut places, mut shared) = place::Places::of(engine, &plan, ranks, blocks).split(kept);
     gate.claim(agent.staged().claims(), &places)?;
     let written = write::write(agent, &mut places, after, gate).await?;
+    write::name(agent, &mut shared).await?;
     // Writing has waited for the engine's event, so its own blocks are at rest too.
     live::check(agent, &Arc::new(shared)).await.map_err(|error| match error {
         Error::Live { what, .. } => Error::Kept { what },
@@ -183,8 +189,10 @@ fn note(engine: &str, reference: &str, result: std::result::Result<&RestoreRepor
             metrics::counter!(names::RESTORE_BYTES, "bytes" => "pulled").increment(report.bytes_pulled);
             let RestoreReport { digest, boundary, pages, bytes_pulled, bytes_written, total_seconds, .. } = report;
             let (sequence, converted) = (report.sequence.as_deref().unwrap_or("(when asked)"), report.converted.len());
+            let resharded = report.resharded.is_some();
             tracing::info!(
-                engine, %digest, sequence, boundary, pages, converted, bytes_pulled, bytes_written, total_seconds, "snapshot restored"
+                engine, %digest, sequence, boundary, pages, converted, resharded, bytes_pulled, bytes_written, total_seconds,
+                "snapshot restored"
             );
         }
         Err(error) => tracing::warn!(engine, reference, outcome, %error, "restore failed"),
@@ -211,12 +219,14 @@ fn report(engine: &Engine, digest: Digest, plan: &Plan, values: Values) -> Resto
         values_computed: values.computed,
         values_attested: values.attested,
         converted: plan.states.iter().filter_map(converted).collect(),
+        resharded: plan.resharded.clone(),
         oracle: false,
         total_seconds: 0.0,
     }
 }
 
 fn converted(stated: &Stated) -> Option<Converted> {
-    let to = stated.convert.clone()?;
-    Some(Converted { state: stated.state.name.clone(), rank: stated.rank, from: stated.tensor.form(), to })
+    let Origin::Tensor { tensor, convert } = &stated.origin else { return None };
+    let to = convert.clone()?;
+    Some(Converted { state: stated.state.name.clone(), rank: stated.rank, from: tensor.form(), to })
 }

@@ -1,7 +1,8 @@
 //! Where each blob of a snapshot goes in an engine's memory.
 
-use super::plan::{Paged, Plan, Stated};
-use crate::engines::Engine;
+use super::cut::{PageCut, StateCut};
+use super::plan::{Origin, Paged, Plan, Stated};
+use crate::engines::{Engine, Group};
 use crate::memory::{Page, PageMemory};
 use pfr_schema::Digest;
 use pfr_schema::checkpoint::{Form, Tensor};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 /// One blob and its place.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// What lies there in the end: the blob or, once it was made, the mirror.
+    /// What lies there in the end: the blob or, once they were made, the mirror or the cut page.
     pub digest: Digest,
     pub memory: Arc<dyn PageMemory>,
     pub page: Page,
@@ -24,46 +25,86 @@ pub(super) struct Place {
 
 #[derive(Clone, Debug)]
 enum Of {
-    Page { group: Arc<str>, column: u64, component: usize },
+    Page { group: Arc<str>, column: u64, component: usize, cut: Option<PageRecipe> },
     State { tensor: Box<Tensor>, convert: Option<Form> },
+    CutState(Arc<StateCut>),
+}
+
+type PageRecipe = (Arc<PageCut>, Vec<Digest>);
+
+/// How the bytes of a place are made.
+#[derive(Clone, Debug)]
+pub(super) enum Recipe {
+    /// They are those of the blob.
+    AsIs,
+    /// Of the blob, which is this tensor, in another form.
+    Mirror(Box<Tensor>, Form),
+    /// Of pages of other ranks, by their digests.
+    Page(Arc<PageCut>, Vec<Digest>),
+    /// Of tensors of other ranks.
+    State(Arc<StateCut>),
 }
 
 impl Place {
     /// Of a component of a page: group, column, component.
     pub fn page(digest: Digest, memory: Arc<dyn PageMemory>, page: Page, rank: u32, of: (Arc<str>, u64, usize)) -> Self {
         let (group, column, component) = of;
-        Self { digest, memory, page, rank, of: Of::Page { group, column, component }, ends: None }
+        Self { digest, memory, page, rank, of: Of::Page { group, column, component, cut: None }, ends: None }
+    }
+
+    /// The blobs that its bytes are made from, in order.
+    pub fn blobs(&self) -> Vec<Digest> {
+        match &self.of {
+            Of::Page { cut: Some((_, sources)), .. } => sources.clone(),
+            Of::CutState(cut) => cut.blobs().collect(),
+            Of::Page { .. } | Of::State { .. } => vec![self.digest],
+        }
+    }
+
+    /// Whether it is a page that is cut.
+    pub fn is_cut_page(&self) -> bool {
+        matches!(self.of, Of::Page { cut: Some(_), .. })
     }
 
     /// The tensor, if it is one.
     pub fn tensor(&self) -> Option<&Tensor> {
         match &self.of {
             Of::State { tensor, .. } => Some(tensor),
-            Of::Page { .. } => None,
+            Of::Page { .. } | Of::CutState(_) => None,
         }
     }
 
-    /// The tensor with the form of its slot, if the blob has to be converted to it.
-    pub fn conversion(&self) -> Option<(&Tensor, &Form)> {
+    pub fn recipe(&self) -> Recipe {
         match &self.of {
-            Of::State { tensor, convert: Some(form) } => Some((tensor, form)),
-            Of::State { .. } | Of::Page { .. } => None,
+            Of::Page { cut: Some((cut, sources)), .. } => Recipe::Page(Arc::clone(cut), sources.clone()),
+            Of::State { tensor, convert: Some(form) } => Recipe::Mirror(tensor.clone(), form.clone()),
+            Of::CutState(cut) => Recipe::State(Arc::clone(cut)),
+            Of::Page { .. } | Of::State { .. } => Recipe::AsIs,
         }
     }
 
-    /// From now on a mirror belongs here, and not the blob that it was made from.
-    pub fn takes(&mut self, mirror: Tensor) {
-        self.digest = mirror.payload_hash;
-        self.of = Of::State { tensor: Box::new(mirror), convert: None };
+    /// From now on this tensor belongs here, and not the blobs that it was made from.
+    pub fn takes(&mut self, tensor: Tensor) {
+        self.digest = tensor.payload_hash;
+        self.of = Of::State { tensor: Box::new(tensor), convert: None };
+    }
+
+    /// The same for a page.
+    pub fn takes_page(&mut self, digest: Digest) {
+        self.digest = digest;
+        if let Of::Page { cut, .. } = &mut self.of {
+            *cut = None;
+        }
     }
 
     /// For people.
     pub fn describe(&self) -> String {
         match &self.of {
-            Of::Page { group, column, component } => {
+            Of::Page { group, column, component, .. } => {
                 format!("page {column} (component {component}) of group {group:?} of rank {}", self.rank)
             }
             Of::State { tensor, .. } => format!("state {:?} of rank {}", tensor.name, self.rank),
+            Of::CutState(cut) => format!("state {:?} of rank {}", cut.recut.name, self.rank),
         }
     }
 }
@@ -78,25 +119,43 @@ impl Places {
     pub fn of(engine: &Engine, plan: &Plan, ranks: Range<u32>, blocks: &BTreeMap<String, Vec<u32>>) -> Self {
         let mut places = Self::default();
         let find = |rank, name: &str| Some((engine.groups(rank).iter().find(|g| g.layout.name == name)?, blocks.get(name)?));
-        for Paged { rank, group: name, columns, digests } in plan.paged.iter().filter(|paged| ranks.contains(&paged.rank)) {
-            let Some((group, blocks)) = find(*rank, name) else { continue };
-            let (components, name): (usize, Arc<str>) = (group.layout.components.len(), name.as_str().into());
-            for (column, digests) in columns.clone().zip(digests.chunks_exact(components)) {
-                for (component, digest) in digests.iter().enumerate() {
-                    let (memory, page) = group.page(component, blocks[column as usize]);
-                    let ends = Some((column + 1) * u64::from(group.layout.block_tokens));
-                    let place = Place::page(*digest, memory, page, *rank, (Arc::clone(&name), column, component));
-                    places.0.push(Place { ends, ..place });
-                }
+        for paged in plan.paged.iter().filter(|paged| ranks.contains(&paged.rank)) {
+            if let Some((group, blocks)) = find(paged.rank, &paged.group) {
+                places.add_pages(group, paged, blocks);
             }
         }
-        for Stated { rank, group: name, state, tensor, convert } in plan.states.iter().filter(|stated| ranks.contains(&stated.rank)) {
+        for Stated { rank, group: name, state, origin } in plan.states.iter().filter(|stated| ranks.contains(&stated.rank)) {
             let Some((group, blocks)) = find(*rank, name) else { continue };
             let (memory, page) = group.state(state, blocks[0]);
-            let of = Of::State { tensor: Box::new(tensor.clone()), convert: convert.clone() };
-            places.0.push(Place { digest: tensor.payload_hash, memory, page, rank: *rank, of, ends: None });
+            let (digest, of) = match origin {
+                Origin::Tensor { tensor, convert } => {
+                    (tensor.payload_hash, Of::State { tensor: Box::new(tensor.clone()), convert: convert.clone() })
+                }
+                // The digest is known when it is made.
+                Origin::Cut { cut, .. } => (Digest::sha256(b""), Of::CutState(Arc::clone(cut))),
+            };
+            places.0.push(Place { digest, memory, page, rank: *rank, of, ends: None });
         }
         places
+    }
+
+    fn add_pages(&mut self, group: &Group, paged: &Paged, blocks: &[u32]) {
+        let (name, components): (Arc<str>, usize) = (paged.group.as_str().into(), group.layout.components.len());
+        let mut digests = &paged.digests[..];
+        for column in paged.columns.clone() {
+            for component in 0..components {
+                let (sources, rest) = digests.split_at(paged.sources(component));
+                digests = rest;
+                let (memory, page) = group.page(component, blocks[column as usize]);
+                let mut place = Place::page(sources[0], memory, page, paged.rank, (Arc::clone(&name), column, component));
+                place.ends = Some((column + 1) * u64::from(group.layout.block_tokens));
+                // The digest of a page that is cut is known when it is made.
+                if let (Some(recipe), Of::Page { cut, .. }) = (paged.cut(component), &mut place.of) {
+                    *cut = Some((Arc::clone(recipe), sources.to_vec()));
+                }
+                self.0.push(place);
+            }
+        }
     }
 
     /// The places to write, and those that hold only the first `kept` tokens.

@@ -1,26 +1,34 @@
 //! All checks that need no page: engine and snapshot must have the same geometry, prefix and ranks,
-//! at one boundary. State tensors may have another form in the engine than in the snapshot.
+//! at one boundary. State tensors may have another form in the engine than in the snapshot. Of an
+//! engine with other ranks, [`reshard`] makes the plan.
 
+use super::cut::{PageCut, StateCut};
 use super::documents::{Documents, field};
+use super::{overlap, reshard};
 use crate::engines::{Engine, Group};
 use crate::error::{Error, Result};
+use pfr_schema::agent::Resharded;
 use pfr_schema::checkpoint::{Form, Key, Tensor};
-use pfr_schema::engine::{GroupLayout, Part, State};
+use pfr_schema::engine::State;
 use pfr_schema::tree::{GroupKind, PageTree};
 use pfr_schema::{Digest, ErrorCode, FormatError, flat, prefix};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Display};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The blobs of a snapshot by their place in the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub boundary: u64,
+    /// For requests of this engine.
     pub key: Key,
     pub tokens: Vec<u32>,
     pub paged: Vec<Paged>,
     pub states: Vec<Stated>,
+    /// If the engine has other ranks than the snapshot.
+    pub resharded: Option<Resharded>,
 }
 
 /// The pages of one group of one of the engine's ranks.
@@ -29,8 +37,21 @@ pub(super) struct Paged {
     pub rank: u32,
     pub group: String,
     pub columns: Range<u64>,
-    /// Column by column, component by component.
+    /// Column by column, component by component, and the sources of one that is cut.
     pub digests: Vec<Digest>,
+    /// For each component how it is put together, if it is cut. None at all if nothing is.
+    pub cuts: Vec<Option<Arc<PageCut>>>,
+}
+
+impl Paged {
+    /// Blobs that a component is made from.
+    pub fn sources(&self, component: usize) -> usize {
+        self.cut(component).map_or(1, |cut| cut.sources())
+    }
+
+    pub fn cut(&self, component: usize) -> Option<&Arc<PageCut>> {
+        self.cuts.get(component)?.as_ref()
+    }
 }
 
 /// A state tensor of one of the engine's ranks.
@@ -39,19 +60,41 @@ pub(super) struct Stated {
     pub rank: u32,
     pub group: String,
     pub state: State,
-    pub tensor: Tensor,
-    /// The form of the live slot, if the payload has to be converted to it.
-    pub convert: Option<Form>,
+    pub origin: Origin,
+}
+
+/// What a state tensor is made from.
+#[derive(Clone, Debug)]
+pub(super) enum Origin {
+    /// A tensor of the snapshot, and the form of the live slot if the payload has to be converted
+    /// to it.
+    Tensor { tensor: Tensor, convert: Option<Form> },
+    /// Tensors of several ranks. If ranks hold the same units, `replicas` has those of all.
+    Cut { cut: Arc<StateCut>, replicas: Option<Arc<StateCut>> },
+}
+
+impl Stated {
+    /// The blobs that are read to prove it.
+    pub fn blobs(&self) -> Vec<Digest> {
+        match &self.origin {
+            Origin::Tensor { tensor, .. } => vec![tensor.payload_hash],
+            Origin::Cut { cut, replicas } => cut.blobs().chain(replicas.iter().flat_map(|cut| cut.blobs())).collect(),
+        }
+    }
 }
 
 impl Plan {
     /// Checks a snapshot against an engine.
     pub fn make(engine: &Engine, documents: &Documents) -> Result<Self> {
-        fingerprint(engine.deployment(), engine.fingerprint(), documents)?;
+        let differs = fingerprint(engine.deployment(), engine.parallel(), engine.fingerprint(), documents)?;
         let (boundary, key, tokens) = identity(engine, documents)?;
+        let mut plan = Self { boundary, key, tokens, paged: Vec::new(), states: Vec::new(), resharded: None };
+        if !differs.is_empty() {
+            reshard::add(&mut plan, engine, documents, differs)?;
+            return Ok(plan);
+        }
         ranks(engine, documents)?;
         known(engine, documents)?;
-        let mut plan = Self { boundary, key, tokens, paged: Vec::new(), states: Vec::new() };
         for rank in 0..engine.world() {
             for group in engine.groups(rank) {
                 // Every rank holds the same bytes, captured from the first.
@@ -82,7 +125,7 @@ impl Plan {
         geometry(group, tree)?;
         let columns = group.columns(self.boundary);
         pages(group, tree, rank, &columns, self.boundary)?;
-        self.paged.push(Paged { rank, group: name.clone(), columns, digests: digests.clone() });
+        self.paged.push(Paged { rank, group: name.clone(), columns, digests: digests.clone(), cuts: Vec::new() });
         Ok(())
     }
 
@@ -94,27 +137,41 @@ impl Plan {
         }
         for state in &group.layout.states {
             let tensor = find(state).ok_or_else(|| missing_state(&state.name, rank, "snapshot"))?;
-            let convert = slot(state, tensor, rank)?;
-            if convert.is_some() {
-                alone(&group.layout, state, rank)?;
-            }
-            self.states.push(Stated { rank, group: group.layout.name.clone(), state: state.clone(), tensor: tensor.clone(), convert });
+            let origin = as_it_is(group, state, tensor, rank)?;
+            self.states.push(Stated { rank, group: group.layout.name.clone(), state: state.clone(), origin });
         }
         Ok(())
     }
 }
 
-/// Checks that a snapshot is of an engine with this configuration.
-pub(super) fn fingerprint(ours: &BTreeMap<String, Value>, fingerprint: Digest, documents: &Documents) -> Result<()> {
+/// Compares the engine configurations. Returns the keys that differ, if the state may be cut anew
+/// for them; `parallel` are those that the engine says are about ranks alone.
+pub(super) fn fingerprint(
+    ours: &BTreeMap<String, Value>,
+    parallel: &[String],
+    fingerprint: Digest,
+    documents: &Documents,
+) -> Result<Vec<String>> {
     let theirs = &documents.config.deployment;
-    if documents.config.fingerprint == Some(fingerprint) && ours == theirs {
-        return Ok(());
+    let recorded = documents.config.fingerprint;
+    if recorded == Some(fingerprint) && ours == theirs {
+        return Ok(Vec::new());
     }
     let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
     let differs: Vec<&str> = keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key)).map(String::as_str).collect();
+    // Both sides must say that a key is about ranks alone.
+    let parallel = |key: &str| {
+        let theirs = documents.shards.iter().flat_map(|shards| &shards.parallel);
+        parallel.iter().any(|ours| ours == key) && theirs.into_iter().any(|theirs| theirs == key)
+    };
+    let ranks_only = !differs.is_empty() && recorded == Some(prefix::fingerprint(theirs)) && differs.iter().all(|key| parallel(key));
+    if ranks_only && documents.reshard {
+        return Ok(differs.into_iter().map(Into::into).collect());
+    }
     let differs = match &differs[..] {
         // The deployments are equal, but the recorded digest belongs to another one.
-        [] => format!("fingerprint: {fingerprint} in the engine, {:?} in the snapshot", documents.config.fingerprint),
+        [] => format!("fingerprint: {fingerprint} in the engine, {recorded:?} in the snapshot"),
+        keys if ranks_only => format!("{}; nothing else differs: with --reshard the state is cut anew for these ranks", keys.join(", ")),
         keys => keys.join(", "),
     };
     let json = |deployment| serde_json::to_string(deployment).map_err(|e| Error::Internal(e.to_string()));
@@ -140,7 +197,10 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
     if key.scheme != prefix::SCHEME {
         return Err(prefix_mismatch("scheme", &prefix::SCHEME, &key.scheme));
     }
-    let found = prefix::key(&engine.fingerprint(), &key.salt, key.adapter.as_deref(), computed);
+    let of = |fingerprint: &Digest| prefix::key(fingerprint, &key.salt, key.adapter.as_deref(), computed);
+    let ours = engine.fingerprint();
+    let theirs = config.fingerprint.unwrap_or(ours);
+    let found = of(&theirs);
     if found != key.prefix {
         let found = format!("{found}, of the snapshot's tokens, salt and adapter");
         return Err(prefix_mismatch("the key of the state", &key.prefix, &found));
@@ -153,6 +213,9 @@ fn identity(engine: &Engine, documents: &Documents) -> Result<(u64, Key, Vec<u32
             return Err(prefix_mismatch("the checkpoint's key", &format!("{key:?}"), &format!("{:?}", checkpoint.key)));
         }
     }
+    // Requests of this engine name the prefix under its own configuration.
+    let prefix = if theirs == ours { found } else { of(&ours) };
+    let key = Key { prefix, ..key };
     Ok((boundary, key, tokens))
 }
 
@@ -192,15 +255,15 @@ fn known(engine: &Engine, documents: &Documents) -> Result<()> {
     Ok(())
 }
 
-fn missing_group(group: &str, rank: u32, side: &'static str) -> Error {
+pub(super) fn missing_group(group: &str, rank: u32, side: &'static str) -> Error {
     Error::Missing { code: ErrorCode::MissingGroup, what: format!("group {group:?}"), rank, side }
 }
 
-fn missing_state(tensor: &str, rank: u32, side: &'static str) -> Error {
+pub(super) fn missing_state(tensor: &str, rank: u32, side: &'static str) -> Error {
     Error::Missing { code: ErrorCode::MissingState, what: format!("state {tensor:?}"), rank, side }
 }
 
-fn same<T: PartialEq + Debug>(of: &str, what: &str, engine: &T, snapshot: &T) -> Result<()> {
+pub(super) fn same<T: PartialEq + Debug>(of: &str, what: &str, engine: &T, snapshot: &T) -> Result<()> {
     if engine == snapshot {
         return Ok(());
     }
@@ -209,21 +272,32 @@ fn same<T: PartialEq + Debug>(of: &str, what: &str, engine: &T, snapshot: &T) ->
 }
 
 fn geometry(group: &Group, tree: &PageTree) -> Result<()> {
+    alike(group, tree)?;
+    let of = described(group, tree);
     let layout = &group.layout;
-    let of = format!("group {:?} of rank {}", layout.name, tree.rank);
+    same(&of, "geometry", &layout.geometry.filter(|_| layout.layout == flat::LAYOUT), &tree.geometry)?;
+    same(&of, "bytes of a page", &group.page_bytes(), &tree.page_bytes)
+}
+
+fn described(group: &Group, tree: &PageTree) -> String {
+    format!("group {:?} of rank {}", group.layout.name, tree.rank)
+}
+
+/// Compares what is the same on any rank.
+pub(super) fn alike(group: &Group, tree: &PageTree) -> Result<()> {
+    let layout = &group.layout;
+    let of = described(group, tree);
     same(&of, "kind", &layout.kind, &tree.group.kind)?;
     // Opaque bytes can only be read by the same deployment under the same tag.
     same(&of, "layout", &layout.layout, &tree.layout)?;
-    same(&of, "geometry", &layout.geometry.filter(|_| layout.layout == flat::LAYOUT), &tree.geometry)?;
     same(&of, "tokens in a page", &layout.block_tokens, &tree.page_size_tokens)?;
-    same(&of, "bytes of a page", &group.page_bytes(), &tree.page_bytes)?;
     let components: Vec<&str> = layout.components.iter().map(|component| component.name.as_str()).collect();
     same(&of, "components", &components, &tree.components.iter().map(String::as_str).collect())?;
     same(&of, "sequences", &1, &tree.sequences.len())
 }
 
 /// Checks that the tree has exactly the columns that the boundary needs.
-fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, boundary: u64) -> Result<()> {
+pub(super) fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, boundary: u64) -> Result<()> {
     let name = &group.layout.name;
     let expected = columns.end - columns.start;
     let Some(sequence) = tree.sequences.first().filter(|sequence| tree.pages() == expected && sequence.ix.len() == expected) else {
@@ -246,6 +320,20 @@ fn pages(group: &Group, tree: &PageTree, rank: u32, columns: &Range<u64>, bounda
     Ok(())
 }
 
+/// A tensor as it is, or converted.
+pub(super) fn as_it_is(group: &Group, state: &State, tensor: &Tensor, rank: u32) -> Result<Origin> {
+    let convert = slot(state, tensor, rank)?;
+    if convert.is_some() {
+        overlap::alone(group, state, rank)?;
+    }
+    Ok(Origin::Tensor { tensor: tensor.clone(), convert })
+}
+
+/// The form of a live slot.
+pub(super) fn form(state: &State) -> Result<Form> {
+    Ok(Form { storage_dtype: state.storage_dtype.parse()?, layout: state.layout.clone(), bytes: state.part.bytes })
+}
+
 /// Compares a state of the engine with a tensor. Returns the form of the live slot if the tensor's
 /// bytes do not have their value in it, and can be converted.
 fn slot(state: &State, tensor: &Tensor, rank: u32) -> Result<Option<Form>> {
@@ -254,7 +342,7 @@ fn slot(state: &State, tensor: &Tensor, rank: u32) -> Result<Option<Form>> {
     same(&of, "layer", &state.layer, &tensor.layer)?;
     same(&of, "shape", &state.shape, &tensor.shape)?;
     same(&of, "logical dtype", &state.logical_dtype, &tensor.logical_dtype.to_string())?;
-    let form = Form { storage_dtype: state.storage_dtype.parse()?, layout: state.layout.clone(), bytes: state.part.bytes };
+    let form = form(state)?;
     let stored = tensor.form();
     if form.reads_as(&stored) {
         return Ok(None);
@@ -267,59 +355,17 @@ fn slot(state: &State, tensor: &Tensor, rank: u32) -> Result<Option<Form>> {
     }
     match tensor.check_form(&form) {
         Ok(()) => Ok(Some(form)),
-        Err(FormatError::Field { path, expected, found, .. }) => {
+        Err(error) => Err(misfit(rank, error)),
+    }
+}
+
+/// The slot of this rank does not fit.
+pub(super) fn misfit(rank: u32, error: FormatError) -> Error {
+    match error {
+        FormatError::Field { path, expected, found, .. } => {
             let what = format!("rank {rank}, the engine's state {path}");
-            Err(Error::mismatch(ErrorCode::GeometryMismatch, what, expected, found))
+            Error::mismatch(ErrorCode::GeometryMismatch, what, expected, found)
         }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// A mirror has zeros between its elements, so no other state of the group may have bytes there.
-fn alone(group: &GroupLayout, state: &State, rank: u32) -> Result<()> {
-    let Some(other) = group.states.iter().find(|other| other.name != state.name && shares(&state.part, &other.part, group.blocks)) else {
-        return Ok(());
-    };
-    let what = format!("state {:?} of rank {rank}: layout", state.name);
-    let expected = format!("that of the snapshot, because it shares bytes with state {:?},", other.name);
-    Err(Error::mismatch(ErrorCode::GeometryMismatch, what, expected, "another one"))
-}
-
-/// Whether any block of one part has bytes in common with any block of the other: blocks belong to
-/// different sequences. Parts of different strides count as sharing if the ranges of all their blocks
-/// meet.
-fn shares(one: &Part, two: &Part, blocks: u32) -> bool {
-    let (last, distance) = (i128::from(blocks.saturating_sub(1)), i128::from(two.offset) - i128::from(one.offset));
-    let (one_bytes, two_bytes) = (i128::from(one.bytes), i128::from(two.bytes));
-    let (one_stride, two_stride) = (i128::from(one.block_stride), i128::from(two.block_stride));
-    if one.memory != two.memory {
-        return false;
-    }
-    if one_stride != two_stride || one_stride == 0 {
-        return distance < last * one_stride + one_bytes && -distance < last * two_stride + two_bytes;
-    }
-    // Blocks k apart meet if -two_bytes < distance + k * stride < one_bytes.
-    let least = (-two_bytes - distance).div_euclid(one_stride) + 1;
-    let most = (one_bytes - distance - 1).div_euclid(one_stride);
-    least.max(-last) <= most.min(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_share_bytes_if_any_of_their_blocks_do() {
-        let part = |offset, block_stride, bytes| Part { memory: "kv".into(), offset, block_stride, bytes };
-        let conv = part(0, 200, 100);
-        assert!(!shares(&conv, &part(100, 200, 100), 8), "beside it, in each block");
-        assert!(shares(&conv, &part(99, 200, 1), 8) && shares(&part(99, 200, 1), &conv, 8), "its last byte");
-        assert!(!shares(&conv, &part(1600, 200, 100), 8), "behind all of its blocks");
-        assert!(shares(&part(0, 200, 180), &part(350, 200, 30), 8), "the second block of one, the first of the other");
-        assert!(!shares(&part(0, 200, 180), &part(350, 200, 30), 1), "there is no second block");
-        assert!(!shares(&part(0, 200, 150), &part(350, 200, 50), 8), "in the gaps");
-        assert!(shares(&conv, &part(150, 100, 50), 2), "in the second block");
-        assert!(!shares(&conv, &part(150, 100, 50), 1), "there is no second block");
-        assert!(!shares(&conv, &Part { memory: "other".into(), ..conv.clone() }, 8));
+        error => error.into(),
     }
 }

@@ -2,10 +2,11 @@
 //! hashes, and the engine's types must hold their values.
 
 use super::blobs::Blobs;
-use super::plan::{Plan, Stated};
-use crate::error::{Result, blocking};
-use pfr_schema::checkpoint::Proof;
-use pfr_schema::{Digest, FormatError};
+use super::cut;
+use super::plan::{Origin, Plan, Stated};
+use crate::error::{Error, Result, blocking};
+use pfr_schema::checkpoint::{Mirror, Proof};
+use pfr_schema::{Digest, ErrorCode, FormatError};
 use pfr_store::Store;
 
 /// How the values of state tensors were verified.
@@ -22,11 +23,26 @@ pub(super) async fn all(store: &Store, plan: &Plan) -> Result<Values> {
     Ok(values)
 }
 
-/// Verifies the state tensors one after another. Memory holds one at a time, and its mirror.
+/// Verifies the state tensors one after another. Memory holds one at a time, and its mirror or what
+/// is put together from it.
 pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
     let mut values = Values::default();
-    let mut blobs = Blobs::open(store, plan.states.iter().map(|stated| stated.tensor.payload_hash).collect()).await?;
-    for Stated { tensor, convert, .. } in &plan.states {
+    let mut blobs = Blobs::open(store, plan.states.iter().flat_map(Stated::blobs).collect()).await?;
+    for Stated { rank, origin, .. } in &plan.states {
+        let (tensor, convert) = match origin {
+            Origin::Tensor { tensor, convert } => (tensor, convert),
+            Origin::Cut { cut, replicas } => {
+                let Mirror { tensor, bytes } = cut::state(cut, &mut blobs).await?;
+                if let Some(replicas) = replicas
+                    && let Some(other) = cut::other_replica(replicas, bytes.into(), &mut blobs).await?
+                {
+                    let what = format!("state {:?} for rank {rank}: replicas of one value", tensor.name);
+                    return Err(Error::mismatch(ErrorCode::RankMismatch, what, tensor.value_hash, format!("others in {other}")));
+                }
+                values.computed += 1;
+                continue;
+            }
+        };
         let (payload, tensor, convert) = (blobs.next(&tensor.payload_hash).await?, tensor.clone(), convert.clone());
         let check = move || {
             tensor.check_payload(&payload)?;

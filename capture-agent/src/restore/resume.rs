@@ -82,7 +82,7 @@ impl Agent {
         let started = Instant::now();
         let staged = async {
             let local = self.is_newest_here(&reference.parse()?).await;
-            let request = RestoreRequest { reference: reference.into(), local };
+            let request = RestoreRequest { reference: reference.into(), local, ..RestoreRequest::default() };
             let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, &request).await?;
             let digest = documents.digest;
             if self.staged().is_ready(name, &digest) {

@@ -1,9 +1,11 @@
 //! Bringing each blob to its place in the engine's memory, in bounded batches. State tensors whose
-//! slots have another form are converted here, in this host's memory, also for a GPU.
+//! slots have another form are converted here, and what is cut for other ranks is put together, in
+//! this host's memory, also for a GPU.
 
 use super::blobs::Blobs;
+use super::cut;
 use super::gate::Gate;
-use super::place::{Place, Places};
+use super::place::{Place, Places, Recipe};
 use crate::Agent;
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory};
@@ -16,16 +18,15 @@ use std::sync::Arc;
 /// Bytes written at a time, at most; less if the ring is small. A larger page goes alone.
 const BATCH: u64 = 64 << 20;
 
-/// Writes every blob, or the mirror of it, to its place. Returns the bytes written; afterwards the
+/// Writes every blob, or what is made from blobs, to its place. Returns the bytes written; afterwards the
 /// places say what was written. `after` is a CUDA IPC event to wait for first. Copies pass through
 /// the gate.
 pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &mut Places, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<u64> {
     let most = (agent.engines().ring().total() / 2).clamp(1, BATCH);
-    let mut blobs = Blobs::open(agent.store(), places.0.iter().map(|place| place.digest).collect()).await?;
+    let mut blobs = Blobs::open(agent.store(), places.0.iter().flat_map(Place::blobs).collect()).await?;
     let (mut batch, mut bytes, mut written) = (Vec::new(), 0, 0);
     for place in &mut places.0 {
-        let blob = blobs.next(&place.digest).await?;
-        let payload = convert(place, blob).await?;
+        let payload = make(place, &mut blobs).await?;
         let length = payload.len() as u64;
         if length != place.page.bytes() {
             return Err(Error::mismatch(ErrorCode::GeometryMismatch, place.describe(), format!("{} bytes", place.page.bytes()), length));
@@ -44,11 +45,35 @@ pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &mut Places,
     Ok(written)
 }
 
-/// The bytes for a place.
-async fn convert(place: &mut Place, blob: Bytes) -> Result<Bytes> {
-    let Some((tensor, form)) = place.conversion() else { return Ok(blob) };
-    let (tensor, form) = (tensor.clone(), form.clone());
-    let Mirror { tensor, bytes } = blocking("converting", move || tensor.mirror(&blob, &form)).await?;
+/// Finds out what pages that are cut have to hold, without writing them: the engine has computed
+/// them itself.
+pub(super) async fn name(agent: &Agent, places: &mut Places) -> Result<()> {
+    let mut cut: Vec<&mut Place> = places.0.iter_mut().filter(|place| place.is_cut_page()).collect();
+    if cut.is_empty() {
+        return Ok(());
+    }
+    let mut blobs = Blobs::open(agent.store(), cut.iter().flat_map(|place| place.blobs()).collect()).await?;
+    for place in &mut cut {
+        make(place, &mut blobs).await?;
+    }
+    Ok(())
+}
+
+/// The bytes for a place, from the blobs that come next.
+async fn make(place: &mut Place, blobs: &mut Blobs) -> Result<Bytes> {
+    let Mirror { tensor, bytes } = match place.recipe() {
+        Recipe::AsIs => return blobs.next(&place.digest).await,
+        Recipe::Page(cut, sources) => {
+            let (digest, bytes) = cut::page(&cut, &sources, blobs).await?;
+            place.takes_page(digest);
+            return Ok(bytes);
+        }
+        Recipe::Mirror(tensor, form) => {
+            let blob = blobs.next(&place.digest).await?;
+            blocking("converting", move || tensor.mirror(&blob, &form)).await?
+        }
+        Recipe::State(cut) => cut::state(&cut, blobs).await?,
+    };
     place.takes(tensor);
     Ok(bytes.into())
 }

@@ -64,6 +64,9 @@ impl Documents {
         }
         let tokens = capture.sequence.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         documents.layer(media_type::TOKENS, Document::new(Kind::Blob, tokens), None);
+        if let Some(shards) = engine.shards() {
+            documents.layer(media_type::SHARDS, Document::new(Kind::Blob, shards.to_bytes()), None);
+        }
         Ok(documents)
     }
 

@@ -39,6 +39,10 @@ fn hybrid() -> Value {
     json!(Spec::hybrid("e").register(0))
 }
 
+fn layer_share(cell: u64, held: Value) -> Value {
+    json!({"layer": "l", "outer": 1, "cell": cell, "share": {"of": 4, "held": held}})
+}
+
 #[tokio::test]
 async fn what_cannot_be_is_refused_with_the_reason() {
     let host = host().await;
@@ -102,6 +106,15 @@ async fn what_cannot_be_is_refused_with_the_reason() {
         ("/groups/3/states/0/layout/strides", json!([1, 1]), "2 strides for 1 dimensions"),
         ("/groups/3/states/0/layout/offset", json!(max), "do not lie in 96 bytes"),
         ("/groups/3/states/0/part/offset", json!(max), "ends at byte"),
+        ("/parallel", json!(["tp"]), "keys of numbers"),
+        ("/parallel", json!(["weights"]), "keys of numbers"),
+        ("/groups/0/uncut", json!("x".repeat(201)), "a reason of more than"),
+        ("/groups/1/components/0/parts/0/share", layer_share(64, json!([[0, 3]])), "has 192 bytes, the part 256"),
+        ("/groups/1/components/0/parts/0/share", layer_share(64, json!([[0, 3], [2, 3]])), "twice"),
+        ("/groups/1/components/0/parts/0/share", layer_share(64, json!([[2, 6]])), "units 2..6 of 4"),
+        ("/groups/3/states/0/share", json!({"axis": 0, "share": {"of": 48, "held": [[0, 23]]}}), "23 units along dimension 0"),
+        ("/groups/3/states/0/share", json!({"axis": 1, "share": {"of": 48, "held": [[0, 24]]}}), "24 units along dimension 1"),
+        ("/groups/3/states/0/part/share", layer_share(24, json!([[0, 4]])), "along a dimension"),
     ];
     for (path, value, reason) in cases {
         let mut register = hybrid();
@@ -126,6 +139,23 @@ async fn what_cannot_be_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
+async fn a_layer_is_once_in_a_component() {
+    let host = host().await;
+    let mut register: Register = serde_json::from_value(hybrid()).unwrap();
+    let mut name = |names: [&str; 3]| {
+        for (part, name) in register.groups[1].components[0].parts.iter_mut().zip(names) {
+            let mut share = layer_share(64, json!([[0, 4]]));
+            share["layer"] = json!(name);
+            part.share = Some(serde_json::from_value(share).unwrap());
+        }
+        attach(&host, register.clone()).map(drop)
+    };
+    name(["a", "b", "c"]).unwrap();
+    let error = name(["a", "b", "a"]).unwrap_err();
+    assert!(matches!(&error, Error::Protocol { reason, .. } if reason.contains("has a layer twice")), "{error}");
+}
+
+#[tokio::test]
 async fn memory_of_another_size_than_described_is_refused() {
     let host = host().await;
     let register = Spec::flat("e").register(0);
@@ -138,15 +168,17 @@ async fn memory_of_another_size_than_described_is_refused() {
 #[tokio::test]
 async fn members_that_do_not_go_together_are_refused() {
     let host = host().await;
-    let spec = Spec::hybrid("e").ranks(3);
+    let mut spec = Spec::hybrid("e").ranks(3);
+    spec.deployment.insert("tp".into(), json!(3));
     let _first = attach(&host, spec.register(0)).unwrap();
     type Case = (&'static str, fn(&mut Register), &'static str);
-    let cases: [Case; 6] = [
+    let cases: [Case; 7] = [
         ("name", |r| r.member = "worker-0".into(), "another member has this name"),
         ("world", |r| r.world = 2, "2 ranks, the others 3"),
         ("deployment", |r| drop(r.deployment.insert("tp".into(), json!(2))), "not that of the others: tp"),
         ("rank", |r| r.rank = 0, "has the memory of rank 0 already"),
         ("groups", |r| drop(r.groups.pop()), "its groups are not those of rank 0"),
+        ("parallel", |r| r.parallel = vec!["tp".into()], "ranks share the state by \"tp\""),
         ("window", |r| r.groups[2].window = Some(11), "its groups are not those of rank 0"),
     ];
     for (what, change, reason) in cases {

@@ -34,7 +34,12 @@ impl Rig {
     }
 
     pub async fn restore(&self, engine: &str, slot: Option<&str>, tag: &str) -> Result<RestoreReport> {
-        let request = RestoreRequest { reference: format!("team/agent:{tag}"), local: true, sequence: slot.map(Into::into) };
+        let request = RestoreRequest {
+            reference: format!("team/agent:{tag}"),
+            local: true,
+            sequence: slot.map(Into::into),
+            ..RestoreRequest::default()
+        };
         self.host.agent.restore(engine, request).await
     }
 }

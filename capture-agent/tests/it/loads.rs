@@ -61,7 +61,10 @@ fn own(host: &Host) -> Synthetic {
 }
 
 fn request(engine: &str, tag: &str) -> LoadRequest {
-    LoadRequest { engine: engine.into(), from: RestoreRequest { reference: format!("team/agent:{tag}"), local: true, sequence: None } }
+    LoadRequest {
+        engine: engine.into(),
+        from: RestoreRequest { reference: format!("team/agent:{tag}"), local: true, ..RestoreRequest::default() },
+    }
 }
 
 fn destination(own: &Synthetic) -> (Destination, Gone) {
@@ -243,7 +246,8 @@ async fn a_load_given_up_during_its_pull_leaves_nothing_behind() {
     let loader = Loader::new(host.agent.clone(), 1);
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let reference = format!("http://{}/team/agent:now", silent.local_addr().unwrap());
-    let pulling = loader.load(LoadRequest { engine: "own".into(), from: RestoreRequest { reference, local: false, sequence: None } });
+    let pulling =
+        loader.load(LoadRequest { engine: "own".into(), from: RestoreRequest { reference, local: false, ..RestoreRequest::default() } });
     let _asked = silent.accept().await.unwrap();
     assert!(matches!(pulling.poll(), LoadState::Pending));
     drop(pulling);

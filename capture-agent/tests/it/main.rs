@@ -17,6 +17,7 @@ mod llama_faults;
 mod loads;
 mod memory;
 mod pushes;
+mod reshard;
 mod restore;
 mod restore_forms;
 mod snapshot;

@@ -29,7 +29,7 @@ async fn capture(host: &Host, engine: &str) -> Digest {
 }
 
 async fn restore(host: &Host, engine: &str, tag: &str) -> pfr_agent::Result<RestoreReport> {
-    let request = RestoreRequest { reference: format!("team/agent:{tag}"), local: true, sequence: None };
+    let request = RestoreRequest { reference: format!("team/agent:{tag}"), local: true, ..RestoreRequest::default() };
     host.agent.restore(engine, request).await
 }
 
@@ -588,7 +588,7 @@ async fn blocks_are_not_given_back_under_a_copy() {
     engine.forget_journal();
     engine.watch.hold_writes();
     let agent = host.agent.clone();
-    let request = RestoreRequest { reference: "team/agent:now".into(), local: true, sequence: None };
+    let request = RestoreRequest { reference: "team/agent:now".into(), local: true, ..RestoreRequest::default() };
     let restoring = tokio::spawn(async move { agent.restore("e", request).await });
     until("it writes", || engine.watch.is_writing()).await;
     // The caller disconnects.
@@ -621,7 +621,8 @@ async fn who_asks_while_a_snapshot_is_pulled_is_told_to_ask_again() {
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let reference = format!("http://{}/team/agent:now", silent.local_addr().unwrap());
     let agent = host.agent.clone();
-    let pulling = tokio::spawn(async move { agent.restore("asks", RestoreRequest { reference, local: false, sequence: None }).await });
+    let pulling =
+        tokio::spawn(async move { agent.restore("asks", RestoreRequest { reference, local: false, ..RestoreRequest::default() }).await });
     let _asked = silent.accept().await.unwrap();
     assert_eq!(ask("asks").await, Matched::Later {});
     assert!(matches!(ask("other").await, Matched::None { .. }));

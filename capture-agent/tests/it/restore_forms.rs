@@ -97,7 +97,7 @@ async fn capture(host: &Host, engine: &str, tag: &str) -> Digest {
 }
 
 async fn restore(host: &Host, engine: &str, tag: &str) -> pfr_agent::Result<RestoreReport> {
-    host.agent.restore(engine, RestoreRequest { reference: format!("team/agent:{tag}"), local: true, sequence: None }).await
+    host.agent.restore(engine, RestoreRequest { reference: format!("team/agent:{tag}"), local: true, ..RestoreRequest::default() }).await
 }
 
 async fn checkpoint(host: &Host, digest: &Digest) -> Checkpoint {

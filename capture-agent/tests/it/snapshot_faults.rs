@@ -282,7 +282,7 @@ async fn more_bytes_than_the_disk_has_room_for_are_not_begun() {
     register.memories[0].bytes = Huge.size();
     let group = &mut register.groups[0];
     (group.block_tokens, group.blocks, group.null_block) = (1, HUGE_PAGES, None);
-    group.components[0].parts = vec![Part { memory: "kv".into(), offset: 0, block_stride: HUGE_PAGE, bytes: HUGE_PAGE }];
+    group.components[0].parts = vec![Part { memory: "kv".into(), offset: 0, block_stride: HUGE_PAGE, bytes: HUGE_PAGE, share: None }];
     let _attached = host.agent.engines().attach(register, vec![Arc::new(Huge)], Arc::new(Huge)).unwrap();
     let error = host.agent.snapshot("huge", request()).await.unwrap_err();
     assert!(matches!(error, Error::NoRoom { what: "disk", .. }), "{error}");

@@ -46,7 +46,7 @@ fn layout(shape: &KvShape, blocks: u32) -> GroupLayout {
     let page = shape.page_bytes() as u64;
     let component = |name: &str, offset| Component {
         name: name.into(),
-        parts: vec![Part { memory: "kv".into(), offset, block_stride: 2 * page, bytes: page }],
+        parts: vec![Part { memory: "kv".into(), offset, block_stride: 2 * page, bytes: page, share: None }],
     };
     full_attention("main", shape, blocks, vec![component("k", 0), component("v", page)])
 }
@@ -62,6 +62,7 @@ pub(crate) fn full_attention(name: &str, shape: &KvShape, blocks: u32, component
         window: None,
         required: true,
         replicated: false,
+        uncut: None,
         layout: pfr_schema::flat::LAYOUT.into(),
         geometry: Some(geometry(shape)),
         components,

@@ -66,7 +66,7 @@ pub(super) fn groups(blocks: u32) -> Vec<GroupLayout> {
     let layer = main.layer_bytes() as u64;
     let region = layer * u64::from(blocks);
     let layers = main.layers as u64;
-    let part = |offset, block_stride, bytes| Part { memory: "pages".into(), offset, block_stride, bytes };
+    let part = |offset, block_stride, bytes| Part { memory: "pages".into(), offset, block_stride, bytes, share: None };
     let apart = |first: u64| (0..layers).map(|l| part((first + l) * region, layer, layer)).collect();
     let page = sliding.page_bytes() as u64;
     let beside = |n: u64| vec![part(2 * layers * region + n * page, 2 * page, page)];
@@ -107,7 +107,8 @@ fn states() -> (Vec<State>, u64) {
                 logical_dtype: dtype.into(),
                 storage_dtype: dtype.into(),
                 layout: Layout { tag: affine.tag.into(), strides: Some(strides), offset: Some(affine.offset as u64) },
-                part: Part { memory: "states".into(), offset: at, block_stride: 0, bytes },
+                part: Part { memory: "states".into(), offset: at, block_stride: 0, bytes, share: None },
+                share: None,
             });
             at += bytes.next_multiple_of(64);
         }

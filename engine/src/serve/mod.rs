@@ -154,6 +154,7 @@ fn registration(core: &dyn Core, options: &Options) -> Register {
         rank: options.rank,
         world: options.world,
         deployment,
+        parallel: Vec::new(),
         memories: core.blocks().memories().0,
         groups: core.blocks().layouts(),
     }

@@ -101,34 +101,49 @@ impl Tensor {
 
     /// The ways through the payload and through the form's bytes, in logical order.
     fn walks(&self, form: &Form) -> Result<(Walk, Walk), FormatError> {
-        let wrong =
-            |field: &str, expected: String, found: String| FormatError::field(DOCUMENT, format!("{}: {field}", self.name), expected, found);
-        let opaque = |layout: &Layout| wrong("layout", "strides and an offset".into(), format!("{:?}, which is opaque", layout.tag));
         // Bounds the number of elements, which the form's layout could not be checked without.
         let from = self.check(&Limits::default(), |_, field| format!("{}: {field}", self.name))?;
-        let from = from.ok_or_else(|| opaque(&self.layout))?;
-        if let Some(found) = [self.payload_bytes, form.bytes].into_iter().find(|bytes| *bytes > GATHER_BYTES) {
-            return Err(FormatError::TooLarge { what: "a tensor to be converted, in bytes,", found, limit: GATHER_BYTES });
-        }
-        let elements = form.bytes / form.storage_dtype.bytes() as u64;
-        let to = form.layout.check(&self.shape, elements).map_err(|(field, expected, found)| wrong(field, expected, found))?;
-        let to = to.ok_or_else(|| opaque(&form.layout))?;
-        if !to.nests() {
-            let found = format!("strides {:?} of shape {:?}", form.layout.strides.as_deref().unwrap_or_default(), self.shape);
-            return Err(wrong("layout.strides", "elements that do not overlap".into(), found));
-        }
-        Ok((from, to))
+        let from = from.ok_or_else(|| opaque(&self.name, &self.layout))?;
+        check_bytes([self.payload_bytes, form.bytes])?;
+        Ok((from, target(&self.name, &self.shape, form)?))
     }
 }
 
+/// Checks that payload and mirror can be in memory.
+pub(super) fn check_bytes(sizes: [u64; 2]) -> Result<(), FormatError> {
+    match sizes.into_iter().find(|bytes| *bytes > GATHER_BYTES) {
+        Some(found) => Err(FormatError::TooLarge { what: "a tensor to be converted, in bytes,", found, limit: GATHER_BYTES }),
+        None => Ok(()),
+    }
+}
+
+/// The way through the bytes of a form that are to be written. The number of elements of the shape
+/// is bounded.
+pub(super) fn target(name: &str, shape: &[u64], form: &Form) -> Result<Walk, FormatError> {
+    let wrong = |field: &str, expected: String, found: String| FormatError::field(DOCUMENT, format!("{name}: {field}"), expected, found);
+    let elements = form.bytes / form.storage_dtype.bytes() as u64;
+    let walk = form.layout.check(shape, elements).map_err(|(field, expected, found)| wrong(field, expected, found))?;
+    let walk = walk.ok_or_else(|| opaque(name, &form.layout))?;
+    if !walk.nests() {
+        let found = format!("strides {:?} of shape {shape:?}", form.layout.strides.as_deref().unwrap_or_default());
+        return Err(wrong("layout.strides", "elements that do not overlap".into(), found));
+    }
+    Ok(walk)
+}
+
+fn opaque(name: &str, layout: &Layout) -> FormatError {
+    let found = format!("{:?}, which is opaque", layout.tag);
+    FormatError::field(DOCUMENT, format!("{name}: layout"), "strides and an offset", found)
+}
+
 /// An element that the other type does not hold: its number in logical order, and its bits.
-struct Unsaid {
-    linear: u64,
-    bits: u64,
+pub(super) struct Unsaid {
+    pub(super) linear: u64,
+    pub(super) bits: u64,
 }
 
 /// Copies all elements in logical order. Both walks have the same number of them, within the bytes.
-fn relay((from, storage, payload): (Walk, Dtype, &[u8]), (mut to, other, out): (Walk, Dtype, &mut [u8])) -> Result<(), Unsaid> {
+pub(super) fn relay((from, storage, payload): (Walk, Dtype, &[u8]), (mut to, other, out): (Walk, Dtype, &mut [u8])) -> Result<(), Unsaid> {
     let (size, other_size) = (storage.bytes(), other.bytes());
     let (mut linear, mut room) = (0, 0..0);
     for mut span in from {

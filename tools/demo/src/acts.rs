@@ -226,7 +226,7 @@ impl Play<'_> {
         let before = host.engine.sequences().await?;
         let reference = format!("{REPOSITORY}:fork-{}", TAKEN + 1);
         self.narrator.command(&host.prompt, &format!("pf restore {reference} {} --local", host.engine_name))?;
-        let request = RestoreRequest { reference, local: true, sequence: None };
+        let request = RestoreRequest { reference, local: true, ..RestoreRequest::default() };
         let (code, refused) = match host.client.restore(&host.engine_name, &request).await {
             Ok(report) => {
                 return Err(Failure::new(ErrorCode::CorruptStore, format!("a damaged page was restored as {:?}", report.sequence)));
@@ -252,7 +252,7 @@ impl Play<'_> {
 
     /// Restores as the command does, and prints the result.
     async fn restore(&mut self, host: &mut Host, tag: &str, local: bool) -> Result<RestoreReport, Failure> {
-        let request = RestoreRequest { reference: format!("{REPOSITORY}:{tag}"), local, sequence: None };
+        let request = RestoreRequest { reference: format!("{REPOSITORY}:{tag}"), local, ..RestoreRequest::default() };
         let flag = if local { " --local" } else { "" };
         self.narrator.command(&host.prompt, &format!("pf restore {} {}{flag}", request.reference, host.engine_name))?;
         let report = host.client.restore(&host.engine_name, &request).await?;

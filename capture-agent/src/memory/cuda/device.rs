@@ -43,7 +43,7 @@ pub(super) enum Owner {
 pub(super) struct DeviceMemory {
     mapped: Mapped,
     free: Arc<dyn FreeMemory>,
-    _owner: Owner,
+    owner: Owner,
 }
 
 /// A table or result in host memory while a stream uses it.
@@ -104,7 +104,7 @@ fn little_endian(values: impl Iterator<Item = u64>) -> Vec<u8> {
 impl DeviceMemory {
     /// `size` bytes at `at`, mapped as long as `owner` lives.
     pub(super) fn new(device: Arc<Device>, owner: Owner, at: u64, size: u64, ring: Arc<PinnedRing>) -> Self {
-        Self { free: device.clone(), mapped: Mapped { device, ring, at, size }, _owner: owner }
+        Self { free: device.clone(), mapped: Mapped { device, ring, at, size }, owner }
     }
 
     fn table(&self, job: &mut Job, pages: &[Page]) -> Result<PageTable, MemoryError> {
@@ -141,6 +141,10 @@ impl PageMemory for DeviceMemory {
     /// descriptor get an address each.
     fn location(&self) -> Location {
         Location { object: Object::Gpu(self.mapped.device.number()), offset: self.mapped.at }
+    }
+
+    fn is_located(&self) -> bool {
+        !matches!(self.owner, Owner::Vmm(_))
     }
 
     fn preflight(&self, aside: u64, largest: u64) -> Result<(), MemoryError> {

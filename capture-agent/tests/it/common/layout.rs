@@ -4,6 +4,7 @@ use pfr_schema::checkpoint::{self, Form, Layout};
 use pfr_schema::engine::{Component, GroupLayout, Memory, MemoryKind, PROTOCOL, Part, Register, State, Verb};
 use pfr_schema::flat;
 use pfr_schema::geometry::{Dtype, Geometry};
+use pfr_schema::shards::{AxisShare, LayerShare, Share};
 use pfr_schema::tree::GroupKind;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -16,6 +17,8 @@ pub struct Spec {
     pub groups: Vec<Group>,
     pub verbs: Vec<Verb>,
     pub deployment: BTreeMap<String, Value>,
+    /// Keys of the deployment that say only how ranks share the state.
+    pub parallel: Vec<String>,
     /// Shuffles blocks, and is the garbage in slots without a token.
     pub placement: u64,
     /// Bytes between blocks.
@@ -45,6 +48,79 @@ pub struct Group {
     pub form: Option<(Vec<u64>, Form)>,
     /// Whether all states describe the same bytes of a block.
     pub one_part: bool,
+    /// How ranks share the heads. `token_bytes` are those of one head then.
+    pub heads: Option<Heads>,
+    /// How ranks share the states, one for each. Then it gives shape and form.
+    pub splits: Vec<Split>,
+    /// Why nothing can be cut.
+    pub uncut: Option<&'static str>,
+}
+
+/// Heads over all ranks. With more ranks than heads, neighbours have the same head.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    pub total: u64,
+    /// Whether a page is `[token][head]`, not `[head][token]`.
+    pub tokens_first: bool,
+    /// Whether each rank says that it has the first heads.
+    pub lies: bool,
+}
+
+impl Heads {
+    pub fn new(total: u64, tokens_first: bool) -> Self {
+        Self { total, tokens_first, lies: false }
+    }
+
+    /// The heads of a rank.
+    pub fn of(&self, rank: u32, world: u32) -> Vec<u64> {
+        let (rank, world) = (u64::from(rank), u64::from(world));
+        if world > self.total {
+            return vec![rank * self.total / world];
+        }
+        let local = self.total / world;
+        (rank * local..(rank + 1) * local).collect()
+    }
+}
+
+/// A state tensor over all ranks.
+#[derive(Clone, Debug)]
+pub struct Split {
+    pub shape: Vec<u64>,
+    pub axis: usize,
+    /// Units along the axis; each section is spread over the ranks.
+    pub sections: Vec<u64>,
+    /// Whether every rank has all of the last section.
+    pub replicated: bool,
+    pub form: fn(&[u64]) -> Form,
+}
+
+impl Split {
+    /// The units of a rank, by number over all ranks.
+    pub fn of(&self, rank: u32, world: u32) -> Vec<u64> {
+        let (mut units, mut base) = (Vec::new(), 0);
+        for (number, section) in self.sections.iter().enumerate() {
+            let (rank, world) =
+                if self.replicated && number + 1 == self.sections.len() { (0, 1) } else { (u64::from(rank), u64::from(world)) };
+            units.extend(base + rank * section / world..base + (rank + 1) * section / world);
+            base += section;
+        }
+        units
+    }
+
+    pub fn shape_of(&self, rank: u32, world: u32) -> Vec<u64> {
+        let mut shape = self.shape.clone();
+        shape[self.axis] = self.of(rank, world).len() as u64;
+        shape
+    }
+
+    fn share(&self, rank: u32, world: u32) -> AxisShare {
+        AxisShare { axis: self.axis as u32, share: share(&self.of(rank, world), self.sections.iter().sum()) }
+    }
+}
+
+/// Units one by one as ranges.
+fn share(units: &[u64], of: u64) -> Share {
+    Share { of, held: units.chunk_by(|a, b| a + 1 == *b).map(|range| [range[0], range[range.len() - 1] + 1]).collect() }
 }
 
 impl Group {
@@ -64,6 +140,9 @@ impl Group {
             states: &[],
             form: None,
             one_part: false,
+            heads: None,
+            splits: Vec::new(),
+            uncut: None,
         }
     }
 
@@ -79,10 +158,21 @@ impl Group {
         Self { kind: GroupKind::Recurrent, block_tokens: 1, blocks: 8, components: &[], states, ..Self::opaque(name) }
     }
 
-    fn geometry(&self) -> Option<Geometry> {
-        let head_dim = (self.token_bytes / 2 / 2) as u32;
-        let geometry = Geometry { page_size_tokens: self.block_tokens, n_layers: self.layers, n_heads: 2, head_dim, dtype: Dtype::Bf16 };
+    fn geometry(&self, rank: u32, world: u32) -> Option<Geometry> {
+        let n_heads = self.heads.map_or(2, |heads| heads.of(rank, world).len() as u32);
+        let head_dim = (self.token_bytes / 2 / if self.heads.is_some() { 1 } else { 2 }) as u32;
+        let geometry = Geometry { page_size_tokens: self.block_tokens, n_layers: self.layers, n_heads, head_dim, dtype: Dtype::Bf16 };
         self.flat.then_some(geometry)
+    }
+
+    /// Bytes of a block in one layer of a rank, and the rank's share of the layer.
+    fn part(&self, layer: u32, (rank, world): (u32, u32)) -> (u64, Option<LayerShare>) {
+        let (tokens, bytes) = (u64::from(self.block_tokens), u64::from(self.block_tokens) * self.token_bytes);
+        let Some(heads) = self.heads else { return (bytes, None) };
+        let (held, said) = (heads.of(rank, world), heads.of(if heads.lies { 0 } else { rank }, world));
+        let (outer, cell) = if heads.tokens_first { (tokens, self.token_bytes) } else { (1, bytes) };
+        let share = LayerShare { layer: format!("layers.{layer}"), outer, cell, share: share(&said, heads.total) };
+        (bytes * held.len() as u64, self.uncut.is_none().then_some(share))
     }
 }
 
@@ -113,6 +203,7 @@ impl Spec {
             groups,
             verbs: ALL_VERBS.to_vec(),
             deployment: serde_json::from_value(deployment).unwrap(),
+            parallel: Vec::new(),
             placement: 1,
             padding: 0,
             steps_on_resume: 0,
@@ -138,11 +229,11 @@ impl Spec {
     pub fn register(&self, rank: u32) -> Register {
         let mut at = 0;
         let mut part = |blocks: u32, bytes: u64| {
-            let part = Part { memory: "kv".into(), offset: at, block_stride: bytes + self.padding, bytes };
+            let part = Part { memory: "kv".into(), offset: at, block_stride: bytes + self.padding, bytes, share: None };
             at += u64::from(blocks) * part.block_stride;
             part
         };
-        let groups: Vec<GroupLayout> = self.groups.iter().map(|group| layout(group, &mut part)).collect();
+        let groups: Vec<GroupLayout> = self.groups.iter().map(|group| layout(group, (rank, self.world), &mut part)).collect();
         let memory = Memory { name: "kv".into(), kind: MemoryKind::PosixShm, bytes: at, offset: 0, handle: None, device: None };
         Register {
             protocol: PROTOCOL,
@@ -152,16 +243,21 @@ impl Spec {
             rank,
             world: self.world,
             deployment: self.deployment.clone(),
+            parallel: self.parallel.clone(),
             memories: vec![memory],
             groups,
         }
     }
 }
 
-fn layout(group: &Group, part: &mut impl FnMut(u32, u64) -> Part) -> GroupLayout {
+fn layout(group: &Group, rank: (u32, u32), part: &mut impl FnMut(u32, u64) -> Part) -> GroupLayout {
+    let layer = |layer: u32, part: &mut dyn FnMut(u32, u64) -> Part| {
+        let (bytes, share) = group.part(layer, rank);
+        Part { share, ..part(group.blocks, bytes) }
+    };
     let component = |name: &&str, part: &mut dyn FnMut(u32, u64) -> Part| Component {
         name: (*name).into(),
-        parts: (0..group.layers).map(|_| part(group.blocks, u64::from(group.block_tokens) * group.token_bytes)).collect(),
+        parts: (0..group.layers).map(|number| layer(number, part)).collect(),
     };
     GroupLayout {
         name: group.name.into(),
@@ -172,18 +268,21 @@ fn layout(group: &Group, part: &mut impl FnMut(u32, u64) -> Part) -> GroupLayout
         window: group.window,
         required: group.required,
         replicated: group.replicated,
+        uncut: group.uncut.map(Into::into),
         layout: if group.flat { flat::LAYOUT.into() } else { "opaque/synthetic/reference/v1".into() },
-        geometry: group.geometry(),
+        geometry: group.geometry(rank.0, rank.1),
         components: group.components.iter().map(|name| component(name, part)).collect(),
-        states: states(group, part),
+        states: states(group, rank, part),
     }
 }
 
-fn states(group: &Group, part: &mut impl FnMut(u32, u64) -> Part) -> Vec<State> {
+fn states(group: &Group, (rank, world): (u32, u32), part: &mut impl FnMut(u32, u64) -> Part) -> Vec<State> {
     let mut states: Vec<State> = Vec::new();
-    for (name, elements) in group.states {
+    for (number, (name, elements)) in group.states.iter().enumerate() {
+        let split = group.splits.get(number).map(|split| (split.shape_of(rank, world), split));
         let row = || Form { storage_dtype: checkpoint::Dtype::F32, layout: Layout::row_major(&[*elements]), bytes: elements * 4 };
-        let (shape, form) = group.form.clone().unwrap_or_else(|| (vec![*elements], row()));
+        let given = split.as_ref().map(|(shape, split)| (shape.clone(), (split.form)(shape)));
+        let (shape, form) = given.or_else(|| group.form.clone()).unwrap_or_else(|| (vec![*elements], row()));
         let part = match states.first() {
             Some(first) if group.one_part => first.part.clone(),
             _ => part(group.blocks, form.bytes),
@@ -197,6 +296,7 @@ fn states(group: &Group, part: &mut impl FnMut(u32, u64) -> Part) -> Vec<State> 
             storage_dtype: form.storage_dtype.to_string(),
             layout: form.layout,
             part,
+            share: split.filter(|_| group.uncut.is_none()).map(|(_, split)| split.share(rank, world)),
         });
     }
     states

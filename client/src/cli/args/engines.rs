@@ -73,6 +73,7 @@ Examples:
   pf restore team/agent:step-9~2 vllm-0          two snapshots earlier
   pf restore team/agent:step-9 vllm-0 --local    without asking the registry
   pf restore team/agent:step-9 llama-0 -s 3      into a slot of a llama-server
+  pf restore team/agent:step-9 vllm-1 --reshard  vllm-1 has another number of ranks
 
 An engine that takes sequences at any time runs it at once; another takes it with the next request for its tokens. \
 A restore that cannot be proven equal is refused, and changes nothing in the engine.";
@@ -91,6 +92,10 @@ pub struct Restore {
     /// The slot of a llama-server, which may be in use; otherwise an empty one
     #[arg(long, short, value_name = "SLOT")]
     pub sequence: Option<String>,
+    /// Cut the state anew if only the engine's ranks differ. The state is equal; the engine may
+    /// continue with other low-order bits
+    #[arg(long)]
+    pub reshard: bool,
     #[command(flatten)]
     pub at: AgentAt,
 }

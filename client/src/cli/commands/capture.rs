@@ -7,7 +7,7 @@ use crate::cli::output::human::{bytes, count, duration, number, one_line};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::Suggestion;
 use pfr_schema::ErrorCode;
-use pfr_schema::agent::{Push, PushState, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::agent::{Push, PushState, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -44,7 +44,8 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
 /// `pf restore`.
 pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
-    let request = RestoreRequest { reference: args.reference.to_string(), local: args.local, sequence: args.sequence };
+    let Restore { local, sequence, reshard, .. } = args;
+    let request = RestoreRequest { reference: args.reference.to_string(), local, sequence, reshard };
     let standing = || Standing::of_phase("restoring");
     let report = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await?;
     let last = report.sequence.clone().unwrap_or_else(|| report.digest.to_string());
@@ -110,6 +111,10 @@ pub fn describe_restore(report: &RestoreReport) -> Vec<String> {
         ),
     ];
     lines.extend(describe_conversions(report));
+    lines.extend(report.resharded.as_ref().map(|Resharded { differs, from, to, pages, states }| {
+        let (differs, pages, states) = (one_line(&differs.join(", ")), count(*pages, "page"), count(*states, "state tensor"));
+        format!("cut anew from {from} to {to} ranks ({differs}): {pages}, {states}; values equal, the next logits not compared")
+    }));
     lines.push(format!("{} in all", seconds(report.total_seconds)));
     lines
 }
@@ -141,6 +146,11 @@ mod tests {
         let plain: RestoreReport = serde_json::from_value(report.clone()).unwrap();
         assert_eq!(describe_restore(&plain).len(), 3);
         let mut report = report;
+        report["resharded"] = json!({"differs": ["tp"], "from": 2, "to": 1, "pages": 1, "states": 2});
+        let lines = describe_restore(&serde_json::from_value(report.clone()).unwrap());
+        let said = "cut anew from 2 to 1 ranks (tp): 1 page, 2 state tensors; values equal, the next logits not compared";
+        assert_eq!((lines.len(), lines[2].as_str()), (4, said));
+        report["resharded"] = json!(null);
         report["converted"] = json!([converted("a"), converted("b")]);
         let lines = describe_restore(&serde_json::from_value(report).unwrap());
         let said = "2 state tensors converted from row-major f32 (strides [3, 1], offset 0, 24 bytes) \

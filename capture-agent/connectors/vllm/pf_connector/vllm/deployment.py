@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pf_connector.paths import socket_path
@@ -15,6 +15,7 @@ from pf_connector.wire import Failure
 
 from . import settings
 from .model import model_config, model_weights
+from .shares import Shares
 
 log = logging.getLogger("pf_connector")
 
@@ -35,6 +36,8 @@ class Identity:
     computed: Callable[[], dict[str, Any]] = dict
     """The rest of the deployment. Reading the weights may take minutes, so it is asked for in a
     member's thread."""
+    shares: Shares = field(default_factory=Shares)
+    """How ranks share the caches."""
 
     def prepare(self) -> dict[str, Any]:
         """What completes a registration (`Member`). Raises `Failure` if weights or configuration
@@ -52,7 +55,9 @@ def identity(vllm_config: Any) -> Identity:
         # Each replica has caches of its own.
         engine = f"{engine}-dp{parallel.data_parallel_rank}"
     rest = functools.partial(_computed, vllm_config, str(extra.get("weights") or ""))
-    return Identity(engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), _once(rest))
+    return Identity(
+        engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), _once(rest), Shares.of(vllm_config)
+    )
 
 
 def deployment(vllm_config: Any) -> dict[str, Any]:

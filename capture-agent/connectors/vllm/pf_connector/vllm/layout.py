@@ -13,6 +13,8 @@ from typing import Any
 from pf_connector.layout import part, state
 from pf_connector.memory import Shared, share
 
+from .shares import Shares, Uncut
+
 _KINDS = {
     "full_attention": "full-attention",
     "mla_attention": "mla",
@@ -74,15 +76,16 @@ def columns(found: list[Group], blocks: tuple[list[int], ...], boundary: int) ->
 class Pages:
     """A worker's memory and layout, ready to be registered."""
 
-    def __init__(self, config: Any, caches: dict[str, Any], layers: dict[str, Any], tag: str) -> None:
+    def __init__(self, config: Any, caches: dict[str, Any], layers: dict[str, Any], tag: str, shares: Shares | None = None) -> None:
         """`caches` is the argument of `register_kv_caches`, `layers` are the modules by name.
 
-        `tag` is the prefix of the names of opaque layouts.
+        `tag` is the prefix of the names of opaque layouts, `shares` this rank's part of each layer.
         """
         self._config = config
         self._caches = caches
         self._layers = layers
         self._tag = tag
+        self._shares = shares or Shares()
         self._places = {name: (tensor, i) for tensor in config.kv_cache_tensors for i, name in enumerate(tensor.layers)}
         self._shared: dict[int, Shared] = {}
         self._bytes: dict[str, Any] = {}
@@ -140,9 +143,31 @@ class Pages:
             name = "latent" if group.kind == "mla" else "kv"
             described["components"] = [{"name": name, "parts": [self._page(name, its) for name, its in zip(names, specs, strict=True)]}]
             described["layout"] = self._opaque(self._backend(names[0]), specs[0])
+        try:
+            self._share(described, names, specs)
+        except Uncut as reason:
+            described["uncut"] = str(reason)[:200]
         if group.kind == "sliding-window":
             described["window"] = int(specs[0].sliding_window) + int(getattr(specs[0], "extra_retained_tokens", 0))
         return described
+
+    def _share(self, described: dict[str, Any], names: list[str], specs: list[Any]) -> None:
+        """Adds which part of each layer this rank holds. Raises `Uncut`, and has added nothing then."""
+        blocks = int(self._config.num_blocks)
+        if "states" in described:
+            owners = described["states"]
+            shares = [one for spec in specs for one in self._shares.states(spec)]
+            for owner, found in zip(owners, shares, strict=True):
+                if owner["shape"][found["axis"]] != sum(end - start for start, end in found["share"]["held"]):
+                    raise Uncut(f"{owner['name']} has shape {owner['shape']}")
+        else:
+            owners = described["components"][0]["parts"]
+            shares = [
+                self._shares.layer(name, spec, self._caches[name], blocks, owner["bytes"])
+                for name, spec, owner in zip(names, specs, owners, strict=True)
+            ]
+        for owner, found in zip(owners, shares, strict=True):
+            owner["share"] = found
 
     def _place(self, name: str) -> tuple[Shared, int, int]:
         """A layer's memory, the offset of its block 0, and the bytes from one block to the next."""
@@ -199,7 +224,11 @@ class Pages:
         """Names what decides the bytes of a page: equal names, equal encoding."""
         words = [f"opaque/{self._tag}", backend, str(self._config.kv_cache_layout or "")]
         fields = ("num_kv_heads", "head_size", "head_size_v", "dtype", "cache_dtype_str", "mamba_cache_mode")
-        values = [str(getattr(spec, field)).removeprefix("torch.") for field in fields if getattr(spec, field, None) is not None]
+        given = {field: getattr(spec, field) for field in fields if getattr(spec, field, None) is not None}
+        if "num_kv_heads" in given:
+            # The encoding of a head is the same on any number of ranks.
+            given["num_kv_heads"] = self._shares.heads_in_all(spec)
+        values = [str(value).removeprefix("torch.") for value in given.values()]
         quant = getattr(getattr(spec, "kv_quant_mode", None), "name", None)
         return "/".join([*words, "-".join([*values, *([quant.lower()] if quant else [])])])[:200]
 

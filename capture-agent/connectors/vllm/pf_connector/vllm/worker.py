@@ -18,6 +18,7 @@ from .filling import Load
 from .first_step import FirstSteps
 from .holding import Copy
 from .layout import Pages, Unsupported
+from .shares import PARALLEL
 
 log = logging.getLogger("pf_connector")
 
@@ -59,7 +60,7 @@ class Worker:
         """
         tag = self._identity.deployment["engine"].replace("/", "-")
         try:
-            self._pages = Pages(config, caches, layers, tag)
+            self._pages = Pages(config, caches, layers, tag, self._identity.shares.at(self._rank))
         except (CannotShare, Unsupported) as error:
             log.error("this engine cannot be captured: %s", error)
             return
@@ -70,6 +71,7 @@ class Worker:
             "rank": self._rank,
             "world": self._identity.world,
             "deployment": self._identity.deployment,
+            "parallel": [key for key in PARALLEL if key in self._identity.deployment],
             "memories": self._pages.memories,
             "groups": self._pages.groups,
         }

@@ -1,0 +1,103 @@
+"""Captures vLLM over some ranks of tensor parallelism, and continues over another number of them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from outcome import Outcome
+from processes import Engine, Host, Registry, fresh, note
+from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, _write
+
+NEAR = 0.05
+"""Largest difference of the first log-probability: sums over other ranks, in bf16."""
+CASES = (("dense", 2, 1), ("replicated", 1, 2))
+"""A model, the ranks of the capture, those of the restore. The replicated head lies on both ranks."""
+
+
+def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
+    """Runs each case through capture and restore, one engine at a time."""
+    fresh(folder)
+    registry = Registry(binaries, folder / "registry")
+    try:
+        return [outcome for case in CASES for outcome in _case(python, binaries, folder, registry, *case)]
+    finally:
+        registry.stop()
+
+
+def _case(python: str, binaries: Path, folder: Path, registry: Registry, kind: str, ranks: int, others: int) -> list[Outcome]:
+    model = _write(python, folder / f"model-{kind}", kind)
+    args = ["--model", model, "--engine", ENGINE, "--block", "32"]
+    reference = f"{registry.url}/real/{kind}:mid"
+    random.seed(7)
+    prompt = [random.randrange(1, 500) for _ in range(PROMPT)]
+    host = Host(f"host of {kind}", binaries, folder / kind, registry.url)
+    try:
+        note(f"{kind}: generating over {ranks} ranks, captured after {CAPTURE_AFTER} tokens")
+        full, report = _capture(python, host, [*args, "--ranks", str(ranks)], prompt, reference)
+        note(f"{kind}: starting a fresh vLLM over {others} ranks")
+        return _restore(
+            python, host, [*args, "--ranks", str(others)], prompt, full, report, reference, f"{kind}, {ranks} to {others} ranks"
+        )
+    finally:
+        host.stop()
+
+
+def _start(python: str, host: Host, name: str, args: list[str]) -> Engine:
+    engine = Engine(python, "vllm_host.py", host.folder / name, [*args, "--socket", str(host.engines)])
+    try:
+        engine.until("ready")
+        host.wait_ready(ENGINE, engine)
+    except BaseException:
+        engine.stop()
+        raise
+    return engine
+
+
+def _capture(python: str, host: Host, args: list[str], prompt: list[int], reference: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    engine = _start(python, host, "before", args)
+    try:
+        engine.send(tokens=prompt, count=STEPS, name="captured")
+        engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
+        report = host.pf("snapshot", ENGINE, reference, "--push", "wait")
+        return engine.until("done"), report
+    finally:
+        engine.stop()
+
+
+def _restore(
+    python: str, host: Host, args: list[str], prompt: list[int], full: dict[str, Any], report: dict[str, Any], reference: str, case: str
+) -> list[Outcome]:
+    engine = _start(python, host, "after", args)
+    try:
+        refused = host.refusal(ENGINE, reference)
+        named = refused is not None and refused.code == "fingerprint_mismatch" and "--reshard" in str(refused)
+        restored = host.pf("restore", reference, ENGINE, "--reshard")
+        boundary = report["boundary"]
+        tokens = (prompt + full["tokens"])[: boundary + 1]
+        made = len(tokens) - len(prompt)
+        engine.send(tokens=tokens, count=STEPS - made, name="continued")
+        done = engine.until("done")
+        # What this engine makes of the same tokens without the snapshot.
+        engine.send(tokens=tokens, count=1, name="computed", salt="other")
+        computed = engine.until("done")
+    finally:
+        engine.stop()
+    cut = restored["resharded"]
+    taken = done["cached"] == boundary and not computed["cached"]
+    first, other, own = (float.fromhex(scores[at]) for scores, at in ((full["scores"], made), (done["scores"], 0), (computed["scores"], 0)))
+    near = done["tokens"][0] == full["tokens"][made] and abs(other - first) <= NEAR
+    pairs = enumerate(zip(done["tokens"], full["tokens"][made:], strict=False))
+    same = next((at for at, pair in pairs if pair[0] != pair[1]), len(done["tokens"]))
+    return [
+        Outcome(
+            f"{case}: without --reshard the snapshot is refused, and the option named", named, str(refused or "it was restored")[-160:]
+        ),
+        Outcome(f"{case}: the state is cut anew, proven, and taken at T", taken and cut["pages"] > 0, f"{done['cached']} tokens, {cut}"),
+        Outcome(
+            f"{case}: the continuation begins as that of the captured engine",
+            near,
+            f"log-probabilities {first:.6f} captured, {other:.6f} continued, {own:.6f} anew; {same} of {STEPS - made} tokens equal",
+        ),
+    ]
