@@ -13,7 +13,17 @@ from pathlib import Path
 
 from processes import Stopped, note
 
-CHECKS = ("vllm-dense", "vllm-hybrid", "vllm-adapters", "vllm-server", "vllm-server-hybrid", "vllm-hung", "vllm-reshard", "transformers", "llama")
+CHECKS = (
+    "vllm-dense",
+    "vllm-hybrid",
+    "vllm-adapters",
+    "vllm-server",
+    "vllm-server-hybrid",
+    "vllm-hung",
+    "vllm-reshard",
+    "transformers",
+    "llama",
+)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from outcome import Outcome
 from processes import Engine, Host, Registry, fresh, note
-from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, _write
+from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, write_model
 
 NEAR = 0.05
 """Largest difference of the first log-probability: sums over other ranks, in bf16."""
@@ -27,7 +27,7 @@ def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
 
 
 def _case(python: str, binaries: Path, folder: Path, registry: Registry, kind: str, ranks: int, others: int) -> list[Outcome]:
-    model = _write(python, folder / f"model-{kind}", kind)
+    model = write_model(python, folder / f"model-{kind}", kind)
     args = ["--model", model, "--engine", ENGINE, "--block", "32"]
     reference = f"{registry.url}/real/{kind}:mid"
     random.seed(7)

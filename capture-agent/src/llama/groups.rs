@@ -25,6 +25,7 @@ pub(super) fn server(engine: &str, deployment: &BTreeMap<String, Value>) -> Regi
         rank: 0,
         world: 1,
         deployment: deployment.clone(),
+        parallel: Vec::new(),
         memories: Vec::new(),
         groups: Vec::new(),
     }
@@ -57,7 +58,7 @@ pub(super) fn sequence(slot: u32, file: &StateFile, register: &Register) -> Sequ
 fn groups(file: &StateFile) -> Vec<GroupLayout> {
     let mut groups: Vec<GroupLayout> = Vec::new();
     for region in &file.regions {
-        let part = |bytes| Part { memory: MEMORY.into(), offset: region.start, block_stride: bytes, bytes };
+        let part = |bytes| Part { memory: MEMORY.into(), offset: region.start, block_stride: bytes, bytes, share: None };
         let (name, state) = match region.of {
             Of::Pages { section: number, page_bytes } => {
                 let section = &file.state.sections[number];
@@ -105,6 +106,7 @@ fn group(name: String) -> GroupLayout {
         window: None,
         required: true,
         replicated: false,
+        uncut: None,
         layout: String::new(),
         geometry: None,
         components: Vec::new(),
@@ -116,7 +118,7 @@ fn group(name: String) -> GroupLayout {
 fn tensor(name: String, part: Part) -> State {
     let layout = Layout { tag: "llama.cpp".into(), strides: None, offset: None };
     let (shape, logical_dtype, storage_dtype) = (vec![part.bytes], "u8".into(), "u8".into());
-    State { name, kind: "window".into(), layer: None, shape, logical_dtype, storage_dtype, layout, part }
+    State { name, kind: "window".into(), layer: None, shape, logical_dtype, storage_dtype, layout, part, share: None }
 }
 
 /// The rows of a layer as a tensor of cells × elements. Quantized ones stay bytes.

@@ -157,7 +157,9 @@ async fn capture(host: &Host, engine: &str, sequence: &str) -> Digest {
 }
 
 async fn restore(host: &Host, engine: &str, tag: &str, reshard: bool) -> pfr_agent::Result<RestoreReport> {
-    host.agent.restore(engine, RestoreRequest { reference: format!("team/agent:{tag}"), local: true, reshard }).await
+    host.agent
+        .restore(engine, RestoreRequest { reference: format!("team/agent:{tag}"), local: true, reshard, ..RestoreRequest::default() })
+        .await
 }
 
 #[tokio::test]
@@ -242,7 +244,7 @@ async fn an_engine_that_asks_is_filled_rank_by_rank_and_keeps_what_is_equal() {
     let key = prefix::key(&prefix::fingerprint(&asks.deployment), "", None, &tokens(62));
     let keys = MatchKeys { tokens: 63, keys: vec![(62, key)], ..MatchKeys::default() };
     let matched = serde_json::from_value(call(0, ToAgent::MatchKeys(keys)).await.unwrap()).unwrap();
-    let Matched::Ready { restore, boundary: 62 } = matched else { panic!("{matched:?}") };
+    let Matched::Ready { restore, boundary: 62, .. } = matched else { panic!("{matched:?}") };
     let blocks = engine.sequence("mine").blocks;
     let fill = |kept| ToAgent::Fill(Fill { restore: restore.clone(), blocks: blocks.clone(), after: None, kept, fill: None });
     for rank in 0..4 {
