@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::metrics as names;
 use crate::snapshot::Target;
 use parking_lot::Mutex;
+use pfr_schema::Reference;
 use pfr_schema::agent::{Push, SaveInfo, SaveState, SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::Save;
 use std::collections::VecDeque;
@@ -18,6 +19,19 @@ const AT_A_TIME: usize = 4;
 const OPEN: usize = 256;
 /// Saves that are remembered.
 const REMEMBERED: usize = 1024;
+
+/// Checks the registry of a reference that a request gave: clients of an engine's server name it, and
+/// the agent would go to any address of theirs.
+pub(crate) fn check_registry(agent: &Agent, reference: &str) -> Result<()> {
+    let reference: Reference = reference.parse()?;
+    let own = agent.config().registry.as_deref().map(|url| url.trim_end_matches('/'));
+    match reference.registry.as_deref() {
+        Some(other) if Some(other) != own => {
+            Err(Error::Invalid(format!("a request may name no other registry than the agent's, found {other:?}")))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Saves that requests of engines asked for.
 #[derive(Debug)]
@@ -51,6 +65,7 @@ impl Saves {
         if !(1..=64).contains(&ticket.len()) {
             return Err(Error::Invalid(format!("a ticket has 1 to 64 bytes, found {}", ticket.len())));
         }
+        check_registry(agent, &reference)?;
         // Nobody waits for this call.
         let push = if push == Push::Wait { Push::Background } else { push };
         let target = Target::parse(&reference, push, agent.config().registry.as_deref())?;

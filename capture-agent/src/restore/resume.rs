@@ -7,6 +7,7 @@ use super::{Fitting, note};
 use crate::Agent;
 use crate::engines::Engine;
 use crate::error::Result;
+use crate::saves::check_registry;
 use parking_lot::Mutex;
 use pfr_schema::agent::{PushState, RestoreRequest};
 use pfr_schema::engine::{Matched, Resume};
@@ -81,6 +82,7 @@ impl Agent {
     async fn keep_ready(&self, name: &str, reference: &str) -> Result<Digest> {
         let started = Instant::now();
         let staged = async {
+            check_registry(self, reference)?;
             let local = self.is_newest_here(&reference.parse()?).await;
             let request = RestoreRequest { reference: reference.into(), local, ..RestoreRequest::default() };
             let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, &request).await?;

@@ -136,6 +136,7 @@ async fn a_request_saves_its_sequence_and_the_ticket_tells_the_digest() {
         (save("t-1", "s", "team/agent:step-2"), "twice"),
         (save("", "s", "team/agent:step-2"), "1 to 64 bytes"),
         (save("t-2", "s", "team/agent@2a19b2c9309a"), "under a tag"),
+        (save("t-2", "s", "http://127.0.0.1:9/team/agent:x"), "no other registry"),
     ] {
         let error = call(&host, "e", wrong).await.unwrap_err();
         assert!(error.code() == ErrorCode::InvalidRequest && error.to_string().contains(word), "{error}");
@@ -181,7 +182,12 @@ async fn a_request_resumes_from_what_it_names() {
     let again = resumed(&host, &engine, "team/agent:now").await;
     assert_eq!(again, Matched::Ready { boundary: 61, digest, restore });
 
-    for (reference, word) in [("team/agent:never", "tag_unknown"), ("", "invalid"), ("no such/thing", "invalid")] {
+    for (reference, word) in [
+        ("team/agent:never", "tag_unknown"),
+        ("", "invalid"),
+        ("no such/thing", "invalid"),
+        ("http://127.0.0.1:9/a/b:c", "no other registry"),
+    ] {
         let Matched::None { reason } = resumed(&host, &engine, reference).await else { panic!("{reference}") };
         assert!(reason.contains(word), "{reason}");
     }
