@@ -146,8 +146,11 @@ def _sessions(binary: str, model: str, binaries: Path, folder: Path, registry: R
 def _tiny(kind: str, binary: str, model: str, binaries: Path, folder: Path, registry: Registry) -> Outcome:
     """A model whose cache is not pages alone, into a fresh server on another host."""
     note(f"llama: a tiny model, {kind}")
+    # Otherwise the server computes a restored prompt again: it goes on in a window only from
+    # checkpoints of its own, which are in no file.
+    args = ["--swa-full"] if kind == "windows" else []
     reference = f"{registry.url}/real/llama-{kind}"
-    a = Server(binary, model, _made(folder / "server-a"))
+    a = Server(binary, model, _made(folder / "server-a"), *args)
     host_a = Host("host A", binaries, folder / "a", registry.url, *a.setting())
     try:
         host_a.wait_ready(ENGINE, a)
@@ -159,7 +162,7 @@ def _tiny(kind: str, binary: str, model: str, binaries: Path, folder: Path, regi
     finally:
         a.stop()
         host_a.stop()
-    b = Server(binary, model, _made(folder / "server-b"))
+    b = Server(binary, model, _made(folder / "server-b"), *args)
     host_b = Host("host B", binaries, folder / "b", registry.url, *b.setting())
     try:
         host_b.wait_ready(ENGINE, b)
