@@ -133,7 +133,8 @@ class States(unittest.TestCase):
 
     def cut(self, kind: str, whole: list[int], tp: int, rank: int) -> list[int]:
         """A rank's channels of projections of these sizes, by hand."""
-        found, base = [], 0
+        found: list[int] = []
+        base = 0
         for size in whole:
             found += range(base + rank * size // tp, base + (rank + 1) * size // tp)
             base += size
