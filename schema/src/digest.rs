@@ -215,7 +215,7 @@ impl Hasher {
     pub fn new(algorithm: Algorithm) -> Self {
         Self(match algorithm {
             Algorithm::Sha256 => State::Sha256(sha2::Sha256::new()),
-            Algorithm::Blake3 => State::Blake3(Box::new(blake3::Hasher::new())),
+            Algorithm::Blake3 => State::Blake3(Box::default()),
             Algorithm::Sha512 => State::Sha512(sha2::Sha512::new()),
         })
     }

@@ -129,7 +129,7 @@ impl Places {
             let (memory, page) = group.state(state, blocks[0]);
             let (digest, of) = match origin {
                 Origin::Tensor { tensor, convert } => {
-                    (tensor.payload_hash, Of::State { tensor: Box::new(tensor.clone()), convert: convert.clone() })
+                    (tensor.payload_hash, Of::State { tensor: tensor.clone(), convert: convert.clone() })
                 }
                 // The digest is known when it is made.
                 Origin::Cut { cut, .. } => (Digest::sha256(b""), Of::CutState(Arc::clone(cut))),

@@ -68,7 +68,7 @@ pub(super) struct Stated {
 pub(super) enum Origin {
     /// A tensor of the snapshot, and the form of the live slot if the payload has to be converted
     /// to it.
-    Tensor { tensor: Tensor, convert: Option<Form> },
+    Tensor { tensor: Box<Tensor>, convert: Option<Form> },
     /// Tensors of several ranks. If ranks hold the same units, `replicas` has those of all.
     Cut { cut: Arc<StateCut>, replicas: Option<Arc<StateCut>> },
 }
@@ -326,7 +326,7 @@ pub(super) fn as_it_is(group: &Group, state: &State, tensor: &Tensor, rank: u32)
     if convert.is_some() {
         overlap::alone(group, state, rank)?;
     }
-    Ok(Origin::Tensor { tensor: tensor.clone(), convert })
+    Ok(Origin::Tensor { tensor: Box::new(tensor.clone()), convert })
 }
 
 /// The form of a live slot.

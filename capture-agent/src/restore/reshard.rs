@@ -111,7 +111,7 @@ impl<'a> Reshard<'a> {
             plan::pages(group, tree, tree.rank, &group.columns(boundary), boundary)?;
             sources.add(number, self.theirs(tree.rank, name)?)?;
         }
-        sources.replicas(name, boundary % u64::from(group.layout.block_tokens) != 0)?;
+        sources.replicas(name, !boundary.is_multiple_of(u64::from(group.layout.block_tokens)))?;
         Ok(Some(sources))
     }
 

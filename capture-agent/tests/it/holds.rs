@@ -210,7 +210,8 @@ async fn a_resume_waits_for_the_save_under_that_name_and_no_other_request_waits_
     let ring = host.agent.engines().ring().clone();
     let all = ring.acquire(ring.total()).unwrap();
     call(&host, "e", save("t-1", "s", "team/agent:step-1")).await.unwrap();
-    until("the save reads", || engine.journal().iter().any(|event| matches!(event, Event::Read(_)))).await;
+    // It waits for room to read into.
+    until("the save holds the blocks", || engine.journal().contains(&Event::Call("hold"))).await;
     assert_eq!(resume(&host, &engine, "team/agent:step-1", true).await, Matched::Later {});
     let other = call(&host, "e", ToAgent::MatchKeys(MatchKeys { tokens: 40, ..MatchKeys::default() })).await.unwrap();
     assert!(matches!(serde_json::from_value(other).unwrap(), Matched::None { .. }));
