@@ -128,9 +128,7 @@ impl Places {
             let Some((group, blocks)) = find(*rank, name) else { continue };
             let (memory, page) = group.state(state, blocks[0]);
             let (digest, of) = match origin {
-                Origin::Tensor { tensor, convert } => {
-                    (tensor.payload_hash, Of::State { tensor: tensor.clone(), convert: convert.clone() })
-                }
+                Origin::Tensor { tensor, convert } => (tensor.payload_hash, Of::State { tensor: tensor.clone(), convert: convert.clone() }),
                 // The digest is known when it is made.
                 Origin::Cut { cut, .. } => (Digest::sha256(b""), Of::CutState(Arc::clone(cut))),
             };

@@ -202,7 +202,8 @@ async fn a_request_resumes_from_what_it_names() {
     assert_eq!(found, moved);
 }
 
-#[tokio::test]
+/// The engine of the tests waits for room in the ring too, on a thread of the runtime.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_resume_waits_for_the_save_under_that_name_and_no_other_request_waits_for_it() {
     let host = host().await;
     let engine = holding(&host, "e");

@@ -148,6 +148,9 @@ proptest! {
             Section::Attention(Attention { positions: (count.saturating_sub(width)..count).collect(), ..window })
         }));
         let made = File { tokens: tokens(count), sections, slot };
+        // Some have two readings: those are refused, and must stay few.
+        let ambiguous = |error: &FormatError| error.to_string().contains("two ways");
+        prop_assume!(!read(&made.bytes()).is_err_and(|error| ambiguous(&error)));
         let state = consistent(&made.bytes());
         prop_assert_eq!(&state.tokens, &made.tokens);
         prop_assert_eq!(state.boundary, u64::from(count));
