@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Most bytes of a body read at once.
-const READ_BYTES: usize = 256 << 10;
+const READ_BYTES: usize = 128 << 10;
 /// Most bytes of a request's headers.
 const HEADER_BYTES: usize = 64 << 10;
 /// Connections that may wait for room. More wait in the kernel's queue.

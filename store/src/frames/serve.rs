@@ -1,6 +1,6 @@
 //! Downloads of frames by clients that may be slow.
 //!
-//! Every download is handed out in small pieces. One at full speed has a place among
+//! Every download is handed out in pieces of [`PIECE`] bytes. One at full speed has a place among
 //! [`crate::Options::outputs`] and is read ahead by some MiB. One without a place is read piece by
 //! piece, as its client takes them: it needs no memory while the client is slow, and never waits
 //! for a place. A download that could use a place takes it from one whose client does not take what
@@ -23,8 +23,6 @@ use tokio::time::Instant;
 
 /// Bytes handed out at a time, each piece in memory of its own.
 const PIECE: u64 = 64 << 10;
-/// The same at full speed: each piece costs the socket a call, and the client a wake-up.
-const FAST_PIECE: u64 = 256 << 10;
 
 struct Download {
     store: Store,
@@ -87,12 +85,12 @@ impl Download {
             hold.place = self.store.outputs.take(&self.hold);
             hold.taken = Instant::now();
         }
-        let (bytes, piece, reads) = if hold.place.is_some() { (READ, FAST_PIECE, AHEAD) } else { (PIECE, PIECE, 1) };
+        let (bytes, reads) = if hold.place.is_some() { (READ, AHEAD) } else { (PIECE, 1) };
         while hold.reading.len() < reads
             && let Some(extent) = self.extents.get(hold.next.extent)
         {
             let at = hold.next;
-            let ranges = cut_into_pieces(extent, at.offset, bytes, piece);
+            let ranges = cut_into_pieces(extent, at.offset, bytes);
             let end = ranges.last().map_or(at.offset, |range| range.end);
             hold.next = if end < extent.len() { At { offset: end, ..at } } else { At { extent: at.extent + 1, offset: 0 } };
             let (store, extents) = (self.store.clone(), Arc::clone(&self.extents));
@@ -107,14 +105,14 @@ impl Download {
     }
 }
 
-/// Ranges of an extent from `from` on, of about `bytes` bytes in all and at most `piece` bytes each.
-/// No frame's header lies in two of them: each can be checked.
-fn cut_into_pieces(extent: &Extent, from: u64, bytes: u64, piece: u64) -> Vec<Range<u64>> {
+/// Ranges of an extent from `from` on, of about `bytes` bytes in all. No frame's header lies in two
+/// of them: each can be checked.
+fn cut_into_pieces(extent: &Extent, from: u64, bytes: u64) -> Vec<Range<u64>> {
     let len = extent.len();
     let until = len.min(from + bytes);
     let (mut ranges, mut start) = (Vec::new(), from);
     while start < until {
-        let mut end = until.min(start + piece);
+        let mut end = until.min(start + PIECE);
         let last = extent.frames.partition_point(|(begin, _)| *begin < end).checked_sub(1).map(|i| &extent.frames[i]);
         if let Some((begin, digest)) = last
             && *begin > start
