@@ -148,10 +148,14 @@ proptest! {
             Section::Attention(Attention { positions: (count.saturating_sub(width)..count).collect(), ..window })
         }));
         let made = File { tokens: tokens(count), sections, slot };
-        // Some have two readings: those are refused, and must stay few.
-        let ambiguous = |error: &FormatError| error.to_string().contains("two ways");
-        prop_assume!(!read(&made.bytes()).is_err_and(|error| ambiguous(&error)));
-        let state = consistent(&made.bytes());
+        // Some files of a few bytes, or their heads, have two readings. A capture refuses those, and
+        // they must stay few.
+        let bytes = made.bytes();
+        let two_ways = |read: &Result<State, FormatError>| read.as_ref().is_err_and(|error| error.to_string().contains("two ways"));
+        let whole = read(&bytes);
+        prop_assume!(!two_ways(&whole));
+        prop_assume!(!two_ways(&parse(&mut Head(&head(&bytes, &whole.unwrap())), &Limits::default())));
+        let state = consistent(&bytes);
         prop_assert_eq!(&state.tokens, &made.tokens);
         prop_assert_eq!(state.boundary, u64::from(count));
         for (read, made) in state.sections.iter().zip(&made.sections) {
