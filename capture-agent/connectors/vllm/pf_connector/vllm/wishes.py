@@ -47,7 +47,8 @@ class Wishes:
             value = given.get(field)
             if value is not None and not (isinstance(value, str) and 0 < len(value) <= _TEXT):
                 return cls(wrong=f"{KEY}.{field} is a text of 1 to {_TEXT} characters")
-        keep, push = given.get("keep"), given.get("push", "background")
+        keep, push = given.get("keep"), given.get("push")
+        push = "background" if push is None else push
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int | float) or not keep >= 0):
             return cls(wrong=f"{KEY}.keep is a number of seconds")
         if push not in _PUSH:
