@@ -66,7 +66,7 @@ impl Saves {
             return Err(Error::Invalid(format!("a ticket has 1 to 64 bytes, found {}", ticket.len())));
         }
         check_registry(agent, &reference)?;
-        // Nobody waits for this call.
+        // The engine goes on before the save ends, so nothing waits for the push.
         let push = if push == Push::Wait { Push::Background } else { push };
         let target = Target::parse(&reference, push, agent.config().registry.as_deref())?;
         let local = target.local(&target.tag_for(&sequence)?);
@@ -87,9 +87,9 @@ impl Saves {
         let request = SnapshotRequest { sequence: Some(sequence), reference, push, parent, ..SnapshotRequest::default() };
         tokio::spawn(async move {
             let _turn = turns.acquire_owned().await;
-            let saving = agent.clone();
+            let (saving, save) = (agent.clone(), ticket.clone());
             // On a task of its own: a panic ends this save, and the save says so.
-            let done = tokio::spawn(async move { saving.snapshot(&engine, request).await }).await;
+            let done = tokio::spawn(async move { saving.snapshot_for(Some(&save), &engine, request).await }).await;
             let done = done.unwrap_or_else(|panic| Err(Error::Internal(format!("saving: {panic}"))));
             agent.saves().end(&ticket, &done);
             if let Ok(report) = &done {

@@ -95,20 +95,16 @@ impl Share {
     }
 
     /// Where this rank's units come from, in their order. Of several shares with a unit the first
-    /// one gives it, or the last one if `last` says so.
+    /// one gives it.
     ///
     /// # Errors
     /// A unit that no share has.
-    pub fn pieces(&self, sources: &[&Self], last: bool) -> Result<Vec<Piece>, u64> {
-        let mut order: Vec<usize> = (0..sources.len()).collect();
-        if last {
-            order.reverse();
-        }
+    pub fn pieces(&self, sources: &[&Self]) -> Result<Vec<Piece>, u64> {
         let (mut pieces, mut to) = (Vec::new(), 0);
         for [start, end] in &self.held {
             let mut unit = *start;
             while unit < *end {
-                let found = order.iter().find_map(|source| Some((*source, sources[*source].position(unit)?)));
+                let found = sources.iter().enumerate().find_map(|(source, share)| Some((source, share.position(unit)?)));
                 let (source, (from, left)) = found.ok_or(unit)?;
                 let count = left.min(end - unit);
                 pieces.push(Piece { source, from, to, count });
@@ -259,13 +255,12 @@ mod tests {
         let piece = |source, from, to, count| Piece { source, from, to, count };
         let whole = share(12, &[[0, 12]]);
         let expected = [piece(0, 0, 0, 4), piece(1, 0, 4, 4), piece(0, 4, 8, 1), piece(1, 4, 9, 1), piece(0, 5, 10, 1), piece(1, 5, 11, 1)];
-        assert_eq!(whole.pieces(&[&one, &two], false).unwrap(), expected);
-        assert_eq!(two.pieces(&[&whole], false).unwrap(), [piece(0, 4, 0, 4), piece(0, 9, 4, 1), piece(0, 11, 5, 1)]);
-        assert_eq!(whole.pieces(&[&one], false), Err(4));
-        // Replicated heads: the first or the last one that has them.
+        assert_eq!(whole.pieces(&[&one, &two]).unwrap(), expected);
+        assert_eq!(two.pieces(&[&whole]).unwrap(), [piece(0, 4, 0, 4), piece(0, 9, 4, 1), piece(0, 11, 5, 1)]);
+        assert_eq!(whole.pieces(&[&one]), Err(4));
+        // Replicated heads: the first one that has them.
         let head = share(1, &[[0, 1]]);
-        assert_eq!(head.pieces(&[&head, &head], false).unwrap()[0].source, 0);
-        assert_eq!(head.pieces(&[&head, &head], true).unwrap()[0].source, 1);
+        assert_eq!(head.pieces(&[&head, &head]).unwrap()[0].source, 0);
         assert_eq!((union([&one, &two]), union([&head, &head])), (12, 1));
     }
 
@@ -334,7 +329,7 @@ mod tests {
         /// Units of a model over the ranks as engines spread them; each unit's content is its number.
         #[test]
         fn units_find_their_place_at_any_number_of_ranks(
-            heads in 1_u64..13, sections in 1_u64..4, from in 1_u64..7, to in 1_u64..7, last: bool,
+            heads in 1_u64..13, sections in 1_u64..4, from in 1_u64..7, to in 1_u64..7,
         ) {
             // Each rank holds a range of each section, or the sections are replicated.
             let spread = |world: u64| -> Vec<Share> {
@@ -348,7 +343,7 @@ mod tests {
             for share in &new {
                 share.check().unwrap();
                 let mut found = vec![u64::MAX; share.units() as usize];
-                for Piece { source, from, to, count } in share.pieces(&sources, last).unwrap() {
+                for Piece { source, from, to, count } in share.pieces(&sources).unwrap() {
                     let there = content(sources[source]);
                     for i in 0..count {
                         found[(to + i) as usize] = there[(from + i) as usize];

@@ -182,11 +182,10 @@ def _second(host: Host, server: Server, prompt: list[int], seen: dict[str, Any])
         Outcome("three forks by request are each exact", exact == [True] * 3, str([fork.pf.get("resume") for fork in forks])[:200])
     )
     other = [Tokens(server.complete([*tokens, 400 + number], 20, pf=resume)) for number in range(3)]
-    outcomes.append(
-        Outcome(
-            "and so begin three that go other ways", all("digest" in fork.pf["resume"] for fork in other), str([f.cached for f in other])
-        )
-    )
+    # vLLM's own cache may have a block more than the snapshot by now: then it says so, and resumes from that.
+    known = [(fork.pf["resume"].get("digest") or fork.pf["resume"].get("reason"), fork.cached) for fork in other]
+    begun = all(which in (saved.get("digest"), "engine-has-more") and cached >= said.get("position", 1) for which, cached in known)
+    outcomes.append(Outcome("and so begin three that go other ways", begun, str(known)))
     second = host.saved(done.pf["save"]["ticket"]) if "ticket" in done.pf.get("save", {}) else {"state": done.pf}
     back = Tokens(server.complete(tokens + done.ids + [3], 10, pf={"resume": "team/agent:turn-2"})).pf["resume"]
     outcomes.append(

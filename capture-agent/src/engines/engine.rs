@@ -106,12 +106,12 @@ impl Engine {
     }
 
     /// State of a sequence at rest while the engine runs; of the only one if none is named. Checked
-    /// as [`Pause::sequence`].
+    /// as [`Pause::sequence`]. `save` is the ticket of the save that it is for.
     ///
     /// # Errors
     /// [`Error::SequenceUnknown`], [`Error::SequenceAmbiguous`], [`Error::NotServed`],
     /// [`Error::Lost`], [`Error::Refused`], [`Error::Protocol`].
-    pub async fn hold(&self, sequence: Option<&str>) -> Result<(Sequence, Hold)> {
+    pub async fn hold(&self, sequence: Option<&str>, save: Option<&str>) -> Result<(Sequence, Hold)> {
         let engine = || self.name().to_owned();
         let unknown = |known| Error::SequenceUnknown { engine: engine(), sequence: sequence.unwrap_or_default().into(), known };
         let name = match sequence {
@@ -122,7 +122,7 @@ impl Engine {
                 several => return Err(Error::SequenceAmbiguous { engine: engine(), known: names(several) }),
             },
         };
-        match Hold::take(&self.0, &name).await {
+        match Hold::take(&self.0, &name, save).await {
             Err(Error::Refused { failure, .. }) if failure.code == ErrorCode::SequenceUnknown => {
                 Err(unknown(names(&self.sequences().await?)))
             }

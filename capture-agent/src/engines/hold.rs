@@ -22,11 +22,12 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Takes a sequence, checked as [`super::Engine::check_sequence`] does.
-    pub(super) async fn take(view: &View, sequence: &str) -> Result<(Sequence, Self)> {
+    /// Takes a sequence, checked as [`super::Engine::check_sequence`] does. `save` is the ticket of the
+    /// save that it is for.
+    pub(super) async fn take(view: &View, sequence: &str, save: Option<&str>) -> Result<(Sequence, Self)> {
         let member = view.must_serve(Verb::Hold, "hold")?;
         let (timeout, name) = (view.shared.timeout, uuid::Uuid::now_v7().to_string());
-        let call = ToEngine::Hold(HoldRequest { sequence: sequence.into(), hold: name.clone() });
+        let call = ToEngine::Hold(HoldRequest { sequence: sequence.into(), hold: name.clone(), save: save.map(Into::into) });
         let runtime = Handle::current();
         let guard = move |member: Arc<Member>, sequence: Sequence| {
             (sequence, Self { member, name: Some(name.clone()), timeout, runtime: runtime.clone() })

@@ -73,7 +73,7 @@ pub(super) struct StateFile {
 }
 
 impl StateFile {
-    /// A file that was parsed. `frozen`: nobody writes it.
+    /// A file that was parsed. `frozen`: no process writes it any more.
     pub fn new(file: File, state: State, frozen: bool, ring: Ring) -> std::io::Result<Self> {
         let frozen = if frozen { Some(stamp(&file)?) } else { None };
         let (mut regions, mut size) = (Vec::new(), 0);

@@ -40,7 +40,7 @@ pub(super) fn alone(group: &Group, state: &State, rank: u32) -> Result<()> {
 
 /// Whether any block of one state has bytes in common with any block of the other: blocks belong to
 /// different sequences. Parts of different strides count as sharing if the ranges of all their
-/// blocks meet, and two mappings on one device if nobody can tell where they lie.
+/// blocks meet, and two mappings on one device if it is unknown where they lie.
 fn shares(one: &Extent<'_>, two: &Extent<'_>, blocks: u32) -> bool {
     if one.location.object != two.location.object {
         return false;

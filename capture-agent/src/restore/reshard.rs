@@ -231,7 +231,7 @@ impl<'a> Sources<'a> {
                 same(&what, "units over all ranks", &part.share.of, &theirs.share.of)?;
             }
             let shares: Vec<&Share> = theirs.iter().map(|theirs| &theirs.share).collect();
-            for Piece { source, from, to, count } in part.share.pieces(&shares, false).map_err(|unit| lacks(&what, unit))? {
+            for Piece { source, from, to, count } in part.share.pieces(&shares).map_err(|unit| lacks(&what, unit))? {
                 let (tree, _, start) = spots[source];
                 let from_stride = shares[source].units() * part.cell;
                 let source = trees.iter().position(|known| *known == tree).unwrap_or_else(|| {
@@ -329,7 +329,7 @@ fn origin(group: &Group, (state, share): (&State, &AxisShare), found: &[Found<'_
         let sources = found.iter().enumerate().map(|(number, (_, tensor, _))| ((*tensor).clone(), of(number)));
         StateCut { recut: recut.clone(), sources: sources.filter(|(_, pieces)| !pieces.is_empty()).collect() }
     };
-    let pieces = share.share.pieces(&shares, false).map_err(|unit| lacks(&what, unit))?;
+    let pieces = share.share.pieces(&shares).map_err(|unit| lacks(&what, unit))?;
     let all: Vec<Piece> = shares.iter().enumerate().flat_map(|(source, theirs)| common(&share.share, source, theirs)).collect();
     let is_replicated = all.iter().map(|piece| piece.count).sum::<u64>() > share.share.units();
     let replicas = is_replicated.then(|| Arc::new(cut(all)));

@@ -76,9 +76,10 @@ pub(super) async fn capture(engine: &Engine, request: &SnapshotRequest) -> Resul
     Ok((Capture { sequence, inventory: Arc::new(inventory), exactness }, guard))
 }
 
-/// The same for a sequence whose blocks the engine holds while it runs.
-pub(super) async fn held(engine: &Engine, request: &SnapshotRequest) -> Result<(Capture, BlockGuard)> {
-    let (sequence, hold) = engine.hold(request.sequence.as_deref()).await?;
+/// The same for a sequence whose blocks the engine holds while it runs. `save` is the ticket of the
+/// save that it is for.
+pub(super) async fn held(engine: &Engine, request: &SnapshotRequest, save: Option<&str>) -> Result<(Capture, BlockGuard)> {
+    let (sequence, hold) = engine.hold(request.sequence.as_deref(), save).await?;
     Ok((at_rest(engine, sequence, SharedPin::default(), request.exact).await?, BlockGuard::Held(hold)))
 }
 

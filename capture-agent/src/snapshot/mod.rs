@@ -49,9 +49,14 @@ impl Agent {
     /// Any [`crate::Error`]. The engine runs again and nothing is committed. One exception: if the
     /// commit was made but its journal record was not, the snapshot may exist, and is then pushed.
     pub async fn snapshot(&self, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
+        self.snapshot_for(None, engine, request).await
+    }
+
+    /// The same for the save with this ticket, if there is one.
+    pub(crate) async fn snapshot_for(&self, save: Option<&str>, engine: &str, request: SnapshotRequest) -> Result<SnapshotReport> {
         let result = match self.llamas().get(engine) {
             Some(llama) => self.take_slot(&llama, request).await,
-            None => self.take_snapshot(engine, &request).await,
+            None => self.take_snapshot(save, engine, &request).await,
         };
         let outcome = result.as_ref().map_or_else(|error| error.code().name(), |_| "ok");
         metrics::counter!("pf_agent_snapshots_total", "outcome" => outcome).increment(1);
@@ -114,13 +119,13 @@ impl Agent {
         Ok(report)
     }
 
-    async fn take_snapshot(&self, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
+    async fn take_snapshot(&self, save: Option<&str>, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
         let target = self.target(request)?;
         let engine = &self.engines().get(engine)?;
         self.in_session(engine, &target, request, async |session: &PushSession| {
             if engine.serves(Verb::Hold) {
                 // Nothing is paused, so captures of one engine may overlap.
-                let (capture, guard) = capture::held(engine, request).await?;
+                let (capture, guard) = capture::held(engine, request, save).await?;
                 return self.store_capture(session, engine, request, &target, capture, guard).await;
             }
             let _taken = engine.take("a snapshot")?;
@@ -226,6 +231,7 @@ impl Agent {
     /// The snapshot that a digest, or a reference in the local store, names.
     async fn find_here(&self, name: &str) -> Result<Digest> {
         if let Ok(digest) = name.parse() {
+            // It need not lie here: the registry may have it, or have had it.
             return Ok(digest);
         }
         let reference: Reference = name.parse()?;

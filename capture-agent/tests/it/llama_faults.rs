@@ -42,7 +42,7 @@ async fn a_server_that_hangs_is_given_up_and_its_late_file_is_removed() {
     let lost = rig.snapshot("a", Some("0"), "one").await;
     assert_eq!(code(&lost), ErrorCode::EngineLost);
     assert!(lost.unwrap_err().to_string().contains("did not answer save"));
-    // The save goes on when nobody waits for it any more.
+    // The save goes on when its request has ended.
     until("the late file is there", || !rig.a.files().is_empty()).await;
     until("the late file is gone", || rig.a.files().is_empty()).await;
     rig.a.fault(Fault::None);

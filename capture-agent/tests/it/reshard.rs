@@ -109,7 +109,7 @@ fn cells(engine: &Synthetic, sequence: &str) -> Vec<(usize, Span, Vec<u8>)> {
 fn elements(split: &Split, rank: u32, world: u32, name: &str) -> Vec<(u64, f32)> {
     let (shape, units) = (split.shape_of(rank, world), split.of(rank, world));
     let form = (split.form)(&shape);
-    // An opaque slot is read by nobody.
+    // No code reads an opaque slot.
     let strides = form.layout.strides.unwrap_or_else(|| row_major(&shape).layout.strides.unwrap());
     let mut found = Vec::new();
     for linear in 0..shape.iter().product::<u64>() {

@@ -236,7 +236,7 @@ mod tests {
                 let share = spread(to, rank);
                 let (shape, form, expected) = rank_of(1, &share);
                 let recut = recut(&shape, &form, axis);
-                let pieces = share.pieces(&old.iter().collect::<Vec<_>>(), false).unwrap();
+                let pieces = share.pieces(&old.iter().collect::<Vec<_>>()).unwrap();
                 let mut out = recut.begin();
                 for (number, (source, payload)) in sources.iter().enumerate() {
                     let of: Vec<Piece> = pieces.iter().filter(|piece| piece.source == number).copied().collect();

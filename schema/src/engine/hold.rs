@@ -12,6 +12,10 @@ pub struct HoldRequest {
     pub sequence: String,
     /// Names this hold. No other hold of the engine has this name.
     pub hold: String,
+    /// The ticket of the save that it is for. The engine need not keep the sequence for that save
+    /// any more when this hold ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save: Option<String>,
 }
 
 /// Arguments of [`super::ToEngine::Release`].

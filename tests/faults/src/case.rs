@@ -20,10 +20,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the schedule waits for a task that is in no call before other tasks go on.
 const TIMEOUT: Duration = Duration::from_millis(10);
+/// How long operations may all wait before that is called a deadlock. A busy disk keeps a sync
+/// waiting for many seconds.
+const STUCK: Duration = Duration::from_secs(300);
 
 /// Counts of one history, or of many.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
@@ -50,6 +53,8 @@ pub struct Counts {
     pub snapshots: u64,
     /// Bytes compared with what was pushed.
     pub compared_bytes: u64,
+    /// The longest time, in milliseconds, in which no operation could go on.
+    pub longest_wait_ms: u64,
 }
 
 impl Counts {
@@ -66,6 +71,7 @@ impl Counts {
         self.faults += other.faults;
         self.snapshots += other.snapshots;
         self.compared_bytes += other.compared_bytes;
+        self.longest_wait_ms = self.longest_wait_ms.max(other.longest_wait_ms);
     }
 }
 
@@ -406,9 +412,12 @@ impl History {
         if wait && !freed {
             let Some(one) = running.iter_mut().find(|r| r.task.is_some()) else { return Ok(()) };
             let Some(task) = &mut one.task else { return Ok(()) };
-            match gate::run(task, &one.gate, Duration::from_secs(20)).await {
+            let begun = Instant::now();
+            let progress = gate::run(task, &one.gate, STUCK).await;
+            self.counts.longest_wait_ms = self.counts.longest_wait_ms.max(begun.elapsed().as_millis() as u64);
+            match progress {
                 Progress::AtGate => one.blocked = false,
-                Progress::Blocked => return Err(format!("a deadlock: {} waits for nobody", self.log[one.line])),
+                Progress::Blocked => return Err(format!("a deadlock: {} waits, and no other operation can go on", self.log[one.line])),
                 Progress::Done(ended) => self.ended(one, ended, changes)?,
             }
         }
@@ -469,7 +478,7 @@ impl History {
             });
             while gate.steps() < cut_at {
                 gate.open();
-                if matches!(gate::run(&mut task, &gate, Duration::from_secs(20)).await, Progress::Done(())) {
+                if matches!(gate::run(&mut task, &gate, STUCK).await, Progress::Done(())) {
                     break;
                 }
             }

@@ -263,7 +263,12 @@ class Ended(Case):
         }
         self.assertEqual(asked, expected)
         self.assertEqual(self.pool.held(), sorted([*SEALED, 3, 9]), "nothing writes there any more: nothing is copied")
-        sequence = self.link.call("hold", {"sequence": "r", "hold": "h1"})["ok"]
+        for other in ({}, {"save": "another"}):
+            self.link.call("hold", {"sequence": "r", "hold": "h0"} | other)
+            self.assertTrue(self.release("h0"))
+            self.step()
+            self.assertEqual(self.pool.held(), sorted([*SEALED, 3, 9]), "the save has not come yet")
+        sequence = self.link.call("hold", {"sequence": "r", "hold": "h1", "save": ticket})["ok"]
         self.assertEqual(sequence["blocks"], {"recurrent-0": [9], "full-attention-1": [1, 2, 3], "sliding-window-2": [0, 0, 6, 7, 8]})
         self.assertTrue(self.release())
         self.until(lambda: (self.step(), not self.pool.held())[1])

@@ -31,6 +31,14 @@ class Settings(unittest.TestCase):
             with self.subTest(value=value), self.assertRaisesRegex(ValueError, "later_limit is a number"):
                 check({"later_limit": value})
 
+    def test_a_limit_out_of_bounds_is_refused_by_name(self) -> None:
+        wrong = {"patience": (-1, "nan", "inf"), "hold_limit": (-0.5, float("inf")), "keep_share": (-0.1, 1.5, "nan", 50)}
+        for name, values in wrong.items():
+            for value in values:
+                with self.subTest(name=name, value=value), self.assertRaisesRegex(ValueError, f"{name} is a "):
+                    check({name: value})
+        self.assertEqual(check({"patience": 0, "keep_share": 1}), {"patience": 0, "keep_share": 1})
+
 
 class Documentation(unittest.TestCase):
     def configurations(self) -> list[tuple[str, dict[str, Any]]]:

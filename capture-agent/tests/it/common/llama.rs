@@ -25,7 +25,7 @@ pub enum Fault {
     Hangs,
     /// The process ends in the middle of a save.
     Dies,
-    /// A saved file lacks its last bytes: nobody looked whether the disk took them.
+    /// A saved file lacks its last bytes: the server did not check that the disk took them.
     Short,
     /// Saves fail, as on a full disk.
     Fails,

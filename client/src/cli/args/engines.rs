@@ -10,8 +10,8 @@ Examples:
   pf snapshot vllm-0 team/agent:step-9
   pf snapshot vllm-0 team/agent:step-9 --sequence req-17 --exact --push wait
 
-`pf sequences` lists what can be captured. vLLM is not paused; other engines pause for some milliseconds. The push runs in the \
-background (`pf pushes`) and survives restarts.";
+`pf sequences` lists what can be captured. vLLM is not paused. Other engines pause: for milliseconds if they pin their pages, else until \
+the pages are copied. The push runs in the background (`pf pushes`) and survives restarts.";
 
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]

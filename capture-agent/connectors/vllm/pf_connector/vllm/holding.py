@@ -64,6 +64,16 @@ class Copy:
     """Tokens of that state."""
 
 
+@dataclass(frozen=True)
+class _Ask:
+    """The agent's call `hold`."""
+
+    hold: str
+    save: str | None
+    """The ticket of the save that it is for."""
+    answer: Later
+
+
 @dataclass
 class _State:
     """State at one token position, in blocks of vLLM's that are held."""
@@ -83,11 +93,11 @@ class _State:
     """Whether its request has ended. The others are freed with the agent's hold."""
     name: str | None = None
     keep_until: float = 0.0
-    saving: bool = False
-    """Whether the agent was asked to save it."""
+    saving: str | None = None
+    """The ticket of a save that the agent was asked for, until its hold has ended."""
     save_until: float = 0.0
     users: int = 0
-    waiting: list[tuple[str, Later]] = field(default_factory=list)
+    waiting: list[_Ask] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
         """The protocol's `Sequence`."""
@@ -96,10 +106,13 @@ class _State:
 
 @dataclass
 class _Wanted:
-    hold: str
+    ask: _Ask
     request: Any
-    answer: Later
     due: float
+
+    @property
+    def answer(self) -> Later:
+        return self.ask.answer
 
 
 class Holds:
@@ -134,7 +147,7 @@ class Holds:
         """Not at rest yet, by key."""
         self._ended: dict[str, _State] = {}
         """Of requests that have ended, by their ids."""
-        self._active: dict[str, tuple[_State, float]] = {}
+        self._active: dict[str, tuple[_State, _Ask, float]] = {}
         """The agent's holds, each with the time of its end."""
         self._over: OrderedDict[str, bool] = OrderedDict()
         """Holds that were released, and whether they had held until then."""
@@ -158,9 +171,11 @@ class Holds:
         """Whether blocks of requests that have ended are kept."""
         return bool(self._ended)
 
-    def keep(self, request: Any, *, seconds: float, saving: bool) -> int:
-        """Keeps the state of a request that has ended, for some seconds or until the agent has saved it. Returns its token position.
-        Raises `Unsupported`."""
+    def keep(self, request: Any, *, seconds: float, saving: str | None = None) -> int:
+        """Keeps the state of a request that has ended, for some seconds or until the agent has carried out the save `saving`.
+
+        Returns its token position. Raises `Unsupported`.
+        """
         known, boundary = len(request.all_token_ids), int(request.num_computed_tokens)
         if boundary > known:
             # A step in flight computes a token that was never chosen.
@@ -230,8 +245,8 @@ class Holds:
                 state.left -= count
                 if state.left <= 0:
                     del self._resting[key]
-                    for hold, answer in state.waiting:
-                        self._activate(hold, state, answer)
+                    for ask in state.waiting:
+                        self._activate(ask, state)
                     state.waiting = []
                     if not state.ended and not state.users:
                         self._let_go(state)
@@ -250,15 +265,15 @@ class Holds:
 
     def hold(self, args: dict[str, Any]) -> Later:
         """The agent's call `hold`."""
-        hold, wanted, answer = str(args["hold"]), str(args["sequence"]), Later()
+        wanted, ask = str(args["sequence"]), _Ask(str(args["hold"]), args.get("save"), Later())
         running = _find(wanted, {name: self._name(name) for name in list(self._running)})
         request = self._running.get(running) if running is not None else None
         with self._lock:
             if request is not None:
-                self._wanted.append(_Wanted(hold, request, answer, self._clock() + _BEGIN))
+                self._wanted.append(_Wanted(ask, request, self._clock() + _BEGIN))
             else:
-                self._hold_ended(hold, wanted, answer)
-        return answer
+                self._hold_ended(ask, wanted)
+        return ask.answer
 
     def release(self, args: dict[str, Any]) -> dict[str, Any]:
         """The agent's call `release`."""
@@ -267,8 +282,10 @@ class Holds:
             found = self._active.pop(hold, None)
             if found is not None:
                 self._remember(self._over, hold, True)
-                found[0].saving = False
-                self._unuse(found[0])
+                state, ask, _ = found
+                if ask.save is not None and ask.save == state.saving:
+                    state.saving = None
+                self._unuse(state)
             return {"held": self._over.get(hold, False)}
 
     def sequences(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -288,13 +305,13 @@ class Holds:
                 found.append(_listed(state.request, state.name, "ended", state.boundary) | left)
         return {"sequences": found}
 
-    def save_refused(self, request: str, error: BaseException) -> None:
+    def save_refused(self, request: str, ticket: str, error: BaseException) -> None:
         """The agent does not save the state of a request that has ended."""
         log.warning("request %s is not saved: %s", request, error)
         with self._lock:
             state = self._ended.get(request)
-            if state is not None:
-                state.saving = False
+            if state is not None and state.saving == ticket:
+                state.saving = None
 
     def lost(self) -> None:
         """The agent went away, and with it what it copied."""
@@ -303,15 +320,15 @@ class Holds:
             failed += [want.answer for want in self._wanted]
             self._wanted = []
             for state in self._resting.values():
-                failed += [answer for _, answer in state.waiting]
+                failed += [ask.answer for ask in state.waiting]
                 state.waiting = []
-            for state, _ in self._active.values():
+            for state, _, _ in self._active.values():
                 self._unuse(state)
             self._active = {}
             for name, state in self._ended.items():
                 if state.saving:
                     log.warning("request %s is not saved: the capture agent went away", name)
-                    state.saving = False
+                    state.saving = None
         for answer in failed:
             answer.set_exception(Lost())
 
@@ -348,7 +365,7 @@ class Holds:
         request = want.request
         if request.request_id not in self._running:
             with self._lock:
-                self._hold_ended(want.hold, request.request_id, want.answer)
+                self._hold_ended(want.ask, request.request_id)
             return None
         boundary = int(request.num_computed_tokens)
         # Tokens of a step in flight may be refused when it has ended.
@@ -375,7 +392,7 @@ class Holds:
         state = self._add(request, boundary, blocks, held + fresh)
         copy.key = state.key
         with self._lock:
-            state.waiting.append((want.hold, want.answer))
+            state.waiting.append(want.ask)
         return copy
 
     def _make_room_for(self, more: int) -> None:
@@ -391,21 +408,21 @@ class Holds:
 
     # Within, under the lock.
 
-    def _hold_ended(self, hold: str, wanted: str, answer: Later) -> None:
+    def _hold_ended(self, ask: _Ask, wanted: str) -> None:
         name = _find(wanted, {name: state.name for name, state in self._ended.items()})
         if name is None:
             reason = self._gone.get(wanted)
             raise Failure("timeout" if reason else "sequence_unknown", reason or f"no sequence {wanted!r}")
         state = self._ended[name]
         if state.key in self._resting:
-            state.waiting.append((hold, answer))
+            state.waiting.append(ask)
         else:
-            self._activate(hold, state, answer)
+            self._activate(ask, state)
 
-    def _activate(self, hold: str, state: _State, answer: Later) -> None:
+    def _activate(self, ask: _Ask, state: _State) -> None:
         state.users += 1
-        self._active[hold] = (state, self._clock() + self.limits.hold)
-        answer.set_result(state.describe)
+        self._active[ask.hold] = (state, ask, self._clock() + self.limits.hold)
+        ask.answer.set_result(state.describe)
 
     def _unuse(self, state: _State) -> None:
         state.users -= 1
@@ -423,7 +440,7 @@ class Holds:
         self._let_go(self._ended.pop(name))
 
     def _expire(self, now: float) -> None:
-        for hold, (state, end) in list(self._active.items()):
+        for hold, (state, _, end) in list(self._active.items()):
             if now >= end:
                 log.warning("request %s: the capture agent has not copied its blocks in %.0f s", state.request.request_id, self.limits.hold)
                 del self._active[hold]
@@ -438,8 +455,8 @@ class Holds:
                 self._drop(name, "its blocks were given back before the agent came for them")
         for state in list(self._resting.values()):
             if now >= state.due:
-                for _, answer in state.waiting:
-                    answer.set_exception(Failure("engine_busy", f"request {state.request.request_id} did not come to rest in time"))
+                for ask in state.waiting:
+                    ask.answer.set_exception(Failure("engine_busy", f"request {state.request.request_id} did not come to rest in time"))
                 state.waiting = []
                 if state.ended:
                     self._drop(state.request.request_id, "its blocks did not come to rest")

@@ -153,26 +153,28 @@ class Scheduler:
         seconds = min(self.holds.limits.keep, wishes.keep if wishes.keep is not None else self.holds.limits.keep)
         if wishes.save is None and seconds <= 0:
             return {KEY: said} if said else None
+        ticket = self._next_ticket() if wishes.save is not None else None
         try:
-            position = self._keep(request, seconds, wishes.save is not None)
+            position = self._keep(request, seconds, ticket)
         except Unsupported as error:
             log.warning("request %s is not kept: %s", request.request_id, error)
             kept: dict[str, Any] = {"reason": str(error)}
         else:
             kept = {"position": position}
-            if wishes.save is not None:
-                kept["ticket"] = self._save(request.request_id, wishes, (taken or {}).get("digest"))
+            if ticket is not None:
+                kept["ticket"] = ticket
+                self._save(request.request_id, ticket, wishes, (taken or {}).get("digest"))
         if wishes.save is not None:
             said["save"] = {"reference": wishes.save, **kept}
         if wishes.keep is not None and seconds > 0:
             said["keep"] = kept if "reason" in kept else {"position": kept["position"], "seconds": seconds, "sequence": request.request_id}
         return {KEY: said} if said else None
 
-    def _keep(self, request: Any, seconds: float, saving: bool) -> int:
+    def _keep(self, request: Any, seconds: float, saving: str | None) -> int:
         status = str(request.status)
         if not self._supported:
             raise Unsupported("this engine cannot be captured")
-        if saving and not self.member.registered:
+        if saving is not None and not self.member.registered:
             raise Unsupported("no capture agent is connected")
         if status in _NO_END:
             raise Unsupported(f"the request ended as {status}")
@@ -180,20 +182,21 @@ class Scheduler:
             raise Unsupported("its input is streamed")
         return self.holds.keep(request, seconds=seconds, saving=saving)
 
-    def _save(self, name: str, wishes: Wishes, resumed: str | None) -> str:
-        """Asks the agent to save a request that is kept. Returns the ticket."""
+    def _next_ticket(self) -> str:
         self._ticket += 1
-        ticket = f"{self._epoch}-{self._ticket}"
+        return f"{self._epoch}-{self._ticket}"
+
+    def _save(self, name: str, ticket: str, wishes: Wishes, resumed: str | None) -> None:
+        """Asks the agent to save a request that is kept."""
         args = {"ticket": ticket, "sequence": name, "reference": wishes.save, "push": wishes.push}
         if (parent := wishes.parent or resumed) is not None:
             args["parent"] = parent
 
         def answered(future: Future[dict[str, Any]]) -> None:
             if (error := future.exception()) is not None:
-                self.holds.save_refused(name, error)
+                self.holds.save_refused(name, ticket, error)
 
         self.member.submit("save", args).add_done_callback(answered)
-        return ticket
 
     def _named(self, request: str) -> str | None:
         return self._wishes.get(request, NONE).name

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 TEXTS = ("engine", "socket", "weights")
-NUMBERS = ("patience", "later_limit", "fill_limit", "hold_limit", "keep", "keep_share")
-"""Limits, in seconds; `keep_share` is a share."""
+SECONDS = ("patience", "later_limit", "fill_limit", "hold_limit", "keep")
+"""Limits, in seconds."""
+SHARES = ("keep_share",)
+"""Limits between 0 and 1."""
+NUMBERS = (*SECONDS, *SHARES)
 
 
 def check(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, without those that are null. Every process of the engine checks them.
 
     Raises `ValueError` for an unknown name: the engine does not start, where a misspelled limit
-    would have no effect and no message. The same for a limit that is no number.
+    would have no effect and no message. The same for a limit that is no number, or out of bounds.
     """
     found = {name: value for name, value in given.items() if value is not None}
     if unknown := sorted(found.keys() - {*TEXTS, *NUMBERS}):
@@ -22,7 +26,10 @@ def check(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"kv_connector_extra_config: no setting {', '.join(map(repr, unknown))}; there are {known}")
     for name in found.keys() & set(NUMBERS):
         try:
-            float(found[name])
+            value = float(found[name])
         except (TypeError, ValueError):
             raise ValueError(f"kv_connector_extra_config: {name} is a number, not {found[name]!r}") from None
+        if not (0 <= value <= 1 if name in SHARES else 0 <= value < math.inf):
+            bounds = "a share between 0 and 1" if name in SHARES else "a number of seconds, not below 0"
+            raise ValueError(f"kv_connector_extra_config: {name} is {bounds}, not {found[name]!r}")
     return found
