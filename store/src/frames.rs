@@ -6,6 +6,7 @@ mod serve;
 
 pub(crate) use outputs::Outputs;
 pub use ranges::PackRange;
+pub use serve::Served;
 
 use crate::Store;
 use crate::boxed;

@@ -85,7 +85,7 @@ impl Store {
         Err(Error::Unavailable {
             what: "metadata",
             reason: "the database knows no names, and there are some in the journal on the storage: it was lost, or is not this store's, or was \
-                     not rebuilt to the end. Move it away and run `pf-registry rebuild`"
+                     not rebuilt to the end. Move it away, and rebuild the tables from the storage"
                 .into(),
         })
     }

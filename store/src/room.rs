@@ -160,7 +160,7 @@ impl MadeRoom {
         let short = room.disk.space().is_some_and(|space| space.available < wanted / 4);
         if short && work == Freeing::Deletion {
             return Err(Error::Full(
-                "the remaining space is reserved for garbage collection: collect first (`pf-registry gc`), then delete more".into(),
+                "the remaining space is reserved for garbage collection: collect without a grace period, then delete more".into(),
             ));
         }
         Ok(())

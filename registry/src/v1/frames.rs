@@ -19,7 +19,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use pfr_schema::media_type::{FRAME_LOCATIONS, FRAMES};
 use pfr_schema::{Digest, ErrorCode, RepositoryName, api};
-use pfr_store::Error;
+use pfr_store::{Error, Served};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -93,7 +93,7 @@ pub(crate) async fn get(
         Ok(()) => domain.store.serve(digests.clone()).await.map_err(ApiError::from),
         Err(failure) => Err(failure),
     };
-    let mut frames = match located {
+    let Served { bytes, pieces: mut frames } = match located {
         Err(failure) if matches!(failure.code, ErrorCode::BlobUnknown | ErrorCode::RepositoryUnknown) => {
             let mut response = failure.into_response();
             response.extensions_mut().insert(UnservedFrames(Arc::new((repository, request))));
@@ -109,6 +109,8 @@ pub(crate) async fn get(
     let frames = stream::iter(first.map(Ok)).chain(frames).inspect_ok(move |bytes| sent.increment(bytes.len() as u64));
     let mut response = Response::new(Body::from_stream(OneByOne::new(frames)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(FRAMES));
+    // Without it each piece would be a chunk, and a client would read no more than one at a time.
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
     Ok(response)
 }
 

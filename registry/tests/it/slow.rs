@@ -303,16 +303,19 @@ mod long {
         best
     }
 
-    /// `cargo nextest run -p pfr-registry --run-ignored all -E 'test(slow::long::)' --no-capture`
-    /// prints the ratios.
+    /// Times below this are those of the network and of the machine's other work.
+    const SHORT: Duration = Duration::from_millis(50);
+
+    /// `cargo nextest run --workspace --profile long -E 'test(slow::long::)' --no-capture` prints the
+    /// ratios.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_innocent_client_beside_five_hundred_slow_ones_takes_about_as_long_as_alone() {
         let registry = Registry::start().await;
         let slow = Slow::new(&registry).await;
         best(&registry, 1000, 2).await;
-        let alone = best(&registry, 10_000, 5).await;
         let mixed: Vec<Vec<Way>> = std::iter::once(WAYS.to_vec()).chain(WAYS.map(|way| vec![way])).collect();
         for (i, ways) in mixed.iter().enumerate() {
+            let alone = best(&registry, 100_000 * (i as u64 + 1) + 50_000, 5).await;
             let besieged = besiege(&registry, &slow, ways, 500 / ways.len() as u64).await;
             // Wait until the system's buffers are full.
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -323,8 +326,10 @@ mod long {
             {
                 let ratio = beside.as_secs_f64() / alone.as_secs_f64();
                 println!("{what}: {alone:?} alone, {beside:?} beside {} slow clients {ways:?}: {ratio:.2}", besieged.len());
-                assert!(beside < Duration::from_secs(10).max(alone * 10), "{what} beside {ways:?}: {ratio:.2}");
+                assert!(beside <= SHORT.max(alone * 2), "{what} beside {ways:?}: {ratio:.2}");
             }
+            drop(besieged);
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
 }

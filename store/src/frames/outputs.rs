@@ -19,12 +19,20 @@ const SLICE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Outputs {
     places: Arc<Semaphore>,
+    /// Large pieces that may be on their way to clients.
+    large: Arc<Semaphore>,
     holders: Mutex<Vec<Weak<Mutex<Hold>>>>,
 }
 
 impl Outputs {
     pub(crate) fn new(count: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(count.max(1))), holders: Mutex::default() }
+        let permits = |count| Arc::new(Semaphore::new(count));
+        Self { places: permits(count.max(1)), large: permits(2 * count.max(1)), holders: Mutex::default() }
+    }
+
+    /// A permit for a large piece, to be kept until the piece was sent.
+    pub(super) fn take_large(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.large).try_acquire_owned().ok()
     }
 
     /// A place for `own`. If none is free, takes one from a download that does not need it.

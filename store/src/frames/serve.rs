@@ -1,10 +1,11 @@
 //! Downloads of frames by clients that may be slow.
 //!
-//! Every download is handed out in pieces of [`PIECE`] bytes. One at full speed has a place among
-//! [`crate::Options::outputs`] and is read ahead by some MiB. One without a place is read piece by
-//! piece, as its client takes them: it needs no memory while the client is slow, and never waits
-//! for a place. A download that could use a place takes it from one whose client does not take what
-//! was read.
+//! One at full speed has a place among [`crate::Options::outputs`], is read ahead by some MiB, and
+//! is handed out in pieces of [`LARGE`] bytes. One without a place is read and handed out in pieces
+//! of [`PIECE`] bytes, as its client takes them: it needs no memory while the client is slow, and
+//! never waits for a place. A download that could use a place takes it from one whose client does
+//! not take what was read. Of the large pieces only a few are handed out at a time, so a client that
+//! was fast and stops holds little too.
 
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
@@ -19,10 +20,21 @@ use pfr_schema::Digest;
 use pfr_schema::frame::{Header, end_mark};
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 /// Bytes handed out at a time, each piece in memory of its own.
 const PIECE: u64 = 64 << 10;
+/// The same at full speed: each piece costs the client a wake-up.
+const LARGE: u64 = 512 << 10;
+
+/// Frames for a client that may be slow.
+pub struct Served {
+    /// Bytes of all pieces together, the end mark included.
+    pub bytes: u64,
+    /// The pieces. Poll for one only when the piece before was sent.
+    pub pieces: BoxFrames,
+}
 
 struct Download {
     store: Store,
@@ -34,18 +46,20 @@ struct Download {
 
 impl Store {
     /// [`Store::frames`] for a client that may be slow: in small pieces, and without memory while
-    /// the client does not take them. Poll it only when the piece before was sent.
+    /// the client does not take them.
     ///
     /// # Errors
     /// As [`Store::frames`].
     #[boxed]
-    pub async fn serve(&self, digests: Vec<Digest>) -> Result<BoxFrames> {
-        let extents = plan(locate(self, &digests).await?).into();
+    pub async fn serve(&self, digests: Vec<Digest>) -> Result<Served> {
+        let extents: Arc<[Extent]> = plan(locate(self, &digests).await?).into();
+        let frames = digests.len() as u64;
+        let bytes = extents.iter().map(Extent::len).sum::<u64>() + end_mark(frames).len() as u64;
         let hold = Arc::new(Mutex::new(Hold::default()));
-        let download = Download { store: self.clone(), extents, hold, frames: digests.len() as u64, ended: false };
+        let download = Download { store: self.clone(), extents, hold, frames, ended: false };
         let pieces =
             futures::stream::try_unfold(download, |mut download| async move { Ok(download.next().await?.map(|piece| (piece, download))) });
-        Ok(pieces.boxed())
+        Ok(Served { bytes, pieces: pieces.boxed() })
     }
 }
 
@@ -55,7 +69,8 @@ impl Download {
             let reading = {
                 let mut hold = self.hold.lock();
                 hold.handed = None;
-                if let Some((_, piece)) = hold.ready.pop_front() {
+                if let Some((at, piece)) = hold.ready.pop_front() {
+                    let piece = self.hand_out(at, piece, &mut hold);
                     if hold.place.is_some() {
                         self.read_ahead(&mut hold);
                     }
@@ -79,18 +94,30 @@ impl Download {
         }
     }
 
+    /// The piece as it is; or the beginning of a large one, if too many large ones are on their way.
+    fn hand_out(&self, at: At, piece: Bytes, hold: &mut Hold) -> Bytes {
+        if piece.len() as u64 <= PIECE {
+            return piece;
+        }
+        if let Some(permit) = self.store.outputs.take_large() {
+            return Bytes::from_owner(Large { piece, _permit: permit });
+        }
+        hold.ready.push_front((At { offset: at.offset + PIECE, ..at }, piece.slice(PIECE as usize..)));
+        Bytes::copy_from_slice(&piece[..PIECE as usize])
+    }
+
     /// Starts the reads that the download may have in flight.
     fn read_ahead(&self, hold: &mut Hold) {
         if hold.place.is_none() && hold.next.extent < self.extents.len() {
             hold.place = self.store.outputs.take(&self.hold);
             hold.taken = Instant::now();
         }
-        let (bytes, reads) = if hold.place.is_some() { (READ, AHEAD) } else { (PIECE, 1) };
+        let (bytes, piece, reads) = if hold.place.is_some() { (READ, LARGE, AHEAD) } else { (PIECE, PIECE, 1) };
         while hold.reading.len() < reads
             && let Some(extent) = self.extents.get(hold.next.extent)
         {
             let at = hold.next;
-            let ranges = cut_into_pieces(extent, at.offset, bytes);
+            let ranges = cut_into_pieces(extent, at.offset, bytes, piece);
             let end = ranges.last().map_or(at.offset, |range| range.end);
             hold.next = if end < extent.len() { At { offset: end, ..at } } else { At { extent: at.extent + 1, offset: 0 } };
             let (store, extents) = (self.store.clone(), Arc::clone(&self.extents));
@@ -105,14 +132,26 @@ impl Download {
     }
 }
 
-/// Ranges of an extent from `from` on, of about `bytes` bytes in all. No frame's header lies in two
-/// of them: each can be checked.
-fn cut_into_pieces(extent: &Extent, from: u64, bytes: u64) -> Vec<Range<u64>> {
+/// A piece that is counted until it was sent.
+struct Large {
+    piece: Bytes,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Large {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece
+    }
+}
+
+/// Ranges of an extent from `from` on, of `piece` bytes at most and about `bytes` bytes in all. No
+/// frame's header lies in two of them: each can be checked.
+fn cut_into_pieces(extent: &Extent, from: u64, bytes: u64, piece: u64) -> Vec<Range<u64>> {
     let len = extent.len();
     let until = len.min(from + bytes);
     let (mut ranges, mut start) = (Vec::new(), from);
     while start < until {
-        let mut end = until.min(start + PIECE);
+        let mut end = until.min(start + piece);
         let last = extent.frames.partition_point(|(begin, _)| *begin < end).checked_sub(1).map(|i| &extent.frames[i]);
         if let Some((begin, digest)) = last
             && *begin > start

@@ -155,18 +155,25 @@ async fn pushes_deletions_and_collections_of_shared_pages_do_not_deadlock() {
 mod long {
     use super::*;
 
-    /// Prints how long pushes take alone, and beside deletions and collections.
+    /// A push takes no more than twice as long beside deletions and collections, in the middle one
+    /// of five rounds: other programs use this machine too.
     #[tokio::test(flavor = "multi_thread")]
     async fn pushes_beside_collection_do_not_deadlock_in_a_thousand_rounds() {
         let fleet = Arc::new(Fleet::new(Duration::from_secs(1)).await);
-        for round in 0..3 {
+        let mut ratios = Vec::new();
+        for round in 0..5 {
+            let mut slowest = Vec::new();
             for beside in [false, true] {
                 let took = fleet.run(4, 100, beside).await;
                 let at = |share: f64| took[(took.len() as f64 * share) as usize].as_secs_f64() * 1e3;
                 let what = if beside { "beside collection" } else { "alone" };
                 println!("round {round}, push {what}: p50 {:.1} ms, p90 {:.1} ms, p99 {:.1} ms", at(0.5), at(0.9), at(0.99));
+                slowest.push(at(0.99));
             }
+            ratios.push(slowest[1] / slowest[0]);
         }
+        ratios.sort_by(f64::total_cmp);
+        assert!(ratios[2] <= 2.0, "99th percentile beside collection and alone: {ratios:.2?}");
         assert_eq!(fleet.deadlocks().await, 0);
     }
 }

@@ -11,11 +11,11 @@ use pfr_schema::frame::Header;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
 use pfr_schema::{Algorithm, Digest, ErrorCode, Kind, Limits, media_type};
-use pfr_store::{Clock, Error, Ingested, Options, Result, SqliteMetadata, Store, document_frame};
+use pfr_store::{Clock, Error, Ingested, Options, Result, Served, SqliteMetadata, Store, document_frame};
 use pfr_testkit::storage::{Moment, watched};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
@@ -204,26 +204,31 @@ async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options { outputs: 2, ..Options::default() };
     for store in [Store::open(dir.path(), options.clone()).await.unwrap(), Store::open_in_memory(options).await.unwrap()] {
-        let large = blob(1, 20 << 10);
+        let whole = blob(1, 20 << 10);
         let small: Vec<Vec<u8>> = (0..300).map(|i| blob(2 << 20 | i, 1 + i % 40)).collect();
-        upload_at_once(&store, &stream([&large].into_iter().chain(&small).map(|b| blob_frame(b)))).await.unwrap();
-        let digest = Digest::sha256(&large);
+        upload_at_once(&store, &stream([&whole].into_iter().chain(&small).map(|b| blob_frame(b)))).await.unwrap();
+        let digest = Digest::sha256(&whole);
         let mut slow = Vec::new();
         for _ in 0..10 {
-            let mut frames = store.serve(vec![digest]).await.unwrap();
+            let mut frames = store.serve(vec![digest]).await.unwrap().pieces;
             let first = in_time(frames.try_next()).await.unwrap().unwrap();
             slow.push((frames, vec![first]));
         }
-        assert!(read_back(store.serve(vec![digest]).await.unwrap()).await == large);
+        assert!(read_back(store.serve(vec![digest]).await.unwrap().pieces).await == whole);
         let all: Vec<Digest> = small.iter().map(|b| Digest::sha256(b)).collect();
-        let served: Vec<Bytes> = in_time(store.serve(all.clone()).await.unwrap().try_collect()).await.unwrap();
-        assert!(served.iter().all(|piece| piece.len() <= 64 << 10), "one piece is as much as a slow client holds");
-        let whole: Vec<Bytes> = in_time(store.frames(all).await.unwrap().try_collect()).await.unwrap();
-        assert!(served.concat() == whole.concat());
+        let Served { bytes, pieces } = store.serve(all.clone()).await.unwrap();
+        let served: Vec<Bytes> = in_time(pieces.try_collect()).await.unwrap();
+        assert_eq!(served.iter().map(|piece| piece.len() as u64).sum::<u64>(), bytes, "the length is known before");
+        // All these pieces are held now, as by clients that take no byte more.
+        let held = slow.iter().flat_map(|(_, pieces)| pieces).chain(&served);
+        let large: Vec<usize> = held.map(Bytes::len).filter(|len| *len > 64 << 10).collect();
+        assert!(!large.is_empty() && large.len() <= 4 && large.iter().all(|len| *len <= 512 << 10), "{large:?}");
+        let streamed: Vec<Bytes> = in_time(store.frames(all).await.unwrap().try_collect()).await.unwrap();
+        assert!(served.concat() == streamed.concat());
         // Downloads that waited, and lost what was read ahead, are complete all the same.
         for (frames, mut pieces) in slow {
             pieces.extend(in_time(frames.try_collect::<Vec<_>>()).await.unwrap());
-            assert!(read_back(futures::stream::iter(pieces.into_iter().map(Ok)).boxed()).await == large);
+            assert!(read_back(futures::stream::iter(pieces.into_iter().map(Ok)).boxed()).await == whole);
         }
     }
 }
@@ -262,4 +267,30 @@ async fn a_few_bytes_that_stand_for_gigabytes_are_stored_but_not_computed() {
     let (bytes, manifest) = repeated(1 << 20);
     upload_at_once(&store, &bytes).await.unwrap();
     assert_eq!(in_time(store.verify(&manifest, &mut |_| ())).await.unwrap_err().code(), ErrorCode::ValueHashMismatch);
+}
+
+/// A verification whose caller leaves ends long before it is done, and keeps its place until then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abandoned_verification_ends_and_only_then_frees_its_place() {
+    let store = Store::open_in_memory(Options::default()).await.unwrap();
+    let (bytes, manifest) = repeated(64 << 20);
+    upload_at_once(&store, &bytes).await.unwrap();
+    let session = store.open_push(&repository()).await.unwrap();
+    store.commit(&session.id, manifest, None, None).await.unwrap();
+    let places = Arc::new(Semaphore::new(1));
+    let begin = async || {
+        let place = Arc::clone(&places).acquire_owned().await.unwrap();
+        let (store, started) = (store.clone(), Instant::now());
+        (started, tokio::spawn(async move { store.verify_in(&manifest, Some(place), &mut |_| ()).await.map(drop) }))
+    };
+    // To its end: the value is computed, and found wrong.
+    let (started, whole) = begin().await;
+    assert_eq!(in_time(whole).await.unwrap().unwrap_err().code(), ErrorCode::ValueHashMismatch);
+    let whole = started.elapsed();
+    let (started, left) = begin().await;
+    tokio::time::sleep(whole / 4).await;
+    assert_eq!(places.available_permits(), 0);
+    left.abort();
+    drop(in_time(Arc::clone(&places).acquire_owned()).await.unwrap());
+    assert!(started.elapsed() < whole * 3 / 4, "{:?} of {whole:?}", started.elapsed());
 }

@@ -12,35 +12,39 @@ fn play(database: Database, seed: u64, plant: Option<Plant>) -> Result<Counts, C
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(case::play(database, seed, WAVES, plant))
 }
 
-/// Plays `count` histories with consecutive seeds.
-fn histories(database: Database, count: u64) {
-    let (first, mut total) = (seed(), Counts::default());
-    for seed in (0..count).map(|i| first.wrapping_add(i)) {
+/// Plays `count` histories with consecutive seeds, and more until they have `rounds` operations.
+fn histories(database: Database, count: u64, rounds: u64) {
+    let (first, mut played, mut total) = (seed(), 0, Counts::default());
+    while played < count || total.rounds < rounds {
+        let seed = first.wrapping_add(played);
         match play(database, seed, None) {
             Ok(counts) => total.add(&counts),
             Err(failure) => panic!("repeat with PF_SEED={seed}\n{failure}"),
         }
+        played += 1;
     }
-    println!("{count} histories from seed {first}: {}", serde_json::to_string(&total).unwrap());
+    println!("{played} histories from seed {first}: {}", serde_json::to_string(&total).unwrap());
     assert!(total.acknowledged > 100 && total.cut > 10 && total.crashes > 10 && total.rebuilds > 0 && total.flipped > 0, "{total:?}");
 }
 
 #[test]
 fn random_histories_lose_nothing_and_leave_nothing_over() {
-    histories(Database::Sqlite, HISTORIES);
+    histories(Database::Sqlite, HISTORIES, 0);
 }
 
 mod long {
     use super::{Database, HISTORIES, histories};
 
+    const ROUNDS: u64 = 10_000;
+
     #[test]
     fn random_histories_over_sqlite_lose_nothing_and_leave_nothing_over() {
-        histories(Database::Sqlite, 50 * HISTORIES);
+        histories(Database::Sqlite, HISTORIES, ROUNDS);
     }
 
     #[test]
     fn random_histories_over_postgres_lose_nothing_and_leave_nothing_over() {
-        histories(Database::Postgres, 10 * HISTORIES);
+        histories(Database::Postgres, HISTORIES, ROUNDS);
     }
 }
 
