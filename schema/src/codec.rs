@@ -1,22 +1,41 @@
 //! Codecs: how a blob is encoded at rest and on the wire. Never part of its identity.
 //!
-//! Numbers are stable. 2 to 5 are reserved for the tensor codecs (`bf16-bitmaps`, `bf16-huffman`,
-//! `f16-huffman`, `fp8-huffman`).
+//! Numbers are stable. `docs/formats.md` lists them, with those that are reserved.
 
 use crate::error::FormatError;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, InBuffer, Operation as _, OutBuffer};
 
-/// A codec by its stable number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum Codec {
+macro_rules! codecs {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal $name:literal,)+) => {
+        /// A codec by its stable number.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[repr(u8)]
+        pub enum Codec {
+            $($(#[$doc])* #[serde(rename = $name)] $variant = $number,)+
+        }
+
+        impl Codec {
+            /// Every codec.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// Its name.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+codecs! {
     /// The bytes themselves.
-    Raw = 0,
+    Raw = 0 "raw",
     /// One ordinary zstd frame (RFC 8878) with a window of at most 8 MiB.
-    Zstd = 1,
+    Zstd = 1 "zstd",
 }
 
 /// Largest zstd window that is decoded, as a power of two: what bounds a decoder's memory.
@@ -32,16 +51,7 @@ impl Codec {
     /// The codec with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
-        [Self::Raw, Self::Zstd].into_iter().find(|c| *c as u8 == number)
-    }
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Zstd => "zstd",
-        }
+        Self::ALL.iter().copied().find(|c| *c as u8 == number)
     }
 
     fn error(self, reason: impl ToString) -> FormatError {
@@ -75,12 +85,22 @@ pub fn decode(codec: Codec, stored: &[u8], raw_len: u64) -> Result<Vec<u8>, Form
 /// Decodes a payload that arrives in pieces, in constant memory.
 pub struct Decoder {
     codec: Codec,
-    zstd: Option<(ZstdDecoder<'static>, Box<[u8]>)>,
-    /// First bytes of the zstd frame, for [`Self::finish`].
-    head: Vec<u8>,
-    ended: bool,
+    state: State,
     raw_len: u64,
     left: u64,
+}
+
+enum State {
+    Raw,
+    Zstd(Zstd),
+}
+
+struct Zstd {
+    decoder: ZstdDecoder<'static>,
+    buffer: Box<[u8]>,
+    /// First bytes of the frame, for [`Decoder::finish`].
+    head: Vec<u8>,
+    ended: bool,
 }
 
 impl Decoder {
@@ -89,15 +109,11 @@ impl Decoder {
     /// # Errors
     /// [`FormatError::Codec`] if a decoder cannot be set up.
     pub fn new(codec: Codec, raw_len: u64) -> Result<Self, FormatError> {
-        let zstd = match codec {
-            Codec::Raw => None,
-            Codec::Zstd => {
-                let mut decoder = ZstdDecoder::new().map_err(|e| codec.error(e))?;
-                decoder.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG)).map_err(|e| codec.error(e))?;
-                Some((decoder, vec![0; STEP].into_boxed_slice()))
-            }
+        let state = match codec {
+            Codec::Raw => State::Raw,
+            Codec::Zstd => State::Zstd(Zstd::new().map_err(|e| codec.error(e))?),
         };
-        Ok(Self { codec, zstd, head: Vec::new(), ended: false, raw_len, left: raw_len })
+        Ok(Self { codec, state, raw_len, left: raw_len })
     }
 
     /// Decodes the next piece into `sink`.
@@ -106,44 +122,17 @@ impl Decoder {
     /// [`FormatError::Codec`] on malformed input or more output than promised; what `sink` got
     /// until then must be discarded.
     pub fn update(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
-        let codec = self.codec;
-        if self.zstd.is_none() {
-            self.left = self.left.checked_sub(stored.len() as u64).ok_or_else(|| codec.error("more bytes than the raw length"))?;
-            sink(stored);
-            return Ok(());
-        }
-        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. A frame
-        // that is accepted in pieces when it is stored must be accepted as a whole when it is read.
-        // So the frame's header always goes in byte by byte.
-        let (head, rest) = stored.split_at(stored.len().min(ZSTD_HEADER - self.head.len()));
-        self.head.extend_from_slice(head);
-        for byte in head.chunks(1) {
-            self.update_zstd(byte, sink)?;
-        }
-        // zstd fails after repeated calls without input: it takes them for an endless loop.
-        if rest.is_empty() { Ok(()) } else { self.update_zstd(rest, sink) }
-    }
-
-    fn update_zstd(&mut self, stored: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<(), FormatError> {
-        let codec = self.codec;
-        let Some((decoder, buffer)) = &mut self.zstd else { return Ok(()) };
-        let mut input = InBuffer::around(stored);
-        loop {
-            if self.ended {
-                return if input.pos < stored.len() { Err(codec.error("bytes after the end of the frame")) } else { Ok(()) };
-            }
-            let mut output = OutBuffer::around(&mut buffer[..]);
-            let hint = decoder.run(&mut input, &mut output).map_err(|e| codec.error(e))?;
-            let produced = output.as_slice();
-            self.left = self
-                .left
-                .checked_sub(produced.len() as u64)
-                .ok_or_else(|| codec.error("decodes to more bytes than the raw length (a zip bomb, or a wrong length)"))?;
-            sink(produced);
-            self.ended = hint == 0;
-            if !self.ended && input.pos == stored.len() && produced.len() < STEP {
-                return Ok(());
-            }
+        let (codec, left) = (self.codec, &mut self.left);
+        let mut take = |bytes: &[u8], excess: &str| -> Result<(), FormatError> {
+            *left = left.checked_sub(bytes.len() as u64).ok_or_else(|| codec.error(excess))?;
+            sink(bytes);
+            Ok(())
+        };
+        match &mut self.state {
+            State::Raw => take(stored, "more bytes than the raw length"),
+            State::Zstd(zstd) => zstd.update(stored, codec, &mut |bytes| {
+                take(bytes, "decodes to more bytes than the raw length (a zip bomb, or a wrong length)")
+            }),
         }
     }
 
@@ -152,23 +141,67 @@ impl Decoder {
     /// # Errors
     /// [`FormatError::Codec`] if it was cut short or decoded to fewer bytes than promised.
     pub fn finish(self) -> Result<(), FormatError> {
-        if self.zstd.is_some() && !self.ended {
-            return Err(self.codec.error("truncated: the frame does not end"));
+        let Self { codec, state, raw_len, left } = self;
+        if let State::Zstd(Zstd { ended: false, .. }) = state {
+            return Err(codec.error("truncated: the frame does not end"));
         }
-        if self.left > 0 {
-            return Err(self.codec.error(format!("{} bytes fewer than the raw length", self.left)));
+        if left > 0 {
+            return Err(codec.error(format!("{left} bytes fewer than the raw length")));
         }
-        if self.zstd.is_some() {
-            if !self.head.starts_with(&ZSTD_MAGIC) {
-                return Err(self.codec.error("a skippable frame"));
+        match state {
+            State::Raw => Ok(()),
+            State::Zstd(zstd) => zstd.check_head(raw_len).map_err(|reason| codec.error(reason)),
+        }
+    }
+}
+
+impl Zstd {
+    fn new() -> std::io::Result<Self> {
+        let mut decoder = ZstdDecoder::new()?;
+        decoder.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG))?;
+        Ok(Self { decoder, buffer: vec![0; STEP].into_boxed_slice(), head: Vec::new(), ended: false })
+    }
+
+    fn update(&mut self, stored: &[u8], codec: Codec, take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>) -> Result<(), FormatError> {
+        // Given a whole frame at once, zstd decodes it by stricter rules than in pieces. A frame
+        // that is accepted in pieces when it is stored must be accepted as a whole when it is read.
+        // So the frame's header always goes in byte by byte.
+        let (head, rest) = stored.split_at(stored.len().min(ZSTD_HEADER - self.head.len()));
+        self.head.extend_from_slice(head);
+        for byte in head.chunks(1) {
+            self.step(byte, codec, take)?;
+        }
+        // zstd fails after repeated calls without input: it takes them for an endless loop.
+        if rest.is_empty() { Ok(()) } else { self.step(rest, codec, take) }
+    }
+
+    fn step(&mut self, stored: &[u8], codec: Codec, take: &mut dyn FnMut(&[u8]) -> Result<(), FormatError>) -> Result<(), FormatError> {
+        let mut input = InBuffer::around(stored);
+        loop {
+            if self.ended {
+                return if input.pos < stored.len() { Err(codec.error("bytes after the end of the frame")) } else { Ok(()) };
             }
-            // zstd overlooks a wrong content size where the last block is empty.
-            match zstd::zstd_safe::get_frame_content_size(&self.head) {
-                Ok(stated) if stated.is_none_or(|stated| stated == self.raw_len) => {}
-                Ok(stated) => return Err(self.codec.error(format!("the frame states {} bytes", stated.unwrap_or_default()))),
-                Err(e) => return Err(self.codec.error(e)),
+            let mut output = OutBuffer::around(&mut self.buffer[..]);
+            let hint = self.decoder.run(&mut input, &mut output).map_err(|e| codec.error(e))?;
+            let produced = output.as_slice();
+            take(produced)?;
+            self.ended = hint == 0;
+            if !self.ended && input.pos == stored.len() && produced.len() < STEP {
+                return Ok(());
             }
         }
-        Ok(())
+    }
+
+    /// Checks what zstd overlooks in the header of a frame that has ended.
+    fn check_head(&self, raw_len: u64) -> Result<(), String> {
+        if !self.head.starts_with(&ZSTD_MAGIC) {
+            return Err("a skippable frame".into());
+        }
+        // zstd overlooks a wrong content size where the last block is empty.
+        match zstd::zstd_safe::get_frame_content_size(&self.head) {
+            Ok(stated) if stated.is_none_or(|stated| stated == raw_len) => Ok(()),
+            Ok(stated) => Err(format!("the frame states {} bytes", stated.unwrap_or_default())),
+            Err(e) => Err(e.to_string()),
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! scrub    every byte of every pack against its checksums (and digests) ─▶ quarantine what is bad, name the snapshots that reach it; release what is good again
 //! heal     frames from a good copy ─▶ ingest: a quarantined blob is taken from the new pack ─▶ reassess
-//! fsck     nodes' bytes against their rows, then all counts against the nodes' rows
+//! fsck     nodes' bytes against their rows, then all counts against the nodes' rows, and the prefix index against the snapshots
 //! rebuild  packs and journal ─▶ metadata, from nothing
 //! ```
 //!

@@ -25,6 +25,28 @@ fn the_document_is_the_golden_one() {
     );
 }
 
+/// Operations in the table of `docs/protocol.md`: words in backticks such as `GET …/tags/{tag}`.
+#[test]
+fn the_protocol_page_lists_every_operation_and_no_other() {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    let operations = document["paths"].as_object().expect("paths").iter().flat_map(|(path, item)| {
+        item.as_object().expect("operations").keys().map(move |method| format!("{} {path}", method.to_uppercase()))
+    });
+    let operations: BTreeSet<String> = operations.collect();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/protocol.md");
+    let text = std::fs::read_to_string(&page).expect("the page");
+    let endpoints = text.split("\n## ").find(|section| section.starts_with("Endpoints\n")).expect("a section of endpoints");
+    let rows = endpoints.lines().filter(|line| line.starts_with('|'));
+    let words = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+    let listed: BTreeSet<String> = words
+        .filter(|word| ["GET ", "PUT ", "POST ", "DELETE "].iter().any(|method| word.starts_with(method)))
+        .map(|word| word.replace('…', "/v1/repositories/{repo}"))
+        .collect();
+    let lacks: Vec<&String> = operations.difference(&listed).collect();
+    let more: Vec<&String> = listed.difference(&operations).collect();
+    assert!(lacks.is_empty() && more.is_empty(), "{}: lacks {lacks:?}, and has {more:?}, which are no routes", page.display());
+}
+
 #[test]
 fn every_operation_has_an_id_words_and_its_failures() {
     let document: serde_json::Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");

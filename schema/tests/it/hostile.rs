@@ -42,7 +42,9 @@ fn feed(bytes: &[u8]) {
         let _ = footer.parse_index(&bytes[footer.index_offset as usize..at], &limits);
     }
     for length in [0, 100, 5000] {
-        let _ = decode(Codec::Zstd, bytes, length).map(|raw| assert_eq!(raw.len() as u64, length));
+        for codec in Codec::ALL {
+            let _ = decode(*codec, bytes, length).map(|raw| assert_eq!(raw.len() as u64, length));
+        }
     }
     let _ = Digest::from_key(bytes);
     let _ = std::str::from_utf8(bytes).map(|text| (text.parse::<Reference>().is_ok(), text.parse::<Digest>().is_ok()));

@@ -1,6 +1,16 @@
 //! The databases that keep the metadata: connections, transactions, statements, dialect. What a
 //! transaction decides is in `metadata/`.
 
+/// The migrations of a database in order, each with the name of its file: the only list of them.
+macro_rules! migrations {
+    ($database:literal) => {
+        migrations!($database: "0001_init", "0002_session_leases", "0003_prefixes", "0004_domains", "0005_small_packs")
+    };
+    ($database:literal: $($name:literal),+) => {
+        [$(($name, include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations/", $database, "/", $name, ".sql")))),+]
+    };
+}
+
 #[cfg(feature = "postgres")]
 mod postgres;
 mod sqlite;
@@ -8,3 +18,23 @@ mod sqlite;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresMetadata, PostgresOptions};
 pub use sqlite::SqliteMetadata;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn every_migration_in_the_folders_is_listed_with_its_number() {
+        for (database, listed) in [("postgres", migrations!("postgres")), ("sqlite", migrations!("sqlite"))] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations").join(database);
+            let entries = std::fs::read_dir(&folder).expect("the folder of the migrations");
+            let mut files: Vec<String> = entries.map(|entry| entry.expect("a file").file_name().to_string_lossy().into_owned()).collect();
+            files.sort();
+            let listed: Vec<String> = listed.iter().map(|(name, _)| format!("{name}.sql")).collect();
+            assert_eq!(listed, files, "the list `migrations!` above, and the files in {}", folder.display());
+            for (at, name) in listed.iter().enumerate() {
+                assert!(name.starts_with(&format!("{:04}_", at + 1)), "{name} is migration {}", at + 1);
+            }
+        }
+    }
+}

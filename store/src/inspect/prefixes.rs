@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::metadata::{PrefixMark, PrefixPath};
 use crate::tasks::{Budget, Lane, RunEnd, Task};
 use async_trait::async_trait;
-use pfr_schema::snapshot::{Manifest, SnapshotConfig};
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::{Digest, media_type, prefix};
 use std::time::Duration;
 
@@ -21,11 +21,19 @@ impl Store {
     /// The rows of a snapshot in the prefix index; none if it does not say which prefix it is
     /// of. Reads and hashes its list of tokens: 10 ms for 380,000.
     pub(crate) async fn prefix_marks(&self, manifest: &Manifest, config: &SnapshotConfig) -> Result<Vec<PrefixMark>> {
+        match self.marks_with_list(config, manifest.layers_of(media_type::TOKENS).next()).await {
+            // If the list cannot be read, the snapshot is found by its length.
+            Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => self.marks_with_list(config, None).await,
+            marks => marks,
+        }
+    }
+
+    /// The same, if its list of tokens is this one; an error if it cannot be read.
+    async fn marks_with_list(&self, config: &SnapshotConfig, list: Option<&Descriptor>) -> Result<Vec<PrefixMark>> {
         let (Some(key), Some(fingerprint)) = (config.prefix.clone(), config.fingerprint) else { return Ok(Vec::new()) };
         if key.scheme != prefix::SCHEME {
             return Ok(Vec::new());
         }
-        let list = manifest.layers_of(media_type::TOKENS).next();
         let list = list.filter(|list| list.size <= LIST && list.size / 4 >= key.tokens);
         let _alone = match list {
             Some(list) if list.size > LARGE => {
@@ -34,11 +42,7 @@ impl Store {
             _ => None,
         };
         let bytes = match list {
-            Some(list) => match self.read(&list.digest).await {
-                // If the list cannot be read, the snapshot is found by its length.
-                Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => None,
-                read => Some(read?),
-            },
+            Some(list) => Some(self.read(&list.digest).await?),
             None => None,
         };
         let marks = move || {
@@ -83,12 +87,31 @@ impl Store {
     }
 
     async fn marks_of(&self, digest: &Digest) -> Result<Vec<PrefixMark>> {
+        match self.prefix_documents(digest).await? {
+            Some((manifest, config)) => self.prefix_marks(&manifest, &config).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The rows that a snapshot should have in the prefix index, and those that it may have
+    /// instead: its list of tokens could not be read when it was indexed.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`], if one of its documents cannot be read now: nothing is known then.
+    pub(crate) async fn expected_marks(&self, digest: &Digest) -> Result<[Vec<PrefixMark>; 2]> {
+        let Some((manifest, config)) = self.prefix_documents(digest).await? else { return Ok([Vec::new(), Vec::new()]) };
+        let list = manifest.layers_of(media_type::TOKENS).next();
+        Ok([self.marks_with_list(&config, list).await?, self.marks_with_list(&config, None).await?])
+    }
+
+    /// Manifest and configuration of a snapshot; none if the manifest is not that of a snapshot.
+    async fn prefix_documents(&self, digest: &Digest) -> Result<Option<(Manifest, SnapshotConfig)>> {
         let manifest = self.manifest(digest).await?;
         if !manifest.is_snapshot() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let config = SnapshotConfig::parse(&self.read(&manifest.config.digest).await?, &self.options.limits)?;
-        self.prefix_marks(&manifest, &config).await
+        Ok(Some((manifest, config)))
     }
 }
 

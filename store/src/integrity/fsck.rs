@@ -1,9 +1,10 @@
-//! Nodes against their rows, then the tables against themselves.
+//! Nodes against their rows, the tables against themselves, then the prefix index against the
+//! snapshots.
 
 use crate::Store;
 use crate::boxed;
 use crate::error::{Error, Result};
-use crate::metadata::{ObjectId, ObjectRow};
+use crate::metadata::{ObjectId, ObjectRow, PrefixMark};
 use crate::room::Freeing;
 use bytes::Bytes;
 use pfr_schema::Digest;
@@ -13,13 +14,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Packs asked for at a time.
 const PAGE: usize = 100;
+/// Snapshots that are compared with the prefix index at a time.
+const SNAPSHOTS: usize = 64;
 /// Maximum number of discrepancies in the report.
 const NAMED: usize = 1000;
 
 impl Store {
     /// Reads every node, compares what it lists with what its row says, then recomputes all counts
-    /// from the rows; with `repair`, corrects the counts. If a node's row is wrong, nothing is
-    /// corrected, since its children must not count as unreferenced.
+    /// from the rows, and the prefix index from the documents of the snapshots; with `repair`,
+    /// corrects the counts and the index. If a node's row is wrong, no count is corrected, since
+    /// its children must not count as unreferenced.
     ///
     /// # Errors
     /// [`Error::Unavailable`]. Differences are in the report, and are not errors.
@@ -47,14 +51,16 @@ impl Store {
         // An unreadable node is damage to bytes and not to the tables; it is in quarantine.
         let trusted = fsck.report.wrong == 0;
         fsck.name_unreadable().await?;
-        let mut report = fsck.report;
+        let uncorrected = fsck.report.wrong;
         let audit = self.metadata.audit(repair && trusted).await?;
         let words = audit.discrepancies.into_iter().map(|d| format!("{}: expected {}, found {}", d.what, d.expected, d.found));
-        report.discrepancies.extend(words);
+        fsck.report.discrepancies.extend(words);
+        fsck.report.wrong += audit.wrong;
+        fsck.prefixes(repair).await?;
+        let mut report = fsck.report;
         report.discrepancies.truncate(NAMED);
-        report.wrong += audit.wrong;
         (report.objects, report.packs) = (audit.objects, audit.packs);
-        report.repaired = audit.repaired;
+        report.repaired = repair && report.wrong > 0 && uncorrected == 0 && (audit.wrong == 0 || audit.repaired);
         progress(&report);
         Ok(report)
     }
@@ -122,6 +128,43 @@ impl Fsck<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Compares the prefix index with what the documents of the snapshots say; with `repair`,
+    /// corrects it.
+    async fn prefixes(&mut self, repair: bool) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let page = self.store.metadata.prefixed(after, SNAPSHOTS).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = last.manifest;
+            let mut corrected = Vec::new();
+            for row in page {
+                let [expected, instead] = match self.store.expected_marks(&row.digest).await {
+                    Ok(marks) => marks.map(BTreeSet::from_iter),
+                    Err(error @ (Error::Unavailable { .. } | Error::Full(_) | Error::Overloaded(_))) => return Err(error),
+                    // Deleted since its row was read, or damaged, which a scrub reports.
+                    Err(_) => continue,
+                };
+                let found: BTreeSet<PrefixMark> = row.marks.iter().copied().collect();
+                let rows_are_right = if row.is_indexed { found == expected || found == instead } else { found.is_empty() };
+                if rows_are_right && row.elsewhere == 0 {
+                    continue;
+                }
+                self.report.wrong += 1;
+                if self.report.discrepancies.len() < NAMED {
+                    let all = found.len() + row.elsewhere;
+                    let wanted = if row.is_indexed { expected.clone() } else { BTreeSet::new() };
+                    let (wanted, right) = (wanted.len(), found.intersection(&wanted).count());
+                    let words = format!("expected {wanted} rows in the prefix index, found {all}, of which {right} are right");
+                    self.report.discrepancies.push(format!("snapshot {}: {words}", row.digest));
+                }
+                corrected.push((row.manifest, expected.into_iter().collect()));
+            }
+            if repair && !corrected.is_empty() {
+                self.store.metadata.correct_prefixes(corrected).await?;
+            }
+        }
     }
 
     async fn container(&mut self, row: &ObjectRow) -> Result<()> {

@@ -162,6 +162,12 @@ macro_rules! metadata_transactions {
             unprefixed(after: i64, limit: usize) -> Vec<(i64, Digest)> = READ |tx| prefixes::unprefixed(tx, *after, *limit);
             /// Puts snapshots into the prefix index; returns how many were not in it.
             index_prefixes(marks: Vec<(i64, Vec<PrefixMark>)>) -> u64 = GROW |tx| prefixes::index(tx, marks);
+            /// Snapshots in the order of the row ids of their manifests, each with what the prefix
+            /// index has of it.
+            prefixed(after: i64, limit: usize) -> Vec<Prefixed> = SNAPSHOT |tx| prefixes::prefixed(tx, *after, *limit);
+            /// Replaces the rows of snapshots in the prefix index, by the row ids of their
+            /// manifests. A snapshot that is gone is left out.
+            correct_prefixes(marks: Vec<(i64, Vec<PrefixMark>)>) -> () = WRITE |tx| prefixes::correct(tx, marks);
             /// Snapshots whose digest begins so, at most `limit`.
             snapshots_like(repository: RepositoryName, prefix: DigestPrefix, limit: usize) -> Vec<Digest>
                 = SNAPSHOT |tx| lists::snapshots_like(tx, repository, prefix, *limit);

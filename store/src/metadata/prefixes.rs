@@ -6,7 +6,7 @@ use super::names::visible;
 use super::rows::{PASSES, levels, short, steps};
 use super::sql::{Column, Sql, values};
 use super::tx::{Outcome, Tx};
-use super::{PrefixHit, PrefixHits, PrefixMark, PrefixPath};
+use super::{PrefixHit, PrefixHits, PrefixMark, PrefixPath, Prefixed};
 use pfr_schema::{Digest, RepositoryName, prefix};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -48,6 +48,37 @@ pub(super) async fn index<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -
         }
     }
     Ok(indexed)
+}
+
+/// Snapshots by the row ids of their manifests, each with its rows in the index.
+pub(super) async fn prefixed<T: Tx>(tx: &mut T, after: i64, limit: usize) -> Outcome<Vec<Prefixed>> {
+    let find = "SELECT m.id, m.repository, o.digest, m.prefixed FROM manifests m JOIN objects o ON o.id = m.object
+                WHERE m.id > $1 ORDER BY m.id LIMIT $2";
+    let snapshots: Vec<(i64, i64, Digest, bool)> = tx.query(find, values![after, at_most(limit)]).await?;
+    let ids: Vec<i64> = snapshots.iter().map(|(id, ..)| *id).collect();
+    let find = "SELECT manifest, repository, key, tokens, proof FROM prefixes WHERE manifest = ANY($1)";
+    let mut rows: HashMap<i64, Vec<(i64, PrefixMark)>> = HashMap::new();
+    for (manifest, repository, key, tokens, proof) in tx.query::<(i64, i64, i64, i64, i64)>(find, values![&ids]).await? {
+        rows.entry(manifest).or_default().push((repository, PrefixMark { key, tokens, proof }));
+    }
+    let of = |(id, repository, digest, is_indexed): (i64, i64, Digest, bool)| {
+        let (here, elsewhere): (Vec<_>, Vec<_>) = rows.remove(&id).unwrap_or_default().into_iter().partition(|row| row.0 == repository);
+        Prefixed { manifest: id, digest, is_indexed, marks: here.into_iter().map(|row| row.1).collect(), elsewhere: elsewhere.len() }
+    };
+    Ok(snapshots.into_iter().map(of).collect())
+}
+
+/// Replaces the rows of snapshots.
+pub(super) async fn correct<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)]) -> Outcome<()> {
+    for (manifest, marks) in found {
+        // It also locks the row of the snapshot, so that its repository stays.
+        let done = "UPDATE manifests SET prefixed = true WHERE id = $1 RETURNING repository";
+        if let Some(repository) = tx.returning(done, values![*manifest]).await?.pop() {
+            tx.execute("DELETE FROM prefixes WHERE manifest = $1", values![*manifest]).await?;
+            insert(tx, repository, *manifest, marks).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Finds the longest snapshots, with less than `below` tokens, that are a prefix of a request, and

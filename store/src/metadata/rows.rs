@@ -13,7 +13,7 @@ pub use domains::*;
 pub use integrity::*;
 pub use journal::*;
 pub use packs::*;
-pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPath};
+pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPath, Prefixed};
 pub use stats::*;
 
 pub(crate) use prefixes::{PASSES, levels, short, steps};

@@ -19,6 +19,8 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_a_rebuild_brings_back_is_found,
     refusals_are_told_and_no_salt_is,
     what_is_quarantined_is_passed_over,
+    fsck_finds_and_corrects_rows_of_the_index,
+    fsck_takes_a_damaged_list_of_tokens_for_no_fault_of_the_index,
 );
 
 /// Lengths around the ends of blocks, and of digits of their number.
@@ -218,4 +220,47 @@ async fn refusals_are_told_and_no_salt_is(on: Backend) {
     let found = ask(store, on_the_way(120).way.tokens(), false).await;
     let about_it = found.rejected.iter().find(|one| one.digest == newest).unwrap();
     assert_eq!((about_it.common, about_it.reason.as_str()), (0, "another salt"));
+}
+
+/// 275 blocks: two rows that say that the snapshot goes on, and one where it ends.
+const THREE_ROWS: u64 = 4400;
+
+async fn fsck_finds_and_corrects_rows_of_the_index(on: Backend) {
+    let way = Way { length: THREE_ROWS, leaves: u64::MAX, to: 1 };
+    for (spoil, differences) in [
+        ("DELETE FROM prefixes", 2),
+        ("DELETE FROM prefixes WHERE tokens < 0", 1),
+        ("DELETE FROM prefixes WHERE tokens >= 0", 2),
+        ("UPDATE prefixes SET key = key + 1 WHERE tokens < 0", 1),
+        ("UPDATE prefixes SET proof = proof + 1 WHERE tokens >= 0", 2),
+        ("UPDATE prefixes SET repository = repository + 1", 2),
+        ("INSERT INTO prefixes SELECT repository, key + 1, tokens, proof, manifest FROM prefixes WHERE tokens < 0", 1),
+        ("UPDATE manifests SET prefixed = false", 2),
+    ] {
+        let rig = Rig::new(on).await;
+        let store = &rig.store;
+        push(store, &Spec { way: Way { length: 300, ..way.clone() }, salt: false, list: List::None }, 0).await;
+        let whole = push(store, &Spec { way: way.clone(), salt: false, list: List::Whole }, 1).await;
+        let sound = store.fsck(false, &mut |_| ()).await.unwrap();
+        assert_eq!(sound.wrong, 0, "{sound:?}");
+        rig.sql(spoil);
+        let found = store.fsck(false, &mut |_| ()).await.unwrap();
+        assert_eq!((found.wrong, found.repaired), (differences, false), "{spoil}: {found:?}");
+        assert!(found.discrepancies.iter().any(|words| words.starts_with(&format!("snapshot {whole}: "))), "{spoil}: {found:?}");
+        let repaired = store.fsck(true, &mut |_| ()).await.unwrap();
+        assert_eq!((repaired.wrong, repaired.repaired), (differences, true), "{spoil}: {repaired:?}");
+        assert_eq!(store.fsck(false, &mut |_| ()).await.unwrap(), sound, "{spoil}");
+        let matched = ask(store, way.tokens(), false).await;
+        assert_eq!((matched.digest, matched.boundary), (Some(whole), THREE_ROWS), "{spoil}");
+    }
+}
+
+async fn fsck_takes_a_damaged_list_of_tokens_for_no_fault_of_the_index(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    let way = Way { length: THREE_ROWS, leaves: u64::MAX, to: 1 };
+    let pushed = push_documents(store, &Spec { way, salt: false, list: List::Whole }, 0).await;
+    accuse(store, &[pushed.list]).await;
+    let found = store.fsck(true, &mut |_| ()).await.unwrap();
+    assert!(found.discrepancies.iter().all(|words| !words.contains("prefix index")), "{found:?}");
 }

@@ -39,13 +39,7 @@ const COMMIT: Duration = Duration::from_secs(30);
 pub(super) const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Migrations in order.
-const MIGRATIONS: &[(i64, &str, &str)] = &[
-    (1, "init", include_str!("../../../../migrations/postgres/0001_init.sql")),
-    (2, "session leases", include_str!("../../../../migrations/postgres/0002_session_leases.sql")),
-    (3, "prefixes", include_str!("../../../../migrations/postgres/0003_prefixes.sql")),
-    (4, "domains", include_str!("../../../../migrations/postgres/0004_domains.sql")),
-    (5, "small packs", include_str!("../../../../migrations/postgres/0005_small_packs.sql")),
-];
+const MIGRATIONS: &[(&str, &str)] = &migrations!("postgres");
 
 /// Rows are always found by key: plans must not depend on the planner's statistics, which are wrong
 /// for tables that were not analysed yet. A client that hangs inside a transaction loses it and its
@@ -243,9 +237,13 @@ fn given_out_again(id: &str, next: &str) -> bool {
 /// Brings the tables up to date. With `locking`, instances that start together wait for each other.
 pub(super) async fn migrate(connection: &mut PgConnection, locking: bool) -> Result<()> {
     let unusable = |reason: String| Error::Unavailable { what: "metadata", reason };
-    let migrations = MIGRATIONS
-        .iter()
-        .map(|(version, name, sql)| Migration::new(*version, (*name).into(), MigrationType::Simple, (*sql).into_sql_str(), false))
+    let migrations = (1..)
+        .zip(MIGRATIONS)
+        // `0002_session_leases` is described as `session leases`.
+        .map(|(version, (name, sql))| (version, name.trim_start_matches(|c: char| c.is_ascii_digit()).replace('_', " "), *sql))
+        .map(|(version, name, sql)| {
+            Migration::new(version, name.trim().to_owned().into(), MigrationType::Simple, sql.into_sql_str(), false)
+        })
         .collect();
     let result = Migrator::with_migrations(migrations).set_locking(locking).run_direct(None, connection, false).await;
     let known = MIGRATIONS.len();

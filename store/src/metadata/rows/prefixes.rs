@@ -15,7 +15,7 @@ const DIGIT: u32 = 4;
 pub(crate) const PASSES: i64 = -1;
 
 /// A row of a snapshot in the index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PrefixMark {
     /// 64 bits of the key at the end of a block.
     pub key: i64,
@@ -23,6 +23,21 @@ pub struct PrefixMark {
     pub tokens: i64,
     /// 64 bits of the key of all its tokens; 0 if it does not end there.
     pub proof: i64,
+}
+
+/// A snapshot, and what the index has of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefixed {
+    /// Row id of its manifest.
+    pub manifest: i64,
+    /// The snapshot.
+    pub digest: Digest,
+    /// Whether its rows were written.
+    pub is_indexed: bool,
+    /// Its rows, in any order.
+    pub marks: Vec<PrefixMark>,
+    /// Rows of it that name another repository than its own.
+    pub elsewhere: usize,
 }
 
 /// A snapshot that a search found.

@@ -31,13 +31,7 @@ const ALONE: &str = "unix-excl";
 /// Statements that a connection keeps prepared: there are about 130.
 const STATEMENTS: usize = 160;
 /// Migrations in order; a database's `user_version` is how many it has had.
-const MIGRATIONS: &[&str] = &[
-    include_str!("../../../../../migrations/sqlite/0001_init.sql"),
-    include_str!("../../../../../migrations/sqlite/0002_session_leases.sql"),
-    include_str!("../../../../../migrations/sqlite/0003_prefixes.sql"),
-    include_str!("../../../../../migrations/sqlite/0004_domains.sql"),
-    include_str!("../../../../../migrations/sqlite/0005_small_packs.sql"),
-];
+const MIGRATIONS: &[(&str, &str)] = &migrations!("sqlite");
 
 /// Why a database was not opened.
 pub(super) enum Failed {
@@ -224,7 +218,7 @@ fn migrate(connection: &Connection) -> Result<(), Failed> {
         // Nothing is written: a full disk does not matter.
         return Ok(connection.execute_batch("ROLLBACK")?);
     }
-    for migration in &MIGRATIONS[done..] {
+    for (_, migration) in &MIGRATIONS[done..] {
         connection.execute_batch(migration)?;
     }
     Ok(connection.execute_batch(&format!("PRAGMA user_version = {}; COMMIT", MIGRATIONS.len()))?)
