@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from pf_connector.layout import Unsupported
 from pf_connector.member import Member
 from pf_connector.memory import CannotShare
 from pf_connector.wire import Failure, Lost
@@ -17,7 +18,7 @@ from .deployment import Identity
 from .filling import Load
 from .first_step import FirstSteps
 from .holding import Copy
-from .layout import Pages, Unsupported
+from .layout import Pages
 from .shares import PARALLEL
 
 log = logging.getLogger("pf_connector")
