@@ -196,6 +196,15 @@ class Holds(ABC):
                 with self._lock:
                     self._wanted.append(want)
 
+    def _take_ended(self, want: Wanted) -> bool:
+        """Whether its request has ended since the agent asked. Then its kept state is held, at once or when it is at rest. Raises
+        `Failure`."""
+        if want.request.request_id in self._running:
+            return False
+        with self._lock:
+            self._hold_ended(want.hold, want.request.request_id, want.answer)
+        return True
+
     def settle(self) -> None:
         """Gives blocks back to the engine that nothing holds any more."""
         if not self._free:

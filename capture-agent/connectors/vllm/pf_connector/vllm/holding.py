@@ -88,6 +88,8 @@ class Holds(holding.Holds):
         cleared = set(zeroed or ())
 
         def take(want: Wanted) -> bool:
+            if self._take_ended(want):
+                return True
             copy = self._take(want, cleared)
             if copy is not None:
                 copies.append(copy)
@@ -131,12 +133,6 @@ class Holds(holding.Holds):
         """Holds the state of a running request at the position before this step; `None` if that is not possible in this step, or no
         copy is needed."""
         request = want.request
-        if request.request_id not in self._running:
-            with self._lock:
-                state = self._ended.get(request.request_id)
-                if state is None or (want.hold, want.answer) not in state.waiting:
-                    self._hold_ended(want.hold, request.request_id, want.answer)
-            return None
         boundary = int(request.num_computed_tokens)
         # Tokens of a step in flight may be refused when it has ended.
         unsure = self._speculates and int(getattr(request, "num_in_flight_tokens", 0)) > 0
