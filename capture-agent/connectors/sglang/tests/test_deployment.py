@@ -17,7 +17,7 @@ from pf_connector import identity
 from pf_connector.identity import Unidentified
 from pf_connector.sglang import deployment
 
-GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full", bs=[2, 1]))
+GRAPHS = {"decode": {"backend": "full", "bs": [2, 1]}}
 
 
 class Deployment(unittest.TestCase):
@@ -60,9 +60,7 @@ class Deployment(unittest.TestCase):
 
         self.assertEqual(differ(config={"rope_theta": 100}), ["model_config"])
         self.assertEqual(differ(moe_runner_backend="triton"), ["model_config"])
-        self.assertEqual(
-            differ(cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(backend="disabled", bs=None))), ["graph_buckets", "graphs"]
-        )
+        self.assertEqual(differ(cuda_graph_config={"decode": {"backend": "disabled", "bs": None}}), ["graph_buckets", "graphs"])
         self.assertEqual(differ(load_format="dummy"), ["weights"])
         (self.folder / "model.safetensors").write_bytes(b"others")
         self.assertEqual(differ(), ["weights"])

@@ -1,4 +1,4 @@
-"""What must be equal for a restore into SGLang, read from its `ServerArgs` and `ModelConfig`."""
+"""What must be equal for a restore into SGLang, read from its options and its `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pf_connector import identity as identities
@@ -53,18 +54,24 @@ class Identity:
         return {"deployment": self.deployment | self.computed()}
 
 
-def identity(scheduler: Any, settings: dict[str, Any], socket: str) -> Identity:
-    """Reads a scheduler and the connector's settings."""
+def options() -> Any:
+    """SGLang's options as it has resolved them. `ServerArgs` itself holds what the user gave: `auto`, or nothing."""
+    from sglang.srt.runtime_context import get_context
+
+    return SimpleNamespace(**get_context().resolved_server_args_dict())
+
+
+def identity(args: Any, model_config: Any, settings: dict[str, Any], socket: str) -> Identity:
+    """Of resolved options, a `ModelConfig`, and the connector's settings."""
     import sglang
 
-    args = scheduler.server_args
     engine = str(settings.get("engine") or "sglang")
     if int(args.dp_size) > 1:
         # Each replica has a cache of its own.
         from sglang.srt.runtime_context import get_parallel
 
         engine = f"{engine}-dp{get_parallel().dp_rank}"
-    rest = functools.partial(deployment, args, scheduler.model_config, str(settings.get("weights") or ""))
+    rest = functools.partial(deployment, args, model_config, str(settings.get("weights") or ""))
     return Identity(engine, socket, f"sglang-{sglang.__version__}/{args.attention_backend or 'auto'}", {}, once(rest))
 
 
@@ -100,8 +107,8 @@ def deployment(server_args: Any, model_config: Any, weights: str = "") -> dict[s
 
 def _graphs(server_args: Any) -> Sequence[int] | None:
     """Batch sizes for which a step's graph is captured; `None` if none is."""
-    phase = server_args.cuda_graph_config.decode
-    return None if str(phase.backend) == "disabled" else tuple(phase.bs or ())
+    phase = server_args.cuda_graph_config["decode"]
+    return None if phase["backend"] == "disabled" else tuple(phase.get("bs") or ())
 
 
 def _weights(server_args: Any, given: str) -> str:

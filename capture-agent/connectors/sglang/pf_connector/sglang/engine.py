@@ -19,7 +19,7 @@ from pf_connector.tally import Tally
 from pf_connector.wire import Failure
 
 from . import buffers
-from .deployment import Identity, identity
+from .deployment import Identity, identity, options
 from .holding import Holds, Tree
 from .resuming import Resumes
 from .view import KEY, View
@@ -80,8 +80,9 @@ class Engine:
     def of(cls, scheduler: Any, settings: dict[str, Any]) -> Engine | None:
         """The engine of a scheduler, connected; `None` if it cannot be captured. Then it serves, and the log says why."""
         try:
-            check(scheduler)
-            who = identity(scheduler, settings, socket_path(settings.get("socket")))
+            args = options()
+            check(args, scheduler.tree_cache)
+            who = identity(args, scheduler.model_config, settings, socket_path(settings.get("socket")))
             shared, group = buffers.describe(scheduler.token_to_kv_pool_allocator.get_kvcache(), who.tag)
         except (Unsupported, CannotShare) as error:
             log.error("this engine cannot be captured: %s", error)
@@ -122,12 +123,16 @@ class Engine:
 
     def finished(self, req: Any) -> None:
         """A request has ended, and its pages are in the tree."""
-        view = self._views.pop(req.rid, None)
+        view = self._views.get(req.rid)
         if view is None:
             return
         resumed = self._resumes.forget(req.rid)
         taken, reason = (resumed.taken, resumed.reason) if resumed is not None else (None, None)
-        said = self._saves.respond(req.rid, view.wishes, taken, reason, lambda seconds, saving: self._keep(view, seconds, saving))
+        try:
+            said = self._saves.respond(req.rid, view.wishes, taken, reason, lambda seconds, saving: self._keep(view, seconds, saving))
+        finally:
+            # Not earlier: its name is looked up when it is kept.
+            del self._views[req.rid]
         if said is not None:
             # SGLang puts it into the response's `meta_info`.
             req.customized_info = {**(req.customized_info or {}), KEY: [said[KEY]]}
@@ -201,9 +206,8 @@ class Engine:
         self.holds.lost()
 
 
-def check(scheduler: Any) -> None:
-    """Raises `Unsupported` for an engine that the connector is not written for."""
-    args, cache = scheduler.server_args, scheduler.tree_cache
+def check(args: Any, cache: Any) -> None:
+    """Raises `Unsupported` for options and a cache that the connector is not written for."""
     if type(cache).__name__ != "UnifiedRadixCache":
         raise Unsupported(f"its cache is a {type(cache).__name__}")
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType

@@ -48,6 +48,7 @@ _USED: dict[str, tuple[str, ...] | None] = {
     "sglang.srt.managers.schedule_batch.FINISH_ABORT": None,
     "sglang.srt.managers.schedule_batch.Req.refresh_fill_ids": ("self",),
     "sglang.srt.managers.schedule_batch.Req.output_ids_through_stop": None,
+    "sglang.srt.runtime_context.RuntimeContext.resolved_server_args_dict": ("self",),
     "sglang.srt.plugins.hook_registry.HookRegistry.register": None,
 }
 """What is used, each with arguments that it must have."""
