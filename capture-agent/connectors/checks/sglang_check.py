@@ -124,7 +124,7 @@ def check(python: str, binaries: Path, folder: Path, page: int) -> list[Outcome]
         server = None
         try:
             note(f"sglang, pages of {page}: starting a server on host {name}")
-            server = Server(python, host.folder / "server", model, host.engines, page, keep=60, hold_limit=20)
+            server = Server(python, host.folder / "server", model, host.engines, page, keep=600, hold_limit=20)
             server.wait_ready()
             host.wait_ready(ENGINE, server)
             return run(host, server)
@@ -161,9 +161,9 @@ def _first(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) 
             saved["state"] == "saved" and saved["boundary"] == said["position"] == expected and turn.ids == whole.ids[:TURN],
             f"position {said.get('position')}, {saved.get('digest', saved)}",
         ),
+        _between(host, page),
         _openai(host, server, prompt),
         _running(host, server, prompt, page),
-        _between(host, page),
         _hung(host, server, prompt),
         _flushed(host, server),
     ]

@@ -242,6 +242,12 @@ class Ended(Case):
         self.steps_until(lambda: not self.cache.locks)
         self.assertEqual(self.link.call("hold", {"sequence": "r", "hold": "h2"})["error"]["code"], "timeout")
 
+    def test_what_was_kept_is_gone_when_sglang_drops_its_cache(self) -> None:
+        self.ends(self.runs())
+        self.engine.void()
+        self.assertEqual(self.link.call("sequences")["ok"], {"sequences": []})
+        self.assertEqual(self.link.call("hold", {"sequence": "r", "hold": "h2"})["error"]["detail"], "SGLang dropped its cache")
+
     def test_what_is_only_kept_is_given_back_when_sglang_lacks_room(self) -> None:
         self.ends(self.runs())
         self.engine.step()
@@ -338,6 +344,9 @@ class Resuming(Case):
         self.steps_until(lambda: not self.engine.waiting())
         self.assertNotEqual((one.extra_key, one.cache_salt), (two.extra_key, two.cache_salt))
         self.assertEqual([args["request"]["salt"] for args in self.calls_of("resume")], ["x", "\nextra-key:x"])
+        three = self.resumes("three", extra_key="y")
+        self.steps_until(lambda: not self.engine.waiting())
+        self.assertNotEqual(two.extra_key, three.extra_key)
 
     def test_a_fill_that_fails_leaves_nothing_and_the_request_is_computed(self) -> None:
         self.answers["fill"] = {"code": "live_mismatch", "detail": "other bytes"}
@@ -389,8 +398,19 @@ class Resuming(Case):
         self.assertEqual(self.engine.waiting(), {"r"})
         self.scheduler.running_batch.reqs.remove(other)
         with self.assertLogs("pf_connector", "WARNING"):
-            self.steps_until(lambda: not self.engine.waiting())
+            self.engine.step()
+        self.assertEqual(self.engine.waiting(), frozenset())
         self.assertIn("no room", self.engine._resumes._all["r"].reason or "")
+
+    def test_when_sglang_drops_its_cache_a_request_that_was_to_find_its_state_there_says_so(self) -> None:
+        req = self.resumes()
+        self.steps_until(lambda: not self.engine.waiting())
+        self.engine.void()
+        self.cache.locks.clear()
+        self.cache.pages.clear()
+        self.scheduler.run(req, [1])
+        self.engine.step()
+        self.assertEqual(self.ends(req)["resume"], {"reference": "a/b:c", "reason": "SGLang dropped its cache"})
 
     def test_a_state_that_does_not_end_with_a_page_is_not_taken(self) -> None:
         self.answers["resume"]["boundary"] = 7
