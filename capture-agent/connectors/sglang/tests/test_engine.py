@@ -452,7 +452,7 @@ class Others(Case):
     def test_new_weights_end_everything_and_the_engine_does_not_come_back(self) -> None:
         req = self.runs(pf={"save": "a/b:c"})
         self.hold("r")
-        self.engine.changed()
+        self.engine.leave("the engine's weights were replaced")
         self.until(lambda: not self.engine.member.registered)
         with self.assertRaises(Failure):
             self.engine._prepare()
@@ -530,6 +530,20 @@ class Hooks(Case):
     def test_a_mistake_of_the_connector_does_not_reach_the_event_loop(self) -> None:
         with mock.patch.object(self.engine, "step", side_effect=KeyError("x")), self.assertLogs("pf_connector", "ERROR"):
             self.attached.step(None, self.scheduler)
+
+    def test_after_a_mistake_no_request_waits_and_what_was_held_is_void(self) -> None:
+        self.answers["resume"] = {"match": "later"}
+        self.runs("held")
+        self.hold("held")
+        self.comes(pf={"resume": "a/b:c"})
+        with mock.patch.object(self.engine.holds, "step", side_effect=KeyError("x")), self.assertLogs("pf_connector", "ERROR"):
+            self.attached.step(None, self.scheduler)
+        chosen: list[Any] = []
+        self.attached.admit(lambda scheduler, **given: chosen.extend(scheduler.waiting_queue), self.scheduler)
+        self.assertEqual(chosen, self.scheduler.waiting_queue)
+        self.assertEqual(self.engine.holds.release({"hold": "h1"}), {"held": False})
+        with mock.patch.object(type(self.engine), "busy", True):
+            self.assertIs(self.attached.idle(True), False, "slots that the agent may fill are out of the pool")
 
     def test_only_its_own_tree_counts(self) -> None:
         self.runs()

@@ -43,7 +43,8 @@ class Saves:
         try:
             position = keep(seconds, wishes.save is not None)
         except Unsupported as error:
-            log.warning("request %s is not kept: %s", request, error)
+            asked = wishes.save is not None or wishes.keep is not None
+            log.log(logging.WARNING if asked else logging.DEBUG, "request %s is not kept: %s", request, error)
             kept: dict[str, Any] = {"reason": str(error)}
         else:
             kept = {"position": position}

@@ -48,8 +48,8 @@ class Engine:
         """Requests that came and have not ended, by id."""
         self._steps = 0
         self._who = who
-        self._changed = False
-        """Whether the weights are not those that the engine began with."""
+        self._left: str | None = None
+        """Why the engine has left the agent for good."""
         limits = limits or Limits()
         self.holds = Holds(self._tree, self._views, self._named, holds)
         self._asker: Asker
@@ -151,17 +151,17 @@ class Engine:
         self.holds.void("SGLang dropped its cache")
         self._resumes.void()
 
-    def changed(self) -> None:
-        """The weights are replaced: the engine is not the one that was registered. It leaves, and does not come back."""
-        self._changed = True
-        self.holds.void("the engine's weights were replaced")
+    def leave(self, reason: str) -> None:
+        """The engine is not the one that was registered any more. It leaves the agent, and does not come back. Never waits."""
+        self._left = reason
+        self.holds.void(reason)
         self.member.reconnect()
 
     # Within.
 
     def _prepare(self) -> dict[str, Any]:
-        if self._changed:
-            raise Failure("fingerprint_mismatch", "the weights were replaced while the engine ran: start it anew to capture it")
+        if self._left is not None:
+            raise Failure("fingerprint_mismatch", f"{self._left}: start the engine anew to capture it")
         return self._who.prepare()
 
     def _came(self, req: Any) -> None:
@@ -173,8 +173,8 @@ class Engine:
     def _keep(self, view: View, seconds: float, saving: bool) -> int:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-        if self._changed:
-            raise Unsupported("the engine's weights were replaced")
+        if self._left is not None:
+            raise Unsupported(self._left)
         if saving and not self.member.registered:
             raise Unsupported("no capture agent is connected")
         if isinstance(view.req.finished_reason, FINISH_ABORT):

@@ -6,6 +6,7 @@ other processes have these hooks too and attach nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -20,16 +21,22 @@ log = logging.getLogger("pf_connector")
 
 
 class Attached:
-    """The engine of this process, if it has one. A failure in here is logged and never reaches
-    SGLang's event loop: requests go on without the connector."""
+    """The engine of this process, if it has one. A failure in here never reaches SGLang's event loop:
+    it is logged, and SGLang goes on without the connector. What was held is void then, and slots that
+    the agent may still fill are not used again."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
         self.engine: Engine | None = None
+        self._failed: Engine | None = None
 
     def begin(self, scheduler: Any) -> None:
         """Before the event loop: everything of the scheduler is there."""
-        self.engine = Engine.of(scheduler, self._settings)
+
+        def attach() -> None:
+            self.engine = Engine.of(scheduler, self._settings)
+
+        self._guarded(attach)
 
     def step(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         """Between two steps: requests that came are in the queue, and the next batch is not chosen."""
@@ -57,7 +64,8 @@ class Attached:
 
     def idle(self, result: bool, *args: Any, **kwargs: Any) -> bool | None:
         """SGLang checks its pools, and drops its cache, only when it is idle. It is not while slots are out for a fill."""
-        return False if self.engine is not None and self.engine.busy else None
+        engine = self.engine or self._failed
+        return False if engine is not None and engine.busy else None
 
     def reset(self, cache: Any, *args: Any, **kwargs: Any) -> None:
         """The tree is dropped, with everything that was locked in it."""
@@ -67,13 +75,18 @@ class Attached:
     def changed(self, *args: Any, **kwargs: Any) -> None:
         """New weights are about to be loaded."""
         if self.engine is not None:
-            self._guarded(self.engine.changed)
+            self._guarded(functools.partial(self.engine.leave, "the engine's weights were replaced"))
 
     def _guarded(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception:
-            log.exception("the connector failed; captures and restores may stop")
+            log.exception("the connector failed: this engine is neither captured nor restored any more")
+            failed, self.engine = self.engine, None
+            if failed is not None:
+                self._failed = failed
+                with contextlib.suppress(Exception):
+                    failed.leave("the connector failed")
 
 
 def whole(result: bool, streamer: Any, key: str) -> bool | None:
