@@ -153,7 +153,8 @@ def _first(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) 
     turn = server.generate(prompt, TURN, pf={"save": "team/agent:turn-1", "name": "planner"})
     said = turn.pf.get("save", {})
     saved = host.saved(said["ticket"]) if "ticket" in said else {"state": said}
-    seen |= {"turn": turn, "saved": saved}
+    # Tokens behind the last whole page are computed again, together: the bits are those of this engine's own next turn.
+    seen |= {"turn": turn, "saved": saved, "next": server.generate(prompt + turn.ids, MORE)}
     expected = _floor(PROMPT + TURN - 1, page)
     outcomes = [
         Outcome(
@@ -163,7 +164,7 @@ def _first(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) 
         ),
         _between(host, page),
         _openai(host, server, prompt),
-        _running(host, server, prompt, page),
+        _running(host, server, [9, *prompt], seen),
         _hung(host, server, prompt),
         _flushed(host, server),
     ]
@@ -189,8 +190,9 @@ def _openai(host: Host, server: Server, prompt: list[int]) -> Outcome:
     return Outcome("a request to the OpenAI API saves by `custom_params`", found[0]["state"] == "saved", str(found[0])[:200])
 
 
-def _running(host: Host, server: Server, prompt: list[int], page: int) -> Outcome:
+def _running(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) -> Outcome:
     """A capture in the middle of a generation: the engine is not paused, and its tokens are those of an undisturbed one."""
+    page = seen["page"]
     whole = server.generate(prompt, LONG, salt="alone")
     with ThreadPoolExecutor() as pool:
         run = pool.submit(server.generate, prompt, LONG, salt="captured", pf={"name": "runs"})
@@ -200,12 +202,18 @@ def _running(host: Host, server: Server, prompt: list[int], page: int) -> Outcom
             return any(one.get("name") == "runs" and one["boundary"] > PROMPT + 20 for one in found)
 
         wait_for("the generation", generating, server.alive)
+        # The salt is part of the key: the request that resumes has it too.
         report = host.pf("snapshot", ENGINE, "team/agent:running", "--sequence", "runs")
         done = run.result()
+    seen["running"] = prompt, whole, int(report["boundary"])
     same = done.ids == whole.ids and done.scores == whole.scores
     return Outcome(
         "a running request is captured by its name without a pause, and goes on bit for bit",
-        same and report["pause_seconds"] == 0 and PROMPT < report["boundary"] < PROMPT + LONG and report["boundary"] % page == 0,
+        same
+        and report["pause_seconds"] == 0
+        and report["moved_bytes"] > 0
+        and PROMPT < report["boundary"] < PROMPT + LONG
+        and report["boundary"] % page == 0,
         f"T={report['boundary']}, {report['moved_bytes']:,} bytes moved, paused {report['pause_seconds']} s",
     )
 
@@ -260,16 +268,18 @@ def _second(host: Host, server: Server, prompt: list[int], seen: dict[str, Any])
     position = saved["boundary"]
 
     def exact(done: Tokens) -> bool:
-        return (done.ids, done.scores) == (whole.ids[TURN:], whole.scores[TURN:])
+        uninterrupted = (done.ids, done.scores) == (whole.ids[TURN:], whole.scores[TURN:])
+        return (done.ids, done.scores) == (seen["next"].ids, seen["next"].scores) and (uninterrupted or page > 1)
 
-    note("the second turn, in a fresh process on another host")
+    note("the second turn, in a fresh process on another host, after the engine there has computed the same tokens")
+    server.generate(history, 2)
     wish = {"resume": "team/agent:turn-1", "save": "team/agent:turn-2"}
     done = server.generate(history, MORE, pf=wish)
     resumed = done.pf.get("resume", {})
     second = host.saved(done.pf["save"]["ticket"]) if "ticket" in done.pf.get("save", {}) else {}
     outcomes = [
         Outcome(
-            "a request resumes from a snapshot of another host, and goes on bit for bit",
+            "a request resumes from a snapshot of another host, and goes on bit for bit, although the engine has computed its tokens",
             exact(done)
             and done.cached == position
             and resumed == {"reference": wish["resume"], "position": position, "digest": saved["digest"]},
@@ -281,14 +291,24 @@ def _second(host: Host, server: Server, prompt: list[int], seen: dict[str, Any])
             str(second)[:200],
         ),
     ]
-    note("the same tokens computed here first, then forks at once")
-    server.generate(history, MORE)
+    before, undisturbed, at = seen["running"]
+    count = at - len(before) + 1
+    done = server.generate(before + undisturbed.ids[:count], LONG - count, salt="captured", pf={"resume": "team/agent:running"})
+    same = (done.ids, done.scores) == (undisturbed.ids[count:], undisturbed.scores[count:])
+    outcomes.append(
+        Outcome(
+            "what was captured in the middle of a generation goes on bit for bit on another host",
+            same and done.cached == at and done.pf["resume"].get("position") == at,
+            f"{done.cached} tokens taken, T={at}",
+        )
+    )
+    note("forks at once")
     with ThreadPoolExecutor(3) as pool:
         runs = [pool.submit(server.generate, history, MORE, pf={"resume": "team/agent:turn-1"}) for _ in range(3)]
         forks = [run.result() for run in runs]
     outcomes.append(
         Outcome(
-            "forks of one snapshot take its own pages, also where the engine has computed the same tokens",
+            "forks of one snapshot at once take its pages",
             all(fork.pf["resume"].get("position") == position and fork.cached >= position for fork in forks),
             f"{[fork.cached for fork in forks]} tokens taken; tokens as without interruption: {[exact(fork) for fork in forks]}",
         )
@@ -304,7 +324,7 @@ def _second(host: Host, server: Server, prompt: list[int], seen: dict[str, Any])
     )
     note("a restore that the agent is told, for a request without a wish")
     server.post("/flush_cache", {})
-    host.pf("restore", ENGINE, "team/agent:turn-1")
+    host.pf("restore", "team/agent:turn-1", ENGINE)
     plain = server.generate(history, MORE)
     outcomes.append(
         Outcome(
