@@ -1,7 +1,8 @@
-"""Save and resume by request: plain HTTP to a real server of SGLang on the CPU. The server is killed; one on another host goes on.
+"""Save and resume by request: plain HTTP to a real server of SGLang on the CPU. The server is
+killed; one on another host goes on.
 
-SGLang's kernels for CPUs want AVX-512: here its own fallbacks in torch run (`stand_ins/sgl_kernel`), with its real scheduler, tree, pools
-and server.
+SGLang's kernels for CPUs want AVX-512: here its own fallbacks in torch run
+(`stand_ins/sgl_kernel`), with its real scheduler, tree, pools and server.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Server(Child):
 
 
 class Tokens:
-    """What an answer says of its tokens: ids, log-probabilities, and how many of the prompt were in the cache."""
+    """What an answer says of its tokens: ids, log-probabilities, and how many of the prompt were
+    in the cache."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         meta = answer["meta_info"]
@@ -153,7 +155,8 @@ def _first(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) 
     turn = server.generate(prompt, TURN, pf={"save": "team/agent:turn-1", "name": "planner"})
     said = turn.pf.get("save", {})
     saved = host.saved(said["ticket"]) if "ticket" in said else {"state": said}
-    # Tokens behind the last whole page are computed again, together: the bits are those of this engine's own next turn.
+    # Tokens behind the last whole page are computed again, together: the bits are those of this
+    # engine's own next turn.
     seen |= {"turn": turn, "saved": saved, "next": server.generate(prompt + turn.ids, MORE)}
     expected = _floor(PROMPT + TURN - 1, page)
     outcomes = [
@@ -191,7 +194,8 @@ def _openai(host: Host, server: Server, prompt: list[int]) -> Outcome:
 
 
 def _running(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) -> Outcome:
-    """A capture in the middle of a generation: the engine is not paused, and its tokens are those of an undisturbed one."""
+    """A capture in the middle of a generation: the engine is not paused, and its tokens are
+    those of an undisturbed one."""
     page = seen["page"]
     whole = server.generate(prompt, LONG, salt="alone")
     with ThreadPoolExecutor() as pool:

@@ -1,4 +1,5 @@
-"""Stands in for SGLang: its tree, its allocator, its requests, with the fields and methods that the connector uses."""
+"""Stands in for SGLang: its tree, its allocator, its requests, with the fields and methods that
+the connector uses."""
 
 from __future__ import annotations
 

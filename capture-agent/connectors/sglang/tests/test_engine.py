@@ -1,4 +1,5 @@
-"""Holds, saves and resumes in SGLang, with objects that stand for its scheduler and tree (`stand_in`)."""
+"""Holds, saves and resumes in SGLang, with objects that stand for its scheduler and tree
+(`stand_in`)."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ class Running(Case):
         self.ends(first)
         second = self.runs("second", output=14)
         sequence = self.hold("second")["ok"]
-        # The tree has 16 tokens of the first one. The second one keeps its own pages, and what the tree has is captured.
+        # The tree has 16 tokens of the first one. The second one keeps its own pages, and what the
+        # tree has is captured.
         self.assertEqual(self.cache.given, [("first", 16)])
         self.assertEqual(sequence["boundary"], 16)
         self.assertEqual(sequence["blocks"]["full-attention"], [slot // 4 for slot in first.slots[:16:4]])

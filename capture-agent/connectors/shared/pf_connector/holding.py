@@ -1,7 +1,9 @@
-"""State of sequences that stays as it is until the agent has copied it, while the engine goes on: what is held, for whom, and how long.
+"""State of sequences that stays as it is until the agent has copied it, while the engine goes on:
+what is held, for whom, and how long.
 
-How an engine holds state is its connector's: vLLM counts one more user of a block, SGLang locks a node of its tree. Here are the agent's
-calls, the bounds on time and room, and the states of requests that have ended.
+How an engine holds state is its connector's: vLLM counts one more user of a block, SGLang locks a
+node of its tree. Here are the agent's calls, the bounds on time and room, and the states of
+requests that have ended.
 
 Only the scheduler's thread touches the engine. The agent's calls come on another thread.
 """
@@ -89,8 +91,9 @@ class Wanted:
 
 
 class Holds(ABC):
-    """The state of an engine that is held. `running` maps the ids of the engine's requests to them, `name` tells the name that a
-    request gave. `world` workers must come to a step before memory is at rest; 0 if it is so between steps."""
+    """The state of an engine that is held. `running` maps the ids of the engine's requests to
+    them, `name` tells the name that a request gave. `world` workers must come to a step before
+    memory is at rest; 0 if it is so between steps."""
 
     def __init__(
         self,
@@ -144,7 +147,8 @@ class Holds(ABC):
 
     @property
     def waiting(self) -> bool:
-        """Whether a worker has not come to the point from which on blocks are at rest. It needs steps for that."""
+        """Whether a worker has not come to the point from which on blocks are at rest. It needs
+        steps for that."""
         return bool(self._resting)
 
     @property
@@ -158,7 +162,8 @@ class Holds(ABC):
         return not (self._wanted or self._resting or self._ended or self._active or self._free)
 
     def _keep(self, state: State, seconds: float, saving: bool) -> None:
-        """Keeps the state of a request that has ended, for some seconds or until the agent has saved it."""
+        """Keeps the state of a request that has ended, for some seconds or until the agent has
+        saved it."""
         request, now = state.request, self._clock()
         state.ended, state.saving, state.name = True, saving, self._name(request.request_id)
         state.keep_until, state.save_until = now + seconds, now + self.limits.hold
@@ -171,7 +176,8 @@ class Holds(ABC):
             self._ended[request.request_id] = state
 
     def _begin(self) -> list[Wanted]:
-        """Once a step: ends what is due, gives blocks back, and returns the holds that the agent wants."""
+        """Once a step: ends what is due, gives blocks back, and returns the holds that the agent
+        wants."""
         with self._lock:
             self._expire(self._clock())
             wanted, self._wanted = self._wanted, []
@@ -179,8 +185,8 @@ class Holds(ABC):
         return wanted
 
     def _serve(self, wanted: list[Wanted], take: Callable[[Wanted], bool]) -> None:
-        """Takes each hold that is wanted. `take` returns whether it was taken, and raises `Failure` to refuse it; otherwise it is tried
-        again in the next step."""
+        """Takes each hold that is wanted. `take` returns whether it was taken, and raises
+        `Failure` to refuse it; otherwise it is tried again in the next step."""
         now = self._clock()
         for want in wanted:
             try:
@@ -197,8 +203,8 @@ class Holds(ABC):
                     self._wanted.append(want)
 
     def _take_ended(self, want: Wanted) -> bool:
-        """Whether its request has ended since the agent asked. Then its kept state is held, at once or when it is at rest. Raises
-        `Failure`."""
+        """Whether its request has ended since the agent asked. Then its kept state is held, at
+        once or when it is at rest. Raises `Failure`."""
         if want.request.request_id in self._running:
             return False
         with self._lock:
@@ -231,7 +237,8 @@ class Holds(ABC):
                         self._let_go(state)
 
     def make_room(self) -> bool:
-        """The engine lacks blocks: gives back those that are only kept. Returns whether there were any."""
+        """The engine lacks blocks: gives back those that are only kept. Returns whether there
+        were any."""
         with self._lock:
             idle = [name for name, state in self._ended.items() if not (state.users or state.waiting or state.saving)]
             for name in idle:
@@ -241,8 +248,8 @@ class Holds(ABC):
         return bool(idle)
 
     def void(self, reason: str) -> None:
-        """Everything that was held may be overwritten from now on, whatever was promised. Nothing is given back: the engine has dropped
-        it."""
+        """Everything that was held may be overwritten from now on, whatever was promised.
+        Nothing is given back: the engine has dropped it."""
         failed = []
         with self._lock:
             failed += [want.answer for want in self._wanted]
@@ -418,8 +425,9 @@ class Holds(ABC):
 
 
 def _find(wanted: str, names: Mapping[str, str | None]) -> str | None:
-    """The id of the request that is meant: by its id, by the name that it gave, or by its id without what the server appends to it. The
-    latest of several. `names` are the given names by id."""
+    """The id of the request that is meant: by its id, by the name that it gave, or by its id
+    without what the server appends to it. The latest of several. `names` are the given names by
+    id."""
     if wanted in names:
         return wanted
     for matches in (lambda one, name: name == wanted, lambda one, name: re.sub("-[0-9a-f]{8}$", "", one) == wanted):

@@ -17,8 +17,8 @@ _LONGEST = 600.0
 
 
 def once(compute: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.monotonic) -> Callable[[], dict[str, Any]]:
-    """Computes when first asked, and remembers the answer. A failure is remembered for a while only: a file system that is away
-    comes back, and looking again may cost reading all weights."""
+    """Computes when first asked, and remembers the answer. A failure is remembered for a while
+    only: a file system that is away comes back, and looking again may cost reading all weights."""
     answer: dict[str, Any] | None = None
     failure: Failure | None = None
     until, pause = 0.0, _AGAIN

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def recorded(params: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the named settings that are not the default of their class, in types that JSON has."""
+    """Those of the named settings that are not the default of their class, in types that JSON
+    has."""
     default, found = type(params)(), {}
     for name in names:
         value = getattr(params, name, None)

@@ -1,4 +1,5 @@
-"""What becomes of the wishes of a request that has ended: its state is kept, the agent is asked to save it, and the response says so."""
+"""What becomes of the wishes of a request that has ended: its state is kept, the agent is asked
+to save it, and the response says so."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .wishes import KEY, Wishes
 log = logging.getLogger("pf_connector")
 
 Keep = Callable[[float, bool], int]
-"""Keeps the state of a request for some seconds, or until it is saved (`True`). Returns its token position. Raises `Unsupported`."""
+"""Keeps the state of a request for some seconds, or until it is saved (`True`). Returns its
+token position. Raises `Unsupported`."""
 
 
 class Saves:
@@ -29,8 +31,9 @@ class Saves:
         self._ticket = 0
 
     def respond(self, request: str, wishes: Wishes, taken: dict[str, Any] | None, reason: str | None, keep: Keep) -> dict[str, Any] | None:
-        """Does what a request that has ended wants. `taken` is the state that it resumed from, with position and digest; `reason` says
-        why it resumed from none. Returns what the response says, `None` if it says nothing."""
+        """Does what a request that has ended wants. `taken` is the state that it resumed from,
+        with position and digest; `reason` says why it resumed from none. Returns what the
+        response says, `None` if it says nothing."""
         if wishes.wrong:
             return {KEY: {"error": wishes.wrong}}
         said: dict[str, Any] = {}

@@ -21,8 +21,8 @@ _MEMORY = "kv"
 
 
 def create(original: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of `MHATokenToKVPool._create_buffers_normal`. A pool that this does not fit is left to SGLang; then it is not captured,
-    and `describe` says why."""
+    """In place of `MHATokenToKVPool._create_buffers_normal`. A pool that this does not fit is
+    left to SGLang; then it is not captured, and `describe` says why."""
     reason = _apart(pool)
     if reason is not None:
         log.warning("the KV cache is allocated layer by layer: %s", reason)
@@ -53,8 +53,8 @@ def _apart(pool: Any) -> str | None:
 
 
 def describe(pool: Any, tag: str) -> tuple[Shared, dict[str, Any]]:
-    """Shares the pool's memory: the memory, and the protocol's group. A block is a page of SGLang's; block 0 is for padding. Raises
-    `Unsupported`, `CannotShare`."""
+    """Shares the pool's memory: the memory, and the protocol's group. A block is a page of
+    SGLang's; block 0 is for padding. Raises `Unsupported`, `CannotShare`."""
     if type(pool).__name__ != "MHATokenToKVPool":
         raise Unsupported(f"its KV cache is a {type(pool).__name__}")
     if reason := _apart(pool):

@@ -50,12 +50,14 @@ class Identity:
     """All of it. Reading the weights may take minutes, so it is asked for in a member's thread."""
 
     def prepare(self) -> dict[str, Any]:
-        """What completes a registration (`Member`). Raises `Failure` if the weights cannot be identified."""
+        """What completes a registration (`Member`). Raises `Failure` if the weights cannot be
+        identified."""
         return {"deployment": self.deployment | self.computed()}
 
 
 def options() -> Any:
-    """SGLang's options as it has resolved them. `ServerArgs` itself holds what the user gave: `auto`, or nothing."""
+    """SGLang's options as it has resolved them. `ServerArgs` itself holds what the user gave:
+    `auto`, or nothing."""
     from sglang.srt.runtime_context import get_context
 
     return SimpleNamespace(**get_context().resolved_server_args_dict())

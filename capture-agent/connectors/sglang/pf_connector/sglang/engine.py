@@ -1,4 +1,5 @@
-"""One engine of SGLang: its members at the agent, holds for captures, and state for requests that wait.
+"""One engine of SGLang: its members at the agent, holds for captures, and state for requests that
+wait.
 
 Everything that SGLang calls is on its scheduler's thread, between two steps, and never waits.
 """
@@ -78,7 +79,8 @@ class Engine:
 
     @classmethod
     def of(cls, scheduler: Any, settings: dict[str, Any]) -> Engine | None:
-        """The engine of a scheduler, connected; `None` if it cannot be captured. Then it serves, and the log says why."""
+        """The engine of a scheduler, connected; `None` if it cannot be captured. Then it serves,
+        and the log says why."""
         try:
             args = options()
             check(args, scheduler.tree_cache)
@@ -152,7 +154,8 @@ class Engine:
         self._resumes.void()
 
     def leave(self, reason: str) -> None:
-        """The engine is not the one that was registered any more. It leaves the agent, and does not come back. Never waits."""
+        """The engine is not the one that was registered any more. It leaves the agent, and does
+        not come back. Never waits."""
         self._left = reason
         self.holds.void(reason)
         self.member.reconnect()
@@ -186,7 +189,8 @@ class Engine:
         return view.wishes.name if view is not None else None
 
     def _make_room(self) -> None:
-        """Gives back what is only kept when SGLang may lack room: for the first request that waits, or for the next step."""
+        """Gives back what is only kept when SGLang may lack room: for the first request that
+        waits, or for the next step."""
         if not self.holds.keeps:
             return
         cache, queue = self._tree.cache, self._scheduler.waiting_queue

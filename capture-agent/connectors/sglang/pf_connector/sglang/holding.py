@@ -1,12 +1,13 @@
 """State of sequences that stays as it is until the agent has copied it, while SGLang goes on.
 
-SGLang's radix tree owns whole pages that nothing writes any more, and its lock keeps a path of the tree from eviction. A request that has
-ended has left its pages in the tree: they are locked there. A running request is given to the tree up to its last whole page, as SGLang
-does itself between the chunks of a prompt; then that path is locked. So the token position is that of a whole page, and nothing is
-copied: the next step writes behind it.
+SGLang's radix tree owns whole pages that nothing writes any more, and its lock keeps a path of the
+tree from eviction. A request that has ended has left its pages in the tree: they are locked there.
+A running request is given to the tree up to its last whole page, as SGLang does itself between the
+chunks of a prompt; then that path is locked. So the token position is that of a whole page, and
+nothing is copied: the next step writes behind it.
 
-All but the agent's calls is on the scheduler's thread, between two steps. Tokens before the last one are at rest then: their steps
-have ended, or they would have no successor.
+All but the agent's calls is on the scheduler's thread, between two steps. Tokens before the last
+one are at rest then: their steps have ended, or they would have no successor.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Tree:
         return RadixKey(array("q", tokens), extra_key, cache_salt=salt)
 
     def match(self, key: Any) -> tuple[int, Any]:
-        """The longest prefix that the tree has: tokens, and the node where it ends. It may be evicted unless it is locked."""
+        """The longest prefix that the tree has: tokens, and the node where it ends. It may be
+        evicted unless it is locked."""
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
         found = self.cache.match_prefix(MatchPrefixParams(key=key))
@@ -73,13 +75,14 @@ class Tree:
         if boundary == 0:
             raise Unsupported("SGLang's cache has no whole page of it")
         slots = [int(slot) for slot in self.cache.path_device_indices(node)[:boundary].tolist()]
-        # Before the lock: what raises here leaves none behind.
+        # Before the lock: if this raises, no lock is left behind.
         blocks = blocks_of(slots, self.page)
         return Path(self.cache.lock(node), boundary, blocks)
 
 
 class Holds(holding.Holds):
-    """The state of an SGLang engine that is held; further arguments as `pf_connector.holding.Holds`."""
+    """The state of an SGLang engine that is held; further arguments as
+    `pf_connector.holding.Holds`."""
 
     def __init__(
         self,
@@ -94,7 +97,8 @@ class Holds(holding.Holds):
         self._tree = tree
 
     def keep(self, view: View, *, seconds: float, saving: bool) -> int:
-        """Keeps the state that a request has left in the tree. Returns its token position. Raises `Unsupported`."""
+        """Keeps the state that a request has left in the tree. Returns its token position.
+        Raises `Unsupported`."""
         if reason := unfit(view.req):
             raise Unsupported(reason)
         path = self._hold(view)
@@ -131,8 +135,9 @@ class Holds(holding.Holds):
     def _give_to_tree(self, view: View) -> None:
         """The tree takes the pages that a running request has computed.
 
-        If it has the same tokens already, of another request, SGLang would let this request go on with those pages: equal tokens, and
-        not surely equal bits. Then the request is left as it is, and what the tree has of the tokens is captured.
+        If it has the same tokens already, of another request, SGLang would let this request go
+        on with those pages: equal tokens, and not surely equal bits. Then the request is left as
+        it is, and the pages that the tree has are captured.
         """
         req, upto = view.req, self._tree.floor(view.num_computed_tokens)
         found, _ = self._tree.match(self._key(view, upto))

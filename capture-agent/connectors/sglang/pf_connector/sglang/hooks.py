@@ -21,9 +21,9 @@ log = logging.getLogger("pf_connector")
 
 
 class Attached:
-    """The engine of this process, if it has one. A failure in here never reaches SGLang's event loop:
-    it is logged, and SGLang goes on without the connector. What was held is void then, and slots that
-    the agent may still fill are not used again."""
+    """The engine of this process, if it has one. A failure in here never reaches SGLang's event
+    loop: it is logged, and SGLang goes on without the connector. Its holds are void then, and
+    slots that the agent may still fill are not used again."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -39,12 +39,14 @@ class Attached:
         self._guarded(attach)
 
     def step(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        """Between two steps: requests that came are in the queue, and the next batch is not chosen."""
+        """Between two steps: requests that came are in the queue, and the next batch is not
+        chosen."""
         if self.engine is not None:
             self._guarded(self.engine.step)
 
     def admit(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Requests whose state is on its way are not in the queue while the next ones are chosen."""
+        """Requests whose state is on its way are not in the queue while the next ones are
+        chosen."""
         waiting = self.engine.waiting() if self.engine is not None else frozenset()
         if not waiting:
             return original(scheduler, *args, **kwargs)
@@ -56,14 +58,15 @@ class Attached:
             scheduler.waiting_queue = held + scheduler.waiting_queue
 
     def release(self, original: Callable[..., Any], req: Any, tree_cache: Any, **kwargs: Any) -> Any:
-        """A request gives its row back. The tree then has what it keeps of it."""
+        """A request gives its row back. The tree has its whole pages then."""
         result = original(req, tree_cache, **kwargs)
         if self.engine is not None and req.finished():
             self._guarded(functools.partial(self.engine.finished, req))
         return result
 
     def idle(self, result: bool, *args: Any, **kwargs: Any) -> bool | None:
-        """SGLang checks its pools, and drops its cache, only when it is idle. It is not while slots are out for a fill."""
+        """SGLang checks its pools, and drops its cache, only when it is idle. It is not while
+        slots are out for a fill."""
         engine = self.engine or self._failed
         return False if engine is not None and engine.busy else None
 

@@ -1,6 +1,6 @@
 """What SGLang's plugin loader calls: reads the settings, checks this SGLang, and registers hooks.
 
-SGLang logs what a plugin raises and serves without it. An operator that sets `PF_SGLANG` wants
+SGLang logs the exception of a plugin and serves without it. An operator that sets `PF_SGLANG` wants
 captures, so a mistake there, or an SGLang that does not fit, ends the process instead.
 """
 
@@ -18,7 +18,8 @@ if the package were not installed."""
 
 
 def load() -> None:
-    """The entry point. Raises `SystemExit` if the settings are wrong or this SGLang lacks something."""
+    """The entry point. Raises `SystemExit` if the settings are wrong or this SGLang lacks
+    something."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return

@@ -1,9 +1,12 @@
-"""State for requests that wait: asked for, filled into slots of its own, given to the tree, and then found there by SGLang itself.
+"""State for requests that wait: asked for, filled into slots of its own, given to the tree, and
+then found there by SGLang itself.
 
-A request whose state is on its way stays in SGLang's queue and is not scheduled; others are. Its slots come from SGLang's allocator and
-belong to nothing until the agent has filled and proven them. Then the tree takes them, in a place of their own: the key has the
-snapshot's digest. So only requests that resume from this snapshot find them, and their pages are those of the snapshot, bit by bit, also
-if SGLang has computed the same tokens itself. Forks of one snapshot share them.
+A request whose state is on its way stays in SGLang's queue and is not scheduled; others are. Its
+slots come from SGLang's allocator and belong to nothing until the agent has filled and proven
+them. Then the tree takes them, in a place of their own: the key has the snapshot's digest. So
+only requests that resume from this snapshot find them, and their pages are those of the
+snapshot, bit by bit, also if SGLang has computed the same tokens itself. Forks of one snapshot
+share them.
 """
 
 from __future__ import annotations
@@ -154,7 +157,8 @@ class Resumes:
                 self._advance(resume)
 
     def void(self) -> None:
-        """SGLang drops its tree, and what was locked in it. Without a tree there is nothing to resume from."""
+        """SGLang drops its tree, and what was locked in it. Without a tree there is nothing to
+        resume from."""
         for resume in self._open.values():
             resume.lock = None
             if resume.fill is None and resume.taken is not None:
@@ -274,7 +278,8 @@ class Resumes:
             self._decline(resume, became.FILL_FAILED, "SGLang's cache did not take the state")
 
     def _found(self, resume: Resume) -> bool:
-        """Whether the tree has the snapshot's own pages. Then the request will find them, and they are locked until it has."""
+        """Whether the tree has the snapshot's own pages. Then the request will find them, and
+        they are locked until it has."""
         assert resume.ready is not None
         boundary, _ = resume.ready
         found, node = self._tree.match(self._key(resume, boundary))

@@ -27,8 +27,8 @@ _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class View:
-    """A request, with the names that `pf_connector.holding` uses. The salt is that of the request as it came: the connector may give it
-    another place in the tree later."""
+    """A request, with the names that `pf_connector.holding` uses. The salt is that of the
+    request as it came: the connector may give it another place in the tree later."""
 
     def __init__(self, req: Any) -> None:
         self.req = req
@@ -44,8 +44,8 @@ class View:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose state is at rest between two steps. The last token is chosen; a step in flight may compute it. While the prompt is
-        computed there is none."""
+        """Tokens whose state is at rest between two steps. The last token is chosen; a step in
+        flight may compute it. While the prompt is computed there is none."""
         output = len(self.req.output_ids)
         return len(self.req.origin_input_ids) + output - 1 if output else 0
 
