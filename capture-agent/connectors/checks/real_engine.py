@@ -21,6 +21,8 @@ CHECKS = (
     "vllm-server-hybrid",
     "vllm-hung",
     "vllm-reshard",
+    "sglang",
+    "sglang-pages",
     "transformers",
     "llama",
 )
@@ -30,6 +32,7 @@ def main() -> int:
     """Runs the checks. Returns 0 if all of them pass, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--sglang-python", default=sys.executable)
     parser.add_argument("--llama-server", default="llama-server")
     parser.add_argument("--llama-model", default="")
     parser.add_argument("--binaries", required=True, type=Path)
@@ -38,6 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     from llama_check import check as check_llama
     from outcome import Outcome
+    from sglang_check import check as check_sglang
     from transformers_check import check as check_transformers
     from vllm_check import check as check_vllm
     from vllm_hung_check import check as check_hung
@@ -54,6 +58,8 @@ def main() -> int:
                 outcomes = check_server("hybrid" if name.endswith("hybrid") else "dense", args.python, args.binaries, folder)
             elif name == "vllm-hung":
                 outcomes = check_hung(args.python, args.binaries, folder)
+            elif name.startswith("sglang"):
+                outcomes = check_sglang(args.sglang_python, args.binaries, folder, 16 if name.endswith("pages") else 1)
             elif name == "llama":
                 outcomes = check_llama(args.llama_server, args.llama_model, args.binaries, folder)
             elif name == "vllm-reshard":

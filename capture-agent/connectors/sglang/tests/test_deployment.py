@@ -17,6 +17,8 @@ from pf_connector import identity
 from pf_connector.identity import Unidentified
 from pf_connector.sglang import deployment
 
+GRAPHS = {"decode": {"backend": "full", "bs": [2, 1]}}
+
 
 class Deployment(unittest.TestCase):
     def setUp(self) -> None:
@@ -38,7 +40,7 @@ class Deployment(unittest.TestCase):
         fields = {
             **{"model_path": str(self.folder), "revision": None, "download_dir": None, "load_format": "auto", "trust_remote_code": False},
             **{"attention_backend": "fa3", "kv_cache_dtype": "auto", "quantization": None, "enable_deterministic_inference": True},
-            **{"disable_cuda_graph": False, "cuda_graph_bs": [2, 1], "tp_size": 2, "pp_size": 1, "ep_size": 1},
+            **{"cuda_graph_config": GRAPHS, "tp_size": 2, "pp_size": 1, "ep_size": 1},
         }
         hf = SimpleNamespace(to_dict=lambda: {"rope_theta": 10000.0, **(config or {})})
         return deployment(SimpleNamespace(**{**fields, **given}), SimpleNamespace(hf_config=hf, dtype="torch.bfloat16"), weights)
@@ -58,7 +60,7 @@ class Deployment(unittest.TestCase):
 
         self.assertEqual(differ(config={"rope_theta": 100}), ["model_config"])
         self.assertEqual(differ(moe_runner_backend="triton"), ["model_config"])
-        self.assertEqual(differ(disable_cuda_graph=True), ["graph_buckets", "graphs"])
+        self.assertEqual(differ(cuda_graph_config={"decode": {"backend": "disabled", "bs": None}}), ["graph_buckets", "graphs"])
         self.assertEqual(differ(load_format="dummy"), ["weights"])
         (self.folder / "model.safetensors").write_bytes(b"others")
         self.assertEqual(differ(), ["weights"])

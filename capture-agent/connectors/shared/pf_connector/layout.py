@@ -6,6 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+
+class Unsupported(Exception):
+    """State that cannot be captured or restored; says why."""
+
+
 _DTYPES = {
     "torch.float64": "f64",
     "torch.float32": "f32",

@@ -43,6 +43,20 @@ def share(name: str, storage: Any) -> Shared:
     raise CannotShare(f"memory of a {storage.device.type} device")
 
 
+def event(stream: Any = None, *, interprocess: bool = True) -> Any:
+    """An event after all work that was launched on a stream, the current one if none is given.
+
+    Returns `None` without CUDA.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    made = torch.cuda.Event(interprocess=interprocess)
+    made.record(stream)
+    return made
+
+
 def _share_cuda(name: str, address: int, size: int) -> Shared:
     cuda = _Cuda()
     base, length = cuda.allocation(address)

@@ -12,13 +12,14 @@ from typing import Any
 from test_vllm import DEPLOYMENT, HYBRID, Pool, config, request
 
 from fake_agent import FakeAgent
-from pf_connector.vllm.asking import Limits
+from pf_connector.asking import Limits
+from pf_connector.holding import HoldLimits
 from pf_connector.vllm.deployment import Identity
-from pf_connector.vllm.holding import Copy, HoldLimits
+from pf_connector.vllm.holding import Copy
 from pf_connector.vllm.layout import Pages
 from pf_connector.vllm.scheduler import Scheduler
-from pf_connector.vllm.wishes import NONE, Wishes
 from pf_connector.vllm.worker import Worker
+from pf_connector.wishes import NONE, Wishes
 
 ROWS = ([0, 0, 9], [1, 2, 3], [0, 0, 6, 7, 8, 10])
 """Blocks of a request of 40 tokens and some more, by group: blocks of 16, 16 and 8 tokens."""
@@ -249,6 +250,19 @@ class Ended(Case):
         self.ack(self.copy())
         return said
 
+    def test_a_hold_of_a_request_that_ends_before_the_next_step_is_answered_once(self) -> None:
+        one = request()
+        self.scheduler.add(one)
+        answers = self.asks("hold", sequence="r", hold="h1")
+        self.until(lambda: self.scheduler.holds._wanted)
+        self.ended(one)
+        copy = self.copy()
+        self.step()
+        self.ack(copy)
+        self.assertIn("ok", self.until(lambda: answers)[0])
+        self.assertTrue(self.release())
+        self.until(lambda: (self.step(), not self.pool.held())[1])
+
     def test_a_request_is_saved_when_it_has_ended(self) -> None:
         said = self.saved(wanting(save="team/agent:step-9", parent="team/agent:step-8"))
         ticket = said["save"].pop("ticket")
@@ -441,12 +455,12 @@ class Resuming(Case):
 
 class Wanted(unittest.TestCase):
     def of(self, params: Any) -> Wishes:
-        return Wishes.of(SimpleNamespace(kv_transfer_params=params))
+        return Wishes.of(params)
 
     def test_requests_without_wishes_cost_nothing(self) -> None:
         for params in (None, {}, {"do_remote_prefill": True}, "text"):
             self.assertIs(self.of(params), NONE)
-        self.assertIs(Wishes.of(SimpleNamespace()), NONE)
+        self.assertIs(Wishes.of(None), NONE)
 
     def test_what_makes_no_sense_is_named_and_nothing_is_done(self) -> None:
         for given, word in (

@@ -17,9 +17,10 @@ from unittest import mock
 from fake_agent import FakeAgent
 from pf_connector import identity as shared
 from pf_connector.member import Member
+from pf_connector.once import once
 from pf_connector.vllm import interface, table
 from pf_connector.vllm.adapters import UNIDENTIFIED, Adapters
-from pf_connector.vllm.deployment import Identity, _once
+from pf_connector.vllm.deployment import Identity
 from pf_connector.vllm.model import model_config, model_weights
 from pf_connector.wire import Failure
 
@@ -160,7 +161,7 @@ class Registering(unittest.TestCase):
             go.wait(10)
             return {"weights": "sha256:1"}
 
-        who = Identity("e", agent.path, 1, {"engine": "vllm/0"}, _once(compute))
+        who = Identity("e", agent.path, 1, {"engine": "vllm/0"}, once(compute))
         registration = {"engine": "e", "member": "m", "verbs": [], "world": 1}
         member = Member(agent.path, registration, prepare=who.prepare).start()
         self.addCleanup(member.close)
@@ -183,7 +184,7 @@ class Registering(unittest.TestCase):
                 raise OSError("away")
             return {"weights": "sha256:1"}
 
-        ask = _once(compute, lambda: now[0])
+        ask = once(compute, lambda: now[0])
         with self.assertLogs("pf_connector", "ERROR") as logs:
             for at, times in ((0, 1), (29, 1), (30, 2), (89, 2)):
                 now[0] = at
@@ -203,7 +204,7 @@ class Registering(unittest.TestCase):
             def fails(error: Exception = error) -> dict[str, Any]:
                 raise error
 
-            who = Identity("e", agent.path, 1, {}, _once(fails))
+            who = Identity("e", agent.path, 1, {}, once(fails))
             with self.assertLogs("pf_connector", "WARNING") as logs:
                 member = Member(agent.path, {"engine": "e", "member": "m"}, prepare=who.prepare).start()
                 while len(logs.output) < 2:

@@ -10,8 +10,9 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from pf_connector.vllm.settings import NUMBERS, TEXTS, check
+from pf_connector.settings import NUMBERS, TEXTS, check
 
+PLACE = "kv_connector_extra_config"
 REPOSITORY = Path(__file__).resolve().parents[4]
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "capture-agent/connectors/vllm/README.md"]
 
@@ -19,25 +20,25 @@ PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), REPOSITO
 class Settings(unittest.TestCase):
     def test_known_settings_are_taken_and_null_is_left_out(self) -> None:
         given = {"engine": "vllm-0", "patience": 2, "fill_limit": "1.5"}
-        self.assertEqual(check({**given, "socket": None}), given)
+        self.assertEqual(check({**given, "socket": None}, PLACE), given)
 
     def test_a_misspelled_setting_is_refused_and_all_settings_are_named(self) -> None:
         with self.assertRaisesRegex(ValueError, r"no setting 'later-limit'; there are engine, .*later_limit"):
-            check({"engine": "e", "later-limit": 5})
+            check({"engine": "e", "later-limit": 5}, PLACE)
 
     def test_a_limit_that_is_no_number_is_refused_by_name(self) -> None:
         values: tuple[Any, ...] = ("soon", [1], {})
         for value in values:
             with self.subTest(value=value), self.assertRaisesRegex(ValueError, "later_limit is a number"):
-                check({"later_limit": value})
+                check({"later_limit": value}, PLACE)
 
     def test_a_limit_out_of_bounds_is_refused_by_name(self) -> None:
         wrong = {"patience": (-1, "nan", "inf"), "hold_limit": (-0.5, float("inf")), "keep_share": (-0.1, 1.5, "nan", 50)}
         for name, values in wrong.items():
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaisesRegex(ValueError, f"{name} is a "):
-                    check({name: value})
-        self.assertEqual(check({"patience": 0, "keep_share": 1}), {"patience": 0, "keep_share": 1})
+                    check({name: value}, PLACE)
+        self.assertEqual(check({"patience": 0, "keep_share": 1}, PLACE), {"patience": 0, "keep_share": 1})
 
 
 class Documentation(unittest.TestCase):
@@ -63,7 +64,7 @@ class Documentation(unittest.TestCase):
                 self.assertIn(given.pop("kv_connector"), module.__all__)
                 # The rest is vLLM's. A failed load must not fail the request.
                 self.assertEqual(given, {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"})
-                self.assertEqual(check(own), own)
+                self.assertEqual(check(own, PLACE), own)
 
     def test_the_table_of_settings_is_complete(self) -> None:
         text = (REPOSITORY / "docs/connectors.md").read_text()

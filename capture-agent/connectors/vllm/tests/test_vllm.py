@@ -30,13 +30,14 @@ def _stand_in() -> None:
 
 _stand_in()
 
+from pf_connector.asking import Limits  # noqa: E402
+from pf_connector.layout import Unsupported  # noqa: E402
 from pf_connector.member import Member  # noqa: E402
 from pf_connector.prefix import Chain, root  # noqa: E402
 from pf_connector.vllm import table  # noqa: E402
-from pf_connector.vllm.asking import Limits  # noqa: E402
 from pf_connector.vllm.deployment import Identity  # noqa: E402
 from pf_connector.vllm.filling import Load  # noqa: E402
-from pf_connector.vllm.layout import Unsupported, columns, groups  # noqa: E402
+from pf_connector.vllm.layout import columns, groups  # noqa: E402
 from pf_connector.vllm.scheduler import Scheduler  # noqa: E402
 from pf_connector.vllm.worker import Worker  # noqa: E402
 

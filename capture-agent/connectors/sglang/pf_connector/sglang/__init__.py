@@ -1,12 +1,15 @@
-"""The connector for SGLang: an external linker of its unified radix cache.
+"""The connector for SGLang: a plugin of its scheduler.
 
-Not run with SGLang itself: it is tested against the linker's interface (SGLang 0.5.23), see the
-README of this folder.
+    PF_SGLANG='{"engine": "sglang-0"}' python -m sglang.launch_server …
+
+SGLang loads it by the entry point `sglang.srt.plugins` of the installed package, in each of its
+processes. Without `PF_SGLANG` it does nothing. `hooks` says where it is called, `engine` what it
+does. SGLang is never paused.
 """
 
 from pf_connector.identity import adapter
 
 from .deployment import deployment
-from .linker import Hold, PfLinker, Pool, Request
+from .plugin import VARIABLE, load
 
-__all__ = ["Hold", "PfLinker", "Pool", "Request", "adapter", "deployment"]
+__all__ = ["VARIABLE", "adapter", "deployment", "load"]

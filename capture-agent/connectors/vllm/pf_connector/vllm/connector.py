@@ -20,11 +20,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from pf_connector.asking import Limits
+from pf_connector.holding import HoldLimits
+
 from . import first_step
-from .asking import Limits
 from .deployment import identity
 from .filling import Load
-from .holding import Copy, HoldLimits
+from .holding import Copy
 from .scheduler import Scheduler
 from .worker import Worker
 

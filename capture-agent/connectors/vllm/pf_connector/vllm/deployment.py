@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pf_connector import settings
+from pf_connector.once import once
 from pf_connector.paths import socket_path
-from pf_connector.wire import Failure
 
-from . import settings
 from .model import model_config, model_weights
 from .shares import Shares
-
-log = logging.getLogger("pf_connector")
-
-_AGAIN = 30.0
-"""Seconds for which a failure is remembered; doubles with each."""
-_LONGEST = 600.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Identity:
 def identity(vllm_config: Any) -> Identity:
     """Reads a `VllmConfig` and the connector's own settings (`kv_connector_extra_config`)."""
     transfer = vllm_config.kv_transfer_config
-    extra = settings.check(transfer.kv_connector_extra_config or {})
+    extra = settings.check(transfer.kv_connector_extra_config or {}, "kv_connector_extra_config")
     parallel = vllm_config.parallel_config
     engine = str(extra.get("engine") or "vllm")
     if getattr(parallel, "data_parallel_size", 1) > 1:
@@ -56,7 +48,7 @@ def identity(vllm_config: Any) -> Identity:
         engine = f"{engine}-dp{parallel.data_parallel_rank}"
     rest = functools.partial(_computed, vllm_config, str(extra.get("weights") or ""))
     return Identity(
-        engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), _once(rest), Shares.of(vllm_config)
+        engine, socket_path(extra.get("socket")), int(parallel.world_size), deployment(vllm_config), once(rest), Shares.of(vllm_config)
     )
 
 
@@ -109,32 +101,6 @@ def _computed(vllm_config: Any, given: str) -> dict[str, Any]:
         found["draft_config"] = model_config(vllm_config, draft)
         found["draft_weights"] = model_weights(draft, vllm_config.load_config, "")
     return found
-
-
-def _once(compute: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.monotonic) -> Callable[[], dict[str, Any]]:
-    """Computes when first asked, and remembers the answer. A failure is remembered for a while only: a file system that is away
-    comes back, and looking again may cost reading all weights."""
-    answer: dict[str, Any] | None = None
-    failure: Failure | None = None
-    until, pause = 0.0, _AGAIN
-
-    def ask() -> dict[str, Any]:
-        nonlocal answer, failure, until, pause
-        if answer is not None:
-            return answer
-        if failure is None or clock() >= until:
-            try:
-                answer = compute()
-                return answer
-            except Exception as error:
-                said = failure
-                failure = error if isinstance(error, Failure) else Failure("fingerprint_mismatch", f"{type(error).__name__}: {error}")
-                if said is None or said.detail != failure.detail:
-                    log.error("this engine cannot be captured: %s", failure.detail, exc_info=failure is not error)
-                until, pause = clock() + pause, min(pause * 2, _LONGEST)
-        raise Failure(failure.code, failure.detail)
-
-    return ask
 
 
 def _version() -> str:

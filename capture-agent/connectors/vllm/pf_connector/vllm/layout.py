@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pf_connector.layout import part, state
+from pf_connector.layout import Unsupported, part, state
 from pf_connector.memory import Shared, share
 
 from .shares import Shares, Uncut
@@ -22,10 +22,6 @@ _KINDS = {
     "sliding_window_mla": "sliding-window",
     "mamba": "recurrent",
 }
-
-
-class Unsupported(Exception):
-    """This engine's caches cannot be captured; says which and why."""
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,22 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
+from pf_connector import tally as became
+from pf_connector.asking import Asker, Limits, Question
+from pf_connector.holding import HoldLimits
+from pf_connector.layout import Unsupported
 from pf_connector.member import Member, Verb
+from pf_connector.saving import Saves
+from pf_connector.tally import Tally
+from pf_connector.wishes import NONE, Wishes
 
 from . import first_step, table
-from . import tally as became
-from .asking import Asker, Limits, Question
 from .deployment import Identity
 from .filling import Fillings, Load
-from .holding import Copy, HoldLimits, Holds
-from .layout import Group, Unsupported, columns, groups
-from .tally import Tally
-from .wishes import KEY, NONE, Wishes
+from .holding import Copy, Holds
+from .layout import Group, columns, groups
 
 log = logging.getLogger("pf_connector")
 
@@ -87,7 +89,6 @@ class Scheduler:
         self._left = _WAIT
         self._fill = 0
         self._epoch = secrets.token_hex(8)
-        self._ticket = 0
         self._deterministic = bool(identity.deployment.get("deterministic"))
         self._limits = limits = limits or Limits()
         self._asker: Asker
@@ -108,6 +109,7 @@ class Scheduler:
         self.tally = Tally(self.member)
         self._asker = Asker(self.member, self.tally, limits)
         self._fillings = Fillings(self.member, limits.fill)
+        self._saves = Saves(self.member, self.holds)
 
     def bind(self, manager: Any) -> None:
         """The cache manager knows the block tables. From now on the agent may ask."""
@@ -123,7 +125,7 @@ class Scheduler:
         if self._first_steps:
             first_step.mark(request)
         self._requests[request.request_id] = request
-        if (wishes := Wishes.of(request)) is not NONE:
+        if (wishes := Wishes.of(getattr(request, "kv_transfer_params", None))) is not NONE:
             self._wishes[request.request_id] = wishes
             if wishes.wrong:
                 log.warning("request %s: %s", request.request_id, wishes.wrong)
@@ -142,33 +144,9 @@ class Scheduler:
         return said
 
     def _respond(self, request: Any, progress: Progress | None) -> dict[str, Any] | None:
+        taken, reason = (progress.taken, progress.reason) if progress is not None else (None, None)
         wishes = self._wishes.get(request.request_id, NONE)
-        if wishes.wrong:
-            return {KEY: {"error": wishes.wrong}}
-        said: dict[str, Any] = {}
-        taken = progress.taken if progress is not None else None
-        if wishes.resume is not None:
-            reason = (progress.reason if progress is not None else None) or "the request was not looked at"
-            said["resume"] = {"reference": wishes.resume, **(taken or {"reason": reason})}
-        seconds = min(self.holds.limits.keep, wishes.keep if wishes.keep is not None else self.holds.limits.keep)
-        if wishes.save is None and seconds <= 0:
-            return {KEY: said} if said else None
-        ticket = self._next_ticket() if wishes.save is not None else None
-        try:
-            position = self._keep(request, seconds, ticket)
-        except Unsupported as error:
-            log.warning("request %s is not kept: %s", request.request_id, error)
-            kept: dict[str, Any] = {"reason": str(error)}
-        else:
-            kept = {"position": position}
-            if ticket is not None:
-                kept["ticket"] = ticket
-                self._save(request.request_id, ticket, wishes, (taken or {}).get("digest"))
-        if wishes.save is not None:
-            said["save"] = {"reference": wishes.save, **kept}
-        if wishes.keep is not None and seconds > 0:
-            said["keep"] = kept if "reason" in kept else {"position": kept["position"], "seconds": seconds, "sequence": request.request_id}
-        return {KEY: said} if said else None
+        return self._saves.respond(request.request_id, wishes, taken, reason, lambda seconds, saving: self._keep(request, seconds, saving))
 
     def _keep(self, request: Any, seconds: float, saving: str | None) -> int:
         status = str(request.status)
@@ -181,22 +159,6 @@ class Scheduler:
         if getattr(request, "resumable", False):
             raise Unsupported("its input is streamed")
         return self.holds.keep(request, seconds=seconds, saving=saving)
-
-    def _next_ticket(self) -> str:
-        self._ticket += 1
-        return f"{self._epoch}-{self._ticket}"
-
-    def _save(self, name: str, ticket: str, wishes: Wishes, resumed: str | None) -> None:
-        """Asks the agent to save a request that is kept."""
-        args = {"ticket": ticket, "sequence": name, "reference": wishes.save, "push": wishes.push}
-        if (parent := wishes.parent or resumed) is not None:
-            args["parent"] = parent
-
-        def answered(future: Future[dict[str, Any]]) -> None:
-            if (error := future.exception()) is not None:
-                self.holds.save_refused(name, ticket, error)
-
-        self.member.submit("save", args).add_done_callback(answered)
 
     def _named(self, request: str) -> str | None:
         return self._wishes.get(request, NONE).name

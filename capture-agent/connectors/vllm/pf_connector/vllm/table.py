@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
+
+from pf_connector.sampling import recorded
 
 from .adapters import UNIDENTIFIED, Adapters
 from .first_step import MARK
@@ -85,13 +86,7 @@ def sampling(request: Any) -> dict[str, Any]:
     params = request.sampling_params
     if params is None:
         return {}
-    default = type(params)()
-    found: dict[str, Any] = {"prompt_tokens": int(request.num_prompt_tokens)}
-    for name in _RECORDED:
-        value = getattr(params, name, None)
-        if value is not None and value != getattr(default, name, None):
-            found[name] = _plain(value)
-    return found
+    return {"prompt_tokens": int(request.num_prompt_tokens), **recorded(params, _RECORDED)}
 
 
 def unrecorded(request: Any) -> list[str]:
@@ -114,13 +109,3 @@ def unrecorded(request: Any) -> list[str]:
     if getattr(request, "mm_features", None):
         found.append("multimodal")
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(inner) for inner in value]
-    return value

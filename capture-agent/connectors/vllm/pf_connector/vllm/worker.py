@@ -9,15 +9,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from pf_connector.layout import Unsupported
 from pf_connector.member import Member
-from pf_connector.memory import CannotShare
+from pf_connector.memory import CannotShare, event
 from pf_connector.wire import Failure, Lost
 
 from .deployment import Identity
 from .filling import Load
 from .first_step import FirstSteps
 from .holding import Copy
-from .layout import Pages, Unsupported
+from .layout import Pages
 from .shares import PARALLEL
 
 log = logging.getLogger("pf_connector")
@@ -87,7 +88,7 @@ class Worker:
             for group, source, target in copy.pairs:
                 if self._pages is not None:
                     self._pages.copy(group, source, target)
-            self._copies.append((copy.key, _event(interprocess=False)))
+            self._copies.append((copy.key, event(interprocess=False)))
 
     def copied(self) -> Counter[str]:
         """Copies that have ended since the last call."""
@@ -99,15 +100,15 @@ class Worker:
     def load(self, loads: list[Load]) -> None:
         """Begins to fill blocks while the engine runs."""
         for load in loads:
-            event = _event()
+            after = event()
             if load.restore is None or self._member is None:
                 fill = _Fill(Future())
                 fill.answer.set_exception(Lost("these blocks cannot be filled"))
             else:
                 args: dict[str, Any] = {"restore": load.restore, "blocks": load.blocks, "kept": load.kept, "fill": load.fill}
-                if event is not None:
-                    args["after"] = bytes(event.ipc_handle()).hex()
-                fill = _Fill(self._member.submit("fill", args), event, args)
+                if after is not None:
+                    args["after"] = bytes(after.ipc_handle()).hex()
+                fill = _Fill(self._member.submit("fill", args), after, args)
             self._fills[load.request] = fill
 
     def give_up(self, requests: list[str]) -> None:
@@ -162,17 +163,3 @@ class Worker:
         """Leaves the engine."""
         if self._member is not None:
             self._member.close()
-
-
-def _event(*, interprocess: bool = True) -> Any:
-    """An event after all work that the engine has launched.
-
-    Returns `None` without CUDA.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    event = torch.cuda.Event(interprocess=interprocess)
-    event.record()
-    return event

@@ -1,4 +1,5 @@
-"""What a request wants of the agent. It says so in `kv_transfer_params` of a request to the server:
+"""What a request wants of the agent. It says so in parameters of its own that the server hands on: `kv_transfer_params` of vLLM,
+`custom_params` of SGLang.
 
 {"pf": {"resume": "team/agent:step-8", "save": "team/agent:step-9", "name": "agent-7", "keep": 30}}
 """
@@ -33,9 +34,8 @@ class Wishes:
     """Why these wishes are none. Then nothing is done."""
 
     @classmethod
-    def of(cls, request: Any) -> Wishes:
-        """Of a request of vLLM. Never raises."""
-        params = getattr(request, "kv_transfer_params", None)
+    def of(cls, params: Any) -> Wishes:
+        """Of the parameters of a request. Never raises."""
         given = params.get(KEY) if isinstance(params, dict) else None
         if given is None:
             return NONE

@@ -1,4 +1,5 @@
-"""The connector's own settings: `kv_connector_extra_config` in `--kv-transfer-config`."""
+"""The settings that a connector of a serving engine has: `kv_connector_extra_config` in vLLM's `--kv-transfer-config`, `PF_SGLANG` for
+SGLang."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ SHARES = ("keep_share",)
 NUMBERS = (*SECONDS, *SHARES)
 
 
-def check(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, without those that are null. Every process of the engine checks them.
+def check(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The settings, without those that are null. Every process of the engine checks them. `place` says where the user gives them.
 
     Raises `ValueError` for an unknown name: the engine does not start, where a misspelled limit
     would have no effect and no message. The same for a limit that is no number, or out of bounds.
@@ -23,13 +24,13 @@ def check(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
     if unknown := sorted(found.keys() - {*TEXTS, *NUMBERS}):
         known = ", ".join((*TEXTS, *NUMBERS))
-        raise ValueError(f"kv_connector_extra_config: no setting {', '.join(map(repr, unknown))}; there are {known}")
+        raise ValueError(f"{place}: no setting {', '.join(map(repr, unknown))}; there are {known}")
     for name in found.keys() & set(NUMBERS):
         try:
             value = float(found[name])
         except (TypeError, ValueError):
-            raise ValueError(f"kv_connector_extra_config: {name} is a number, not {found[name]!r}") from None
+            raise ValueError(f"{place}: {name} is a number, not {found[name]!r}") from None
         if not (0 <= value <= 1 if name in SHARES else 0 <= value < math.inf):
             bounds = "a share between 0 and 1" if name in SHARES else "a number of seconds, not below 0"
-            raise ValueError(f"kv_connector_extra_config: {name} is {bounds}, not {found[name]!r}")
+            raise ValueError(f"{place}: {name} is {bounds}, not {found[name]!r}")
     return found

@@ -46,7 +46,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Limits:
-        """From `kv_connector_extra_config`: `patience`, `later_limit`, `fill_limit`."""
+        """From the settings `patience`, `later_limit`, `fill_limit`."""
         given = {"patience": settings.get("patience"), "later": settings.get("later_limit"), "fill": settings.get("fill_limit")}
         return cls(**{name: float(value) for name, value in given.items() if value is not None})
 

@@ -1,0 +1,78 @@
+"""What becomes of the wishes of a request that has ended: its state is kept, the agent is asked
+to save it, and the response says so."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from .holding import Holds
+from .layout import Unsupported
+from .member import Member
+from .wishes import KEY, Wishes
+
+log = logging.getLogger("pf_connector")
+
+Keep = Callable[[float, str | None], int]
+"""Keeps the state of a request for some seconds, or until the save with this ticket is carried
+out. Returns its token position. Raises `Unsupported`."""
+
+
+class Saves:
+    """The saves of an engine. All on the scheduler's thread."""
+
+    def __init__(self, member: Member, holds: Holds) -> None:
+        self._member = member
+        self._holds = holds
+        self._epoch = secrets.token_hex(8)
+        self._ticket = 0
+
+    def respond(self, request: str, wishes: Wishes, taken: dict[str, Any] | None, reason: str | None, keep: Keep) -> dict[str, Any] | None:
+        """Does what a request that has ended wants. `taken` is the state that it resumed from,
+        with position and digest; `reason` says why it resumed from none. Returns what the
+        response says, `None` if it says nothing."""
+        if wishes.wrong:
+            return {KEY: {"error": wishes.wrong}}
+        said: dict[str, Any] = {}
+        if wishes.resume is not None:
+            said["resume"] = {"reference": wishes.resume, **(taken or {"reason": reason or "the request was not looked at"})}
+        most = self._holds.limits.keep
+        seconds = min(most, wishes.keep if wishes.keep is not None else most)
+        if wishes.save is None and seconds <= 0:
+            return {KEY: said} if said else None
+        ticket = self._next_ticket() if wishes.save is not None else None
+        try:
+            position = keep(seconds, ticket)
+        except Unsupported as error:
+            asked = wishes.save is not None or wishes.keep is not None
+            log.log(logging.WARNING if asked else logging.DEBUG, "request %s is not kept: %s", request, error)
+            kept: dict[str, Any] = {"reason": str(error)}
+        else:
+            kept = {"position": position}
+            if ticket is not None:
+                kept["ticket"] = ticket
+                self._save(request, ticket, wishes, (taken or {}).get("digest"))
+        if wishes.save is not None:
+            said["save"] = {"reference": wishes.save, **kept}
+        if wishes.keep is not None and seconds > 0:
+            said["keep"] = kept if "reason" in kept else {"position": kept["position"], "seconds": seconds, "sequence": request}
+        return {KEY: said} if said else None
+
+    def _next_ticket(self) -> str:
+        self._ticket += 1
+        return f"{self._epoch}-{self._ticket}"
+
+    def _save(self, name: str, ticket: str, wishes: Wishes, resumed: str | None) -> None:
+        """Asks the agent to save a request that is kept."""
+        args = {"ticket": ticket, "sequence": name, "reference": wishes.save, "push": wishes.push}
+        if (parent := wishes.parent or resumed) is not None:
+            args["parent"] = parent
+
+        def answered(future: Future[dict[str, Any]]) -> None:
+            if (error := future.exception()) is not None:
+                self._holds.save_refused(name, ticket, error)
+
+        self._member.submit("save", args).add_done_callback(answered)
