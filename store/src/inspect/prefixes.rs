@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::metadata::{PrefixMark, PrefixPath};
 use crate::tasks::{Budget, Lane, RunEnd, Task};
 use async_trait::async_trait;
+use pfr_schema::resume::Legal;
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::{Digest, media_type, prefix};
 use std::time::Duration;
@@ -25,6 +26,11 @@ impl Store {
         if key.scheme != prefix::SCHEME {
             return Ok(Vec::new());
         }
+        let legal = match self.legal(manifest, key.tokens).await {
+            // Then it is found by its end only.
+            Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => Legal::of(key.tokens, [], true),
+            legal => legal?,
+        };
         let list = manifest.layers_of(media_type::TOKENS).next();
         let list = list.filter(|list| list.size <= LIST && list.size / 4 >= key.tokens);
         let _alone = match list {
@@ -47,9 +53,20 @@ impl Store {
                 tokens.take(usize::try_from(key.tokens).unwrap_or(usize::MAX)).collect()
             });
             let path = tokens.map(|tokens| PrefixPath::new(tokens, &fingerprint, &key.salt, key.adapter.as_deref()));
-            PrefixMark::of(&key, path.as_ref(), &fingerprint)
+            let mut marks = PrefixMark::of(&key, path.as_ref(), &fingerprint);
+            // Tokens that are not those of the key would lead to state of other ones.
+            if let Some(path) = path.filter(|path| legal.first().is_some() && path.key(key.tokens) == Some(key.prefix)) {
+                marks.extend(PrefixMark::waypoints(&path));
+            }
+            marks
         };
         tokio::task::spawn_blocking(marks).await.map_err(|e| Error::Internal(e.to_string()))
+    }
+
+    /// Where a snapshot of so many tokens may be resumed.
+    pub(super) async fn legal(&self, manifest: &Manifest, end: u64) -> Result<Legal> {
+        let has_states = manifest.layers_of(media_type::CHECKPOINT).next().is_some();
+        Ok(Legal::of_trees(end, &self.trees(manifest).await?, has_states))
     }
 
     /// Puts snapshots into the prefix index that are not in it yet: those that were committed

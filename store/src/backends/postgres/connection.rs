@@ -45,6 +45,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (3, "prefixes", include_str!("../../../../migrations/postgres/0003_prefixes.sql")),
     (4, "domains", include_str!("../../../../migrations/postgres/0004_domains.sql")),
     (5, "small packs", include_str!("../../../../migrations/postgres/0005_small_packs.sql")),
+    (6, "waypoints", include_str!("../../../../migrations/postgres/0006_waypoints.sql")),
 ];
 
 /// Rows are always found by key: plans must not depend on the planner's statistics, which are wrong

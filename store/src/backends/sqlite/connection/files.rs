@@ -37,6 +37,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../../../../migrations/sqlite/0003_prefixes.sql"),
     include_str!("../../../../../migrations/sqlite/0004_domains.sql"),
     include_str!("../../../../../migrations/sqlite/0005_small_packs.sql"),
+    include_str!("../../../../../migrations/sqlite/0006_waypoints.sql"),
 ];
 
 /// Why a database was not opened.
