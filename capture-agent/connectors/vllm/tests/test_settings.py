@@ -10,7 +10,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from pf_connector.vllm.settings import NUMBERS, TEXTS, check
+from pf_connector.vllm.automatic import Auto  # noqa: E402
+from pf_connector.vllm.settings import NUMBERS, OBJECTS, TEXTS, check
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "capture-agent/connectors/vllm/README.md"]
@@ -24,6 +25,24 @@ class Settings(unittest.TestCase):
     def test_a_misspelled_setting_is_refused_and_all_settings_are_named(self) -> None:
         with self.assertRaisesRegex(ValueError, r"no setting 'later-limit'; there are engine, .*later_limit"):
             check({"engine": "e", "later-limit": 5})
+
+    def test_automatic_mode_is_off_unless_it_has_a_repository(self) -> None:
+        self.assertIsNone(Auto.of(None))
+        self.assertEqual(check({"auto": {"repository": "agents/{user}"}})["auto"], {"repository": "agents/{user}"})
+        for auto, word in (
+            ("agents", "auto is an object"),
+            ({}, "auto.repository"),
+            ({"repository": "agents/{user}", "saves": 3}, "there are repository, save"),
+            ({"repository": "agents/{name}"}, "no field {name}"),
+            ({"repository": "Agents/{user}"}, "no repository's name"),
+            ({"repository": "a", "least": 0}, "auto.least"),
+            ({"repository": "a", "open_saves": True}, "auto.open_saves"),
+            ({"repository": "a", "match": 1}, "auto.match"),
+            ({"repository": "a", "push": "wait"}, "auto.push"),
+        ):
+            with self.subTest(auto=auto), self.assertRaises(ValueError) as refused:
+                check({"auto": auto})
+            self.assertIn(word, str(refused.exception))
 
     def test_a_limit_that_is_no_number_is_refused_by_name(self) -> None:
         values: tuple[Any, ...] = ("soon", [1], {})
@@ -60,7 +79,7 @@ class Documentation(unittest.TestCase):
     def test_the_table_of_settings_is_complete(self) -> None:
         text = (REPOSITORY / "docs/connectors.md").read_text()
         table = text.split("| setting | is |")[1].split("\n\n")[0]
-        self.assertEqual(sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)), sorted((*TEXTS, *NUMBERS)))
+        self.assertEqual(sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)), sorted((*TEXTS, *NUMBERS, *OBJECTS)))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ class _State:
     keep_until: float = 0.0
     saving: bool = False
     """Whether the agent was asked to save it."""
+    automatic: bool = False
+    """Whether no request asked for that: its blocks are given back when vLLM lacks blocks."""
     save_until: float = 0.0
     users: int = 0
     waiting: list[tuple[str, Later]] = field(default_factory=list)
@@ -158,7 +160,12 @@ class Holds:
         """Whether blocks of requests that have ended are kept."""
         return bool(self._ended)
 
-    def keep(self, request: Any, *, seconds: float, saving: bool) -> int:
+    @property
+    def saving(self) -> int:
+        """States that the agent was asked to save and has not let go of."""
+        return sum(state.saving for state in list(self._ended.values()))
+
+    def keep(self, request: Any, *, seconds: float, saving: bool, automatic: bool = False) -> int:
         """Keeps the state of a request that has ended, for some seconds or until the agent has saved it. Returns its token position.
         Raises `Unsupported`."""
         known, boundary = len(request.all_token_ids), int(request.num_computed_tokens)
@@ -175,6 +182,7 @@ class Holds:
         now = self._clock()
         state = self._add(request, boundary, blocks, held)
         state.ended, state.saving, state.name = True, saving, self._name(request.request_id)
+        state.automatic = automatic
         state.keep_until, state.save_until = now + seconds, now + self.limits.hold
         with self._lock:
             if (other := self._ended.pop(request.request_id, None)) is not None:
@@ -239,7 +247,8 @@ class Holds:
     def make_room(self) -> bool:
         """vLLM lacks blocks: gives back those that are only kept. Returns whether there were any."""
         with self._lock:
-            idle = [name for name, state in self._ended.items() if not (state.users or state.waiting or state.saving)]
+            wanted = {name for name, state in self._ended.items() if state.saving and not state.automatic}
+            idle = [name for name, state in self._ended.items() if not (state.users or state.waiting or name in wanted)]
             for name in idle:
                 log.info("request %s: its blocks are given back, vLLM lacks blocks", name)
                 self._drop(name, "vLLM lacked blocks")
@@ -288,9 +297,9 @@ class Holds:
                 found.append(_listed(state.request, state.name, "ended", state.boundary) | left)
         return {"sequences": found}
 
-    def save_refused(self, request: str, error: BaseException) -> None:
+    def save_refused(self, request: str, error: BaseException | str) -> None:
         """The agent does not save the state of a request that has ended."""
-        log.warning("request %s is not saved: %s", request, error)
+        log.log(logging.DEBUG if isinstance(error, str) else logging.WARNING, "request %s is not saved: %s", request, error)
         with self._lock:
             state = self._ended.get(request)
             if state is not None:
