@@ -6,7 +6,7 @@ use crate::engines::Engines;
 use crate::error::{Error, Result};
 use crate::llama::Llamas;
 use crate::pushes::Pushes;
-use crate::restore::{Resumes, Staged};
+use crate::restore::{Resumes, Searches, Staged};
 use crate::saves::Saves;
 use crate::upkeep;
 use pfr_store::{Schedule, Store};
@@ -27,6 +27,7 @@ struct Inner {
     pushes: Pushes,
     staged: Staged,
     resumes: Resumes,
+    searches: Searches,
     saves: Saves,
     rate: Rate,
     /// Background tasks, until the agent is dropped.
@@ -48,8 +49,8 @@ impl Agent {
         tokio::spawn(async move { tasks.run().await });
         let (engines, staged, rate) = (Engines::new(&config), Staged::default(), Rate::default());
         let llamas = Llamas::open(&config, engines.ring())?;
-        let (resumes, saves) = (Resumes::default(), Saves::default());
-        Ok(Self(Arc::new(Inner { config, store, engines, llamas, pushes, staged, resumes, saves, rate, schedule, _lock: lock })))
+        let (resumes, searches, saves) = (Resumes::default(), Searches::default(), Saves::default());
+        Ok(Self(Arc::new(Inner { config, store, engines, llamas, pushes, staged, resumes, searches, saves, rate, schedule, _lock: lock })))
     }
 
     /// Its configuration.
@@ -91,6 +92,11 @@ impl Agent {
     /// Snapshots that requests resume from.
     pub(crate) fn resumes(&self) -> &Resumes {
         &self.0.resumes
+    }
+
+    /// Look-ups of automatic mode.
+    pub(crate) fn searches(&self) -> &Searches {
+        &self.0.searches
     }
 
     /// Saves that requests asked for.

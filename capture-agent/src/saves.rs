@@ -7,16 +7,23 @@ use crate::metrics as names;
 use crate::snapshot::Target;
 use parking_lot::Mutex;
 use pfr_schema::Reference;
-use pfr_schema::agent::{Push, SaveInfo, SaveState, SnapshotReport, SnapshotRequest};
-use pfr_schema::engine::Save;
-use std::collections::VecDeque;
+use pfr_schema::agent::{Push, PushState, SaveInfo, SaveState, SnapshotReport, SnapshotRequest};
+use pfr_schema::engine::{Automatic, Dropped, Save, Saving};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
 /// Saves that are carried out at a time.
 const AT_A_TIME: usize = 4;
 /// Saves that wait or are carried out, of all engines; more are refused.
 const OPEN: usize = 256;
+/// Automatic saves that wait or are carried out, of all engines; more are dropped.
+const AUTOMATIC: usize = 32;
+/// Open pushes with which an automatic save that would be pushed is dropped.
+const PUSHES: usize = 64;
+/// Seconds of its budget that an engine may use at once.
+const AT_ONCE: f64 = 10.0;
 /// Saves that are remembered.
 const REMEMBERED: usize = 1024;
 
@@ -38,6 +45,8 @@ pub(crate) fn check_registry(agent: &Agent, reference: &str) -> Result<()> {
 pub struct Saves {
     list: Mutex<VecDeque<Entry>>,
     turns: Arc<Semaphore>,
+    /// By engine.
+    budgets: Mutex<BTreeMap<String, Budget>>,
     ended: watch::Sender<()>,
 }
 
@@ -47,21 +56,46 @@ struct Entry {
     /// `repository:tag` in the local store.
     local: String,
     push: Push,
+    is_automatic: bool,
+}
+
+/// New bytes of automatic saves. What a save costs is known afterwards: a large one leaves a debt.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    left: f64,
+    at: Instant,
+}
+
+impl Budget {
+    fn new(rate: f64, now: Instant) -> Self {
+        Self { left: rate * AT_ONCE, at: now }
+    }
+
+    fn is_used_up(&mut self, rate: f64, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        *self = Self { left: (self.left + passed * rate).min(rate * AT_ONCE), at: now };
+        self.left <= 0.0
+    }
+
+    fn spend(&mut self, bytes: u64) {
+        self.left -= bytes as f64;
+    }
 }
 
 impl Default for Saves {
     fn default() -> Self {
-        Self { list: Mutex::default(), turns: Arc::new(Semaphore::new(AT_A_TIME)), ended: watch::Sender::new(()) }
+        let (turns, ended) = (Arc::new(Semaphore::new(AT_A_TIME)), watch::Sender::new(()));
+        Self { list: Mutex::default(), turns, budgets: Mutex::default(), ended }
     }
 }
 
 impl Saves {
-    /// Queues a save. Never waits.
+    /// Queues a save, or drops it if no request asked for it. Never waits.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Busy`] if too many wait.
-    pub(crate) fn begin(&self, agent: &Agent, engine: &str, save: Save) -> Result<()> {
-        let Save { ticket, sequence, reference, parent, push } = save;
+    pub(crate) fn begin(&self, agent: &Agent, engine: &str, save: Save) -> Result<Saving> {
+        let Save { ticket, sequence, reference, parent, push, automatic } = save;
         if !(1..=64).contains(&ticket.len()) {
             return Err(Error::Invalid(format!("a ticket has 1 to 64 bytes, found {}", ticket.len())));
         }
@@ -82,7 +116,13 @@ impl Saves {
             code: None,
             push: None,
         };
-        self.add(Entry { info, local, push })?;
+        let dropped = automatic.and_then(|bounds| self.drops(agent, engine, bounds, push));
+        if dropped.is_some() {
+            let outcome = if dropped == Some(Dropped::Budget) { "dropped-budget" } else { "dropped-behind" };
+            metrics::counter!(names::SAVES, "outcome" => outcome).increment(1);
+            return Ok(Saving { dropped });
+        }
+        self.add(Entry { info, local, push, is_automatic: automatic.is_some() })?;
         let (agent, engine, turns) = (agent.clone(), engine.to_owned(), Arc::clone(&self.turns));
         let request = SnapshotRequest { sequence: Some(sequence), reference, push, parent, ..SnapshotRequest::default() };
         tokio::spawn(async move {
@@ -91,12 +131,38 @@ impl Saves {
             // On a task of its own: a panic ends this save, and the save says so.
             let done = tokio::spawn(async move { saving.snapshot_for(Some(&save), &engine, request).await }).await;
             let done = done.unwrap_or_else(|panic| Err(Error::Internal(format!("saving: {panic}"))));
+            if let (Ok(report), Some(Automatic { bytes_per_second: Some(_) })) = (&done, automatic) {
+                agent.saves().spend(&report.engine, report.bytes_new);
+            }
             agent.saves().end(&ticket, &done);
             if let Ok(report) = &done {
                 agent.rate().note(report);
             }
         });
-        Ok(())
+        Ok(Saving::default())
+    }
+
+    /// Whether an automatic save is to be dropped: engines save every turn, and what waits must have
+    /// a bound.
+    fn drops(&self, agent: &Agent, engine: &str, bounds: Automatic, push: Push) -> Option<Dropped> {
+        let waiting = |entry: &&Entry| entry.is_automatic && entry.info.state == SaveState::Pending;
+        if self.list.lock().iter().filter(waiting).count() >= AUTOMATIC {
+            return Some(Dropped::Behind);
+        }
+        let is_open = |state| matches!(state, PushState::Waiting | PushState::Running);
+        if push != Push::Never && agent.pushes().list().iter().filter(|job| is_open(job.state)).count() >= PUSHES {
+            return Some(Dropped::Behind);
+        }
+        let (rate, now) = (bounds.bytes_per_second? as f64, Instant::now());
+        let mut budgets = self.budgets.lock();
+        let budget = budgets.entry(engine.to_owned()).or_insert_with(|| Budget::new(rate, now));
+        budget.is_used_up(rate, now).then_some(Dropped::Budget)
+    }
+
+    fn spend(&self, engine: &str, bytes: u64) {
+        if let Some(budget) = self.budgets.lock().get_mut(engine) {
+            budget.spend(bytes);
+        }
     }
 
     fn add(&self, entry: Entry) -> Result<()> {
@@ -168,5 +234,28 @@ impl Saves {
                 return false;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_budget_is_kept_on_average_and_saves_no_more_than_some_seconds() {
+        let begun = Instant::now();
+        let mut budget = Budget::new(100.0, begun);
+        let used_up = |budget: &mut Budget, seconds| budget.is_used_up(100.0, begun + Duration::from_secs(seconds));
+        assert!(!used_up(&mut budget, 0));
+        budget.spend(999);
+        assert!(!used_up(&mut budget, 0), "a byte is left");
+        budget.spend(2001);
+        assert!(used_up(&mut budget, 0) && used_up(&mut budget, 20), "a large save is paid back first");
+        assert!(!used_up(&mut budget, 21));
+        // An idle hour saves ten seconds.
+        assert!(!used_up(&mut budget, 3600));
+        budget.spend(1000);
+        assert!(used_up(&mut budget, 3600));
     }
 }

@@ -283,6 +283,11 @@ pub struct RestoreRequest {
     /// engine continues with other sums, which may differ in low-order bits.
     #[serde(default)]
     pub reshard: bool,
+    /// The token position to resume at, before the end of the snapshot: a multiple of the tokens of
+    /// a page, if nothing but pages of full attention is in it. Only for engines that take a
+    /// sequence at any time; requests of others find the position by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<u64>,
 }
 
 /// Report of a restore.

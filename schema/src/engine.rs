@@ -20,7 +20,9 @@
 pub mod binary;
 mod hold;
 
-pub use hold::{HoldName, HoldRequest, Released, Resume, Save, SequenceInfo, SequenceList, SequenceState};
+pub use hold::{
+    Automatic, Dropped, Find, HoldName, HoldRequest, Released, Resume, Save, Saving, SequenceInfo, SequenceList, SequenceState, Tier,
+};
 
 use crate::checkpoint::Layout;
 use crate::digest::Digest;
@@ -95,11 +97,14 @@ pub enum ToAgent {
     Abandon(Abandon),
     /// What became of states that lay ready. Answers `{}`.
     Report(Report),
-    /// A request has ended and wants its state to be saved. Answers `{}` when the save is queued.
-    /// The agent then calls `hold` for the sequence.
+    /// A request has ended and wants its state to be saved, or the engine saves every turn. Answer:
+    /// [`Saving`], when the save is queued. The agent then calls `hold` for the sequence.
     Save(Save),
     /// A request wants to resume from this snapshot. Answer: [`Matched`].
     Resume(Resume),
+    /// Automatic mode: look for state of a request in the agent's store, and in its registry.
+    /// Answer: [`Matched`]; after `later`, call with the name alone.
+    Find(Find),
 }
 
 /// Calls that the agent makes.
@@ -425,6 +430,9 @@ pub struct StagedStates {
     pub boundaries: Vec<u64>,
     /// Whether a state is on its way whose tokens are not known yet: any request may match.
     pub expected: bool,
+    /// The shortest prefix at which a state can be resumed before its end, if any can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortest: Option<u64>,
 }
 
 /// Arguments of [`ToEngine::Table`].
@@ -552,6 +560,9 @@ pub struct Match {
     /// Adapter in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
+    /// Only this snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<Digest>,
 }
 
 /// Arguments of [`ToAgent::MatchKeys`].
@@ -611,9 +622,22 @@ pub enum Matched {
         restore: String,
         /// The snapshot.
         digest: Digest,
+        /// Whether it is only the beginning of the snapshot. No logits are known there.
+        #[serde(default, skip_serializing_if = "is_no")]
+        partly: bool,
+        /// Where it was, if the agent looked for it ([`ToAgent::Find`]).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tier: Option<Tier>,
     },
     /// It is on its way: ask again.
     Later {},
+    /// Perhaps the beginning of one can be used. The keys do not tell where the tokens part: call
+    /// [`ToAgent::Match`].
+    Tokens {
+        /// For [`Match::of`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        of: Option<Digest>,
+    },
     /// There is none.
     None {
         /// Why: which of the two keys did not hold.
@@ -711,6 +735,26 @@ pub enum Taking {
     LogitsEqual,
     /// Besides: it had other logits. The engine does not compute as the captured one did.
     LogitsDiffer,
+    /// Automatic mode: the engine had the beginning of the request in its own cache.
+    HitEngine,
+    /// Automatic mode: it resumes from a state that lay ready.
+    HitMemory,
+    /// Automatic mode: it resumes from a state of the agent's store.
+    HitStore,
+    /// Automatic mode: it resumes from a state of the registry.
+    HitRegistry,
+    /// Automatic mode: all of it is computed.
+    Miss,
+    /// Automatic mode: a turn was not saved, too many were in the last minute.
+    SaveDroppedRate,
+    /// Automatic mode: a turn was not saved, the agent was behind.
+    SaveDroppedBehind,
+    /// Automatic mode: a turn was not saved, the budget of bytes was used up.
+    SaveDroppedBudget,
+    /// Automatic mode: a turn was not saved, its request had no user for the template.
+    SaveDroppedName,
+    /// Automatic mode: a turn was not saved, engine or agent refused.
+    SaveDroppedRefused,
 }
 
 impl Taking {
@@ -731,7 +775,28 @@ impl Taking {
             Self::Gone => "gone",
             Self::LogitsEqual => "logits-equal",
             Self::LogitsDiffer => "logits-differ",
+            Self::HitEngine => "hit-engine",
+            Self::HitMemory => "hit-memory",
+            Self::HitStore => "hit-store",
+            Self::HitRegistry => "hit-registry",
+            Self::Miss => "miss",
+            Self::SaveDroppedRate => "save-dropped-rate",
+            Self::SaveDroppedBehind => "save-dropped-behind",
+            Self::SaveDroppedBudget => "save-dropped-budget",
+            Self::SaveDroppedName => "save-dropped-name",
+            Self::SaveDroppedRefused => "save-dropped-refused",
         }
+    }
+
+    /// Whether it counts what automatic mode did.
+    #[must_use]
+    pub const fn is_automatic(self) -> bool {
+        use Taking::{
+            HitEngine, HitMemory, HitRegistry, HitStore, Miss, SaveDroppedBehind, SaveDroppedBudget, SaveDroppedName, SaveDroppedRate,
+            SaveDroppedRefused,
+        };
+        matches!(self, HitEngine | HitMemory | HitStore | HitRegistry | Miss)
+            || matches!(self, SaveDroppedRate | SaveDroppedBehind | SaveDroppedBudget | SaveDroppedName | SaveDroppedRefused)
     }
 
     /// Whether the request resumes from the state.
@@ -743,6 +808,6 @@ impl Taking {
     /// Whether something is wrong, or the state was not taken.
     #[must_use]
     pub const fn is_notable(self) -> bool {
-        !self.is_taken() && !matches!(self, Self::LogitsEqual)
+        !self.is_taken() && !matches!(self, Self::LogitsEqual) && !self.is_automatic()
     }
 }

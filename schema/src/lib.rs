@@ -33,6 +33,7 @@ pub mod name;
 pub mod pack;
 pub mod prefix;
 pub mod ranges;
+pub mod resume;
 pub mod run;
 pub mod shards;
 pub mod snapshot;

@@ -60,7 +60,8 @@ impl Prepared {
     }
 
     pub fn oracle(&self) -> Option<&Oracle> {
-        self.documents.oracle.as_ref()
+        // Logits were recorded at the end.
+        self.documents.oracle.as_ref().filter(|_| self.plan.is_end())
     }
 
     /// Writes into blocks of the engine, and verifies them in place.
@@ -74,7 +75,7 @@ impl Prepared {
     ) -> Result<RestoreReport> {
         let fill = async {
             let engine = agent.engines().get(&self.engine)?;
-            let into = Destination { ranks: 0..engine.world(), blocks, kept: 0, after };
+            let into = Destination { ranks: 0..engine.world(), position: Some(self.plan.boundary), blocks, kept: 0, after };
             let bytes_written = super::fill(agent, &engine, &self.documents, into, gate).await?;
             engine.set_parent(sequence, self.documents.digest);
             engine.count_restore();

@@ -15,6 +15,9 @@ use std::time::Instant;
 
 impl Agent {
     pub(super) async fn restore_slot(&self, llama: &Arc<Llama>, request: &RestoreRequest, started: Instant) -> Result<RestoreReport> {
+        if request.position.is_some() {
+            return Err(Error::Invalid("a slot of a llama-server is restored at the end of a snapshot only".into()));
+        }
         let found = source::find(self, request).await?;
         self.tidy();
         let documents = Documents::read(self.store(), found.digest, false).await?;
@@ -27,7 +30,7 @@ impl Agent {
         let gate = Gate::new(laid_out);
         let plan = Plan::make(&engine, &documents)?;
         let values = prove::states(self.store(), &plan).await?;
-        let into = Destination { ranks: 0..1, blocks: &blocks, kept: 0, after: None };
+        let into = Destination { ranks: 0..1, position: None, blocks: &blocks, kept: 0, after: None };
         let bytes_written = fill(self, &engine, &documents, into, &gate).await?;
         let laid_out = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let slot = laid_out.activate(&saved).await?;

@@ -4,7 +4,7 @@
 //! source: registry or local store ─▶ documents ─▶ plan: every check that needs no bytes ─▶ prove: state tensors
 //!    engines that take sequences: allocate ─▶ write ─▶ live: hash in place, values ─▶ oracle ─▶ activate
 //!    engines that ask (on_request): prove pages, keep ready, tell ─▶ match ─▶ fill: write ─▶ live
-//!       their requests may name the snapshot (resume)
+//!       their requests may name the snapshot (resume), or the agent looks for one (automatic)
 //!    engines in this process (in_process): prove pages ─▶ fill: write ─▶ live
 //! ```
 //!
@@ -12,6 +12,7 @@
 //! discards the blocks, and no sequence runs. A [`gate`] owns that guard, so that blocks are not
 //! discarded under a copy.
 
+mod automatic;
 mod blobs;
 mod cut;
 mod documents;
@@ -33,6 +34,7 @@ mod source;
 mod staged;
 mod write;
 
+pub use automatic::Searches;
 pub(crate) use documents::MAX_LOGITS;
 pub(crate) use fills::Fills;
 pub(crate) use gate::Gate;
@@ -80,6 +82,11 @@ impl Agent {
             )));
         }
         must_take_state(&engine)?;
+        if request.position.is_some() && !engine.serves(Verb::Allocate) {
+            return Err(Error::Invalid(format!(
+                "requests of engine {name:?} resume at the last position that they share with the snapshot; none can be given"
+            )));
+        }
         // Until the tokens are known, any request may match.
         let expected = (!engine.serves(Verb::Allocate)).then(|| Staged::expect(self, name));
         let Fitting { engine, documents, plan, bytes_pulled } = self.fitting(name, request).await?;
@@ -107,7 +114,9 @@ impl Agent {
         // The engine may have reconnected during the pull.
         let engine = self.engines().get(name)?;
         let documents = Arc::new(Documents::read(self.store(), found.digest, request.reshard).await?);
-        let plan = Arc::new(Plan::make(&engine, &documents)?);
+        let plan = Plan::make(&engine, &documents)?;
+        let position = request.position.unwrap_or(plan.boundary);
+        let plan = Arc::new(plan.upto(&engine, position)?);
         Ok(Fitting { engine, documents, plan, bytes_pulled: found.bytes_pulled })
     }
 
@@ -118,10 +127,10 @@ impl Agent {
         let allocation = engine.allocate(what).await?;
         let (sequence, blocks) = (allocation.sequence().to_owned(), allocation.blocks().clone());
         let gate = Gate::new(allocation);
-        let into = Destination { ranks: 0..engine.world(), blocks: &blocks, kept: 0, after: None };
+        let into = Destination { ranks: 0..engine.world(), position: Some(*boundary), blocks: &blocks, kept: 0, after: None };
         let bytes_written = fill(self, engine, documents, into, &gate).await?;
         // Sums over other ranks differ in low-order bits, and the logits with them.
-        let logits = documents.oracle.as_ref().filter(|_| plan.resharded.is_none());
+        let logits = documents.oracle.as_ref().filter(|_| plan.resharded.is_none() && plan.is_end());
         let oracle = oracle::check(engine, &sequence, logits).await?;
         let allocation = gate.take().ok_or_else(|| Error::Internal("a copy is in flight after the last".into()))?;
         let sequence = allocation.activate().await?;
@@ -141,6 +150,8 @@ struct Fitting {
 /// Blocks of an engine for a snapshot.
 struct Destination<'a> {
     ranks: Range<u32>,
+    /// Where the sequence resumes, if not at the end of the snapshot.
+    position: Option<u64>,
     /// By group and column.
     blocks: &'a BTreeMap<String, Vec<u32>>,
     /// Tokens that the engine had. Blocks with these alone are compared and not written.
@@ -154,7 +165,7 @@ async fn fill<T: Send + 'static>(
     agent: &Agent,
     engine: &Engine,
     documents: &Documents,
-    Destination { ranks, blocks, kept, after }: Destination<'_>,
+    Destination { ranks, position, blocks, kept, after }: Destination<'_>,
     gate: &Gate<T>,
 ) -> Result<u64> {
     if agent.engines().copies().is_closed() {
@@ -162,6 +173,8 @@ async fn fill<T: Send + 'static>(
     }
     // The engine may have reconnected with other memory since the snapshot was verified.
     let plan = Plan::make(engine, documents)?;
+    let position = position.unwrap_or(plan.boundary);
+    let plan = plan.upto(engine, position)?;
     if kept >= plan.boundary {
         return Err(Error::Invalid(format!("the engine keeps {kept} tokens, the state is at {}", plan.boundary)));
     }

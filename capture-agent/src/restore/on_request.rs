@@ -2,6 +2,7 @@
 //! `abandon`, and what became of it. What their requests want to be saved goes to [`crate::saves`].
 
 use super::Destination;
+use super::automatic::find;
 use super::fits::Asked;
 use super::gate::Gate;
 use super::resume::resume;
@@ -36,7 +37,10 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
     }
     match call {
         ToAgent::Register(_) => Err(Error::Invalid("a connection registers one member".into())),
-        ToAgent::Match(request) => Ok(json!(count_match(engine, agent.staged().find(engine, &Asked::Tokens(request), None)))),
+        ToAgent::Match(request) => {
+            let only = request.of;
+            Ok(json!(count_match(engine, agent.staged().find(engine, &Asked::Tokens(request), only))))
+        }
         ToAgent::MatchKeys(request) => {
             request.check().map_err(Error::Invalid)?;
             Ok(json!(count_match(engine, agent.staged().find(engine, &Asked::Keys(request), None))))
@@ -63,14 +67,12 @@ async fn handle(agent: &Agent, engine: &Engine, rank: u32, call: ToAgent) -> Res
             count(agent, engine, &report);
             Ok(json!({}))
         }
-        ToAgent::Save(save) => {
-            agent.saves().begin(agent, engine.name(), save)?;
-            Ok(json!({}))
-        }
+        ToAgent::Save(save) => Ok(json!(agent.saves().begin(agent, engine.name(), save)?)),
         ToAgent::Resume(request) => {
             request.request.check().map_err(Error::Invalid)?;
             Ok(json!(count_match(engine, resume(agent, engine, request).await)))
         }
+        ToAgent::Find(request) => Ok(json!(count_match(engine, find(agent, engine, request).await?))),
     }
 }
 
@@ -108,6 +110,7 @@ fn count_match(engine: &Engine, matched: Matched) -> Matched {
     let answer = match &matched {
         Matched::Ready { .. } => "ready",
         Matched::Later {} => "later",
+        Matched::Tokens { .. } => "tokens",
         Matched::None { reason } => {
             tracing::debug!(engine = engine.name(), reason, "no state for a request");
             "none"
@@ -118,14 +121,15 @@ fn count_match(engine: &Engine, matched: Matched) -> Matched {
 }
 
 async fn fill(agent: &Agent, engine: &Engine, rank: u32, request: &Fill) -> Result<Filled> {
-    let documents = agent.staged().get(engine, &request.restore)?;
+    let (documents, position) = agent.staged().get(engine, &request.restore)?;
     let invalid = || Error::Invalid("after: expected 128 hex digits".into());
     let after = request.after.as_deref().map(|hex| cuda_handle(hex).ok_or_else(invalid)).transpose()?;
     // The engine keeps the blocks until it has this answer, or that to the end of the fill. So the
     // gate owns nothing.
     let gate = Gate::new(());
     engine.fills().begin(request.fill.as_deref(), rank, gate.handle())?;
-    let into = Destination { ranks: rank..rank + 1, blocks: &request.blocks, kept: request.kept, after };
+    let into = Destination { ranks: rank..rank + 1, position, blocks: &request.blocks, kept: request.kept, after };
     super::fill(agent, engine, &documents, into, &gate).await?;
-    Ok(Filled { oracle: documents.oracle.clone() })
+    // Logits were recorded at the end.
+    Ok(Filled { oracle: documents.oracle.clone().filter(|_| position.is_none()) })
 }

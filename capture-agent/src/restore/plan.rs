@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use pfr_schema::agent::Resharded;
 use pfr_schema::checkpoint::{Form, Key, Tensor};
 use pfr_schema::engine::State;
+use pfr_schema::resume::Legal;
 use pfr_schema::tree::{GroupKind, PageTree};
 use pfr_schema::{Digest, ErrorCode, FormatError, flat, prefix};
 use serde_json::Value;
@@ -25,6 +26,8 @@ pub(super) struct Plan {
     /// For requests of this engine.
     pub key: Key,
     pub tokens: Vec<u32>,
+    /// Where the snapshot may be resumed.
+    pub legal: Legal,
     pub paged: Vec<Paged>,
     pub states: Vec<Stated>,
     /// If the engine has other ranks than the snapshot.
@@ -88,7 +91,8 @@ impl Plan {
     pub fn make(engine: &Engine, documents: &Documents) -> Result<Self> {
         let differs = fingerprint(engine.deployment(), engine.parallel(), engine.fingerprint(), documents)?;
         let (boundary, key, tokens) = identity(engine, documents)?;
-        let mut plan = Self { boundary, key, tokens, paged: Vec::new(), states: Vec::new(), resharded: None };
+        let legal = Legal::of_trees(boundary, documents.trees.iter().map(|(tree, _)| tree), !documents.checkpoints.is_empty());
+        let mut plan = Self { boundary, key, tokens, legal, paged: Vec::new(), states: Vec::new(), resharded: None };
         if !differs.is_empty() {
             reshard::add(&mut plan, engine, documents, differs)?;
             return Ok(plan);
@@ -106,6 +110,39 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    /// The part of a plan for a resume at this token position. All pages of the part are full: their
+    /// digests prove the state of its tokens, and of no others.
+    pub fn upto(mut self, engine: &Engine, position: u64) -> Result<Self> {
+        if position == self.boundary {
+            return Ok(self);
+        }
+        if !self.legal.is_legal(position) || !self.states.is_empty() {
+            let first = self.legal.first().map(|step| format!(", or a multiple of {step} before it")).unwrap_or_default();
+            let legal = format!("{}, the end of the snapshot{first}", self.boundary);
+            return Err(Error::mismatch(ErrorCode::BoundaryMismatch, "token position to resume at", legal, position));
+        }
+        let computed = usize::try_from(position).unwrap_or(usize::MAX);
+        // The next token is chosen, and computed after the restore.
+        self.tokens.truncate(computed.saturating_add(1));
+        let tokens = self.tokens.get(..computed).ok_or_else(|| Error::Internal("a legal position beyond the tokens".into()))?;
+        self.key.prefix = prefix::key(&engine.fingerprint(), &self.key.salt, self.key.adapter.as_deref(), tokens);
+        (self.key.tokens, self.boundary) = (position, position);
+        for paged in &mut self.paged {
+            let group = engine.groups(paged.rank).iter().find(|group| group.layout.name == paged.group);
+            let columns = group.map(|group| group.columns(position)).filter(|columns| columns.start == 0 && paged.columns.start == 0);
+            let columns = columns.ok_or_else(|| Error::Internal(format!("group {:?} is cut at {position} tokens", paged.group)))?;
+            let each = paged.digests.len() / usize::try_from(paged.columns.end).unwrap_or(usize::MAX).max(1);
+            paged.digests.truncate(each * usize::try_from(columns.end).unwrap_or(usize::MAX));
+            paged.columns = columns;
+        }
+        Ok(self)
+    }
+
+    /// Whether it resumes at the end of the snapshot.
+    pub fn is_end(&self) -> bool {
+        self.boundary == self.legal.end()
     }
 
     /// Pages, over all groups and ranks.

@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(300);
 const MAX: usize = 64;
 
 /// The snapshot, or why there is none. `None` while it is not known.
-type Outcome = Option<std::result::Result<Digest, String>>;
+pub(super) type Outcome = Option<std::result::Result<Digest, String>>;
 
 /// References that requests resume from, by engine.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub struct Resumes(Mutex<BTreeMap<(String, String), watch::Receiver<Outcome>>>);
 impl Resumes {
     /// The look-up that a request waits for; `None` if too many are under way. A request that asks
     /// for the first time begins one unless one is under way: a tag may have moved.
-    fn of(&self, agent: &Agent, engine: &str, request: &Resume) -> Option<watch::Receiver<Outcome>> {
+    pub(super) fn of(&self, agent: &Agent, engine: &str, request: &Resume) -> Option<watch::Receiver<Outcome>> {
         let key = (engine.to_owned(), request.reference.clone());
         let mut known = self.0.lock();
         if let Some(found) = known.get(&key)

@@ -122,13 +122,15 @@ impl Staged {
     /// The deepest state for a request; of one snapshot, if only that is wanted.
     pub(super) fn find(&self, engine: &Engine, request: &Asked, only: Option<Digest>) -> Matched {
         let state = self.state.lock();
-        let (mut best, mut reason): (Option<&Entry>, Option<(u64, String)>) = (None, None);
-        let mut is_unknown = false;
+        let mut best: Option<(&Entry, u64)> = None;
+        let mut reason: Option<(u64, String)> = None;
+        let (mut is_unknown, mut perhaps) = (false, 0);
         let is_wanted = |entry: &&Entry| entry.engine == engine.name() && only.is_none_or(|only| entry.documents.digest == only);
         for entry in state.entries.iter().filter(is_wanted) {
             match fits::fits(&entry.plan, &entry.rungs, request) {
-                fits::Fit::Fits if best.is_none_or(|best| best.plan.boundary < entry.plan.boundary) => best = Some(entry),
-                fits::Fit::Fits => {}
+                fits::Fit::At(position) if best.is_none_or(|(_, best)| best < position) => best = Some((entry, position)),
+                fits::Fit::At(_) => {}
+                fits::Fit::Tokens(position) => perhaps = perhaps.max(position),
                 fits::Fit::NotAsked => is_unknown = true,
                 // Report the reason of the entry that matches most tokens.
                 fits::Fit::Not(near, why) if reason.as_ref().is_none_or(|(other, _)| *other <= near) => reason = Some((near, why)),
@@ -136,8 +138,10 @@ impl Staged {
             }
         }
         match best {
-            Some(entry) if entry.proven => {
-                Matched::Ready { boundary: entry.plan.boundary, restore: entry.id.clone(), digest: entry.documents.digest }
+            best if best.is_none_or(|(_, best)| best < perhaps) && perhaps > 0 => Matched::Tokens { of: only },
+            Some((entry, boundary)) if entry.proven => {
+                let partly = boundary < entry.plan.boundary;
+                Matched::Ready { boundary, restore: name(entry, boundary), digest: entry.documents.digest, partly, tier: None }
             }
             Some(_) => Matched::Later {},
             None if is_unknown || (only.is_none() && state.expected.contains_key(engine.name())) => Matched::Later {},
@@ -145,14 +149,21 @@ impl Staged {
         }
     }
 
-    pub(super) fn get(&self, engine: &Engine, id: &str) -> Result<Arc<Documents>> {
+    /// The snapshot of a match, and the token position if that is not its end.
+    pub(super) fn get(&self, engine: &Engine, restore: &str) -> Result<(Arc<Documents>, Option<u64>)> {
+        let unknown = || Error::Invalid(format!("no restore {restore:?} is kept ready"));
+        let (id, position) = match restore.split_once(AT) {
+            Some((id, position)) => (id, Some(position.parse().map_err(|_| unknown())?)),
+            None => (restore, None),
+        };
         let state = self.state.lock();
         let entry = state.entries.iter().find(|entry| entry.id == id && entry.engine == engine.name() && entry.proven);
-        entry.map(|entry| Arc::clone(&entry.documents)).ok_or_else(|| Error::Invalid(format!("no restore {id:?} is kept ready")))
+        entry.map(|entry| (Arc::clone(&entry.documents), position)).ok_or_else(unknown)
     }
 
     /// Drops an entry, and tells the engine.
-    pub(super) fn forget(agent: &Agent, engine: &str, id: &str) {
+    pub(super) fn forget(agent: &Agent, engine: &str, restore: &str) {
+        let id = entry_of(restore);
         agent.staged().change(|state| state.entries.retain(|entry| entry.id != id));
         tell_soon(agent, engine);
     }
@@ -161,7 +172,8 @@ impl Staged {
     pub(super) fn count(&self, engine: &str, report: &Report) {
         let mut state = self.state.lock();
         for outcome in &report.outcomes {
-            let entry = outcome.restore.as_ref().and_then(|id| state.entries.iter().position(|e| e.id == *id && e.engine == engine));
+            let entry =
+                outcome.restore.as_ref().and_then(|id| state.entries.iter().position(|e| e.id == entry_of(id) && e.engine == engine));
             let counts = match entry {
                 Some(at) => &mut state.entries[at].outcomes,
                 None => state.unmatched.entry(engine.into()).or_default(),
@@ -191,8 +203,22 @@ impl Staged {
         let mut boundaries: Vec<u64> = state.entries.iter().filter(|e| e.engine == engine).map(|e| e.plan.boundary).collect();
         boundaries.sort_unstable();
         boundaries.dedup();
-        StagedStates { version: state.version, boundaries, expected: state.expected.contains_key(engine) }
+        let shortest = state.entries.iter().filter(|e| e.engine == engine).filter_map(|e| e.plan.legal.first()).min();
+        StagedStates { version: state.version, boundaries, expected: state.expected.contains_key(engine), shortest }
     }
+}
+
+/// What stands between an entry and a token position in the name of a match.
+const AT: char = '@';
+
+/// The name of a match: what an engine says of it tells where it resumes.
+fn name(entry: &Entry, boundary: u64) -> String {
+    if boundary == entry.plan.boundary { entry.id.clone() } else { format!("{}{AT}{boundary}", entry.id) }
+}
+
+/// The entry that a match is of.
+fn entry_of(restore: &str) -> &str {
+    restore.split_once(AT).map_or(restore, |(id, _)| id)
 }
 
 /// Tells the engine what lies ready for it. Waits for its answer, but not for long: an engine that

@@ -32,7 +32,7 @@ async fn call(host: &Host, engine: &str, call: ToAgent) -> Result<serde_json::Va
 
 fn save(ticket: &str, sequence: &str, reference: &str) -> ToAgent {
     let (ticket, sequence, reference) = (ticket.into(), sequence.into(), reference.into());
-    ToAgent::Save(Save { ticket, sequence, reference, parent: None, push: Push::Never })
+    ToAgent::Save(Save { ticket, sequence, reference, parent: None, push: Push::Never, automatic: None })
 }
 
 async fn ended(host: &Host, ticket: &str) -> SaveInfo {
@@ -173,14 +173,16 @@ async fn a_request_resumes_from_what_it_names() {
     let engine = holding(&host, "e");
     engine.add("s", &tokens(62));
     let digest = host.agent.snapshot("e", request(None)).await.unwrap().digest;
-    let Matched::Ready { boundary: 61, digest: found, restore } = resumed(&host, &engine, "team/agent:now").await else {
+    let Matched::Ready { boundary: 61, digest: found, restore, partly: false, tier: None } =
+        resumed(&host, &engine, "team/agent:now").await
+    else {
         panic!("nothing is ready")
     };
     assert_eq!(found, digest);
     // The second request finds it verified: nothing is read again.
     engine.forget_journal();
     let again = resumed(&host, &engine, "team/agent:now").await;
-    assert_eq!(again, Matched::Ready { boundary: 61, digest, restore });
+    assert_eq!(again, Matched::Ready { boundary: 61, digest, restore, partly: false, tier: None });
 
     for (reference, word) in [
         ("team/agent:never", "tag_unknown"),

@@ -396,6 +396,113 @@ async fn an_engine_that_asks_gets_the_deepest_state_that_fits() {
     assert!(matches!(ask(request()).await, Matched::None { .. }));
 }
 
+/// Full attention alone, in pages of 4 and of 8 tokens.
+fn attention(name: &str) -> Spec {
+    Spec::with(name, vec![Group::flat("main"), Group { block_tokens: 8, ..Group::opaque("other") }])
+}
+
+#[tokio::test]
+async fn a_snapshot_of_full_attention_comes_back_at_the_end_of_each_page() {
+    let host = host().await;
+    let a = Synthetic::start(&host.agent, attention("e").ranks(2));
+    a.add("s", &tokens(62));
+    let digest = capture(&host, "e").await;
+    let mut spec = attention("there").ranks(2).placed(7, 64);
+    spec.groups.iter_mut().for_each(|group| group.blocks = 200);
+    let b = Synthetic::start(&host.agent, spec);
+    let restore_at = async |engine: &str, position| {
+        let reference = "team/agent:now".to_owned();
+        host.agent.restore(engine, RestoreRequest { reference, local: true, position: Some(position), ..RestoreRequest::default() }).await
+    };
+    for position in [8, 32, 56] {
+        let report = restore_at("there", position).await.unwrap();
+        assert_eq!((report.digest, report.boundary, report.tokens, report.oracle), (digest, position, position + 1, false));
+        let (restored, own) = (report.sequence.unwrap(), format!("own-{position}"));
+        b.add(&own, &tokens(position as u32 + 1));
+        assert_eq!(b.content(&restored), b.content(&own), "at {position}");
+        b.step(&restored, 9);
+        b.step(&own, 9);
+        assert_eq!((b.sequence(&restored).tokens, b.content(&restored)), (b.sequence(&own).tokens, b.content(&own)));
+    }
+    let whole = restore_at("there", 61).await.unwrap();
+    assert_eq!((b.content(&whole.sequence.unwrap()), whole.oracle), (a.content("s"), true));
+    // In the middle of a page of one group, and beyond the end.
+    for position in [0, 4, 44, 60, 62] {
+        let error = restore_at("there", position).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::BoundaryMismatch, "{error}");
+        assert!(error.to_string().contains("multiple of 8"), "{error}");
+    }
+    assert_eq!(b.waiting(), Vec::<String>::new());
+
+    let c = Synthetic::start(&host.agent, Spec::hybrid("hybrid"));
+    c.add("s", &tokens(62));
+    capture(&host, "hybrid").await;
+    let error = restore_at("hybrid", 32).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::BoundaryMismatch, "{error}");
+    assert!(!error.to_string().contains("multiple"), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_takes_the_pages_before_the_token_in_which_it_differs() {
+    let host = host().await;
+    let source = Synthetic::start(&host.agent, attention("e"));
+    source.add("s", &tokens(62));
+    let digest = capture(&host, "e").await;
+    let mut spec = attention("asks").placed(9, 32);
+    spec.verbs = vec![Verb::Request];
+    let engine = Synthetic::start(&host.agent, spec);
+    restore(&host, "asks", "now").await.unwrap();
+    let told = engine.told.lock().last().cloned().unwrap();
+    assert_eq!((told.boundaries, told.shortest), (vec![61], Some(8)));
+    let handle = host.agent.engines().get("asks").unwrap();
+    let call = async |call| host.agent.answer(&handle, 0, call).await;
+    let ask = async |request| serde_json::from_value::<Matched>(call(request).await.unwrap()).unwrap();
+    let keys = |tokens: &[u32]| {
+        let fingerprint = prefix::fingerprint(&engine.spec.deployment);
+        let mut keys = prefix::rungs(&fingerprint, "", None, tokens);
+        keys.retain(|(at, _)| *at < 61);
+        keys.extend((tokens.len() > 61).then(|| (61, prefix::key(&fingerprint, "", None, &tokens[..61]))));
+        ToAgent::MatchKeys(MatchKeys { tokens: tokens.len() as u64, keys, ..MatchKeys::default() })
+    };
+
+    let mut other = tokens(90);
+    other[45] += 1;
+    assert_eq!(ask(keys(&other)).await, Matched::Tokens { of: None });
+    let request = |tokens: &[u32], computed| ToAgent::Match(Match { tokens: tokens.to_vec(), computed, ..Match::default() });
+    let matched = ask(request(&other, 0)).await;
+    let Matched::Ready { boundary: 40, restore: name, digest: found, partly: true, tier: None } = matched else { panic!("{matched:?}") };
+    assert_eq!(found, digest);
+    // A shorter request, one that ends where the state does, one that has all of it, one that has none.
+    for (tokens, boundary) in [(tokens(30), 24), (tokens(61), 56), (tokens(62), 61)] {
+        let matched = ask(request(&tokens, 0)).await;
+        assert!(matches!(matched, Matched::Ready { boundary: at, partly, .. } if at == boundary && partly == (at < 61)), "{matched:?}");
+    }
+    assert!(matches!(ask(request(&tokens(8), 0)).await, Matched::None { .. }));
+    assert!(matches!(ask(request(&other, 40)).await, Matched::None { .. }));
+    let of_another = Match { tokens: other.clone(), of: Some(Digest::sha256(b"x")), ..Match::default() };
+    assert!(matches!(ask(ToAgent::Match(of_another)).await, Matched::None { .. }));
+
+    // The state that the engine would compute itself.
+    engine.add("mine", &other[..41]);
+    let (blocks, expected) = (engine.sequence("mine").blocks, engine.content("mine"));
+    let fill = |restore: &str, blocks: &BTreeMap<String, Vec<u32>>, kept| {
+        ToAgent::Fill(Fill { restore: restore.into(), blocks: blocks.clone(), after: None, kept, fill: None })
+    };
+    wipe(&engine);
+    let filled = call(fill(&name, &blocks, 0)).await.unwrap();
+    assert_eq!(filled, json!({}), "no logits were recorded there");
+    assert_eq!(engine.content("mine"), expected);
+    call(fill(&name, &blocks, 16)).await.unwrap();
+    wipe(&engine);
+    assert_eq!(call(fill(&name, &blocks, 16)).await.unwrap_err().code(), ErrorCode::KeptDiffers);
+    let outcomes = vec![Outcome { restore: Some(name.clone()), what: Taking::Taken, count: 3 }];
+    call(ToAgent::Report(Report { outcomes })).await.unwrap();
+    assert_eq!(host.agent.staged().info("asks").0[0].outcomes[&Taking::Taken], 3);
+    // A position that no match named.
+    let forged = name.replace("@40", "@44");
+    assert_eq!(call(fill(&forged, &blocks, 0)).await.unwrap_err().code(), ErrorCode::BoundaryMismatch);
+}
+
 /// An engine that asks, with a captured snapshot of 61 tokens ready for it: its state is the
 /// content of the other engine.
 struct Asking {

@@ -24,8 +24,11 @@ api! {
         /// The snapshot; absent if there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub digest: Option<Digest>,
-        /// Tokens whose state it holds; 0 if there is none.
+        /// Tokens that need not be computed; 0 if there is none. The snapshot can be resumed there.
         pub boundary: u64,
+        /// Tokens whose state the snapshot holds. If these are more, only its beginning is used.
+        #[serde(default)]
+        pub tokens: u64,
         /// A few snapshots that nearly match, each with the reason why it does not. The longest
         /// common prefix comes first.
         pub rejected: Vec<MatchRejected>,

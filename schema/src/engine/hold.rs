@@ -1,8 +1,9 @@
 //! Captures without a pause: the engine holds the blocks of a sequence while it runs. Its requests
 //! ask for saves, and for snapshots to resume from.
 
-use super::MatchKeys;
+use super::{Match, MatchKeys};
 use crate::agent::Push;
+use crate::name::RepositoryName;
 use serde::{Deserialize, Serialize};
 
 /// Arguments of [`super::ToEngine::Hold`].
@@ -86,6 +87,69 @@ pub struct Save {
     /// Pushing. [`Push::Wait`] is as [`Push::Background`].
     #[serde(default)]
     pub push: Push,
+    /// If no request asked for it. The agent may drop it then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub automatic: Option<Automatic>,
+}
+
+/// The bounds of saves that no request asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Automatic {
+    /// Bytes a second that the automatic saves of this engine may add to the agent's store, on
+    /// average over ten seconds. No bound if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+}
+
+/// Answer to [`super::ToAgent::Save`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saving {
+    /// Why it is not saved. Only of an automatic save.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<Dropped>,
+}
+
+/// Why an automatic save was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dropped {
+    /// Too many saves or pushes wait.
+    Behind,
+    /// The budget of bytes is used up.
+    Budget,
+}
+
+/// Arguments of [`super::ToAgent::Find`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Find {
+    /// Names this search: 1 to 64 bytes, unique in the engine's life.
+    pub name: String,
+    /// Where to look. Given with the first call of this name, as are the following.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<RepositoryName>,
+    /// Tokens that a state must save.
+    #[serde(default)]
+    pub least: u64,
+    /// Milliseconds that the request waits.
+    #[serde(default)]
+    pub limit_ms: u64,
+    /// The request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Match>,
+}
+
+/// Where the agent had a state that it found for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tier {
+    /// It was verified and lay ready.
+    Memory,
+    /// In the agent's own store.
+    Store,
+    /// In the registry.
+    Registry,
 }
 
 /// Arguments of [`super::ToAgent::Resume`].

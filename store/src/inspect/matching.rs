@@ -2,11 +2,13 @@
 //!
 //! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens
 //! equals the snapshot's; and the *state key*, the snapshot's checkpoints carry that same key. A
-//! snapshot can be used only at its own token position: recurrent state cannot be reduced to a
-//! shorter prefix.
+//! snapshot can be used at its own token position. If nothing but pages of full attention is in it,
+//! it can be used at the end of each page too: [`pfr_schema::resume::Legal`] is the rule, and the tokens are compared
+//! one by one.
 //!
-//! The prefix index finds snapshots whose page key holds, the longest first. Snapshots that it
-//! finds nearby, and the newest, say why they do not fit.
+//! The prefix index finds snapshots whose page key holds at their end, the longest first, and by
+//! waypoints some of those that share most tokens with the request. Snapshots that it finds nearby,
+//! and the newest, say why they do not fit.
 
 use crate::Store;
 use crate::boxed;
@@ -30,8 +32,11 @@ const LOOKS: usize = 256;
 const NEWEST: usize = 8;
 /// Maximum number of refusals in an answer.
 const REJECTED: usize = 8;
-/// Maximum bytes of token lists that are read to find how many tokens of a refused snapshot agree.
-const LISTS: u64 = 4 << 20;
+/// Maximum bytes of token lists that are read to find how many tokens agree: first of snapshots that
+/// share the deepest waypoint, then of others.
+const LISTS: u64 = 16 << 20;
+/// Waypoints that are looked at, the deepest first, until a snapshot there can be used.
+const WAYPOINTS: usize = 8;
 
 /// A snapshot that says which prefix it is of.
 struct Candidate {
@@ -47,8 +52,10 @@ enum Verdict {
     Fits,
     /// Another identity, so its tokens do not matter.
     Foreign(String),
-    /// The same identity, other tokens or not enough of them.
-    Tokens,
+    /// It can be used up to here: the same identity, other tokens or not enough of them.
+    Partly(u64),
+    /// The same, and it cannot be used; how many tokens agree.
+    Tokens(u64, String),
     /// The pages' prefix holds, the state's does not.
     State(String),
 }
@@ -62,7 +69,8 @@ struct Matching<'a> {
     lists: HashMap<Digest, u64>,
     /// Bytes of lists that may still be read.
     left: u64,
-    found: Option<Candidate>,
+    /// The snapshot to resume from, and where.
+    found: Option<(Candidate, u64)>,
     rejected: Vec<api::MatchRejected>,
 }
 
@@ -94,6 +102,18 @@ impl Store {
                 if matching.found.is_some() {
                     break;
                 }
+            }
+        }
+        let mut below = None;
+        for _ in 0..WAYPOINTS {
+            let passing = self.metadata.passing(repository.clone(), Arc::clone(&path), below).await?;
+            let Some(passing) = passing.filter(|passing| passing.next > matching.boundary()) else { break };
+            below = Some(passing.tokens);
+            let snapshots = passing.snapshots.into_iter().filter(|digest| seen.insert(*digest)).collect();
+            let found = self.candidates(snapshots, &mut matching.rejected).await?;
+            matching.look(found).await?;
+            if matching.boundary() > 0 {
+                break;
             }
         }
         others.extend(self.snapshots(repository, None, NEWEST).await?.rows.into_iter().map(|row| row.digest));
@@ -141,7 +161,7 @@ impl Matching<'_> {
     /// Checks candidates, the longest first, until one fits that is longer than the match so far.
     async fn look(&mut self, candidates: Vec<Candidate>) -> Result<()> {
         for candidate in candidates {
-            if self.found.as_ref().is_some_and(|found| found.key.tokens >= candidate.key.tokens) {
+            if self.found.is_some() && self.boundary() >= candidate.key.tokens {
                 break;
             }
             let verdict = match self.judge(&candidate).await {
@@ -154,12 +174,19 @@ impl Matching<'_> {
             };
             let (common, reason) = match verdict {
                 Verdict::Fits => {
-                    self.found = Some(candidate);
+                    let boundary = candidate.key.tokens;
+                    self.found = Some((candidate, boundary));
                     break;
                 }
                 Verdict::Foreign(reason) => (0, reason),
                 Verdict::State(reason) => (candidate.key.tokens, reason),
-                Verdict::Tokens => self.tokens_differ(&candidate).await?,
+                Verdict::Partly(boundary) => {
+                    if boundary > self.boundary() {
+                        self.found = Some((candidate, boundary));
+                    }
+                    continue;
+                }
+                Verdict::Tokens(common, reason) => (common, reason),
             };
             self.rejected.push(refuse(candidate.digest, common, reason));
         }
@@ -169,11 +196,34 @@ impl Matching<'_> {
     fn answer(mut self) -> api::MatchResponse {
         self.rejected.sort_by_key(|one| Reverse(one.common));
         self.rejected.truncate(REJECTED);
-        let boundary = self.found.as_ref().map_or(0, |candidate| candidate.key.tokens);
-        api::MatchResponse { digest: self.found.map(|candidate| candidate.digest), boundary, rejected: self.rejected }
+        let boundary = self.boundary();
+        let found = self.found.map(|(candidate, _)| candidate);
+        let (digest, tokens) = (found.as_ref().map(|found| found.digest), found.map_or(0, |found| found.key.tokens));
+        api::MatchResponse { digest, boundary, tokens, rejected: self.rejected }
     }
 
-    async fn judge(&self, candidate: &Candidate) -> Result<Verdict> {
+    /// Tokens that need not be computed, as far as known.
+    fn boundary(&self) -> u64 {
+        self.found.as_ref().map_or(0, |(_, boundary)| *boundary)
+    }
+
+    /// Of a snapshot that has other tokens than the request, or goes further.
+    async fn partly(&mut self, candidate: &Candidate) -> Result<Verdict> {
+        let (common, reason) = self.tokens_differ(candidate).await?;
+        // Equal tokens with another key are not to be trusted.
+        if common > 0 && common < candidate.key.tokens {
+            let manifest = self.store.manifest(&candidate.digest).await?;
+            if let Some(boundary) = self.store.legal(&manifest, candidate.key.tokens).await?.deepest(common) {
+                if boundary > self.boundary() && !self.lists_its_prefix(candidate).await? {
+                    return Ok(Verdict::Tokens(0, "its list of tokens is not of its prefix key".into()));
+                }
+                return Ok(Verdict::Partly(boundary));
+            }
+        }
+        Ok(Verdict::Tokens(common, reason))
+    }
+
+    async fn judge(&mut self, candidate: &Candidate) -> Result<Verdict> {
         let (key, request) = (&candidate.key, self.request);
         let foreign = |what: &str, theirs: String, ours: String| Ok(Verdict::Foreign(format!("another {what}: {theirs}, not {ours}")));
         if key.scheme != prefix::SCHEME {
@@ -191,7 +241,7 @@ impl Matching<'_> {
             return foreign("adapter", format!("{:?}", key.adapter), format!("{:?}", request.adapter));
         }
         if self.path.key(key.tokens) != Some(key.prefix) {
-            return Ok(Verdict::Tokens);
+            return self.partly(candidate).await;
         }
         let manifest = self.store.manifest(&candidate.digest).await?;
         let mut checkpoints = 0;
@@ -212,6 +262,19 @@ impl Matching<'_> {
             return Ok(Verdict::State(reason));
         }
         Ok(Verdict::Fits)
+    }
+
+    /// Whether the tokens that a snapshot lists are those of its prefix key. Some snapshots are not
+    /// in the index yet, where this was checked.
+    async fn lists_its_prefix(&self, candidate: &Candidate) -> Result<bool> {
+        let Some((list, _)) = candidate.tokens else { return Ok(false) };
+        let (bytes, key, fingerprint) = (self.store.read(&list).await?, candidate.key.clone(), self.request.fingerprint);
+        let is_its_prefix = move || {
+            let tokens = bytes.as_chunks::<4>().0.iter().map(|token| u32::from_le_bytes(*token));
+            let tokens: Vec<u32> = tokens.take(usize::try_from(key.tokens).unwrap_or(usize::MAX)).collect();
+            tokens.len() as u64 == key.tokens && prefix::key(&fingerprint, &key.salt, key.adapter.as_deref(), &tokens) == key.prefix
+        };
+        tokio::task::spawn_blocking(is_its_prefix).await.map_err(|e| Error::Internal(e.to_string()))
     }
 
     /// How many tokens agree, and why that is not enough.

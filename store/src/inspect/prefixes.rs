@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::metadata::{PrefixMark, PrefixPath};
 use crate::tasks::{Budget, Lane, RunEnd, Task};
 use async_trait::async_trait;
+use pfr_schema::resume::Legal;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::{Digest, media_type, prefix};
 use std::time::Duration;
@@ -21,19 +22,24 @@ impl Store {
     /// The rows of a snapshot in the prefix index; none if it does not say which prefix it is
     /// of. Reads and hashes its list of tokens: 10 ms for 380,000.
     pub(crate) async fn prefix_marks(&self, manifest: &Manifest, config: &SnapshotConfig) -> Result<Vec<PrefixMark>> {
-        match self.marks_with_list(config, manifest.layers_of(media_type::TOKENS).next()).await {
+        match self.marks_with_list(manifest, config, manifest.layers_of(media_type::TOKENS).next()).await {
             // If the list cannot be read, the snapshot is found by its length.
-            Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => self.marks_with_list(config, None).await,
+            Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => self.marks_with_list(manifest, config, None).await,
             marks => marks,
         }
     }
 
     /// The same, if its list of tokens is this one; an error if it cannot be read.
-    async fn marks_with_list(&self, config: &SnapshotConfig, list: Option<&Descriptor>) -> Result<Vec<PrefixMark>> {
+    async fn marks_with_list(&self, manifest: &Manifest, config: &SnapshotConfig, list: Option<&Descriptor>) -> Result<Vec<PrefixMark>> {
         let (Some(key), Some(fingerprint)) = (config.prefix.clone(), config.fingerprint) else { return Ok(Vec::new()) };
         if key.scheme != prefix::SCHEME {
             return Ok(Vec::new());
         }
+        let legal = match self.legal(manifest, key.tokens).await {
+            // Then it is found by its end only.
+            Err(Error::Corrupt { .. } | Error::Format(_) | Error::BlobUnknown { .. }) => Legal::of(key.tokens, [], true),
+            legal => legal?,
+        };
         let list = list.filter(|list| list.size <= LIST && list.size / 4 >= key.tokens);
         let _alone = match list {
             Some(list) if list.size > LARGE => {
@@ -51,9 +57,20 @@ impl Store {
                 tokens.take(usize::try_from(key.tokens).unwrap_or(usize::MAX)).collect()
             });
             let path = tokens.map(|tokens| PrefixPath::new(tokens, &fingerprint, &key.salt, key.adapter.as_deref()));
-            PrefixMark::of(&key, path.as_ref(), &fingerprint)
+            let mut marks = PrefixMark::of(&key, path.as_ref(), &fingerprint);
+            // Tokens that are not those of the key would lead to state of other ones.
+            if let Some(path) = path.filter(|path| legal.first().is_some() && path.key(key.tokens) == Some(key.prefix)) {
+                marks.extend(PrefixMark::waypoints(&path));
+            }
+            marks
         };
         tokio::task::spawn_blocking(marks).await.map_err(|e| Error::Internal(e.to_string()))
+    }
+
+    /// Where a snapshot of so many tokens may be resumed.
+    pub(super) async fn legal(&self, manifest: &Manifest, end: u64) -> Result<Legal> {
+        let has_states = manifest.layers_of(media_type::CHECKPOINT).next().is_some();
+        Ok(Legal::of_trees(end, &self.trees(manifest).await?, has_states))
     }
 
     /// Puts snapshots into the prefix index that are not in it yet: those that were committed
@@ -101,7 +118,7 @@ impl Store {
     pub(crate) async fn expected_marks(&self, digest: &Digest) -> Result<[Vec<PrefixMark>; 2]> {
         let Some((manifest, config)) = self.prefix_documents(digest).await? else { return Ok([Vec::new(), Vec::new()]) };
         let list = manifest.layers_of(media_type::TOKENS).next();
-        Ok([self.marks_with_list(&config, list).await?, self.marks_with_list(&config, None).await?])
+        Ok([self.marks_with_list(&manifest, &config, list).await?, self.marks_with_list(&manifest, &config, None).await?])
     }
 
     /// Manifest and configuration of a snapshot; none if the manifest is not that of a snapshot.

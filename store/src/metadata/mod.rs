@@ -157,6 +157,9 @@ macro_rules! metadata_transactions {
             /// does, and some that share most of it.
             find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> PrefixHits
                 = SNAPSHOT |tx| prefixes::find(tx, repository, path, *below);
+            /// Snapshots with the deepest waypoint that a request has too, before `below` tokens.
+            passing(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> Option<PrefixPassing>
+                = SNAPSHOT |tx| prefixes::passing(tx, repository, path, *below);
             /// Snapshots that are not in the prefix index yet, by the row ids of their
             /// manifests.
             unprefixed(after: i64, limit: usize) -> Vec<(i64, Digest)> = READ |tx| prefixes::unprefixed(tx, *after, *limit);

@@ -3,13 +3,13 @@
 
 use super::arguments::at_most;
 use super::names::visible;
-use super::rows::{PASSES, levels, short, steps};
+use super::rows::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 use super::sql::{Column, Sql, values};
 use super::tx::{Outcome, Tx};
-use super::{PrefixHit, PrefixHits, PrefixMark, PrefixPath, Prefixed};
+use super::{PrefixHit, PrefixHits, PrefixMark, PrefixPassing, PrefixPath, Prefixed};
 use pfr_schema::{Digest, RepositoryName, prefix};
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Tokens of a block.
 const BLOCK: u64 = prefix::BLOCK as u64;
@@ -18,6 +18,8 @@ const BLOCK: u64 = prefix::BLOCK as u64;
 const DEEPEST: i64 = 32;
 /// Maximum number of snapshots in an answer that share a beginning with the request.
 const NEAR: usize = 8;
+/// Maximum number of snapshots in an answer that have one waypoint, the newest ones.
+const PASSING: i64 = 32;
 /// Lengths that are tried with one statement, of snapshots whose tokens are not known.
 const LENGTHS: usize = 1024;
 
@@ -97,6 +99,35 @@ pub(super) async fn find<T: Tx>(tx: &mut T, repository: &RepositoryName, path: &
     Ok(PrefixHits { deepest, near: search.near })
 }
 
+/// Finds snapshots that share the deepest waypoint with a request; one before `below` tokens, if
+/// deeper ones were found in vain.
+pub(super) async fn passing<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    path: &PrefixPath,
+    below: Option<u64>,
+) -> Outcome<Option<PrefixPassing>> {
+    const EXIST: Sql = Sql::of_each(
+        "SELECT u.key, p.found FROM unnest($1::bigint[]) AS u(key) JOIN LATERAL
+         (SELECT 1::bigint AS found FROM prefixes WHERE repository = $2 AND key = u.key AND tokens = $3 LIMIT 1) p ON true",
+        "SELECT $1, 1 FROM prefixes WHERE repository = $2 AND key = $1 AND tokens = $3 LIMIT 1",
+    );
+    let repository = visible(tx, repository).await?;
+    let all = path.tokens().len() as u64;
+    let most = below.map_or(all, |below| all.min(below.saturating_sub(1)));
+    let positions: Vec<u64> = waypoints(most / BLOCK).collect();
+    let next = |at: u64| waypoints(u64::MAX).find(|next| *next > at).map_or(u64::MAX, |next| next.saturating_mul(BLOCK));
+    let keys = positions.iter().map(|at| path.mark(*at)).collect();
+    let found: Vec<(i64, i64)> = tx.rows(EXIST, vec![keys], values![repository, WAYPOINT], false).await?;
+    let found: HashSet<i64> = found.into_iter().map(|(key, _)| key).collect();
+    let Some(at) = positions.into_iter().rev().find(|at| found.contains(&path.mark(*at))) else { return Ok(None) };
+    let find = "SELECT o.digest FROM (SELECT manifest FROM prefixes WHERE repository = $1 AND key = $2 AND tokens = $3 AND proof = 0
+                                      ORDER BY manifest DESC LIMIT $4) p
+                JOIN manifests m ON m.id = p.manifest JOIN objects o ON o.id = m.object ORDER BY p.manifest DESC";
+    let snapshots = tx.query(find, values![repository, path.mark(at), WAYPOINT, PASSING]).await?;
+    Ok(Some(PrefixPassing { tokens: at * BLOCK, next: next(at), snapshots }))
+}
+
 struct Search<'a, T> {
     tx: &'a mut T,
     repository: i64,
@@ -152,11 +183,11 @@ impl<T: Tx> Search<'_, T> {
     async fn existing(&mut self, positions: Vec<(u64, u32)>) -> Outcome<Vec<(u64, u32, bool)>> {
         const FIND: Sql = Sql::of_each(
             "SELECT u.key, p.tokens FROM unnest($1::bigint[]) AS u(key) JOIN LATERAL
-             (SELECT tokens FROM prefixes WHERE repository = $2 AND key = u.key ORDER BY tokens DESC LIMIT 1) p ON true",
-            "SELECT $1, tokens FROM prefixes WHERE repository = $2 AND key = $1 ORDER BY tokens DESC LIMIT 1",
+             (SELECT tokens FROM prefixes WHERE repository = $2 AND key = u.key AND tokens >= $3 ORDER BY tokens DESC LIMIT 1) p ON true",
+            "SELECT $1, tokens FROM prefixes WHERE repository = $2 AND key = $1 AND tokens >= $3 ORDER BY tokens DESC LIMIT 1",
         );
         let keys = positions.iter().map(|(at, _)| self.path.mark(*at)).collect();
-        let rows: Vec<(i64, i64)> = self.tx.rows(FIND, vec![keys], values![self.repository], false).await?;
+        let rows: Vec<(i64, i64)> = self.tx.rows(FIND, vec![keys], values![self.repository, PASSES], false).await?;
         let found: HashMap<i64, i64> = rows.into_iter().collect();
         let with = |(at, level): (u64, u32)| Some((at, level, *found.get(&self.path.mark(at))? > PASSES));
         Ok(positions.into_iter().filter_map(with).collect())
@@ -209,11 +240,11 @@ impl<T: Tx> Search<'_, T> {
         if self.near.len() >= NEAR {
             return Ok(());
         }
-        let find = "SELECT o.digest FROM (SELECT tokens, manifest FROM prefixes WHERE repository = $1 AND key = $2
+        let find = "SELECT o.digest FROM (SELECT tokens, manifest FROM prefixes WHERE repository = $1 AND key = $2 AND tokens >= $4
                                           ORDER BY tokens DESC, proof DESC, manifest DESC LIMIT $3) p
                     JOIN manifests m ON m.id = p.manifest JOIN objects o ON o.id = m.object ORDER BY p.tokens DESC, p.manifest DESC";
         let room = at_most(NEAR - self.near.len());
-        let found: Vec<Digest> = self.tx.query(find, values![self.repository, self.path.mark(at), room]).await?;
+        let found: Vec<Digest> = self.tx.query(find, values![self.repository, self.path.mark(at), room, PASSES]).await?;
         self.near.extend(found);
         Ok(())
     }

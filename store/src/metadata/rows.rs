@@ -13,10 +13,10 @@ pub use domains::*;
 pub use integrity::*;
 pub use journal::*;
 pub use packs::*;
-pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPath, Prefixed};
+pub use prefixes::{PrefixHit, PrefixHits, PrefixMark, PrefixPassing, PrefixPath, Prefixed};
 pub use stats::*;
 
-pub(crate) use prefixes::{PASSES, levels, short, steps};
+pub(crate) use prefixes::{PASSES, WAYPOINT, levels, short, steps, waypoints};
 
 pub use pfr_schema::api::RepositoryInfo;
 use pfr_schema::api::{TagInfo, TagState};

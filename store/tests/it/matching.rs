@@ -5,8 +5,9 @@ use crate::common::rig::{Backend, Rig};
 use crate::common::{accuse, pieces, property, repository, stream};
 use pfr_schema::api::{MatchRequest, MatchResponse};
 use pfr_schema::checkpoint::{ABI, Checkpoint, Key};
+use pfr_schema::run::Run;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
-use pfr_schema::tree::Document;
+use pfr_schema::tree::{Document, Group, GroupKind, PageTree, RunRef, SCHEMA, TreeSequence};
 use pfr_schema::{Digest, Kind, media_type, prefix};
 use pfr_store::{Budget, Store, document_frame};
 use proptest::prelude::*;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 
 on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
     the_deepest_of_all_snapshots_is_found,
+    the_deepest_page_of_full_attention_is_found,
 );
 on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_a_rebuild_brings_back_is_found,
@@ -21,10 +23,14 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     what_is_quarantined_is_passed_over,
     fsck_finds_and_corrects_rows_of_the_index,
     fsck_takes_a_damaged_list_of_tokens_for_no_fault_of_the_index,
+    a_snapshot_of_a_conversation_serves_where_another_one_parts_from_it,
 );
 
 /// Lengths around the ends of blocks, and of digits of their number.
 const LENGTHS: [u64; 18] = [0, 1, 15, 16, 17, 32, 255, 256, 257, 272, 300, 511, 4095, 4096, 4100, 4112, 4400, 8200];
+
+/// Tokens of a page.
+const PAGE: u32 = 16;
 
 /// Tokens that are the common ones up to some position, and then one of a few other lists.
 #[derive(Clone, Debug)]
@@ -59,11 +65,22 @@ struct Spec {
     way: Way,
     salt: bool,
     list: List,
+    holds: Holds,
+}
+
+/// What a snapshot has besides its tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Holds {
+    Checkpoint,
+    /// A group of full attention with pages of 16 tokens.
+    Pages,
+    /// The same, and a window.
+    Window,
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
     let list = prop_oneof![6 => Just(List::Whole), 1 => Just(List::None), 1 => Just(List::Wrong)];
-    (way(), proptest::bool::weighted(0.1), list).prop_map(|(way, salt, list)| Spec { way, salt, list })
+    (way(), proptest::bool::weighted(0.1), list).prop_map(|(way, salt, list)| Spec { way, salt, list, holds: Holds::Checkpoint })
 }
 
 fn salt(salted: bool) -> String {
@@ -98,14 +115,42 @@ async fn push_documents(store: &Store, spec: &Spec, number: usize) -> Pushed {
     let config = Document::new(Kind::Blob, config.to_bytes());
     let listed = if spec.list == List::Wrong { vec![7; tokens.len()] } else { tokens };
     let list = Document::new(Kind::Blob, listed.iter().flat_map(|token| token.to_le_bytes()).collect());
-    let mut layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
+    let groups: &[GroupKind] = match spec.holds {
+        Holds::Checkpoint => &[],
+        Holds::Pages => &[GroupKind::FullAttention],
+        Holds::Window => &[GroupKind::FullAttention, GroupKind::SlidingWindow],
+    };
+    let (page, pages) = (Document::new(Kind::Blob, vec![7; 8]), (listed.len() as u32).div_ceil(PAGE));
+    let run = Document::new(Kind::Run, Run::new(1, 8, vec![page.digest; pages.max(1) as usize]).unwrap().to_bytes());
+    let trees: Vec<Document> = groups.iter().map(|kind| tree(*kind, &run, pages).to_document()).collect();
+    let mut layers: Vec<Descriptor> = trees.iter().map(|tree| Descriptor::of(media_type::TREE, tree)).collect();
+    layers.extend((spec.holds == Holds::Checkpoint).then(|| Descriptor::of(media_type::CHECKPOINT, &checkpoint)));
     layers.extend((spec.list != List::None).then(|| Descriptor::of(media_type::TOKENS, &list)));
     let manifest = Manifest::snapshot(&config, layers, BTreeMap::new()).to_document();
     let session = store.open_push(&repository()).await.unwrap();
-    let frames = stream([&checkpoint, &config, &list, &manifest].map(document_frame));
+    let documents = [&page, &run].into_iter().chain(&trees).chain([&checkpoint, &config, &list, &manifest]);
+    let frames = stream(documents.map(document_frame));
     store.ingest(&session.id, pieces(&frames, 65536)).await.unwrap();
     store.commit(&session.id, manifest.digest, None, None).await.unwrap();
     Pushed { manifest: manifest.digest, config: config.digest, list: list.digest, checkpoint: checkpoint.digest }
+}
+
+fn tree(kind: GroupKind, run: &Document, pages: u32) -> PageTree {
+    PageTree {
+        schema: SCHEMA.into(),
+        layout: "opaque/test".into(),
+        page_size_tokens: PAGE,
+        page_bytes: 8,
+        geometry: None,
+        components: vec!["kv".into()],
+        group: Group { name: format!("{kind:?}"), kind },
+        rank: 0,
+        world: 1,
+        runs: (pages > 0).then_some(RunRef { digest: run.digest, pages }).into_iter().collect(),
+        ix: (0..pages).collect(),
+        sequences: vec![TreeSequence { id: "s".into(), ix: (0..pages).collect(), fill: 0 }],
+        flat_digest: None,
+    }
 }
 
 async fn ask(store: &Store, tokens: Vec<u32>, salted: bool) -> MatchResponse {
@@ -161,14 +206,78 @@ async fn the_deepest_of_all_snapshots_is_found(on: Backend) {
 }
 
 fn on_the_way(length: u64) -> Spec {
-    Spec { way: Way { length, leaves: u64::MAX, to: 1 }, salt: false, list: List::Whole }
+    Spec { way: Way { length, leaves: u64::MAX, to: 1 }, salt: false, list: List::Whole, holds: Holds::Checkpoint }
+}
+
+/// Where a snapshot can be resumed by a request with these tokens, if anywhere.
+fn legal(spec: &Spec, tokens: &[u32]) -> u64 {
+    let own = spec.way.tokens();
+    let agree = own.iter().zip(tokens).take_while(|(a, b)| a == b).count() as u64;
+    match (agree == spec.way.length, spec.holds, spec.list) {
+        (true, ..) => agree,
+        (false, Holds::Pages, List::Whole) => agree / u64::from(PAGE) * u64::from(PAGE),
+        _ => 0,
+    }
+}
+
+async fn the_deepest_page_of_full_attention_is_found(on: Backend) {
+    let holds = prop_oneof![4 => Just(Holds::Pages), 1 => Just(Holds::Window), 1 => Just(Holds::Checkpoint)];
+    let spec = (spec(), holds).prop_map(|(spec, holds)| Spec { holds, ..spec });
+    // No waypoint has more snapshots than are looked at, so the answer is exact.
+    let cases = (proptest::collection::vec(spec, 9..30), proptest::collection::vec(way(), 1..12));
+    property(on.some(24, 3), cases, move |(specs, asked)| async move {
+        let rig = Rig::new(on).await;
+        let mut snapshots = Vec::new();
+        for (number, spec) in specs.into_iter().enumerate() {
+            snapshots.push((push(&rig.store, &spec, number).await, spec));
+        }
+        for round in 0..2 {
+            for way in &asked {
+                let tokens = way.tokens();
+                let ours = || snapshots.iter().filter(|(_, spec)| !spec.salt);
+                let best = ours().map(|(_, spec)| legal(spec, &tokens)).max().unwrap_or(0);
+                let found = ask(&rig.store, tokens.clone(), false).await;
+                assert_eq!(found.boundary, best, "{way:?} of {snapshots:?}: {found:?}");
+                let same = |(digest, spec): &&(Digest, Spec)| Some(*digest) == found.digest && legal(spec, &tokens) == best;
+                let held = ours().find(same).map(|(_, spec)| spec.way.length);
+                assert_eq!(found.tokens, held.unwrap_or(0), "{way:?} of {snapshots:?}: {found:?}");
+            }
+            if on == Backend::Memory || round > 0 {
+                break;
+            }
+            // As if all had been committed before there were waypoints.
+            rig.sql("DELETE FROM prefixes WHERE tokens = -2");
+            rig.sql("UPDATE manifests SET prefixed = false");
+            assert_eq!(rig.store.index_prefixes(&Budget::default()).await.unwrap(), snapshots.len() as u64);
+        }
+    })
+    .await;
+}
+
+/// The index has to lead there: too many snapshots are newer, and differ from the beginning.
+async fn a_snapshot_of_a_conversation_serves_where_another_one_parts_from_it(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    let pages = |length, leaves, to| Spec { way: Way { length, leaves, to }, holds: Holds::Pages, ..on_the_way(0) };
+    let old = push(store, &pages(8200, u64::MAX, 1), 0).await;
+    for number in 1..60 {
+        push(store, &pages(300, 20, number + 10), 0).await;
+    }
+    // It parts in the middle of a page.
+    let tokens = pages(8000, 5007, 2).way.tokens();
+    let found = ask(store, tokens.clone(), false).await;
+    assert_eq!((found.digest, found.boundary, found.tokens), (Some(old), 4992, 8200));
+    // Of a shorter prompt the whole pages serve, and one with another salt gets nothing.
+    let found = ask(store, tokens[..100].to_vec(), false).await;
+    assert_eq!((found.digest, found.boundary), (Some(old), 96));
+    assert_eq!(ask(store, tokens, true).await.digest, None);
 }
 
 async fn what_a_rebuild_brings_back_is_found(on: Backend) {
     let rig = Rig::new(on).await;
     let old = push(&rig.store, &on_the_way(300), 0).await;
     for number in 1..12 {
-        push(&rig.store, &Spec { way: Way { length: 400, leaves: 200, to: number }, salt: false, list: List::Whole }, 0).await;
+        push(&rig.store, &Spec { way: Way { length: 400, leaves: 200, to: number }, ..on_the_way(0) }, 0).await;
     }
     let rebuilt = rig.beside().await;
     rebuilt.store.rebuild(&mut |_| ()).await.unwrap();
@@ -205,7 +314,7 @@ async fn refusals_are_told_and_no_salt_is(on: Backend) {
     let longer = push(store, &on_the_way(640), 0).await;
     let salted = push(store, &Spec { salt: true, ..on_the_way(100) }, 0).await;
     for number in 1..9 {
-        push(store, &Spec { way: Way { length: 20, leaves: 0, to: number }, salt: false, list: List::Whole }, 0).await;
+        push(store, &Spec { way: Way { length: 20, leaves: 0, to: number }, ..on_the_way(0) }, 0).await;
     }
     // The older ones are not among the newest: the index leads to those that share most.
     let found = ask(store, on_the_way(600).way.tokens(), false).await;

@@ -1,14 +1,16 @@
 """Whether there is state for a request: asked from a thread of its own, and only while the agent says that something lies ready.
 
 The agent tells which prefix lengths lie ready. A request is asked for by the keys of its prefixes at these lengths, which are computed
-once. A request that names a snapshot is asked for in any case, and the agent begins to make that one ready. The scheduler's thread puts a
-question into a queue and looks for the answer once a step.
+once. Some states can be used up to a token before their end: if the keys do not tell how far, the tokens are sent. A request that names a
+snapshot is asked for in any case, and the agent begins to make that one ready. In automatic mode the agent looks for each request in its
+store and its registry, by the tokens. The scheduler's thread puts a question into a queue and looks for the answer once a step.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,20 +54,58 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Automatic mode: where the agent looks for the state of a request."""
+
+    repository: str
+    limit: float
+    """Seconds that the request waits."""
+    least: int
+    """Tokens that a state must save it."""
+
+
+@dataclass(frozen=True)
 class Staged:
     """What lies ready, as the agent told last."""
 
     version: int = -1
     boundaries: tuple[int, ...] = ()
     expected: bool = False
+    shortest: int | None = None
+    """The shortest prefix at which a state can be used before its end; none if no state can."""
+
+    @property
+    def least(self) -> int:
+        """The shortest prefix that can be of use. Something lies ready."""
+        return self.boundaries[0] if self.shortest is None else min(self.boundaries[0], self.shortest)
+
+    def deepest(self, length: int) -> int:
+        """The longest prefix of a request of this length whose key can be of use."""
+        if self.shortest is not None and self.boundaries:
+            return min(self.boundaries[-1], length - 1)
+        return max((at for at in self.boundaries if at < length), default=0)
 
 
 class Question:
     """One request's way to an answer."""
 
-    def __init__(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, now: float, resume: str | None = None) -> None:
+    def __init__(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        salt: str,
+        adapter: str | None,
+        now: float,
+        resume: str | None = None,
+        search: Search | None = None,
+    ) -> None:
         self.resume = resume
         """The snapshot that the request names."""
+        self.search = search
+        self.name = ""
+        """The name of the search."""
+        self.tier: str | None = None
+        """Where the agent had the state that is ready."""
         self.first = True
         """Whether the agent was not asked yet."""
         self.digest: str | None = None
@@ -85,6 +125,12 @@ class Question:
         """Number of the stages that it has passed."""
         self.whole = True
         """Whether the last question had the keys of all lengths that lie ready."""
+        self.by_tokens = False
+        """Whether the agent wants the tokens: the keys do not tell where they part from those of a state."""
+        self.of: str | None = None
+        """The only snapshot that it wants them for."""
+        self.partly = False
+        """Whether the state that is ready is the beginning of a snapshot."""
         self.later = False
         self.unsent = False
         """Whether too much waited to be sent."""
@@ -120,6 +166,8 @@ class Asker:
         self._staged = Staged()
         self._breaker = Breaker()
         self._queue: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._epoch = secrets.token_hex(8)
+        self._searches = 0
         self._thread = threading.Thread(target=self._run, name="pf-keys", daemon=True)
 
     def start(self) -> None:
@@ -132,7 +180,9 @@ class Asker:
 
     def staged(self, args: dict[str, Any]) -> dict[str, Any]:
         """The agent's call `staged`."""
-        told = Staged(int(args["version"]), tuple(int(at) for at in args["boundaries"]), bool(args.get("expected")))
+        shortest = args.get("shortest")
+        boundaries, expected = tuple(int(at) for at in args["boundaries"]), bool(args.get("expected"))
+        told = Staged(int(args["version"]), boundaries, expected, None if shortest is None else int(shortest))
         if told.version >= self._staged.version:
             self._staged = told
         return {}
@@ -142,20 +192,24 @@ class Asker:
         self._staged = Staged()
         self._breaker.reset()
 
-    def may_ask(self, resume: str | None = None) -> bool:
-        """Whether something lies ready, or is expected, or the request names a snapshot. Costs nothing."""
-        return (resume is not None or bool(self._staged.boundaries) or self._staged.expected) and self._member.registered
+    def may_ask(self, wanted: str | Search | None = None) -> bool:
+        """Whether something lies ready, or is expected, or the request names a snapshot or is looked for. Costs nothing."""
+        return (wanted is not None or bool(self._staged.boundaries) or self._staged.expected) and self._member.registered
 
-    def ask(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, resume: str | None = None) -> Asked | None:
+    def ask(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, wanted: str | Search | None = None) -> Asked | None:
         """Begins to ask for a request; `None` if nothing that lies ready can be for it."""
-        if resume is None and not self._fits(self._staged, len(tokens)):
+        if wanted is None and not self._fits(self._staged, len(tokens)):
             return None
         now = self._clock()
         way = self._breaker.way(now)
         if way is Way.PASS:
             self._tally.add(became.AGENT_SILENT, request)
             return Asked(None)
-        question = Question(request, tokens, salt, adapter, now, resume)
+        resume, search = (None, wanted) if isinstance(wanted, Search) else (wanted, None)
+        question = Question(request, tokens, salt, adapter, now, resume, search)
+        if search is not None:
+            self._searches += 1
+            question.name = f"{self._epoch}-{self._searches}"
         self._queue.put(question)
         if way is Way.PROBE:
             self._tally.add(became.AGENT_SILENT, request)
@@ -167,16 +221,17 @@ class Asker:
         if question.settled.is_set():
             return True
         now = self._clock()
+        limit = self._limits.later if question.search is None else question.search.limit
         if question.later:
-            if now - question.begun > self._limits.later:
+            if now - question.begun > limit:
                 self._give_up(question, became.WAITED_TOO_LONG)
             elif question.asked is not None and (self._staged.version != question.version or now - question.asked > _AGAIN):
-                question.later, question.asked = False, None
+                question.later, question.by_tokens, question.asked = False, False, None
                 self._queue.put(question)
         elif self._breaker.open:
             self._give_up(question, became.AGENT_BUSY if question.unsent else became.AGENT_SILENT)
         elif question.asked is None:
-            if now - question.begun > self._limits.later:
+            if now - question.begun > limit:
                 self._give_up(question, became.WAITED_TOO_LONG)
         elif now - question.asked > self._limits.patience:
             self._breaker.failed(now)
@@ -191,7 +246,7 @@ class Asker:
 
     def _fits(self, staged: Staged, length: int) -> bool:
         """Whether what lies ready may be for a request of this length."""
-        return staged.expected or (bool(staged.boundaries) and staged.boundaries[0] < length)
+        return staged.expected or (bool(staged.boundaries) and staged.least < length)
 
     # The thread, and the one that reads answers.
 
@@ -207,13 +262,19 @@ class Asker:
 
     def _send(self, question: Question) -> None:
         staged = self._staged
+        if question.search is not None:
+            self._send_search(question, question.search)
+            return
         if question.resume is None and not self._fits(staged, question.length):
             question.settle()
+            return
+        if question.by_tokens:
+            self._send_tokens(question)
             return
         if question.chain is None:
             question.chain = Chain(root(self._member.fingerprint, question.salt, question.adapter), question.tokens)
         chain = question.chain
-        deepest = max((at for at in staged.boundaries if at < question.length), default=0)
+        deepest = staged.deepest(question.length)
         upto = next((stage for stage in _STAGES[question.stage :] if stage * 4 <= deepest), deepest)
         lengths = {at for at in staged.boundaries if at <= upto}
         lengths.update(ladder(upto))
@@ -235,6 +296,24 @@ class Asker:
         question.asked = self._clock()
         future.add_done_callback(lambda future: self._answered(question, future))
 
+    def _send_search(self, question: Question, search: Search) -> None:
+        args: dict[str, Any] = {"name": question.name}
+        if question.first:
+            args |= {"repository": search.repository, "least": search.least, "limit_ms": int(search.limit * 1000)}
+            args["request"] = _by_tokens(question)
+        question.version, question.whole = self._staged.version, True
+        future = self._member.submit("find", args)
+        question.asked, question.first = self._clock(), False
+        future.add_done_callback(lambda future: self._answered(question, future))
+
+    def _send_tokens(self, question: Question) -> None:
+        asked = _by_tokens(question)
+        if question.of is not None:
+            asked["of"] = question.of
+        future = self._member.submit("match", asked)
+        question.asked = self._clock()
+        future.add_done_callback(lambda future: self._answered(question, future))
+
     def _answered(self, question: Question, future: Future[dict[str, Any]]) -> None:
         error = future.exception()
         if isinstance(error, Full):
@@ -245,7 +324,8 @@ class Asker:
         if not isinstance(error, Lost):
             self._breaker.answered()
         if isinstance(error, Failure) and error.code == "overloaded":
-            question.later = True
+            # Nothing was begun.
+            question.later, question.first = True, True
             return
         if error is not None:
             log.info("no state for request %s: %s", question.request, error)
@@ -253,17 +333,21 @@ class Asker:
             question.settle()
             return
         answer = future.result()
-        if not question.whole and answer.get("match") in ("ready", "later"):
+        if not question.whole and answer.get("match") in ("ready", "later", "tokens"):
             # Nothing speaks against a deeper state yet.
             question.stage, question.asked = question.stage + 1, None
             self._queue.put(question)
             return
         match answer.get("match"):
             case "ready":
-                question.digest = answer.get("digest")
+                question.digest, question.partly = answer.get("digest"), bool(answer.get("partly"))
+                question.tier = answer.get("tier")
                 question.settle((int(answer["boundary"]), str(answer["restore"])))
             case "later":
                 question.later = True
+            case "tokens" if not question.by_tokens:
+                question.by_tokens, question.of, question.asked = True, answer.get("of"), None
+                self._queue.put(question)
             case _:
                 log.log(
                     logging.DEBUG if question.resume is None else logging.WARNING,
@@ -273,3 +357,11 @@ class Asker:
                 )
                 question.reason = answer.get("reason")
                 question.settle()
+
+
+def _by_tokens(question: Question) -> dict[str, Any]:
+    """The protocol's `Match` of a request."""
+    asked: dict[str, Any] = {"tokens": [int(token) for token in question.tokens[: question.length]], "salt": question.salt}
+    if question.adapter is not None:
+        asked["adapter"] = question.adapter
+    return asked

@@ -85,6 +85,8 @@ class State:
     keep_until: float = 0.0
     saving: str | None = None
     """The ticket of a save that the agent was asked for, until its hold has ended."""
+    automatic: bool = False
+    """Whether no request asked for that: its blocks are given back when the engine lacks blocks."""
     save_until: float = 0.0
     users: int = 0
     waiting: list[Ask] = field(default_factory=list)
@@ -170,15 +172,21 @@ class Holds(ABC):
         return bool(self._ended)
 
     @property
+    def saving(self) -> int:
+        """States that the agent was asked to save and has not let go of."""
+        return sum(state.saving is not None for state in list(self._ended.values()))
+
+    @property
     def idle(self) -> bool:
         """Whether a step has nothing to do here."""
         return not (self._wanted or self._resting or self._ended or self._active or self._free)
 
-    def _keep(self, state: State, seconds: float, saving: str | None) -> None:
+    def _keep(self, state: State, seconds: float, saving: str | None, automatic: bool = False) -> None:
         """Keeps the state of a request that has ended, for some seconds or until the agent has
         carried out the save `saving`."""
         request, now = state.request, self._clock()
         state.ended, state.saving, state.name = True, saving, self._name(request.request_id)
+        state.automatic = automatic
         state.keep_until, state.save_until = now + seconds, now + self.limits.hold
         with self._lock:
             if (other := self._ended.pop(request.request_id, None)) is not None:
@@ -253,7 +261,8 @@ class Holds(ABC):
         """The engine lacks blocks: gives back those that are only kept. Returns whether there
         were any."""
         with self._lock:
-            idle = [name for name, state in self._ended.items() if not (state.users or state.waiting or state.saving)]
+            wanted = {name for name, state in self._ended.items() if state.saving and not state.automatic}
+            idle = [name for name, state in self._ended.items() if not (state.users or state.waiting or name in wanted)]
             for name in idle:
                 log.info("request %s: its blocks are given back, the engine lacks blocks", name)
                 self._drop(name, "the engine lacked blocks")
@@ -325,9 +334,10 @@ class Holds(ABC):
                 found.append(_listed(state.request, state.name, "ended", state.boundary) | left)
         return {"sequences": found}
 
-    def save_refused(self, request: str, ticket: str, error: BaseException) -> None:
-        """The agent does not save the state of a request that has ended."""
-        log.warning("request %s is not saved: %s", request, error)
+    def save_refused(self, request: str, ticket: str, error: BaseException | str) -> None:
+        """The agent does not save the state of a request that has ended. A text is the reason of a
+        save that no request asked for."""
+        log.log(logging.DEBUG if isinstance(error, str) else logging.WARNING, "request %s is not saved: %s", request, error)
         with self._lock:
             state = self._ended.get(request)
             if state is not None and state.saving == ticket:

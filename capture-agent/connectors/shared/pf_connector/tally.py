@@ -26,9 +26,34 @@ FILL_LATE = "fill-late"
 GONE = "gone"
 LOGITS_EQUAL = "logits-equal"
 LOGITS_DIFFER = "logits-differ"
+SAVE_RATE = "save-dropped-rate"
+SAVE_BEHIND = "save-dropped-behind"
+SAVE_BUDGET = "save-dropped-budget"
+SAVE_NAME = "save-dropped-name"
+SAVE_REFUSED = "save-dropped-refused"
+HIT_ENGINE = "hit-engine"
+HIT_MEMORY = "hit-memory"
+HIT_STORE = "hit-store"
+HIT_REGISTRY = "hit-registry"
+MISS = "miss"
+HITS = {"memory": HIT_MEMORY, "store": HIT_STORE, "registry": HIT_REGISTRY}
+"""By the tier in which the agent had the state."""
 
 _SAID_BY_BREAKER = {AGENT_SILENT, AGENT_BUSY}
 """These come for each request while the agent hangs. The log says once that it hangs."""
+_MANY = _SAID_BY_BREAKER | {
+    SAVE_RATE,
+    SAVE_BEHIND,
+    SAVE_BUDGET,
+    SAVE_NAME,
+    SAVE_REFUSED,
+    HIT_ENGINE,
+    HIT_MEMORY,
+    HIT_STORE,
+    HIT_REGISTRY,
+    MISS,
+}
+"""These come for each request of an engine in automatic mode."""
 _FINE = {TAKEN, TAKEN_ON_KEPT, KEPT_DIFFERS, ENGINE_HAS_MORE, GONE, LOGITS_EQUAL}
 _EVERY = 0.2
 """Seconds between two reports."""
@@ -51,7 +76,7 @@ class Tally:
         """Something became of a request."""
         self.counts[what] += 1
         self._untold[restore, what] += 1
-        level = logging.DEBUG if what in _SAID_BY_BREAKER else logging.INFO if what in _FINE else logging.WARNING
+        level = logging.DEBUG if what in _MANY else logging.INFO if what in _FINE else logging.WARNING
         log.log(level, "request %s, state %s: %s", request, restore or "-", what)
 
     def tell(self) -> None:

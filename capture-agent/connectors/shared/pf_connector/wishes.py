@@ -2,6 +2,7 @@
 `custom_params` of SGLang.
 
 {"pf": {"resume": "team/agent:step-8", "save": "team/agent:step-9", "name": "agent-7", "keep": 30}}
+{"pf": {"user": "alice"}}
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Wishes:
     """A name for its sequence, beside the request's id."""
     keep: float | None = None
     """Seconds for which its blocks are kept when it has ended; the engine's setting is the maximum."""
+    user: str | None = None
+    """For automatic mode: whose request it is."""
+    auto: bool = True
+    """Whether automatic mode may save it and look for its state."""
     wrong: str | None = None
     """Why these wishes are none. Then nothing is done."""
 
@@ -41,9 +46,9 @@ class Wishes:
             return NONE
         if not isinstance(given, dict):
             return cls(wrong=f"{KEY} is an object")
-        if unknown := sorted(set(given) - {"save", "resume", "parent", "push", "name", "keep"}):
+        if unknown := sorted(set(given) - {"save", "resume", "parent", "push", "name", "keep", "user", "auto"}):
             return cls(wrong=f"{KEY} has no field {unknown[0]!r:.60}")
-        for field in ("save", "resume", "parent", "name"):
+        for field in ("save", "resume", "parent", "name", "user"):
             value = given.get(field)
             if value is not None and not (isinstance(value, str) and 0 < len(value) <= _TEXT):
                 return cls(wrong=f"{KEY}.{field} is a text of 1 to {_TEXT} characters")
@@ -53,7 +58,12 @@ class Wishes:
             return cls(wrong=f"{KEY}.keep is a number of seconds")
         if push not in _PUSH:
             return cls(wrong=f"{KEY}.push is one of {', '.join(_PUSH)}")
-        return cls(given.get("save"), given.get("resume"), given.get("parent"), push, given.get("name"), keep)
+        auto = given.get("auto")
+        if auto is not None and not isinstance(auto, bool):
+            return cls(wrong=f"{KEY}.auto is true or false")
+        return cls(
+            given.get("save"), given.get("resume"), given.get("parent"), push, given.get("name"), keep, given.get("user"), auto is not False
+        )
 
 
 NONE = Wishes()

@@ -14,10 +14,11 @@ from test_vllm import DEPLOYMENT, HYBRID, Pool, config, request
 from fake_agent import FakeAgent
 from pf_connector.asking import Limits
 from pf_connector.holding import HoldLimits
+from pf_connector.vllm.automatic import Auto
 from pf_connector.vllm.deployment import Identity
 from pf_connector.vllm.holding import Copy
 from pf_connector.vllm.layout import Pages
-from pf_connector.vllm.scheduler import Scheduler
+from pf_connector.vllm.scheduler import Progress, Scheduler
 from pf_connector.vllm.worker import Worker
 from pf_connector.wishes import NONE, Wishes
 
@@ -37,6 +38,7 @@ class Case(unittest.TestCase):
     limits = HoldLimits(hold=0.3, keep=0.4)
     world = 1
     groups: Any = HYBRID
+    auto: dict[str, Any] | None = None
 
     def setUp(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -49,7 +51,8 @@ class Case(unittest.TestCase):
 
     def make(self, path: str) -> None:
         identity = Identity("e", path, self.world, DEPLOYMENT)
-        self.scheduler = Scheduler(identity, self.groups, Limits(1.5, 0.5, 0.2), self.limits)
+        auto = Auto.of(self.auto)
+        self.scheduler = Scheduler(identity, self.groups, Limits(1.5, 0.5, 0.2), self.limits, auto=auto, model="Org/Model-1.5B")
         self.addCleanup(self.scheduler.close)
         rows = lambda name: SimpleNamespace(blocks=tuple([self.pool.blocks[number] for number in row] for row in ROWS))  # noqa: E731
         self.scheduler.bind(SimpleNamespace(get_blocks=rows, block_pool=self.pool))
@@ -397,6 +400,137 @@ class Ended(Case):
         for number in range(20):
             self.saved(request(name=f"kept-{number}"))
         self.assertLessEqual(sum(block.users for block in self.pool.blocks), 50)
+
+
+class AutomaticSaves(Case):
+    """Turns that have ended, in automatic mode."""
+
+    auto: Any = {
+        "repository": "agents/{user}/{model}",
+        "push": "never",
+        "bytes_per_second": 1000,
+        "open_saves": 2,
+        "saves_per_minute": 3,
+        "least": 40,
+    }
+
+    def turn(self, name: str = "r", user: str | None = "alice", **changed: Any) -> Any:
+        params = {"pf": {"user": user, **changed.pop("pf", {})}} if user is not None else None
+        one = request(name=name, kv_transfer_params=params, **changed)
+        self.scheduler.add(one)
+        return self.ended(one)
+
+    def settle(self) -> None:
+        """Every worker has come to each point, and the scheduler has seen what the agent answered."""
+        for _ in range(5):
+            for copy in self.step():
+                self.ack(copy)
+            time.sleep(0.01)
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.scheduler.tally.counts)
+
+    def test_a_turn_is_saved_under_the_template_and_the_response_says_nothing_of_it(self) -> None:
+        self.assertIsNone(self.turn())
+        self.settle()
+        (asked,) = self.until(lambda: self.calls_of("save"))
+        repository, tag = asked.pop("reference").split(":")
+        self.assertEqual(repository, "agents/alice/org-model-1-5b")
+        self.assertRegex(tag, r"^auto-\d{13}-[0-9a-f]{6}-1$")
+        ticket = asked.pop("ticket")
+        self.assertEqual(ticket[-2:], "-1")
+        self.assertEqual(asked, {"sequence": "r", "push": "never", "automatic": {"bytes_per_second": 1000}})
+        self.assertEqual(self.link.call("hold", {"sequence": "r", "hold": "h1", "save": ticket})["ok"]["boundary"], 40)
+        self.assertTrue(self.release())
+        self.until(lambda: (self.step(), not self.pool.held())[1])
+
+    def test_it_follows_what_it_resumed_from(self) -> None:
+        one = request(kv_transfer_params={"pf": {"user": "alice"}})
+        self.scheduler.add(one)
+        self.scheduler._progress["r"] = progress = Progress(None)
+        progress.taken = {"position": 32, "digest": "sha256:d"}
+        self.ended(one)
+        (asked,) = self.until(lambda: self.calls_of("save"))
+        self.assertEqual(asked["parent"], "sha256:d")
+
+    def test_a_wish_is_stronger_and_a_request_may_stay_out(self) -> None:
+        self.turn(pf={"save": "a/b:c"})
+        self.turn("other", pf={"auto": False})
+        self.settle()
+        (asked,) = self.until(lambda: self.calls_of("save"))
+        self.assertEqual((asked["reference"], asked.get("automatic")), ("a/b:c", None))
+        self.assertEqual(self.counts(), {})
+
+    def test_without_a_user_that_a_name_can_have_nothing_is_saved(self) -> None:
+        for number, user in enumerate((None, "Alice", "../bob", "a/b", "a--", "x" * 300)):
+            self.turn(str(number), user)
+        self.settle()
+        self.assertEqual(self.calls_of("save"), [])
+        self.assertEqual(self.counts(), {"save-dropped-name": 6})
+
+    def test_nothing_is_queued_beyond_what_the_agent_has_let_go_of(self) -> None:
+        for number in range(5):
+            self.turn(str(number))
+        self.settle()
+        self.assertEqual(len(self.calls_of("save")), 2)
+        self.assertEqual(self.counts(), {"save-dropped-behind": 3})
+        for number in range(2):
+            ticket = self.calls_of("save")[number]["ticket"]
+            self.link.call("hold", {"sequence": str(number), "hold": f"h{number}", "save": ticket})
+            self.release(f"h{number}")
+        self.turn("later")
+        self.settle()
+        self.assertEqual(len(self.calls_of("save")), 3)
+
+    def test_the_rate_is_kept(self) -> None:
+        for number in range(5):
+            self.turn(str(number))
+            self.settle()
+            if number < 3:
+                ticket = self.until(lambda number=number: self.calls_of("save")[number:])[0]["ticket"]
+                self.link.call("hold", {"sequence": str(number), "hold": "h", "save": ticket})
+                self.link.call("release", {"hold": "h"})
+            self.settle()
+        self.assertEqual(len(self.calls_of("save")), 3)
+        self.assertEqual(self.counts(), {"save-dropped-rate": 2})
+
+    def test_what_the_agent_drops_is_counted_by_reason_and_its_blocks_come_back(self) -> None:
+        for number, (answer, what) in enumerate(
+            (
+                ({"dropped": "budget"}, "save-dropped-budget"),
+                ({"dropped": "behind"}, "save-dropped-behind"),
+                ({"code": "invalid_request", "detail": "no registry"}, "save-dropped-refused"),
+            )
+        ):
+            self.answers["save"] = answer
+            self.turn(str(number))
+            self.settle()
+            self.until(lambda: (self.step(), not self.pool.held())[1])
+            self.assertEqual(self.counts()[what], 1)
+        told: dict[str, int] = {}
+        self.until(lambda: (self.step(), len(self.calls_of("report")))[1])
+        for report in self.calls_of("report"):
+            told |= {one["what"]: one["count"] for one in report["outcomes"]}
+        self.assertIn("save-dropped-budget", told)
+
+    def test_blocks_that_vllm_lacks_come_back_unless_they_are_copied(self) -> None:
+        self.turn("idle")
+        self.turn("copied")
+        self.settle()
+        self.link.call("hold", {"sequence": "copied", "hold": "h1"})
+        with self.assertLogs("pf_connector", "INFO"):
+            self.assertTrue(self.scheduler.holds.make_room())
+        self.assertTrue(self.release())
+        self.assertEqual(self.link.call("hold", {"sequence": "idle", "hold": "h2"})["error"]["code"], "timeout")
+
+    def test_short_turns_and_those_without_an_end_are_not_saved(self) -> None:
+        self.turn(computed=39)
+        one = request(name="gone", kv_transfer_params={"pf": {"user": "alice"}})
+        self.scheduler.add(one)
+        one.status = "FINISHED_ABORTED"
+        self.assertIsNone(self.scheduler.finish(one))
+        self.settle()
+        self.assertEqual((self.calls_of("save"), self.counts()), ([], {}))
 
 
 class Resuming(Case):

@@ -35,6 +35,7 @@ from pf_connector.layout import Unsupported  # noqa: E402
 from pf_connector.member import Member  # noqa: E402
 from pf_connector.prefix import Chain, root  # noqa: E402
 from pf_connector.vllm import table  # noqa: E402
+from pf_connector.vllm.automatic import Auto  # noqa: E402
 from pf_connector.vllm.deployment import Identity  # noqa: E402
 from pf_connector.vllm.filling import Load  # noqa: E402
 from pf_connector.vllm.layout import columns, groups  # noqa: E402
@@ -177,13 +178,14 @@ class Case(unittest.TestCase):
 
     limits = Limits(patience=1.5, later=0.5, fill=0.2)
     deployment: dict[str, Any] = DEPLOYMENT
+    auto: dict[str, Any] | None = None
 
     def setUp(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.answers: dict[str, Any] = {"match-keys": {"match": "ready", "boundary": 40, "restore": "r1"}}
         self.agent = FakeAgent.beside(self, self.answer)
         self.pool = Pool()
-        self.scheduler = Scheduler(Identity("e", self.agent.path, 1, self.deployment), HYBRID, self.limits)
+        self.scheduler = Scheduler(Identity("e", self.agent.path, 1, self.deployment), HYBRID, self.limits, auto=Auto.of(self.auto))
         self.addCleanup(self.scheduler.close)
         self.scheduler.bind(SimpleNamespace(get_block_ids=lambda name: ([0, 0, 9], [1, 2, 3], [4, 5, 6, 7, 8]), block_pool=self.pool))
         self.link = self.agent.link(0)
@@ -191,9 +193,10 @@ class Case(unittest.TestCase):
         self.version = 0
         self.tell(40)
 
-    def tell(self, *boundaries: int, expected: bool = False) -> None:
+    def tell(self, *boundaries: int, expected: bool = False, shortest: int | None = None) -> None:
         self.version += 1
-        told = self.link.call("staged", {"version": self.version, "boundaries": list(boundaries), "expected": expected})
+        staged = {"version": self.version, "boundaries": list(boundaries), "expected": expected}
+        told = self.link.call("staged", staged if shortest is None else staged | {"shortest": shortest})
         self.assertEqual(told["ok"], {})
 
     def answer(self, call: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -416,6 +419,131 @@ class SharedPrefix(Case):
     def test_an_engine_that_has_more_goes_on_from_there_and_says_so(self) -> None:
         self.assertEqual(self.settled(request(tokens=90, computed=0), computed=48), 0)
         self.assertEqual(self.scheduler.tally.counts, {"engine-has-more": 1})
+
+
+class Beginnings(Case):
+    """A snapshot of 90 tokens lies ready. It can be used at each page of 16."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.tell(90, shortest=16)
+        self.answers["match-keys"] = {"match": "tokens"}
+        self.answers["match"] = {"match": "ready", "boundary": 32, "restore": "r1@32", "digest": "d", "partly": True}
+
+    def test_the_tokens_are_sent_if_the_keys_do_not_tell_how_far_they_agree(self) -> None:
+        one = request(computed=0, cache_salt="tenant")
+        self.assertEqual(self.settled(one), 32)
+        (asked,) = self.calls_of("match-keys")
+        self.assertEqual(set(asked["keys"]), {16, 32})
+        self.assertEqual(self.calls_of("match"), [{"tokens": list(range(41)), "salt": "tenant"}])
+        self.scheduler.allocated(one, self.blocks(), 32)
+        (load,), _ = self.scheduler.step()
+        self.assertEqual((load.restore, load.boundary), ("r1@32", 32))
+
+    def test_nothing_is_asked_for_a_request_that_is_shorter_than_a_page(self) -> None:
+        self.assertEqual(self.settled(request(tokens=16, computed=0)), 0)
+        self.assertEqual(self.calls, [])
+
+    def test_a_beginning_that_the_engine_has_is_not_loaded(self) -> None:
+        for computed in (32, 40):
+            self.assertEqual(self.settled(request(computed=0, name=str(computed)), computed), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"engine-has-more": 2})
+        self.assertEqual(self.settled(request(computed=0), 16), 16)
+
+    def test_tokens_are_sent_for_the_snapshot_that_the_request_names(self) -> None:
+        self.answers["resume"] = {"match": "tokens", "of": "d"}
+        one = request(computed=0, kv_transfer_params={"pf": {"resume": "team/agent:x"}})
+        self.scheduler.add(one)
+        self.assertEqual(self.settled(one), 32)
+        (sent,) = self.calls_of("match")
+        self.assertEqual((sent["of"], self.calls_of("match-keys")), ("d", []))
+
+    def test_a_state_that_is_not_verified_yet_is_asked_for_again(self) -> None:
+        ready, self.answers["match"] = self.answers["match"], {"match": "later"}
+        one = request(computed=0)
+        self.assertIsNone(self.scheduler.matched(one, 0))
+        self.until(lambda: self.calls_of("match"))
+        self.answers["match"] = ready
+        self.tell(90, shortest=16)
+        self.assertEqual(self.settled(one), 32)
+
+    def test_an_agent_that_asks_for_tokens_twice_is_not_answered_for_ever(self) -> None:
+        self.answers["match"] = {"match": "tokens"}
+        self.assertEqual(self.settled(request(computed=0)), 0)
+        self.assertEqual(len(self.calls_of("match")), 1)
+
+
+class AutomaticMatches(Case):
+    """Each new request is looked for, although nothing lies ready."""
+
+    auto: Any = {"repository": "agents/{user}", "match_limit": 0.3, "least": 16}
+    limits = Limits(patience=15, later=60, fill=0.2)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.tell()
+        self.answers["find"] = {"match": "ready", "boundary": 40, "restore": "r1", "digest": "d", "tier": "store"}
+
+    def one(self, name: str = "r", **given: Any) -> Any:
+        one = request(computed=0, name=name, kv_transfer_params={"pf": {"user": "alice"}}, **given)
+        self.scheduler.add(one)
+        return one
+
+    def test_a_request_is_looked_for_by_its_tokens_and_the_tier_is_counted(self) -> None:
+        for tier in ("memory", "store", "registry"):
+            self.answers["find"] |= {"tier": tier}
+            load = self.loaded(self.one(tier, cache_salt="t"))
+            self.scheduler.filled(tier, False)
+            self.assertEqual((load.boundary, load.restore), (40, "r1"))
+        asked = self.calls_of("find")
+        self.assertEqual(len({args.pop("name") for args in asked}), 3)
+        expected = {"repository": "agents/alice", "least": 16, "limit_ms": 300, "request": {"tokens": list(range(41)), "salt": "t"}}
+        self.assertEqual(asked[0], expected)
+        self.assertEqual(self.scheduler.tally.counts, {"taken": 3, "hit-memory": 1, "hit-store": 1, "hit-registry": 1})
+        self.assertEqual(self.calls_of("match-keys"), [])
+
+    def test_state_on_its_way_is_asked_for_again_without_the_tokens(self) -> None:
+        ready, self.answers["find"] = self.answers["find"], {"match": "later"}
+        one = self.one()
+        self.assertIsNone(self.scheduler.matched(one, 0))
+        self.until(lambda: self.calls_of("find"))
+        self.answers["find"] = ready
+        self.tell(40)
+        self.assertEqual(self.settled(one), 40)
+        first, second = self.calls_of("find")
+        self.assertEqual(second, {"name": first["name"]})
+
+    def test_a_request_waits_for_a_bounded_time_and_no_other_does(self) -> None:
+        self.answers["find"] = {"match": "later"}
+        one, begun = self.one(), time.monotonic()
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.assertEqual(self.settled(one, limit=10), 0)
+        self.assertGreaterEqual(time.monotonic() - begun, 0.3)
+        self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1, "miss": 1})
+
+    def test_what_the_engine_has_is_its_own_tier(self) -> None:
+        self.answers["find"] = {"match": "none", "reason": "-"}
+        self.assertEqual(self.settled(self.one("none")), 0)
+        self.assertEqual(self.settled(self.one("cached"), 16), 0)
+        self.answers["find"] = {"match": "ready", "boundary": 16, "restore": "r1@16", "tier": "store", "partly": True}
+        self.assertEqual(self.settled(self.one("more"), 32), 0)
+        self.assertEqual(self.scheduler.tally.counts, {"miss": 1, "hit-engine": 2, "engine-has-more": 1})
+
+    def test_nothing_is_asked_for_who_stays_out_has_no_name_or_little_to_gain(self) -> None:
+        short = request(tokens=16, computed=0, kv_transfer_params={"pf": {"user": "alice"}})
+        out = request(computed=0, kv_transfer_params={"pf": {"user": "alice", "auto": False}})
+        for one in (request(computed=0), short, out, request(computed=0, kv_transfer_params={"pf": {"user": "A b"}})):
+            self.scheduler.add(one)
+            self.assertEqual(self.settled(one), 0)
+        self.assertEqual(self.calls, [])
+
+    def test_a_snapshot_that_the_request_names_is_the_only_one(self) -> None:
+        self.answers["resume"] = {"match": "none", "reason": "-"}
+        one = request(computed=0, kv_transfer_params={"pf": {"user": "alice", "resume": "a/b:c"}})
+        self.scheduler.add(one)
+        with self.assertLogs("pf_connector", "WARNING"):
+            self.assertEqual(self.settled(one), 0)
+        self.assertEqual((self.calls_of("find"), self.scheduler.tally.counts), ([], {}))
 
 
 class Deterministic(Case):

@@ -96,6 +96,10 @@ pub struct Restore {
     /// continue with other low-order bits
     #[arg(long)]
     pub reshard: bool,
+    /// Resume at this token position, before the end: a multiple of the tokens of a page, in a
+    /// snapshot of full attention only
+    #[arg(long, value_name = "TOKENS")]
+    pub position: Option<u64>,
     #[command(flatten)]
     pub at: AgentAt,
 }

@@ -52,7 +52,25 @@ pub fn print_engines(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
         ]);
     }
     out.table(&table)?;
-    print_staged(out, answer)
+    print_staged(out, answer)?;
+    print_automatic(out, answer)
+}
+
+/// Writes what automatic mode did, for each engine that has it.
+fn print_automatic(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
+    for e in &answer.engines {
+        let mut counts: BTreeMap<Taking, u64> = BTreeMap::new();
+        for (what, count) in e.staged.iter().flat_map(|ready| &ready.outcomes).chain(&e.outcomes) {
+            if what.is_automatic() {
+                *counts.entry(*what).or_default() += count;
+            }
+        }
+        if !counts.is_empty() {
+            let counts: Vec<String> = counts.iter().map(|(what, count)| format!("{} {}", number(*count), what.name())).collect();
+            out.line(format!("automatic mode of {}: {}", one_line(&e.engine), counts.join(", ")))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes which snapshots lie ready, how many requests took each, and why others did not.
@@ -73,7 +91,7 @@ fn print_staged(out: &mut Out, answer: &Engines) -> Result<(), Failure> {
             let (taken, not) = outcomes(&ready.outcomes);
             table.row([one_line(&e.engine), ready.digest.short(), number(ready.boundary), state.to_owned(), number(taken), not]);
         }
-        if !e.outcomes.is_empty() {
+        if e.outcomes.keys().any(|what| !what.is_automatic()) {
             any = true;
             let (taken, not) = outcomes(&e.outcomes);
             table.row([one_line(&e.engine), "-".to_owned(), "-".to_owned(), "not matched".to_owned(), number(taken), not]);

@@ -44,8 +44,8 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
 /// `pf restore`.
 pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure> {
     let agent = context.agent(args.at.agent.as_deref())?;
-    let Restore { local, sequence, reshard, .. } = args;
-    let request = RestoreRequest { reference: args.reference.to_string(), local, sequence, reshard };
+    let Restore { local, sequence, reshard, position, .. } = args;
+    let request = RestoreRequest { reference: args.reference.to_string(), local, sequence, reshard, position };
     let standing = || Standing::of_phase("restoring");
     let report = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await?;
     let last = report.sequence.clone().unwrap_or_else(|| report.digest.to_string());

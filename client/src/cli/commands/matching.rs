@@ -36,7 +36,10 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
         let hint = Suggestion::new("ls").here().repository().then(" lists its tags and snapshots");
         return Err(Failure::new(ErrorCode::SnapshotUnknown, message).hint(hint));
     };
-    let saved = format!("{} of {} tokens need not be computed", number(found.boundary), number(given));
+    let mut saved = format!("{} of {} tokens need not be computed", number(found.boundary), number(given));
+    if found.tokens > found.boundary {
+        saved += &format!(", from the beginning of a snapshot of {}", number(found.tokens));
+    }
     context.report(&found, [saved], &digest.to_string())
 }
 

@@ -5,6 +5,11 @@
 //! goes digit by digit: the largest digit at which any snapshot has a row comes first, and where no
 //! snapshot has one, all longer prefixes are excluded. It makes a few dozen look-ups, whatever the
 //! number of snapshots and the length of the request.
+//!
+//! A snapshot that may be resumed before its end has waypoints too: rows at positions that are the
+//! same for all snapshots, eight for each doubling of the length. The deepest waypoint that a
+//! request shares with any snapshot leads to those that share most with it: they part from the
+//! request before the next waypoint, an eighth further.
 
 use pfr_schema::checkpoint::Key;
 use pfr_schema::{Digest, api, prefix};
@@ -13,13 +18,17 @@ use pfr_schema::{Digest, api, prefix};
 const DIGIT: u32 = 4;
 /// `tokens` of a row of a snapshot that goes on.
 pub(crate) const PASSES: i64 = -1;
+/// `tokens` of a waypoint.
+pub(crate) const WAYPOINT: i64 = -2;
+/// Bits of the number of waypoints for each doubling.
+const DENSITY: u32 = 3;
 
 /// A row of a snapshot in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PrefixMark {
     /// 64 bits of the key at the end of a block.
     pub key: i64,
-    /// Tokens of the snapshot if it ends in the block that follows, else -1.
+    /// Tokens of the snapshot if it ends in the block that follows, else -1; -2 for a waypoint.
     pub tokens: i64,
     /// 64 bits of the key of all its tokens; 0 if it does not end there.
     pub proof: i64,
@@ -58,6 +67,17 @@ pub struct PrefixHits {
     pub deepest: Vec<PrefixHit>,
     /// Snapshots that share most with the request, whether they end on its way or not.
     pub near: Vec<Digest>,
+}
+
+/// Snapshots with the deepest waypoint that a request has too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixPassing {
+    /// The waypoint, in tokens.
+    pub tokens: u64,
+    /// The next one: no indexed snapshot shares so many tokens with the request.
+    pub next: u64,
+    /// Some of the snapshots, the newest first.
+    pub snapshots: Vec<Digest>,
 }
 
 /// The prefix keys of a list of tokens under one identity.
@@ -127,6 +147,20 @@ impl PrefixMark {
         let passed = positions(blocks).filter(|at| *at < blocks).map(|at| Self { key: path.mark(at), tokens: PASSES, proof: 0 });
         passed.chain(path.at(blocks).map(|last| end(last, key))).collect()
     }
+
+    /// The waypoints of a snapshot with these tokens, which may be resumed before its end.
+    pub fn waypoints(path: &PrefixPath) -> impl Iterator<Item = Self> + '_ {
+        waypoints(path.blocks.len() as u64).map(|at| Self { key: path.mark(at), tokens: WAYPOINT, proof: 0 })
+    }
+}
+
+/// The waypoints of a length, ascending: each block at first, then eight for each doubling.
+pub(crate) fn waypoints(blocks: u64) -> impl Iterator<Item = u64> {
+    let next = |at: &u64| {
+        let digits = u64::BITS - at.leading_zeros();
+        at.checked_add(1 << digits.saturating_sub(DENSITY + 1))
+    };
+    std::iter::successors(Some(1), next).take_while(move |at| *at <= blocks)
 }
 
 /// The positions of a length: those that have its first digits and zeros behind, without 0.
@@ -168,6 +202,19 @@ mod tests {
         assert_eq!(of(0x5a3), [0x500, 0x5a0, 0x5a3]);
         assert_eq!(of(0x5003), [0x5000, 0x5003]);
         assert_eq!(of(16), [16]);
+    }
+
+    #[test]
+    fn waypoints_are_those_of_every_longer_prefix_too_and_an_eighth_apart() {
+        let of = |blocks| waypoints(blocks).collect::<Vec<_>>();
+        assert_eq!(of(0), Vec::<u64>::new());
+        assert_eq!(of(20), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20]);
+        let long = of(1 << 20);
+        assert!(long.windows(2).all(|pair| pair[0] < pair[1] && (pair[1] - pair[0] - 1) * 8 <= pair[0]), "{long:?}");
+        assert!(long.len() < 8 * 20, "{}", long.len());
+        for blocks in 0..3000 {
+            assert!(long.starts_with(&of(blocks)));
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A restored engine continues bit for bit like the captured one: tokens and logits.
 
 use pfr_tests::{Host, Model, Registry};
+use serde_json::json;
 
 /// Captures on one host after `prompt + generated` tokens, restores on another, and compares the
 /// next tokens and logits.
@@ -48,6 +49,53 @@ fn a_hybrid_engine_resumes_at_the_end_of_a_block() {
 #[test]
 fn a_hybrid_engine_resumes_before_its_window_is_full() {
     resume_elsewhere(Model::Hybrid, 9, 3, 60);
+}
+
+/// The fork's own tokens come from a cold engine too: equal logits prove the pages that were taken.
+#[test]
+fn a_prompt_that_parts_from_a_snapshot_resumes_at_the_page_before() {
+    let registry = Registry::start();
+    let (a, b) = (Host::new(&registry.url()), Host::new(&registry.url()));
+    let model = Model::Dense;
+    let mut here = a.engine("here", model, &["--placement", "1"]);
+    let sequence = here.open(&model.prompt(100));
+    here.generate(&sequence, 13);
+    let captured = a.snapshot("here", "team/agent:x", &["--sequence", &sequence]);
+
+    let mut cold = a.engine("cold", model, &["--placement", "4"]);
+    let mut there = b.engine("there", model, &["--placement", "2", "--dirty", "7"]);
+    for (common, deepest) in [(70, 64), (17, 16), (99, 96)] {
+        let mut prompt = model.prompt(130);
+        prompt[common..].iter_mut().for_each(|token| *token = (*token + 57) % 400 + 1);
+        let file = b.pf.path("prompt.json");
+        std::fs::write(&file, serde_json::to_vec(&prompt).unwrap()).unwrap();
+        let found = b.pf.json(&["match", "team/agent", "--tokens", file.to_str().unwrap(), "--engine", "there"]);
+        assert_eq!(
+            (&found["digest"], &found["boundary"], &found["tokens"]),
+            (&captured["digest"], &deepest.into(), &113.into()),
+            "{found}"
+        );
+
+        let reference = format!("team/agent@{}", found["digest"].as_str().unwrap());
+        let report = b.pf.json(&["restore", &reference, "there", "--position", &deepest.to_string()]);
+        assert_eq!((&report["boundary"], &report["oracle"]), (&deepest.into(), &false.into()), "{report}");
+        let restored = report["sequence"].as_str().unwrap();
+        // One token more is chosen, as in the snapshot.
+        there.say(&json!({"append": {"sequence": restored, "tokens": prompt[deepest + 1..]}}));
+        there.expect("appended");
+        let opened = cold.open(&prompt);
+        assert_eq!(there.generate(restored, 8), cold.generate(&opened, 8), "from {common} on it is another prompt");
+    }
+
+    let mut hybrid = a.engine("hybrid", Model::Hybrid, &[]);
+    let sequence = hybrid.open(&Model::Hybrid.prompt(100));
+    a.snapshot("hybrid", "team/hybrid:x", &["--sequence", &sequence]);
+    let file = a.pf.path("prompt.json");
+    std::fs::write(&file, serde_json::to_vec(&Model::Hybrid.prompt(90)).unwrap()).unwrap();
+    let found = a.pf.run(&["match", "team/hybrid", "--tokens", file.to_str().unwrap(), "--engine", "hybrid"]);
+    assert_eq!(found.code, 5, "recurrent state has one position: {found:?}");
+    let refused = a.pf.run(&["restore", "team/hybrid:x", "hybrid", "--position", "64"]);
+    assert_eq!(refused.code, 4, "{refused:?}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ from pf_connector.asking import Limits
 from pf_connector.holding import HoldLimits
 
 from . import first_step
+from .automatic import Auto
 from .deployment import identity
 from .filling import Load
 from .holding import Copy
@@ -59,6 +60,14 @@ class PfWorkerMetadata(KVConnectorWorkerMetadata):
         return PfWorkerMetadata(self.copied + other.copied, self.differing | other.differing, self.compared + other.compared)
 
 
+def served_name(vllm_config: Any) -> str:
+    """The name of the model, as clients use it."""
+    served = getattr(vllm_config.model_config, "served_model_name", None)
+    if isinstance(served, (list, tuple)):
+        served = served[0] if served else None
+    return str(served or vllm_config.model_config.model)
+
+
 class PfConnector(KVConnectorBase_V1, SupportsHMA):
     """Connects this engine to the capture agent on its host."""
 
@@ -71,7 +80,10 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             limits, holds = Limits.of(settings), HoldLimits.of(settings)
             speculates = getattr(vllm_config, "speculative_config", None) is not None
-            self._half = Scheduler(who, kv_cache_config, limits, holds, speculates=speculates, first_steps=first_steps)
+            auto, model = Auto.of(settings.get("auto")), served_name(vllm_config)
+            self._half = Scheduler(
+                who, kv_cache_config, limits, holds, speculates=speculates, first_steps=first_steps, auto=auto, model=model
+            )
         elif first_steps and rank == 0:
             from .logits import STEPS
 

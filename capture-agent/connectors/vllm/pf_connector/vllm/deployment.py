@@ -12,6 +12,7 @@ from pf_connector import settings
 from pf_connector.once import once
 from pf_connector.paths import socket_path
 
+from .automatic import OBJECTS
 from .model import model_config, model_weights
 from .shares import Shares
 
@@ -40,7 +41,7 @@ class Identity:
 def identity(vllm_config: Any) -> Identity:
     """Reads a `VllmConfig` and the connector's own settings (`kv_connector_extra_config`)."""
     transfer = vllm_config.kv_transfer_config
-    extra = settings.check(transfer.kv_connector_extra_config or {}, "kv_connector_extra_config")
+    extra = settings.check(transfer.kv_connector_extra_config or {}, "kv_connector_extra_config", OBJECTS)
     parallel = vllm_config.parallel_config
     engine = str(extra.get("engine") or "vllm")
     if getattr(parallel, "data_parallel_size", 1) > 1:

@@ -60,7 +60,7 @@ class Holds(holding.Holds):
 
     # The scheduler's thread.
 
-    def keep(self, request: Any, *, seconds: float, saving: str | None = None) -> int:
+    def keep(self, request: Any, *, seconds: float, saving: str | None = None, automatic: bool = False) -> int:
         """Keeps the state of a request that has ended, for some seconds or until the agent has saved it. Returns its token position.
         Raises `Unsupported`."""
         known, boundary = len(request.all_token_ids), int(request.num_computed_tokens)
@@ -75,7 +75,7 @@ class Holds(holding.Holds):
         self._check_room(len(held))
         self._pool.touch(held)
         state = self._add(request, boundary, blocks, held, len(held))
-        self._keep(state, seconds, saving)
+        self._keep(state, seconds, saving, automatic)
         self._new.append(Copy(state.key))
         return boundary
 

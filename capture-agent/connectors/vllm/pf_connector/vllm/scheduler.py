@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from pf_connector import tally as became
-from pf_connector.asking import Asker, Limits, Question
+from pf_connector.asking import Asker, Limits, Question, Search
 from pf_connector.holding import HoldLimits
 from pf_connector.layout import Unsupported
 from pf_connector.member import Member, Verb
@@ -18,6 +19,7 @@ from pf_connector.tally import Tally
 from pf_connector.wishes import NONE, Wishes
 
 from . import first_step, table
+from .automatic import Auto, Names, Rate
 from .deployment import Identity
 from .filling import Fillings, Load
 from .holding import Copy, Holds
@@ -48,6 +50,12 @@ class Progress:
         """Whether vLLM was told so, for its next look at the request."""
         self.digest: str | None = None
         """The snapshot that it is."""
+        self.partly = False
+        """Whether it is only the beginning of that."""
+        self.searched = False
+        """Whether it was looked for in automatic mode."""
+        self.tier: str | None = None
+        """Where the agent had its state."""
         self.taken: dict[str, Any] | None = None
         """The state that it resumed from: position and digest."""
         self.reason: str | None = None
@@ -66,7 +74,14 @@ class Scheduler:
         *,
         speculates: bool = False,
         first_steps: bool = False,
+        auto: Auto | None = None,
+        model: str = "",
     ) -> None:
+        self._auto = auto
+        self._names = None if auto is None else Names(auto.repository, model, identity.engine)
+        self._rate = None if auto is None else Rate(auto.saves_per_minute)
+        self._dropped: deque[tuple[str, str]] = deque()
+        """Automatic saves that the agent did not take, by request, with the reason."""
         self._groups: list[Group] = []
         self._supported = True
         try:
@@ -146,9 +161,54 @@ class Scheduler:
     def _respond(self, request: Any, progress: Progress | None) -> dict[str, Any] | None:
         taken, reason = (progress.taken, progress.reason) if progress is not None else (None, None)
         wishes = self._wishes.get(request.request_id, NONE)
-        return self._saves.respond(request.request_id, wishes, taken, reason, lambda seconds, saving: self._keep(request, seconds, saving))
+        resumed = (taken or {}).get("digest")
 
-    def _keep(self, request: Any, seconds: float, saving: str | None) -> int:
+        def keep(seconds: float, saving: str | None) -> int:
+            return self._keep(request, seconds, saving)
+
+        def turn(seconds: float) -> int | None:
+            return self._save_turn(request, seconds, wishes, resumed)
+
+        return self._saves.respond(request.request_id, wishes, taken, reason, keep, turn)
+
+    def _save_turn(self, request: Any, seconds: float, wishes: Wishes, resumed: str | None) -> int | None:
+        """Automatic mode: saves a turn that has ended, or counts why not. Returns its token position if it is kept."""
+        auto, names, rate = self._auto, self._names, self._rate
+        if auto is None or names is None or rate is None or not (auto.save and wishes.auto) or self._is_nothing_to_save(request, auto):
+            return None
+        name = request.request_id
+        try:
+            repository = names.of(wishes.user)
+        except ValueError as error:
+            log.debug("request %s is not saved: %s", name, error)
+            self.tally.add(became.SAVE_NAME, name)
+            return None
+        if self.holds.saving >= auto.open_saves:
+            self.tally.add(became.SAVE_BEHIND, name)
+            return None
+        if not rate.take(time.monotonic()):
+            self.tally.add(became.SAVE_RATE, name)
+            return None
+        ticket = self._saves.next_ticket()
+        try:
+            position = self._keep(request, seconds, ticket, automatic=True)
+        except Unsupported as error:
+            log.debug("request %s is not saved: %s", name, error)
+            self.tally.add(became.SAVE_REFUSED, name)
+            return None
+        # Ordered by time, and unique among the engines that save there.
+        epoch, number = ticket.split("-")
+        tag = f"auto-{int(time.time() * 1000):013d}-{epoch[:6]}-{number}"
+        turn = Wishes(save=f"{repository}:{tag}", push=auto.push, parent=wishes.parent)
+        budget = {} if auto.bytes_per_second is None else {"bytes_per_second": int(max(1, auto.bytes_per_second))}
+        self._saves.save(name, ticket, turn, resumed, budget, lambda reason: self._dropped.append((name, reason)))
+        return position
+
+    @staticmethod
+    def _is_nothing_to_save(request: Any, auto: Auto) -> bool:
+        return str(request.status) in _NO_END or int(request.num_computed_tokens) < auto.least
+
+    def _keep(self, request: Any, seconds: float, saving: str | None, automatic: bool = False) -> int:
         status = str(request.status)
         if not self._supported:
             raise Unsupported("this engine cannot be captured")
@@ -158,7 +218,7 @@ class Scheduler:
             raise Unsupported(f"the request ended as {status}")
         if getattr(request, "resumable", False):
             raise Unsupported("its input is streamed")
-        return self.holds.keep(request, seconds=seconds, saving=saving)
+        return self.holds.keep(request, seconds=seconds, saving=saving, automatic=automatic)
 
     def _named(self, request: str) -> str | None:
         return self._wishes.get(request, NONE).name
@@ -178,8 +238,8 @@ class Scheduler:
     def _matched(self, request: Any, computed: int) -> int | None:
         progress = self._progress.get(request.request_id)
         if progress is None:
-            resume = self._wishes.get(request.request_id, NONE).resume
-            if self._asker.may_ask(resume) and table.matchable(request) and not table.settled(request):
+            wanted = self._wanted(request)
+            if self._asker.may_ask(wanted) and table.matchable(request) and not table.settled(request):
                 # Its adapter's files are being read, in a thread.
                 begun = self._reading.setdefault(request.request_id, time.monotonic())
                 if time.monotonic() - begun <= self._limits.later:
@@ -187,14 +247,17 @@ class Scheduler:
                 self.tally.add(became.WAITED_TOO_LONG, request.request_id)
                 self._refuse(request, became.WAITED_TOO_LONG)
                 return 0
-            if (progress := self._begin(request, resume)) is None:
+            if (progress := self._begin(request, wanted)) is None:
                 return 0
         question = progress.question
         if question is not None:
             if not self._asker.poll(question):
                 return None
             progress.question, progress.ready = None, question.ready
-            progress.reason, progress.digest = question.reason, question.digest
+            progress.reason, progress.digest, progress.partly = question.reason, question.digest, question.partly
+            progress.tier = question.tier
+            if progress.ready is None and progress.searched:
+                self.tally.add(became.HIT_ENGINE if computed > 0 else became.MISS, request.request_id)
         if progress.ready is None:
             return 0
         return self._offer(request, progress, computed)
@@ -204,19 +267,35 @@ class Scheduler:
         progress.reason = reason
         return progress
 
-    def _begin(self, request: Any, resume: str | None) -> Progress | None:
-        if not self._asker.may_ask(resume):
+    def _wanted(self, request: Any) -> str | Search | None:
+        """The snapshot that a request names, or where it is looked for."""
+        wishes = self._wishes.get(request.request_id, NONE)
+        if wishes.resume is not None:
+            return wishes.resume
+        auto = self._auto
+        if auto is None or self._names is None or not (auto.match and wishes.auto) or len(request.all_token_ids) <= auto.least:
+            return None
+        try:
+            return Search(self._names.of(wishes.user), auto.match_limit, auto.least)
+        except ValueError as error:
+            log.debug("request %s is not looked for: %s", request.request_id, error)
+            return None
+
+    def _begin(self, request: Any, wanted: str | Search | None) -> Progress | None:
+        resume = wanted if isinstance(wanted, str) else None
+        if not self._asker.may_ask(wanted):
             return None if resume is None else self._refuse(request, "no capture agent is connected")
         if not table.matchable(request):
             return None if resume is None else self._refuse(request, "its tokens do not tell its state, or vLLM computes all of them")
         name, tokens = request.request_id, request.all_token_ids
-        asked = self._asker.ask(name, tokens, table.salt(request), table.adapter(request), resume)
+        asked = self._asker.ask(name, tokens, table.salt(request), table.adapter(request), wanted)
         if asked is None:
             return None
         # vLLM comes back with a request for which it has no blocks. It is asked for once.
         question = asked.question
         progress = self._progress[name] = Progress(question)
         progress.reason = became.AGENT_SILENT if question is None else None
+        progress.searched = isinstance(wanted, Search)
         if question is not None and self._left > 0:
             begun = time.monotonic()
             question.settled.wait(self._left)
@@ -235,8 +314,8 @@ class Scheduler:
             return None
         if boundary >= len(request.all_token_ids):
             return self._decline(request, progress, became.OTHER_LENGTH)
-        if computed > boundary or (computed == boundary and self._deterministic):
-            # It goes on from a later point of the same prefix.
+        if computed > boundary or (computed == boundary and (self._deterministic or progress.partly)):
+            # It goes on from a later point of the same prefix. The beginning of a snapshot saves no work if the engine has it.
             return self._decline(request, progress, became.ENGINE_HAS_MORE)
         if computed == boundary and not progress.fresh:
             # Without a block to fill there is no fill, and the agent compares only during a fill.
@@ -250,6 +329,8 @@ class Scheduler:
     def _decline(self, request: Any, progress: Progress, what: str) -> int:
         assert progress.ready is not None
         self.tally.add(what, request.request_id, progress.ready[1])
+        if progress.searched and what == became.ENGINE_HAS_MORE:
+            self.tally.add(became.HIT_ENGINE, request.request_id)
         progress.ready, progress.reason = None, what
         return 0
 
@@ -313,6 +394,8 @@ class Scheduler:
             self.tally.add(became.TAKEN_ON_KEPT if load.kept else became.TAKEN, name, load.restore)
             if progress is not None:
                 progress.taken = {"position": load.boundary, "digest": progress.digest}
+                if progress.searched and progress.tier in became.HITS:
+                    self.tally.add(became.HITS[progress.tier], name)
             return
         if progress is not None:
             progress.reason = became.FILL_LATE if late else became.FILL_FAILED
@@ -328,6 +411,9 @@ class Scheduler:
     def step(self) -> tuple[list[Load], list[str]]:
         """Once a step: loads for the workers, and requests that they must give up."""
         self._left = _WAIT
+        while self._dropped:
+            name, reason = self._dropped.popleft()
+            self.tally.add(reason, name)
         self.tally.tell()
         for request, progress in self._avoid:
             if progress.ready is not None:
