@@ -348,8 +348,8 @@ async fn fsck_finds_and_corrects_rows_of_the_index(on: Backend) {
     ] {
         let rig = Rig::new(on).await;
         let store = &rig.store;
-        push(store, &Spec { way: Way { length: 300, ..way.clone() }, salt: false, list: List::None }, 0).await;
-        let whole = push(store, &Spec { way: way.clone(), salt: false, list: List::Whole }, 1).await;
+        push(store, &Spec { way: Way { length: 300, ..way.clone() }, salt: false, list: List::None, holds: Holds::Checkpoint }, 0).await;
+        let whole = push(store, &Spec { way: way.clone(), salt: false, list: List::Whole, holds: Holds::Checkpoint }, 1).await;
         let sound = store.fsck(false, &mut |_| ()).await.unwrap();
         assert_eq!(sound.wrong, 0, "{sound:?}");
         rig.sql(spoil);
@@ -368,7 +368,7 @@ async fn fsck_takes_a_damaged_list_of_tokens_for_no_fault_of_the_index(on: Backe
     let rig = Rig::new(on).await;
     let store = &rig.store;
     let way = Way { length: THREE_ROWS, leaves: u64::MAX, to: 1 };
-    let pushed = push_documents(store, &Spec { way, salt: false, list: List::Whole }, 0).await;
+    let pushed = push_documents(store, &Spec { way, salt: false, list: List::Whole, holds: Holds::Checkpoint }, 0).await;
     accuse(store, &[pushed.list]).await;
     let found = store.fsck(true, &mut |_| ()).await.unwrap();
     assert!(found.discrepancies.iter().all(|words| !words.contains("prefix index")), "{found:?}");
