@@ -289,7 +289,7 @@ async fn the_commands_in_hints_work_as_printed() {
         for command in commands(sites, &text) {
             let (code, seen) = world.paste(&command);
             assert_eq!(code, 0, "{args:?}: {command}: {seen}");
-            let registry = args.iter().any(|arg| *arg == "--registry");
+            let registry = args.contains(&"--registry");
             assert!(!registry || command.ends_with(&format!("--registry {url}")), "{args:?}: {command}");
         }
     }

@@ -249,9 +249,10 @@ async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
         let host = registry.url.strip_prefix("http://").unwrap();
         let repository = if by_host { format!("{host}/team/agent") } else { "team/agent".to_owned() };
         for (line, sides) in REFERENCES {
-            // The reference goes to the agent as it is, so one round is enough for that.
+            // The agent gets the reference as it is, so the local round adds nothing there.
             let for_agent = sides == "agent";
-            if !sides.contains(side) && !(for_agent && side == "registry") {
+            let applies = sides.contains(side) || (for_agent && side == "registry");
+            if !applies {
                 continue;
             }
             let short = |digest: &pfr_schema::Digest| digest.hex()[..12].to_owned();
