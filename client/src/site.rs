@@ -194,6 +194,14 @@ impl Site {
         }
     }
 
+    /// Deletes a snapshot and its tags, if exactly these tags point at it.
+    pub async fn delete_snapshot_tagged(&self, repository: &RepositoryName, digest: &Digest, tags: &[Tag]) -> Result<()> {
+        match self {
+            Self::Store(store) => Ok(store.delete_snapshot_tagged(repository, digest, tags).await?),
+            Self::Registry(remote) => remote.delete_snapshot_tagged(repository, digest, tags).await,
+        }
+    }
+
     /// Makes tags of one snapshot.
     pub async fn fork(&self, repository: &RepositoryName, selector: &Selector, count: u32, prefix: &str) -> Result<Forked> {
         match self {

@@ -102,6 +102,16 @@ pub enum Error {
         /// Where it is.
         found: TagState,
     },
+    /// A snapshot has other tags than the caller saw.
+    #[error("the tags of {repository}@{snapshot} are now {}; nothing was deleted", if tags.is_empty() { "none".to_owned() } else { some(tags) })]
+    TagsMoved {
+        /// The repository.
+        repository: RepositoryName,
+        /// The snapshot.
+        snapshot: Digest,
+        /// Its tags.
+        tags: Vec<Tag>,
+    },
     /// The request contradicts itself.
     #[error("{0}")]
     Invalid(String),
@@ -190,7 +200,7 @@ impl Error {
             Self::TagUnknown { .. } => ErrorCode::TagUnknown,
             Self::BlobUnknown { .. } => ErrorCode::BlobUnknown,
             Self::PushUnknown(_) => ErrorCode::PushUnknown,
-            Self::TagMoved { .. } => ErrorCode::TagMoved,
+            Self::TagMoved { .. } | Self::TagsMoved { .. } => ErrorCode::TagMoved,
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::Corrupt { .. } => ErrorCode::CorruptStore,
             Self::Unprovable { .. } => ErrorCode::TooLarge,
@@ -256,7 +266,7 @@ fn count(n: usize, noun: &str) -> String {
 }
 
 /// The first few candidates with all their digits, since the common digits were not enough.
-fn some(candidates: &[Digest]) -> String {
+fn some<T: ToString>(candidates: &[T]) -> String {
     const FEW: usize = 4;
     let mut text = candidates.iter().take(FEW).map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if candidates.len() > FEW {

@@ -14,7 +14,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use parking_lot::Mutex;
-use pfr_schema::api::{Committed, TagState};
+use pfr_schema::api::{Committed, TagState, snapshot_etag};
 use pfr_schema::container::Container;
 use pfr_schema::snapshot::Manifest;
 use pfr_schema::{Digest, Kind, Limits, RepositoryName, Selector, Tag, codec};
@@ -418,7 +418,16 @@ impl Store {
     /// # Errors
     /// [`Error::SnapshotUnknown`].
     pub async fn delete_snapshot(&self, repository: &RepositoryName, digest: &Digest) -> Result<()> {
-        self.change_names(repository, NameChange::DeleteSnapshot(*digest), None).await
+        self.change_names(repository, NameChange::DeleteSnapshot { snapshot: *digest, etag: None }, None).await
+    }
+
+    /// The same, if exactly these tags point at it.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotUnknown`], [`Error::TagsMoved`].
+    pub async fn delete_snapshot_tagged(&self, repository: &RepositoryName, digest: &Digest, tags: &[Tag]) -> Result<()> {
+        let etag = Some(snapshot_etag(digest, tags));
+        self.change_names(repository, NameChange::DeleteSnapshot { snapshot: *digest, etag }, None).await
     }
 
     /// Repositories by name.

@@ -214,7 +214,9 @@ pub fn hint(code: ErrorCode) -> Option<Advice> {
     Some(match code {
         ErrorCode::RepositoryUnknown => Suggestion::new("ls").then(" lists the repositories there are"),
         ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => Suggestion::new("ls").repository().then(" lists its tags and snapshots"),
+        // Of all these codes only this one comes from a local store, too.
         ErrorCode::TagMoved => Suggestion::new("ls")
+            .here()
             .repository()
             .then(" shows where the tag is now; run the command again with --if-tag-is and that digest, or with another tag"),
         ErrorCode::StorageFull => full("the registry's disk", |command| command),

@@ -206,6 +206,11 @@ mod tests {
         assert_eq!(standing.words(10.0 * f64::from(1 << 20), 120), "50.0 MiB of 100 MiB, 10.0 MiB/s, 5.00 s left, 30.0 MiB deduplicated");
         assert!(standing.words(1e6, 60).chars().count() < 48);
         assert_eq!(Standing::default().words(0.0, 80), "");
+        // An empty configuration is in every registry, and no news.
+        let first = Standing { deduplicated: 14, ..standing.clone() };
+        assert!(!first.words(1e6, 120).contains("deduplicated"), "{}", first.words(1e6, 120));
+        let small = Standing { total: 100, done: 0, ..first };
+        assert!(small.words(0.0, 120).ends_with("14 B deduplicated"), "{}", small.words(0.0, 120));
     }
 
     #[test]

@@ -34,6 +34,7 @@ enum Scope {
     /// From a registry into the local store.
     Both,
     Agent,
+    Nowhere,
 }
 
 /// A command line of `pf` to be suggested.
@@ -49,6 +50,11 @@ impl Suggestion {
     /// A command that means the registry.
     pub fn new(command: &str) -> Self {
         Self { words: vec![command.to_owned()], scope: Scope::Registry, names_registry: false, in_repository: false }
+    }
+
+    /// The help of a command: what can be suggested where its arguments are not known.
+    pub fn help(command: &str) -> Self {
+        Self { scope: Scope::Nowhere, ..Self::new(command).arg("--help") }
     }
 
     /// Makes it work with the same store as the running command.
@@ -103,7 +109,7 @@ impl Suggestion {
             words.push(repository.to_string());
         }
         let local = self.scope == Scope::Local || (self.scope == Scope::Here && flags.local);
-        let registry = !local && self.scope != Scope::Agent;
+        let registry = !local && !matches!(self.scope, Scope::Agent | Scope::Nowhere);
         if local {
             words.push("--local".to_owned());
         }
@@ -211,6 +217,7 @@ mod tests {
         assert_eq!(Suggestion::new("engines").agent().render(&here), "pf engines --agent /a.sock");
         let pull = Suggestion::new("pull").both().arg("https://s/a:b");
         assert_eq!(pull.render(&here), "pf pull https://s/a:b --store '/my store'");
+        assert_eq!([Suggestion::help("log").render(&here), Suggestion::help("log").render(&there)], ["pf log --help"; 2]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Help, errors of the command line, and tips for the commands of other tools.
 
 use super::failure::Failure;
-use super::suggest::{Advice, Suggestion};
+use super::suggest::{Advice, Flags, Suggestion};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -28,11 +28,12 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
         return Err(ExitCode::SUCCESS);
     }
     let tip = unknown_command(&error).and_then(|word| tip(&word));
+    let flags = given(std::env::args_os(), |name| std::env::var_os(name));
     if json {
-        return Err(failure(&error, tip).report(true));
+        return Err(failure(&error, tip).at(&flags).report(true));
     }
     match tip {
-        Some(advice) => Err(failure(&error, Some(advice)).report(false)),
+        Some(advice) => Err(failure(&error, Some(advice)).at(&flags).report(false)),
         None => {
             let _ = error.print();
             Err(ExitCode::from(1))
@@ -50,6 +51,26 @@ fn failure(error: &clap::Error, advice: Option<Advice>) -> Failure {
     }
 }
 
+/// The stores that arguments and environment name. The parser does not say: it stops at the first
+/// error.
+fn given(arguments: impl Iterator<Item = OsString>, environment: impl Fn(&str) -> Option<OsString>) -> Flags {
+    let (mut local, mut registry, mut store) = (false, environment("PF_REGISTRY"), environment("PF_STORE"));
+    let mut arguments = arguments.take_while(|argument| argument != "--");
+    while let Some(argument) = arguments.next() {
+        let text = argument.to_string_lossy();
+        let (name, value) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(OsString::from(value))));
+        match name {
+            "--local" => local = true,
+            "--registry" => registry = value.or_else(|| arguments.next()),
+            "--store" => store = value.or_else(|| arguments.next()),
+            _ => {}
+        }
+    }
+    // A flag without a value counts as not given.
+    let (registry, store) = (registry.filter(|url| !url.is_empty()), store.filter(|path| !path.is_empty()));
+    Flags { local, registry: registry.map(|url| url.to_string_lossy().into_owned()), store: store.map(Into::into), ..Flags::default() }
+}
+
 fn unknown_command(error: &clap::Error) -> Option<String> {
     match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
         (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) => Some(word.clone()),
@@ -59,27 +80,33 @@ fn unknown_command(error: &clap::Error) -> Option<String> {
 
 /// A tip for a command of docker, oras, restic or kubectl that `pf` does not have.
 fn tip(word: &str) -> Option<Advice> {
-    let says = |text: &str| Some(Advice::from(text));
-    match word {
+    Some(match word {
         "images" | "image" | "repos" | "repositories" | "search" => {
-            Some(Suggestion::new("ls").then(" lists repositories, and with a repository its snapshots and tags"))
+            Suggestion::new("ls").here().then(" lists repositories, and with a repository its snapshots and tags")
         }
-        "info" => Some(Suggestion::new("df").then(" shows what takes up room")),
-        "history" | "tree" => says("pf log draws the lineage of a snapshot"),
-        "show" | "describe" => says("pf inspect shows what a snapshot is made of"),
-        "remove" | "del" | "rmi" | "untag" => says("pf rm deletes tags and snapshots"),
-        "forget" | "clean" | "cleanup" => says("pf prune deletes old or untagged snapshots, and pf gc frees their bytes"),
-        "copy" | "cp" | "mirror" | "sync" => {
-            says("pf pull and then pf push copy a snapshot; pf-registry mirror copies repositories from registry to registry")
-        }
-        "login" | "logout" | "auth" => says("there is no login: PF_TOKEN, or `token` in the configuration file, holds the token"),
-        "save" | "checkpoint" | "capture" => says("pf snapshot captures a sequence of an engine"),
-        "load" | "resume" => says("pf restore puts a snapshot back into an engine"),
-        "check" | "fsck" => says("pf verify checks a snapshot, pf scrub a whole store; pf-registry fsck checks a registry's tables"),
-        "branch" | "clone" => says("pf fork makes tags of one snapshot: no bytes move"),
-        "serve" | "server" => says("pf-registry serve starts a registry"),
-        _ => None,
-    }
+        "info" => Suggestion::new("df").here().then(" shows what takes up room"),
+        "history" | "tree" => Suggestion::help("log").then(" says how to draw the lineage of a snapshot"),
+        "show" | "describe" => Suggestion::help("inspect").then(" says how to see what a snapshot is made of"),
+        "remove" | "del" | "rmi" | "untag" => Suggestion::help("rm").then(" says how to delete tags and snapshots"),
+        "forget" | "clean" | "cleanup" => Suggestion::help("prune")
+            .then(" says how to delete old or untagged snapshots, and ")
+            .run(Suggestion::new("gc").here())
+            .text(" frees their bytes"),
+        "copy" | "cp" | "mirror" | "sync" => Suggestion::help("pull")
+            .then(" and then ")
+            .run(Suggestion::help("push"))
+            .text(" say how to copy a snapshot; pf-registry mirror copies repositories from registry to registry"),
+        "login" | "logout" | "auth" => "there is no login: PF_TOKEN, or `token` in the configuration file, holds the token".into(),
+        "save" | "checkpoint" | "capture" => Suggestion::help("snapshot").then(" says how to capture a sequence of an engine"),
+        "load" | "resume" => Suggestion::help("restore").then(" says how to put a snapshot back into an engine"),
+        "check" | "fsck" => Suggestion::help("verify")
+            .then(" says how to check a snapshot, ")
+            .run(Suggestion::new("scrub").here())
+            .text(" checks a whole store; pf-registry fsck checks a registry's tables"),
+        "branch" | "clone" => Suggestion::help("fork").then(" says how to make tags of one snapshot: no bytes move"),
+        "serve" | "server" => "pf-registry serve starts a registry".into(),
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -99,6 +126,17 @@ mod tests {
             let error = Args::try_parse_from(["pf", word]).err();
             assert!(error.is_none_or(|e| e.kind() != ErrorKind::InvalidSubcommand), "{word} is a command");
         }
+    }
+
+    #[test]
+    fn a_tip_means_the_stores_of_the_line_that_did_not_parse() {
+        let flags = |line: &[&str], environment: Option<&str>| given(line.iter().map(Into::into), |_| environment.map(Into::into));
+        let shown = |flags: Flags| [Suggestion::new("ls").here().render(&flags), Suggestion::new("ls").local().render(&flags)];
+        assert_eq!(shown(flags(&["pf", "images"], None)), ["pf ls", "pf ls --local"]);
+        let both = flags(&["pf", "images", "--registry=http://r", "--store", "a b"], Some("http://environment"));
+        assert_eq!(shown(both), ["pf ls --registry http://r", "pf ls --local --store 'a b'"]);
+        assert_eq!(shown(flags(&["pf", "images", "--local"], Some("/s"))), ["pf ls --local --store /s"; 2]);
+        assert_eq!(shown(flags(&["pf", "images", "--registry"], Some(""))), ["pf ls", "pf ls --local"]);
     }
 
     #[test]

@@ -25,6 +25,16 @@ impl Remote {
         self.request(|| key.on(self.client.delete(url.clone()))).await.map(|_| ())
     }
 
+    /// Deletes a snapshot and its tags, if exactly these tags point at it.
+    ///
+    /// # Errors
+    /// `snapshot_unknown`, `tag_moved`.
+    pub async fn delete_snapshot_tagged(&self, repository: &RepositoryName, snapshot: &Digest, tags: &[Tag]) -> Result<()> {
+        let url = self.repository_path(repository, &["snapshots", &snapshot.to_string()]);
+        let (key, etag) = (Key::new(), format!("\"{}\"", api::snapshot_etag(snapshot, tags)));
+        self.request(|| key.on(self.client.delete(url.clone())).header(IF_MATCH, &etag)).await.map(|_| ())
+    }
+
     /// Lists tags in the order of their names: at most `limit`, from the one after `after`.
     ///
     /// # Errors

@@ -5,6 +5,9 @@ use crate::error::{Error, Result};
 /// Names that a list may have, parents and tags of a snapshot counted too: a gigabyte or so, and
 /// more than a registry is made for.
 const NAMES: usize = 5_000_000;
+/// Pages that a list may have: those of so many names, if each is half full. A registry fills every
+/// page but the last.
+const PAGES: u64 = 10_000;
 
 /// One page: its entries, and the cursor of the next page if there is one.
 pub type PageOf<T> = (Vec<T>, Option<String>);
@@ -72,7 +75,7 @@ impl Walk {
             "an empty page leads to another"
         } else if self.seen.as_deref() == Some(next) {
             "it leads back to where it has been"
-        } else if self.names > NAMES {
+        } else if self.names > NAMES || self.pages > PAGES {
             "that is more than any registry is made for"
         } else {
             if self.pages.is_power_of_two() {
@@ -128,6 +131,9 @@ mod tests {
         refused(walk(usize::MAX, |n| (Vec::new(), Some(n.to_string()))).await.1, "empty page");
         let (asked, all) = walk(usize::MAX, |n| (ones(1000), Some(n.to_string()))).await;
         assert_eq!(asked, NAMES / 1000 + 1);
+        refused(all, "more than any registry");
+        let (asked, all) = walk(usize::MAX, |n| (ones(1), Some(n.to_string()))).await;
+        assert_eq!(asked as u64, PAGES + 1, "one name a page");
         refused(all, "more than any registry");
     }
 }

@@ -1,13 +1,18 @@
 //! Every command that a message prints, pasted into a shell that knows nothing of the command
 //! before: it must mean the same store.
+//!
+//! A case names the places in the sources whose commands it runs: the file, the function, the
+//! command, and a number if the function has several of them. A place without a case fails a test.
 
+use crate::common::agent::{Answer, agent, captured, push as agent_push};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, repository, selector, tag, target};
 use pfr_client::{Destination, Progress, PushTarget, Source, pull, push};
 use pfr_schema::{Digest, RepositoryName};
 use pfr_store::{Options, Store};
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixListener;
+use pfr_testkit::front::{Fate, Front, Seen};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
@@ -44,6 +49,12 @@ impl Place {
             Self::GivenStore => "only/given-store",
             Self::ConfiguredStore => "only/configured-store",
         }
+    }
+}
+
+impl Place {
+    fn is_local(self) -> bool {
+        matches!(self, Self::GivenStore | Self::ConfiguredStore)
     }
 }
 
@@ -134,6 +145,13 @@ impl World {
         said(Command::new("/bin/sh").env_clear().env("HOME", self.home.path()).env("PATH", programs).args(["-c", line]))
     }
 
+    /// Pastes a command that collects: a registry is asked for it, or the local store does it.
+    fn collects(&self, way: &Way, command: &str) {
+        let (code, text) = self.paste(&format!("{command} --json"));
+        let requested = text.contains(r#""trigger":"request""#);
+        assert!(code == 0 && requested != way.place.is_local(), "{command}: {text}");
+    }
+
     /// Whether `x` is there, in each of the four stores.
     async fn holds(&self) -> [bool; 4] {
         let mut holds = [false; 4];
@@ -156,10 +174,15 @@ fn said(command: &mut Command) -> (i32, String) {
     (output.status.code().unwrap(), format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
 }
 
-/// The commands in a message: they are between backticks.
-fn commands(text: &str) -> Vec<String> {
+/// The commands in a message: they are between backticks. They are those of these places in the
+/// sources, and no others.
+fn commands(sites: &[&str], text: &str) -> Vec<String> {
     let found: Vec<String> = text.split('`').skip(1).step_by(2).filter(|part| part.starts_with("pf ")).map(str::to_owned).collect();
-    assert!(!found.is_empty(), "no command in {text}");
+    let mut expected: Vec<&str> = sites.iter().filter_map(|site| site.split(' ').nth(2)).collect();
+    let mut printed: Vec<&str> = found.iter().filter_map(|command| command.split(' ').nth(1)).collect();
+    expected.sort_unstable();
+    printed.sort_unstable();
+    assert_eq!(printed, expected, "{text}");
     found
 }
 
@@ -170,16 +193,26 @@ async fn the_command_that_rm_prints_deletes_in_the_same_store_and_in_no_other() 
         let (code, text) = world.pf(&way, &["rm", &format!("{}team/agent:x", way.prefix)]);
         assert_eq!(code, 0, "{text}");
         assert_eq!(world.holds().await, [true; 4], "a tag was deleted, and no snapshot");
-        let [delete] = &commands(&text)[..] else { panic!("one command in {text}") };
+        let [delete] = &commands(&["commands/remove.rs remains rm"], &text)[..] else { panic!("one command in {text}") };
         let (code, text) = world.paste(delete);
         assert_eq!(code, 0, "{delete}: {text}");
         assert_eq!(world.holds().await, PLACES.map(|place| place != way.place), "{delete}");
         // The command that the deletion suggests next collects in the same place; only a registry
         // is asked for it.
-        let [collect] = &commands(&text)[..] else { panic!("one command in {text}") };
-        let (code, text) = world.paste(&format!("{collect} --json"));
-        let remote = matches!(way.place, Place::GivenRegistry | Place::ConfiguredRegistry);
-        assert!(code == 0 && text.contains(r#""trigger":"request""#) == remote, "{collect}: {text}");
+        let [collect] = &commands(&["commands/remove.rs carry_out gc"], &text)[..] else { panic!("one command in {text}") };
+        world.collects(&way, collect);
+        world.put(way.place).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_that_prune_prints_collects_in_the_same_store() {
+    let world = World::new().await;
+    for way in world.ways().into_iter().filter(|way| way.prefix.is_empty()) {
+        let (code, text) = world.pf(&way, &["prune", "only/*", "--keep-last", "0"]);
+        assert!(code == 0 && text.contains("1 snapshot deleted"), "{text}");
+        let [collect] = &commands(&["commands/prune.rs print gc"], &text)[..] else { panic!("one command in {text}") };
+        world.collects(&way, collect);
         world.put(way.place).await;
     }
 }
@@ -190,28 +223,36 @@ async fn the_commands_in_hints_read_the_same_store() {
     let absent = Digest::sha256(b"absent").to_string();
     for way in world.ways() {
         let reference = |text: &str| format!("{}{text}", way.prefix);
-        // A command that fails, and what the pasted command shows if it looks at the right store.
-        let provoked: [(&[&str], &str); 8] = [
-            (&["ls", &reference("no/such")], way.place.marker()),
-            (&["prune", "no/such", "--untagged"], way.place.marker()),
-            (&["inspect", &reference(&format!("{}:absent", way.place.marker()))], "1 snapshot"),
-            (&["rm", &reference(way.place.marker())], "1 snapshot"),
-            (&["rm", &reference(&format!("{}:absent*", way.place.marker()))], "1 snapshot"),
-            (&["rm", &reference("team/agent:x~1")], "tags"),
-            (&["stats", &reference("team/agent:x")], "tags"),
-            (&["tag", &reference("team/agent:x"), "moved", "--if-tag-is", &absent], "2 snapshots"),
+        // Where the command is made for a registry and for a local store, a command that fails, and
+        // what the pasted command shows if it looks at the right store.
+        let both = |site| [site, site];
+        let provoked: [([&str; 2], &[&str], &str); 9] = [
+            (["failure.rs hint ls", "failure.rs from ls"], &["ls", &reference("no/such")], way.place.marker()),
+            (both("commands/prune.rs repositories ls"), &["prune", "no/such", "--untagged"], way.place.marker()),
+            (
+                ["failure.rs hint ls 2", "failure.rs from ls 2"],
+                &["inspect", &reference(&format!("{}:absent", way.place.marker()))],
+                "1 snapshot",
+            ),
+            (both("commands/remove.rs one ls"), &["rm", &reference(way.place.marker())], "1 snapshot"),
+            (both("commands/remove.rs add ls"), &["rm", &reference(&format!("{}:absent*", way.place.marker()))], "1 snapshot"),
+            (both("commands/remove.rs one inspect"), &["rm", &reference("team/agent:x~1")], "tags"),
+            (both("args/reference.rs repository_of inspect"), &["stats", &reference("team/agent:x")], "tags"),
+            (both("failure.rs hint ls 3"), &["tag", &reference("team/agent:x"), "moved", "--if-tag-is", &absent], "2 snapshots"),
+            (both("usage.rs tip ls"), &["images"], way.place.marker()),
         ];
-        for (args, shows) in provoked {
-            if args[0] == "prune" && !way.prefix.is_empty() {
-                continue; // It takes no references.
+        for (sites, args, shows) in provoked {
+            if ["prune", "images"].contains(&args[0]) && !way.prefix.is_empty() {
+                continue; // They take no references.
             }
             let (code, text) = world.pf(&way, args);
             assert!(code > 0, "{args:?}: {text}");
-            for command in commands(&text) {
+            for command in commands(&[sites[usize::from(way.place.is_local())]], &text) {
                 let (code, seen) = world.paste(&command);
                 assert!(code == 0 && seen.contains(shows), "{args:?} {:?}: {command}: {seen}", way.flags);
                 let others = PLACES.iter().filter(|place| **place != way.place);
                 assert!(others.into_iter().all(|place| !seen.contains(place.marker())), "{command}: {seen}");
+                assert_eq!(command.contains(" --local"), way.place.is_local(), "{args:?} {:?}: {command}", way.flags);
             }
         }
     }
@@ -225,27 +266,31 @@ async fn the_commands_in_hints_work_as_printed() {
     let store = world.store_dir(Place::GivenStore).display().to_string();
     let fresh = world.home.path().join("fresh").display().to_string();
     let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
-    let cases: Vec<Vec<String>> = [
-        vec!["pin", "team/agent:x", "--store", &store],
-        vec!["pin", "team/agent:x", "--remove", "--store", &store],
-        vec!["ls", "--pinned", "--store", &store],
-        vec!["ls", "team/agent", "--pinned", "--store", &store],
-        vec!["gc", "--max-size", "1GiB", "--store", &store],
-        vec!["push", "team/absent:x", "team/agent:y", "--store", &store],
-        vec!["push", &format!("{url}/team/agent:x"), "team/agent:y", "--store", &fresh],
-        vec!["diff", &format!("{url}/team/agent:x"), &format!("{other}/team/agent:base"), "--store", &fresh],
-        vec!["match", "team/agent", "--tokens", "-", "--fingerprint", &Digest::sha256(b"f").to_string(), "--registry", &url],
-    ]
-    .into_iter()
-    .map(|case| case.into_iter().map(str::to_owned).collect())
-    .collect();
-    for case in cases {
-        let args: Vec<&str> = case.iter().map(String::as_str).collect();
-        let (code, text) = world.pf(&way, &args);
+    let fingerprint = Digest::sha256(b"f").to_string();
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--store", &store]),
+        (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--remove", "--store", &store]),
+        (&["commands/pins.rs list ls"], &["ls", "--pinned", "--store", &store]),
+        (&["commands/pins.rs list ls"], &["ls", "team/agent", "--pinned", "--store", &store]),
+        (&["commands/gc.rs run gc"], &["gc", "--max-size", "1GiB", "--store", &store]),
+        (&["commands/gc.rs run gc 2"], &["gc", "--unfinished", "--store", &store]),
+        (&["commands/push.rs source ls"], &["push", "team/absent:x", "team/agent:y", "--store", &store]),
+        (&["commands/push.rs classify pull"], &["push", &format!("{url}/team/agent:x"), "team/agent:y", "--store", &fresh]),
+        (
+            &["commands/diff.rs run pull", "commands/diff.rs run pull 2", "commands/diff.rs run diff"],
+            &["diff", &format!("{url}/team/agent:x"), &format!("{other}/team/agent:base"), "--store", &fresh],
+        ),
+        (&["commands/matching.rs run ls"], &["match", "team/agent", "--tokens", "-", "--fingerprint", &fingerprint, "--registry", &url]),
+        (&["commands/tasks.rs unknown tasks"], &["tasks", "resume", "no-such", "--registry", &url]),
+    ];
+    for (sites, args) in cases {
+        let (code, text) = world.pf(&way, args);
         assert!(code > 0, "{args:?}: {text}");
-        for command in commands(&text) {
+        for command in commands(sites, &text) {
             let (code, seen) = world.paste(&command);
             assert_eq!(code, 0, "{args:?}: {command}: {seen}");
+            let registry = args.contains(&"--registry");
+            assert!(!registry || command.ends_with(&format!("--registry {url}")), "{args:?}: {command}");
         }
     }
     // The pin above was set and removed in the store that was given, and what was pulled is in the
@@ -255,41 +300,180 @@ async fn the_commands_in_hints_work_as_printed() {
     assert!(store.snapshot(&pulled, &world.digest).await.is_ok());
 }
 
-/// Answers as an agent whose engine is unknown, except when its engines are listed.
-fn agent(socket: &Path) {
-    let listener = UnixListener::bind(socket).unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, mut request) = (stream.unwrap(), [0; 4096]);
-            let n = stream.read(&mut request).unwrap();
-            let (status, kind, body) = if request[..n].starts_with(b"GET /v1/engines ") {
-                ("200 OK", "application/json", r#"{"engines":[]}"#)
-            } else {
-                let problem =
-                    r#"{"type":"t","title":"t","status":404,"detail":"no engine \"e\"","code":"engine_unknown","retryable":false}"#;
-                ("404 Not Found", "application/problem+json", problem)
-            };
-            let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
-            stream.write_all((head + body).as_bytes()).unwrap();
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_interrupted_pull_left_is_freed_by_the_command_that_is_printed() {
+    let world = World::new().await;
+    for way in world.ways().into_iter().filter(|way| way.place.is_local()) {
+        let dir = world.store_dir(way.place);
+        let paste_one = |sites: &[&str], args: &[&str], printed: &str| {
+            let (code, text) = world.pf(&way, args);
+            assert_eq!(code, 0, "{text}");
+            let found = commands(sites, &text);
+            assert!(found[0].starts_with(printed), "{args:?}: {found:?}");
+            world.collects(&way, &found[0]);
+        };
+        for (site, args) in [("commands/usage.rs unfinished gc", &["ls"][..]), ("commands/gc.rs print gc", &["gc"])] {
+            {
+                // As a killed process leaves it: a session that has neither ended nor committed.
+                let store = Store::open(&dir, Options::default()).await.unwrap();
+                let session = store.open_push(&repository()).await.unwrap();
+                let asked = vec![(world.digest, pfr_schema::Kind::Manifest)];
+                assert!(store.missing(&session.id, asked).await.unwrap().is_empty());
+                store.delete_snapshot(&repository(), &world.digest).await.unwrap();
+            }
+            paste_one(&[site], args, "pf gc --unfinished --local");
+            let (code, text) = world.pf(&way, args);
+            assert!(code == 0 && !text.contains("unfinished"), "it is freed: {text}");
+            world.put(way.place).await;
         }
+        // What was deleted and is not leased.
+        for (site, args) in [("commands/usage.rs unfinished gc", &["ls"][..]), ("commands/usage.rs rows gc", &["df"])] {
+            let (code, text) = world.pf(&way, &["rm", &format!("team/agent@{}", world.digest), "--quiet"]);
+            assert_eq!(code, 0, "{text}");
+            paste_one(&[site], args, "pf gc --local");
+            let (code, text) = world.pf(&way, args);
+            assert!(code == 0 && !text.contains('`'), "it is freed: {text}");
+            world.put(way.place).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_registry_is_shown_and_freed_by_the_commands_that_are_printed() {
+    let world = World::new().await;
+    let front = Front::start(&world.given.url, |seen: &Seen| match (seen.method.as_str(), seen.path.ends_with("/pushes")) {
+        ("POST", true) => Fate::Refuse(pfr_schema::ErrorCode::StorageFull),
+        _ => Fate::Pass,
     });
+    let way = Way { place: Place::GivenRegistry, prefix: format!("{}/", front.url), flags: Vec::new(), environment: Vec::new() };
+    let source = world.sources[0].path().to_str().unwrap();
+    let (code, text) = world.pf(&way, &["push", source, &format!("{}team/agent:y", way.prefix)]);
+    assert_eq!(code, 8, "{text}");
+    let found = commands(&["failure.rs full stats", "failure.rs full gc"], &text);
+    let (code, seen) = world.paste(&found[0]);
+    assert!(code == 0 && seen.contains(Place::GivenRegistry.marker()), "{}: {seen}", found[0]);
+    world.collects(&way, &found[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tips_for_the_words_of_other_tools_run_as_printed() {
+    let world = World::new().await;
+    let url = world.given.url.as_str();
+    let store = world.store_dir(Place::GivenStore).display().to_string();
+    let here = ["--registry", url, "--store", &store];
+    for (sites, word, shows) in [
+        (&["usage.rs tip df"][..], "info", "total"),
+        (&["usage.rs tip log"], "history", "Usage: pf log"),
+        (&["usage.rs tip inspect"], "show", "Usage: pf inspect"),
+        (&["usage.rs tip rm"], "rmi", "Usage: pf rm"),
+        (&["usage.rs tip prune", "usage.rs tip gc"], "forget", "Usage: pf prune"),
+        (&["usage.rs tip pull", "usage.rs tip push"], "copy", "Usage: pf pull"),
+        (&["usage.rs tip snapshot"], "save", "Usage: pf snapshot"),
+        (&["usage.rs tip restore"], "load", "Usage: pf restore"),
+        (&["usage.rs tip verify", "usage.rs tip scrub"], "fsck", "Usage: pf verify"),
+        (&["usage.rs tip fork"], "branch", "Usage: pf fork"),
+    ] {
+        for side in ["--remote", "--local"] {
+            let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
+            let (code, text) = world.pf(&way, &[&[word, side], &here[..]].concat());
+            assert_eq!(code, 1, "{text}");
+            let mut all = String::new();
+            for command in commands(sites, &text) {
+                let flags = if side == "--local" { format!(" --local --store '{store}'") } else { format!(" --registry {url}") };
+                assert!(command.ends_with(" --help") || command.ends_with(&flags), "{word} {side}: {command}");
+                let (code, seen) = world.paste(&command);
+                assert_eq!(code, 0, "{word}: {command}: {seen}");
+                all += &seen;
+            }
+            assert!(all.contains(shows), "{word}: {all}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hint_about_an_agent_names_its_socket() {
     let world = World::new().await;
     let socket = world.home.path().join("an agent.sock");
-    agent(&socket);
+    agent(&socket, move |request| match request {
+        "GET /v1/engines" => Answer::Json(json!({"engines": []})),
+        "GET /v1/pushes" => Answer::Json(json!({"pushes": [agent_push("failed")]})),
+        // It ends in the middle of a capture.
+        "POST /v1/engines/gone/snapshots" => Answer::Gone,
+        "POST /v1/engines/slow/snapshots" => Answer::Json(captured("failed")),
+        _ => Answer::Problem(404, "engine_unknown", "no engine \"e\""),
+    });
     let way = |environment| Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment };
     let given = socket.display().to_string();
-    for (way, args) in [
-        (way(vec![]), vec!["snapshot", "e", "team/agent:y", "--agent", &given]),
-        (way(vec![("PF_AGENT_SOCKET", given.clone())]), vec!["restore", "team/agent:x", "e"]),
+    let none = "no engine is registered";
+    for (way, site, args, exits, shows) in [
+        (way(vec![]), "failure.rs hint engines", vec!["snapshot", "e", "team/agent:y", "--agent", &given], 5, none),
+        (way(vec![("PF_AGENT_SOCKET", given.clone())]), "failure.rs hint engines", vec!["restore", "team/agent:x", "e"], 5, none),
+        (way(vec![]), "failure.rs from engines", vec!["snapshot", "gone", "team/agent:y", "--agent", &given], 7, none),
+        (
+            way(vec![]),
+            "commands/capture.rs snapshot pushes",
+            vec!["snapshot", "slow", "team/agent:y", "--push", "wait", "--agent", &given],
+            7,
+            "no room",
+        ),
     ] {
         let (code, text) = world.pf(&way, &args);
-        assert_eq!(code, 5, "{text}");
-        let [engines] = &commands(&text)[..] else { panic!("one command in {text}") };
-        let (code, seen) = world.paste(engines);
-        assert!(code == 0 && seen.contains("no engine is registered"), "{engines}: {seen}");
+        assert_eq!(code, exits, "{text}");
+        let [command] = &commands(&[site], &text)[..] else { panic!("one command in {text}") };
+        let (code, seen) = world.paste(command);
+        assert!(code == 0 && seen.contains(shows), "{command}: {seen}");
     }
+}
+
+/// Places without a case here, and why.
+const ELSEWHERE: [(&str, &str); 1] =
+    [("commands/gc.rs remotely gc", "it is printed after ten minutes; a unit test in that file runs it after less")];
+
+/// The places in the sources of `pf` where a command for a message is made.
+fn places() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli");
+    let (mut found, mut folders) = (BTreeSet::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let file = path.strip_prefix(&root).unwrap().display().to_string();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let (mut function, mut seen) = (String::new(), BTreeMap::<String, usize>::new());
+            for line in text.split("#[cfg(test)]").next().unwrap().lines() {
+                if let Some((before, rest)) = line.split_once("fn ")
+                    && before.split_whitespace().all(|word| word == "async" || word.starts_with("pub"))
+                {
+                    function = rest.split(['(', '<']).next().unwrap().to_owned();
+                }
+                for made in line.split("Suggestion::").skip(1).filter(|made| made.starts_with("new(") || made.starts_with("help(")) {
+                    let command = made.split('"').nth(1).unwrap_or_else(|| panic!("{file}: no command in {line}"));
+                    let name = format!("{file} {function} {command}");
+                    let times = seen.entry(name.clone()).or_default();
+                    *times += 1;
+                    found.insert(if *times == 1 { name } else { format!("{name} {times}") });
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_place_where_a_message_gets_a_command_has_a_case_here() {
+    let own = include_str!("hints.rs");
+    let is_place = |text: &&str| {
+        let words: Vec<&str> = text.split(' ').collect();
+        (3..=4).contains(&words.len()) && words[0].ends_with(".rs") && words[0] != "hints.rs"
+    };
+    let named: BTreeSet<String> = own.split('"').filter(is_place).map(str::to_owned).collect();
+    let places = places();
+    assert!(places.len() > 40 && ELSEWHERE.iter().all(|(place, _)| places.contains(*place)), "{places:#?}");
+    let without: Vec<&String> = places.difference(&named).collect();
+    assert!(without.is_empty(), "no case here runs the commands that are made in: {without:#?}");
+    let stale: Vec<&String> = named.difference(&places).collect();
+    assert!(stale.is_empty(), "nothing is made in: {stale:#?}");
 }

@@ -1,9 +1,11 @@
 //! `--json`: one set of field names, moments as RFC 3339, and errors as JSON; exit codes for
 //! permissions and full disks.
 
+use crate::common::agent::{Answer, agent, captured, push as agent_push};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, push_dir};
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -68,12 +70,60 @@ fn fields<'a>(value: &'a Value, found: &mut Vec<(&'a str, &'a Value)>) {
     }
 }
 
+/// Commands that write no result of their own as JSON.
+const WITHOUT: [&str; 4] = ["completions", "demo", "help", "import"];
+
+/// The commands that `pf --help` lists.
+fn commands(dir: &Path) -> BTreeSet<String> {
+    let (_, help, _) = pf(dir, &["--help"]);
+    let listed = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    // A line without a command goes on with the words of the line before.
+    let command = |line: &str| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')).map(str::to_owned);
+    listed.lines().filter_map(command).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+}
+
+/// Answers every request that `pf` makes to an agent.
+fn answering(socket: &Path) {
+    let digest = pfr_schema::Digest::sha256(b"x");
+    agent(socket, move |request| {
+        Answer::Json(match request {
+            "GET /v1/engines" => json!({"engines": [{
+                "engine": "e", "state": {"state": "ready"}, "verbs": [], "world": 1, "deployment": {}, "fingerprint": digest,
+                "groups": ["g"], "mapped_bytes": 1, "snapshots": 1, "restores": 0,
+            }]}),
+            "GET /v1/engines/e/sequences" => json!({
+                "sequences": [{"id": "s", "state": "running", "tokens": 4, "boundary": 3}],
+                "saves": [{"ticket": "t", "engine": "e", "sequence": "s", "reference": "team/agent:y", "state": "pending"}],
+            }),
+            "GET /v1/pushes" => json!({"pushes": [agent_push("done")]}),
+            "POST /v1/engines/e/snapshots" => captured("done"),
+            "POST /v1/engines/e/restores" => json!({
+                "digest": digest, "engine": "e", "boundary": 3, "tokens": 4, "pages": 1, "bytes_pulled": 1, "bytes_written": 1,
+                "values_computed": 0, "values_attested": 0, "oracle": false, "total_seconds": 0.1,
+            }),
+            "POST /v1/drain" => json!({
+                "plan": [{"engine": "e", "sequence": "s", "reference": "team/e:s", "boundary": 3, "bytes": 10}],
+                "done": [captured("done")], "failed": [], "bytes": 10, "recompute_tokens": 3,
+            }),
+            _ => return Answer::Problem(404, "not_found", "no such resource"),
+        })
+    });
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
     let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
     let source = directory(SMALL, &[1, 2, 3]);
     let (url, source) = (registry.url.as_str(), source.path().to_str().unwrap());
+    let socket = dir.path().join("agent.sock");
+    answering(&socket);
+    let tokens = dir.path().join("tokens.json");
+    std::fs::write(&tokens, "[1, 2, 3]").unwrap();
+    let (agent, tokens) = (socket.to_str().unwrap(), tokens.to_str().unwrap());
+    let fingerprint = pfr_schema::Digest::sha256(b"f").to_string();
     let mut seen = Vec::new();
+    let mut without = commands(dir.path());
+    assert!(without.len() > 25 && WITHOUT.iter().all(|command| without.remove(*command)), "{without:?}");
     for args in [
         &["push", source, "team/agent:a"][..],
         &["push", source, "team/agent:b", "--parent", ":a"],
@@ -81,25 +131,42 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["ls"],
         &["ls", "team/agent"],
         &["ls", "--local"],
+        &["pin", "--local", "team/agent:a"],
         &["ls", "--local", "--pinned"],
+        &["tag", "team/agent:a", "c"],
+        &["tag", "team/agent:a", "c", "--local"],
         &["log", "team/agent:b"],
         &["inspect", "team/agent:a"],
         &["diff", "team/agent:a", ":b"],
         &["stats"],
         &["stats", "--local", "team/agent"],
+        &["df"],
+        &["df", "--local"],
         &["verify", "team/agent:a"],
         &["verify", "--local"],
         &["gc", "--dry-run"],
         &["gc", "--local"],
         &["scrub"],
         &["scrub", "--local", "--rate", "100MB"],
+        &["tasks"],
+        &["tasks", "pause", "compaction", "--for", "1h"],
+        &["tasks", "resume", "compaction"],
         &["prune", "*", "--keep-last", "5", "--dry-run"],
         &["fork", "team/agent:a", "-n", "2"],
+        &["match", "team/agent", "--tokens", tokens, "--fingerprint", &fingerprint],
         &["rm", "team/agent:a-fork-1"],
+        &["engines", "--agent", agent],
+        &["sequences", "e", "--agent", agent],
+        &["snapshot", "e", "team/agent:y", "--push", "wait", "--agent", agent],
+        &["restore", "team/agent:y", "e", "--agent", agent],
+        &["pushes", "--agent", agent],
+        &["drain", "team/evacuated", "--agent", agent],
     ] {
+        without.remove(args[0]);
         let (code, stdout, stderr) = pf(dir.path(), &[args, &["--json", "--registry", url]].concat());
-        assert_eq!(code, 0, "{args:?}: {stderr}");
-        let value: Value = serde_json::from_str(&stdout).unwrap();
+        // No snapshot here has tokens. The document says so, too.
+        assert_eq!(code, if args[0] == "match" { 5 } else { 0 }, "{args:?}: {stderr}");
+        let value: Value = serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {stdout}"));
         let mut found = Vec::new();
         fields(&value, &mut found);
         for (name, value) in found {
@@ -113,6 +180,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
             seen.push(name.to_owned());
         }
     }
+    assert!(without.is_empty(), "no case for these commands of `pf --help`: {without:?}");
     for name in [
         "pushed_at",
         "updated_at",
@@ -123,6 +191,11 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         "received_bytes",
         "disk_bytes",
         "shared_bytes",
+        "pause_ends_at",
+        "garbage_bytes",
+        "mapped_bytes",
+        "resident_bytes",
+        "pulled_bytes",
     ] {
         assert!(seen.iter().any(|seen| seen == name), "no {name}");
     }

@@ -1,10 +1,12 @@
 //! `pf rm` of several names and patterns, `pf prune`, and how names are listed.
 
+use crate::common::agent::{Answer, agent, captured};
 use crate::common::sample::{SMALL, directory};
 use crate::common::{Registry, pf, pull_store, push_dir, repository, tag, target};
 use pfr_client::{Progress, PushTarget, Source, push};
 use pfr_schema::RepositoryName;
 use pfr_store::{Options, Store};
+use pfr_testkit::front::{Fate, Front, Seen};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -124,4 +126,162 @@ async fn prune_deletes_what_meets_every_criterion_in_the_registry_or_locally() {
         assert!(code == 5 && stderr.contains("matches nosuch/*"), "{stderr}");
     }
     assert_eq!(tags(&registry.store, &"other/place".parse().unwrap()).await, set(&["t"]), "other repositories stay");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prune_leaves_a_snapshot_that_got_a_tag_after_it_was_listed() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    five(&registry, &store).await;
+    // Another client gives `two` a tag, just before the deletion of it arrives.
+    let rows = registry.store.snapshots(&repository(), None, 10).await.unwrap().rows;
+    let two = rows[3].digest;
+    let (handle, tagged) = (tokio::runtime::Handle::current(), registry.store.clone());
+    let front = Front::start(&registry.url, move |seen: &Seen| {
+        if seen.method == "DELETE" && seen.path.ends_with(&two.hex()) {
+            let (handle, tagged) = (handle.clone(), tagged.clone());
+            let set = move || handle.block_on(tagged.put_tag(&repository(), tag("kept"), two, None)).unwrap();
+            std::thread::spawn(set).join().unwrap();
+        }
+        Fate::Pass
+    });
+    let done = json(dir.path(), &["prune", "team/agent", "--untagged", "--registry", &front.url]);
+    assert_eq!((done["deleted"].as_array().unwrap().len(), done["kept"].as_u64()), (1, Some(4)), "{done}");
+    assert_eq!(done["deleted"][0]["digest"], serde_json::json!(rows[1].digest), "{done}");
+    assert_eq!(tags(&registry.store, &repository()).await, set(&["one", "three", "five", "kept"]));
+    assert_eq!(registry.store.tag(&repository(), &tag("kept")).await.unwrap().digest, two);
+    // The local store has no other client. Without one, both go.
+    assert_eq!(json(dir.path(), &["prune", "team/agent", "--untagged", "--local"])["deleted"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prune_by_tag_deletes_what_has_no_other_tags() {
+    let (registry, dir) = (Registry::start().await, tempfile::tempdir().unwrap());
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    five(&registry, &store).await;
+    for (store, side) in [(&registry.store, vec!["--registry", registry.url.as_str()]), (&store, vec!["--local"])] {
+        let digest = async |name: &str| store.tag(&repository(), &tag(name)).await.unwrap().digest;
+        let (one, three) = (digest("one").await, digest("three").await);
+        // `one` and `three` are matched, `five` has another tag as well, and two have none.
+        for (name, at) in [("try-1", one), ("try-2", three), ("try-3", digest("five").await)] {
+            store.put_tag(&repository(), tag(name), at, None).await.unwrap();
+        }
+        for name in ["one", "three"] {
+            store.delete_tag(&repository(), &tag(name), None).await.unwrap();
+        }
+        let prune = |args: &[&str]| json(dir.path(), &[&["prune", "team/agent"], args, &side[..]].concat());
+        let digests = |done: &Value| {
+            let deleted = done["deleted"].as_array().unwrap().iter();
+            deleted.map(|d| d["digest"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(digests(&prune(&["--tag", "no-*"])), [""; 0]);
+        assert_eq!(digests(&prune(&["--tag", "try-1"])), [one.to_string()]);
+        assert_eq!(digests(&prune(&["--tag", "try-*"])), [three.to_string()]);
+        assert_eq!(tags(store, &repository()).await, set(&["five", "try-3"]));
+        assert_eq!(prune(&["--tag", "try-*", "--tag", "fi*", "--untagged"])["kept"].as_u64(), Some(0));
+        assert_eq!(tags(store, &repository()).await, set(&[]));
+    }
+}
+
+/// Every command that takes a reference, with `{R}` for the repository. `{X}` and `{BASE}` are the
+/// digests of two snapshots, cut short. Each row ends with the stores that it is for.
+const REFERENCES: [(&str, &str); 31] = [
+    ("inspect {R}:x", "registry local"),
+    ("inspect {R}@{X}", "registry local"),
+    ("inspect {R}@sha256:{X}", "registry local"),
+    ("log {R}:x", "registry local"),
+    ("log {R}@{X}", "registry local"),
+    ("ls {R}", "registry local"),
+    ("stats {R}", "registry local"),
+    ("diff {R}:x :base", "registry local"),
+    ("diff {R}@{X} @{BASE}", "registry local"),
+    ("diff {R}@{X} sha256:{BASE}", "registry local"),
+    ("diff {R}@{X} {R}@{BASE}", "registry local"),
+    ("verify {R}:x", "registry local"),
+    ("verify {R}@{X}", "registry local"),
+    ("tag {R}:x moved", "registry local"),
+    ("tag {R}@{BASE} moved --if-tag-is {X}", "registry local"),
+    ("tag {R}@{X} moved --if-tag-is @{BASE}", "registry local"),
+    ("fork {R}:x -n 1", "registry local"),
+    ("fork {R}@{X} -n 1", "registry local"),
+    ("pin {R}@{X}", "local"),
+    ("pin {R}:x --remove", "local"),
+    ("pull {R}:x", "registry"),
+    ("pull {R}@{X}", "registry"),
+    ("pull {R}@{X} {DIR}", "registry"),
+    ("push {SOURCE} {R}:pushed --parent :x --parent @{BASE}", "registry"),
+    ("push {SOURCE} {R}:pushed-2 --parent {R}@{X}", "registry"),
+    ("push {SOURCE} {R}:moved --if-tag-is {X}", "registry"),
+    ("push team/agent@{X} {R}:from-the-store", "registry"),
+    ("match {R} --tokens {TOKENS} --fingerprint {FULL}", "registry local"),
+    ("restore {R}@{X} e", "agent"),
+    ("snapshot e {R}:taken --parent team/agent@{X}", "agent"),
+    ("rm {R}:x {R}@{BASE}", "registry local"),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_takes_a_host_without_a_scheme_and_a_digest_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let (base, next) = (directory(SMALL, &[1]), directory(SMALL, &[1, 2]));
+    let (path, asked) = (|name: &str| dir.path().join(name).display().to_string(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
+    let seen = asked.clone();
+    agent(&dir.path().join("agent.sock"), move |request| {
+        seen.lock().unwrap().push(request.to_owned());
+        Answer::Json(match request.ends_with("/restores") {
+            true => serde_json::json!({
+                "digest": pfr_schema::Digest::sha256(b"x"), "engine": "e", "boundary": 3, "tokens": 4, "pages": 1, "bytes_pulled": 1,
+                "bytes_written": 1, "values_computed": 0, "values_attested": 0, "oracle": false, "total_seconds": 0.1,
+            }),
+            false => captured("done"),
+        })
+    });
+    std::fs::write(path("tokens.json"), "[1, 2, 3]").unwrap();
+    for (side, by_host) in [("registry", true), ("registry", false), ("local", false)] {
+        let registry = Registry::start().await;
+        let remote = registry.remote();
+        let parent = push_dir(&remote, base.path(), "base").await.unwrap().digest;
+        let onto = PushTarget { parents: vec![parent], ..target("x") };
+        let x = push(&Source::Directory(next.path().into()), &remote, onto, &Progress::default()).await.unwrap().digest;
+        for name in ["base", "x"] {
+            let (code, _, stderr) = pf(dir.path(), &["pull", &format!("team/agent:{name}"), "--registry", &registry.url]);
+            assert_eq!(code, 0, "{stderr}");
+        }
+        let host = registry.url.strip_prefix("http://").unwrap();
+        let repository = if by_host { format!("{host}/team/agent") } else { "team/agent".to_owned() };
+        for (line, sides) in REFERENCES {
+            // The agent gets the reference as it is, so the local round adds nothing there.
+            let for_agent = sides == "agent";
+            let applies = sides.contains(side) || (for_agent && side == "registry");
+            if !applies {
+                continue;
+            }
+            let short = |digest: &pfr_schema::Digest| digest.hex()[..12].to_owned();
+            let words: Vec<String> = line
+                .split(' ')
+                .map(|word| {
+                    let full = pfr_schema::Digest::sha256(b"f").to_string();
+                    let word = word.replace("{R}", &repository).replace("{X}", &short(&x)).replace("{BASE}", &short(&parent));
+                    let word = word.replace("{DIR}", &path(&format!("out-{by_host}"))).replace("{TOKENS}", &path("tokens.json"));
+                    word.replace("{SOURCE}", next.path().to_str().unwrap()).replace("{FULL}", &full)
+                })
+                .collect();
+            let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
+            let socket = path("agent.sock");
+            match (for_agent, side) {
+                (true, _) => args.extend(["--agent", &socket]),
+                (false, "local") => args.push("--local"),
+                (false, _) if by_host => {}
+                (false, _) => args.extend(["--registry", registry.url.as_str()]),
+            }
+            let (code, stdout, stderr) = pf(dir.path(), &args);
+            // No snapshot here has tokens.
+            let expected = if args[0] == "match" { 5 } else { 0 };
+            assert_eq!(code, expected, "{side}, by host {by_host}: {args:?}: {stdout}{stderr}");
+            assert!(args[0] != "match" || stderr.contains("no snapshot in team/agent"), "{stderr}");
+        }
+        let local = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+        let left = tags(if side == "local" { &local } else { &registry.store }, &crate::common::repository()).await;
+        assert!(!left.contains("x") && !left.contains("base") && left.contains("moved"), "{side}: {left:?}");
+    }
+    assert_eq!(asked.lock().unwrap().len(), 4, "the agent was asked");
 }

@@ -136,17 +136,42 @@ async fn another_web_server_is_told_apart_without_showing_its_pages() {
     }
 }
 
+#[test]
+fn a_registry_that_is_gone_is_tried_again_for_two_minutes_unless_told_otherwise() {
+    let RemoteOptions { retries, retry_for, .. } = RemoteOptions::default();
+    assert_eq!((retries, retry_for), (5, Duration::from_secs(120)));
+    let (_, help, _) = pf(Path::new("/"), &["help", "ls"]);
+    let said: Vec<&str> = help.split_whitespace().collect();
+    assert!(said.join(" ").contains("during a restart [default: 120]"), "{help}");
+}
+
+/// A registry whose list of tags has a next page for ever, and how many pages it was asked for.
+async fn endless(page: impl Fn(usize) -> serde_json::Value + Send + Sync + 'static) -> (String, Arc<AtomicUsize>) {
+    let (page, pages) = (Arc::new(page), Arc::new(AtomicUsize::new(0)));
+    let asked = Arc::clone(&pages);
+    let list = move || {
+        let page = page(pages.fetch_add(1, Ordering::Relaxed));
+        async move { axum::Json(page) }
+    };
+    (serve(Router::new().route("/v1/repositories/{repo}/tags", get(list))).await, asked)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_whose_next_page_is_always_there_ends_with_an_error() {
-    static PAGES: AtomicUsize = AtomicUsize::new(0);
-    let list = async || {
-        PAGES.fetch_add(1, Ordering::Relaxed);
-        axum::Json(serde_json::json!({"tags": [{"name": "t", "digest": pfr_schema::Digest::sha256(b""), "updated_at": 1}], "next": "t"}))
-    };
-    let url = serve(Router::new().route("/v1/repositories/{repo}/tags", get(list))).await;
-    let home = tempfile::tempdir().unwrap();
-    let run = move || pf(home.path(), &["ls", "team/agent", "--registry", &url]);
-    let (code, stdout, stderr) = tokio::task::spawn_blocking(run).await.unwrap();
-    assert!(code == 1 && stdout.is_empty() && stderr.contains("a list does not end"), "{code}: {stderr}");
-    assert!(PAGES.load(Ordering::Relaxed) <= 3);
+    let one = |name: &str| serde_json::json!([{"name": name, "digest": pfr_schema::Digest::sha256(b""), "updated_at": 1}]);
+    type Page = Box<dyn Fn(usize) -> serde_json::Value + Send + Sync>;
+    let lists: [(Page, usize, &str); 3] = [
+        (Box::new(move |_| serde_json::json!({"tags": one("t"), "next": "t"})), 3, "leads back"),
+        (Box::new(|n| serde_json::json!({"tags": [], "next": format!("t{n}")})), 1, "an empty page"),
+        // A new cursor each time, and one name a page.
+        (Box::new(move |n| serde_json::json!({"tags": one(&format!("t{n}")), "next": format!("t{n}")})), 10_001, "more than any registry"),
+    ];
+    for (page, most, why) in lists {
+        let (url, asked) = endless(page).await;
+        let home = tempfile::tempdir().unwrap();
+        let run = move || pf(home.path(), &["ls", "team/agent", "--registry", &url]);
+        let (code, stdout, stderr) = tokio::task::spawn_blocking(run).await.unwrap();
+        assert!(code == 1 && stdout.is_empty() && stderr.contains("a list does not end") && stderr.contains(why), "{code}: {stderr}");
+        assert!(asked.load(Ordering::Relaxed) <= most, "{why}: {asked:?}");
+    }
 }

@@ -1,4 +1,5 @@
-//! `If-Match` and `If-None-Match` on tags, which mean the same as `if_tag_is`.
+//! `If-Match` and `If-None-Match` on tags, which mean the same as `if_tag_is`, and `If-Match` on
+//! snapshots.
 
 use crate::problem::ApiError;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -22,6 +23,15 @@ pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result
     }
 }
 
+/// The entity tag that a snapshot must have to be deleted.
+pub(crate) fn expected_etag(headers: &HeaderMap) -> Result<Option<Digest>, ApiError> {
+    // Ignored, it would delete what the client wants to keep.
+    if headers.contains_key(header::IF_NONE_MATCH) {
+        return Err(ApiError::invalid("a snapshot is deleted with If-Match or without a condition, not with If-None-Match"));
+    }
+    one(headers, &header::IF_MATCH)?.map(|text| digest(&header::IF_MATCH, text)).transpose()
+}
+
 /// Whether the reader has the current state of the tag.
 pub(crate) fn not_modified(headers: &HeaderMap, current: &Digest) -> bool {
     let current = etag(current);
@@ -42,7 +52,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>,
     let Some(value) = values.next() else { return Ok(None) };
     let text = value.to_str().map_err(|_| ApiError::invalid(format!("{name} is not text")))?.trim();
     if values.next().is_some() || text.contains(',') {
-        return Err(ApiError::invalid(format!("expected one value in {name}: a tag is in one state")));
+        return Err(ApiError::invalid(format!("expected one value in {name}: a tag or snapshot is in one state")));
     }
     Ok(Some(text))
 }
@@ -51,7 +61,7 @@ fn digest(name: &HeaderName, text: &str) -> Result<Digest, ApiError> {
     let quoted = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     quoted.and_then(|digest| digest.parse().ok()).ok_or_else(|| {
         let text: String = text.chars().take(160).collect();
-        ApiError::invalid(format!("expected {name}: \"<digest>\", the tag's ETag, found {text}"))
+        ApiError::invalid(format!("expected {name}: \"<digest>\", the ETag of the tag or snapshot, found {text}"))
     })
 }
 

@@ -172,8 +172,10 @@ impl Pass<'_> {
                 tracing::warn!(%repository, snapshot = %snapshot.digest, "mirror: snapshot deleted at the source, kept because a tag of the target points at it");
                 continue;
             }
-            match self.destination.delete_snapshot(repository, &snapshot.digest).await {
+            match self.destination.delete_snapshot_tagged(repository, &snapshot.digest, &[]).await {
                 Ok(()) => self.report.snapshots_deleted += 1,
+                // Another client has given it a tag since the look.
+                Err(error) if error.code() == ErrorCode::TagMoved => {}
                 Err(error) if is_gone(&error) => {}
                 Err(error) => self.note(repository, Some(snapshot.digest), error)?,
             }

@@ -60,6 +60,7 @@ pub(crate) async fn missing(
     State(app): State<App>,
     JsonBody { value: request, .. }: JsonBody<api::MissingRequest>,
 ) -> Answer<Json<api::MissingResponse>> {
+    check_count(&app, request.groups.len())?;
     check_count(&app, request.groups.iter().map(|group| group.digests.len()).sum())?;
     let wanted = request.groups.into_iter().flat_map(|group| group.digests.into_iter().map(move |digest| (digest, group.kind))).collect();
     let positions = domain.store.missing(&push, wanted).await?;

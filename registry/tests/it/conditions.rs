@@ -1,4 +1,5 @@
-//! Tags move by compare-and-swap when asked, in whichever spelling.
+//! Tags move by compare-and-swap when asked, in whichever spelling, and a snapshot is deleted only
+//! with the tags that the client saw.
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry, ok, refused};
@@ -44,6 +45,28 @@ async fn if_match_and_if_none_match_mean_what_if_tag_is_means() {
     assert_eq!(delete(etag(&a)).await.expect("an answer").status(), StatusCode::NO_CONTENT);
     refused(registry.get(&path).await, ErrorCode::TagUnknown).await;
     refused(registry.delete(&path).await, ErrorCode::TagUnknown).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_got_a_tag_since_it_was_read_is_not_deleted() {
+    let registry = Registry::start().await;
+    let sample = snapshot(0..1, vec![]);
+    registry.push(REPO, &sample, Some("a")).await;
+    let path = format!("/v1/repositories/{REPO}/snapshots/{}", sample.manifest);
+    let read = || async { registry.get(&path).await.headers()["etag"].to_str().expect("text").to_owned() };
+    let delete = |name: &'static str, value: String| registry.request(Method::DELETE, &path).header(name, value).send();
+    let before = read().await;
+    assert_eq!(before, read().await, "nothing has changed");
+    ok::<TagInfo>(registry.put(&format!("/v1/repositories/{REPO}/tags/b"), &json!({"snapshot": sample.manifest})).await).await;
+    let stale = delete("if-match", before.clone()).await.expect("an answer");
+    refused(stale, ErrorCode::TagMoved).await;
+    // A condition that is not understood is not ignored.
+    refused(delete("if-match", "*".into()).await.expect("an answer"), ErrorCode::InvalidRequest).await;
+    refused(delete("if-none-match", before.clone()).await.expect("an answer"), ErrorCode::InvalidRequest).await;
+    let now = read().await;
+    assert_ne!(now, before);
+    assert_eq!(delete("if-match", now).await.expect("an answer").status(), StatusCode::NO_CONTENT);
+    refused(registry.get(&path).await, ErrorCode::RepositoryUnknown).await;
 }
 
 #[tokio::test]

@@ -180,6 +180,52 @@ fn the_document_says_the_bounds_that_the_registry_keeps() {
     }
 }
 
+/// Every list and every number that a schema allows, with its place.
+fn lists_and_numbers<'a>(document: &'a Value, schema: &'a Value, place: &str, found: &mut Vec<(String, &'a Value)>) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = document.pointer(&reference[1..]).unwrap_or_else(|| panic!("{reference} leads nowhere"));
+        return lists_and_numbers(document, target, place, found);
+    }
+    if schema["type"] == "array" || schema["type"] == "integer" {
+        found.push((place.to_owned(), schema));
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        lists_and_numbers(document, property, &format!("{place}.{name}"), found);
+    }
+    for choice in ["oneOf", "anyOf", "allOf"].into_iter().flat_map(|word| schema[word].as_array().into_iter().flatten()) {
+        lists_and_numbers(document, choice, place, found);
+    }
+    if let Some(items) = schema.get("items") {
+        lists_and_numbers(document, items, &format!("{place}[]"), found);
+    }
+}
+
+#[test]
+fn lists_and_numbers_in_request_bodies_have_the_bounds_that_the_registry_keeps() {
+    let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
+    let mut found = Vec::new();
+    let operations = document["paths"].as_object().expect("paths").iter().flat_map(|(_, item)| item.as_object().expect("operations"));
+    for (_, operation) in operations {
+        if let Some(schema) = operation["requestBody"]["content"]["application/json"].get("schema") {
+            lists_and_numbers(&document, schema, operation["operationId"].as_str().expect("an id"), &mut found);
+        }
+    }
+    let config = pfr_registry::Config::default();
+    let bounds = |place: &str| match place {
+        // A token and its comma.
+        "match_prefix.tokens" => json!([null, config.max_json_bytes / 2]),
+        "match_prefix.tokens[]" => json!([0, u32::MAX]),
+        "fork.count" => json!([1, 10_000]),
+        "pause_task.seconds" => json!([1, 30 * 86_400]),
+        _ => json!([null, config.max_digests]),
+    };
+    for (place, schema) in &found {
+        let (least, most) = if schema["type"] == "array" { ("minItems", "maxItems") } else { ("minimum", "maximum") };
+        assert_eq!(json!([schema[least], schema[most]]), bounds(place), "{place}: {schema}");
+    }
+    assert!(found.len() >= 7, "{found:?}");
+}
+
 #[test]
 fn references_lead_somewhere() {
     let text = pfr_registry::routes::openapi();

@@ -7,7 +7,8 @@ api! {
     /// Asks for the snapshot that holds the longest prefix of these tokens.
     #[serde(deny_unknown_fields)]
     pub struct MatchRequest {
-        /// Token ids.
+        /// Token ids. The size of a body is the limit: a token takes two bytes or more.
+        #[cfg_attr(feature = "openapi", schema(value_type = Vec<super::openapi::TokenId>, max_items = 8_388_608))]
         pub tokens: Vec<u32>,
         /// Fingerprint of the engine configuration.
         pub fingerprint: Digest,

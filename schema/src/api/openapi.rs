@@ -48,6 +48,17 @@ string_schema!(
 );
 string_schema!(DomainName, "^[a-z0-9]+((_|__|-+)[a-z0-9]+)*$", "acme", min_length = 1, max_length = 40);
 
+/// A token id: every number of 32 bits.
+pub(super) struct TokenId;
+
+impl PartialSchema for TokenId {
+    fn schema() -> RefOr<Schema> {
+        let number = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+        number.minimum(Some(0)).maximum(Some(u32::MAX)).description(Some("A token id.")).into()
+    }
+}
+impl ToSchema for TokenId {}
+
 /// Two numbers. As a list of a fixed length it means the same as `prefixItems` does, and older
 /// tools understand it too.
 pub(super) struct Pair;

@@ -8,6 +8,7 @@ api! {
     #[serde(deny_unknown_fields)]
     pub struct FramesRequest {
         /// In the order in which they are to come.
+        #[cfg_attr(feature = "openapi", schema(max_items = 100_000))]
         pub digests: Vec<Digest>,
     }
 

@@ -24,7 +24,8 @@ api! {
     pub struct DigestGroup {
         /// The kind.
         pub kind: Kind,
-        /// The digests.
+        /// The digests; those of all groups together are at most `max_digests` of the session.
+        #[cfg_attr(feature = "openapi", schema(max_items = 100_000))]
         pub digests: Vec<Digest>,
     }
 
@@ -32,6 +33,7 @@ api! {
     #[serde(deny_unknown_fields)]
     pub struct MissingRequest {
         /// Digests, grouped by kind.
+        #[cfg_attr(feature = "openapi", schema(max_items = 100_000))]
         pub groups: Vec<DigestGroup>,
     }
 

@@ -108,3 +108,29 @@ api! {
         pub values_attested: u64,
     }
 }
+
+/// The entity tag of a snapshot: it changes with the tags that point at it, and with nothing else.
+/// The SHA-256 of its digest and its tags in the order of their bytes, a line each.
+#[must_use]
+pub fn snapshot_etag(digest: &Digest, tags: &[Tag]) -> Digest {
+    let mut names: Vec<&str> = tags.iter().map(Tag::as_str).collect();
+    names.sort_unstable();
+    let lines = names.into_iter().fold(format!("{digest}\n"), |lines, name| lines + name + "\n");
+    Digest::sha256(lines.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entity_tag_of_a_snapshot_changes_with_its_tags_alone() {
+        let tags = |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<Vec<Tag>>();
+        let (one, other) = (Digest::sha256(b"one"), Digest::sha256(b"other"));
+        let bare = snapshot_etag(&one, &[]);
+        assert_eq!(bare, Digest::sha256(format!("{one}\n").as_bytes()));
+        assert_eq!(snapshot_etag(&one, &tags(&["b", "a"])), snapshot_etag(&one, &tags(&["a", "b"])), "in any order");
+        let all = [bare, snapshot_etag(&other, &[]), snapshot_etag(&one, &tags(&["a", "b"])), snapshot_etag(&one, &tags(&["ab"]))];
+        assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), 4);
+    }
+}

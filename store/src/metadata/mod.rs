@@ -179,7 +179,11 @@ macro_rules! metadata_transactions {
                 = SNAPSHOT |tx| lists::snapshots(tx, repository, after.as_deref(), *limit);
             /// Deletes a snapshot and the tags that point at it.
             delete_snapshot(repository: RepositoryName, digest: Digest) -> ()
-                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest);
+                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest, None);
+            /// The same, if its entity tag is still this one: then its tags are those that the
+            /// caller saw.
+            delete_snapshot_if(repository: RepositoryName, digest: Digest, etag: Digest) -> ()
+                = WRITE |tx| snapshots::delete_snapshot(tx, repository, digest, Some(etag));
             /// Repositories by name.
             repositories(after: Option<String>, limit: usize) -> Page<RepositoryInfo>
                 = READ |tx| lists::repositories(tx, after.as_deref(), *limit);

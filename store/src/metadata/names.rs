@@ -49,7 +49,7 @@ async fn change_once<T: Tx>(tx: &mut T, repository: &RepositoryName, change: &Na
     match change {
         NameChange::PutTags { snapshot, moves } => put_tags(tx, repository, snapshot, moves).await,
         NameChange::DeleteTag { tag, expected } => delete_tag(tx, repository, tag, *expected).await,
-        NameChange::DeleteSnapshot(snapshot) => delete_snapshot(tx, repository, snapshot).await,
+        NameChange::DeleteSnapshot { snapshot, etag } => delete_snapshot(tx, repository, snapshot, etag.as_ref()).await,
     }
 }
 

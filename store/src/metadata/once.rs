@@ -28,7 +28,13 @@ pub enum NameChange {
         expected: Option<TagState>,
     },
     /// Deletes a snapshot and the tags that point at it.
-    DeleteSnapshot(Digest),
+    DeleteSnapshot {
+        /// The snapshot.
+        snapshot: Digest,
+        /// Only with the tags that it had when its entity tag was this one
+        /// ([`api::snapshot_etag`]).
+        etag: Option<Digest>,
+    },
 }
 
 /// Identifies a repeated change.
@@ -89,7 +95,7 @@ impl NameChange {
     /// The snapshot that it names.
     fn snapshot(&self) -> Option<Digest> {
         match self {
-            Self::PutTags { snapshot, .. } | Self::DeleteSnapshot(snapshot) => Some(*snapshot),
+            Self::PutTags { snapshot, .. } | Self::DeleteSnapshot { snapshot, .. } => Some(*snapshot),
             Self::DeleteTag { .. } => None,
         }
     }

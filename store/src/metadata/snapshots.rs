@@ -8,8 +8,9 @@ use super::sql::{int, values};
 use super::tx::{Fail, Outcome, Tx};
 use super::{Evictable, ObjectId, Pin, PinnedSnapshot};
 use crate::error::Error;
+use pfr_schema::api::snapshot_etag;
 use pfr_schema::journal::Record;
-use pfr_schema::{Digest, RepositoryName};
+use pfr_schema::{Digest, RepositoryName, Tag};
 
 /// Row id and object of a repository's manifest.
 pub(super) async fn manifest_row<T: Tx>(tx: &mut T, id: i64, repository: &RepositoryName, digest: &Digest) -> Outcome<(i64, ObjectId)> {
@@ -26,19 +27,30 @@ pub(super) fn unknown(repository: &RepositoryName, digest: &Digest) -> Fail {
     Error::SnapshotUnknown { repository: repository.clone(), snapshot: digest.to_string() }.into()
 }
 
-pub(super) async fn delete_snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest) -> Outcome<()> {
-    delete_if(tx, repository, digest, None).await.map(|_| ())
+/// Deletes a snapshot; with `etag` only with the tags that it had when its entity tag was this one.
+pub(super) async fn delete_snapshot<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, etag: Option<&Digest>) -> Outcome<()> {
+    delete_if(tx, repository, digest, Condition { etag, used_at: None }).await.map(|_| ())
 }
 
 pub(super) async fn evict<T: Tx>(tx: &mut T, snapshot: &Evictable) -> Outcome<bool> {
-    match delete_if(tx, &snapshot.repository, &snapshot.digest, Some(snapshot.used_at)).await {
+    let unused = Condition { used_at: Some(snapshot.used_at), ..Condition::default() };
+    match delete_if(tx, &snapshot.repository, &snapshot.digest, unused).await {
         Err(Fail::Store(Error::SnapshotUnknown { .. } | Error::RepositoryUnknown(_))) => Ok(false),
         other => other,
     }
 }
 
-/// Deletes a snapshot; with `used_at` only if it was last used then and nothing pins it.
-async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, used_at: Option<u64>) -> Outcome<bool> {
+/// What must hold for a snapshot to be deleted.
+#[derive(Clone, Copy, Default)]
+struct Condition<'a> {
+    /// Its tags are those of this entity tag.
+    etag: Option<&'a Digest>,
+    /// It was last used then, and nothing pins it.
+    used_at: Option<u64>,
+}
+
+/// Deletes a snapshot. Returns false if it was used or pinned since.
+async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Digest, condition: Condition<'_>) -> Outcome<bool> {
     let id = visible(tx, repository).await?;
     let (_, object) = manifest_row(tx, id, repository, digest).await?;
     lock(tx, &[object]).await?;
@@ -46,9 +58,15 @@ async fn delete_if<T: Tx>(tx: &mut T, repository: &RepositoryName, digest: &Dige
     let (manifest, object) = manifest_row(tx, id, repository, digest).await?;
     // A transaction that pins it waits for this row.
     let wanted = "SELECT id FROM manifests WHERE id = $1 AND ($2::bigint IS NULL OR (pinned = 0 AND used_at = $2)) FOR UPDATE";
-    let row: Option<i64> = tx.first(wanted, values![manifest, used_at]).await?;
+    let row: Option<i64> = tx.first(wanted, values![manifest, condition.used_at]).await?;
     if row.is_none() {
         return Ok(false);
+    }
+    if let Some(etag) = condition.etag {
+        let tags: Vec<Tag> = tx.query("SELECT name FROM tags WHERE manifest = $1 ORDER BY name", values![manifest]).await?;
+        if snapshot_etag(digest, &tags) != *etag {
+            return Err(Error::TagsMoved { repository: repository.clone(), snapshot: *digest, tags }.into());
+        }
     }
     remove(tx, manifest, object).await?;
     note(tx, &[Record::Delete { repository: repository.clone(), manifest: *digest }]).await?;

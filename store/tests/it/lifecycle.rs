@@ -22,6 +22,7 @@ on_every_backend!(
     commit_touches_the_same_few_rows_whatever_the_size_of_the_snapshot,
     a_second_push_of_shared_pages_writes_no_row_for_them,
     a_tag_moves_only_from_where_the_caller_says,
+    a_snapshot_is_deleted_only_with_the_tags_that_the_caller_saw,
     forks_are_made_all_or_none,
     a_shortened_digest_means_the_one_snapshot_that_begins_so,
     parents_can_be_walked_and_deleted_ones_end_the_walk,
@@ -199,6 +200,21 @@ async fn a_tag_moves_only_from_where_the_caller_says(on: Backend) {
     assert_eq!(store.snapshots(&repository(), None, 10).await.unwrap().rows.len(), 1, "a refused commit leaves no snapshot");
     store.commit(&session.id, b.manifest.digest, Some(tag("t")), Some(TagState::At(a.manifest.digest))).await.unwrap();
     assert_eq!(store.tag(&repository(), &tag("t")).await.unwrap().digest, b.manifest.digest);
+}
+
+async fn a_snapshot_is_deleted_only_with_the_tags_that_the_caller_saw(on: Backend) {
+    let rig = Rig::new(on).await;
+    let (store, of) = (&rig.store, repository());
+    let digest = push(store, &snapshot(&[1], vec![]), "a").await.unwrap().1.digest;
+    store.put_tag(&of, tag("set-in-between"), digest, None).await.unwrap();
+    for stale in [&[][..], &[tag("a")], &[tag("a"), tag("gone"), tag("set-in-between")]] {
+        let error = store.delete_snapshot_tagged(&of, &digest, stale).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::TagMoved, "{stale:?}");
+        assert!(error.to_string().contains("are now a, set-in-between"), "{error}");
+        assert_eq!(store.tags(&of, None, 10).await.unwrap().rows.len(), 2, "nothing is deleted");
+    }
+    store.delete_snapshot_tagged(&of, &digest, &[tag("set-in-between"), tag("a")]).await.unwrap();
+    assert_eq!(store.snapshot(&of, &digest).await.unwrap_err().code(), ErrorCode::RepositoryUnknown);
 }
 
 async fn forks_are_made_all_or_none(on: Backend) {

@@ -207,6 +207,7 @@ pub async fn tidy(context: &Context, store: &Store) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::suggest::Flags;
     use axum::routing::{get, post};
     use axum::{Json, Router};
     use pfr_schema::api::{OpenSession, Protected};
@@ -248,6 +249,23 @@ mod tests {
         let remote = registry(GcReport { id: "run".into(), ..GcReport::default() }).await;
         let failure = tokio::time::timeout(Duration::from_secs(60), remotely(&remote, false, Duration::from_millis(300), |_| ())).await;
         assert_eq!(failure.expect("it gives up").unwrap_err().exit(), 7);
+    }
+
+    /// The only command of a message that no test can make `pf` print: it comes after ten minutes.
+    #[tokio::test]
+    async fn the_command_after_a_collection_that_died_collects_in_the_same_registry() {
+        use crate::cli::Program as _;
+        use clap::Parser as _;
+        let dead = registry(GcReport { id: "run".into(), ..GcReport::default() }).await;
+        let failure = remotely(&dead, false, Duration::from_millis(300), |_| ()).await.unwrap_err();
+        let ended = registry(GcReport { id: "run".into(), finished_at: Some(1), ..GcReport::default() }).await;
+        let flags = Flags { registry: Some(ended.url().to_owned()), ..Flags::default() };
+        let hint = failure.at(&flags).document().hint.unwrap();
+        let command = hint.split('`').nth(1).unwrap();
+        assert_eq!(command, format!("pf gc --registry {}", ended.url()));
+        let program = args::Args::try_parse_from(command.split(' ')).unwrap();
+        let mut context = Context::new(program.global().clone()).unwrap();
+        program.run(&mut context).await.unwrap();
     }
 
     #[tokio::test]

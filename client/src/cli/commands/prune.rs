@@ -10,7 +10,7 @@ use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::Suggestion;
 use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
-use pfr_schema::{Digest, ErrorCode, RepositoryName, Selector, Tag};
+use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use serde::Serialize;
 
 /// The result of `pf prune`, as JSON.
@@ -103,17 +103,12 @@ fn choose(snapshots: Vec<SnapshotSummary>, args: &Prune, now: u64) -> Vec<Snapsh
 
 /// Deletes a snapshot, unless its tags have changed since it was chosen. Returns whether it did.
 async fn delete(site: &Site, repository: &RepositoryName, seen: &SnapshotSummary) -> Result<bool, Failure> {
-    let deleted = async {
-        if site.snapshot(repository, &Selector::Digest(seen.digest)).await?.tags != seen.tags {
-            return Ok(false);
-        }
-        site.delete_snapshot(repository, &seen.digest).await?;
-        Ok::<_, Failure>(true)
-    };
-    match deleted.await {
-        // Another client deleted it.
-        Err(failure) if failure.exit() == ErrorCode::SnapshotUnknown.exit_code() => Ok(true),
-        result => result,
+    match site.delete_snapshot_tagged(repository, &seen.digest, &seen.tags).await {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == ErrorCode::TagMoved => Ok(false),
+        // Another client deleted it, or the whole repository.
+        Err(error) if matches!(error.code(), ErrorCode::SnapshotUnknown | ErrorCode::RepositoryUnknown) => Ok(true),
+        Err(error) => Err(error.into()),
     }
 }
 

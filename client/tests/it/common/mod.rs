@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+pub mod agent;
 pub mod sample;
 
 use pfr_client::{Destination, Error, Progress, PullReport, PushReport, PushTarget, Remote, RemoteOptions, Source, pull, push};

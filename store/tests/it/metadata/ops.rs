@@ -3,7 +3,7 @@
 use super::model::{Blob, LEASE, LEASE_MS, Model, SNAPSHOTS, TAGS, Universe, frames_of};
 use super::transcript;
 use crate::common::{repository, tag};
-use pfr_schema::api::TagState;
+use pfr_schema::api::{TagState, snapshot_etag};
 use pfr_schema::{Digest, ErrorCode, Kind};
 use pfr_store::{
     Commit, Damage, Error, GcRun, GcTrigger, JournalRow, Metadata, Moved, NameChange, Once, PackId, PackSizes, PackState, Pin, PushId,
@@ -44,7 +44,8 @@ pub enum Op {
         tag: usize,
         expected: Option<usize>,
     },
-    DeleteSnapshot(usize),
+    /// Without a condition, or if it has its tags, or if it has others.
+    DeleteSnapshot(usize, Option<bool>),
     Abort(usize),
     Wait(u64),
     /// Collect to the end, so many objects a transaction.
@@ -104,7 +105,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         2 => (snap.clone(), proptest::collection::vec(0..TAGS, 1..3), expected.clone())
             .prop_map(|(snapshot, tags, expected)| Op::PutTags { snapshot, tags, expected }),
         2 => (0..TAGS, expected).prop_map(|(tag, expected)| Op::DeleteTag { tag, expected }),
-        2 => snap.clone().prop_map(Op::DeleteSnapshot),
+        2 => (snap.clone(), proptest::option::of(any::<bool>())).prop_map(|(snapshot, seen)| Op::DeleteSnapshot(snapshot, seen)),
         1 => push.clone().prop_map(Op::Abort),
         1 => push.clone().prop_map(Op::Renew),
         1 => snap.clone().prop_map(Op::Touch),
@@ -194,7 +195,8 @@ async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr
         return match change {
             NameChange::PutTags { snapshot, moves } => metadata.put_tags(repository(), snapshot, moves).await,
             NameChange::DeleteTag { tag, expected } => metadata.delete_tag(repository(), tag, expected).await,
-            NameChange::DeleteSnapshot(snapshot) => metadata.delete_snapshot(repository(), snapshot).await,
+            NameChange::DeleteSnapshot { snapshot, etag: None } => metadata.delete_snapshot(repository(), snapshot).await,
+            NameChange::DeleteSnapshot { snapshot, etag: Some(etag) } => metadata.delete_snapshot_if(repository(), snapshot, etag).await,
         };
     }
     let once = |request: &str| Once { session: PushId(format!("change-{step}")), request: Digest::sha256(request.as_bytes()) };
@@ -333,13 +335,21 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
             });
             compare(outcome, found)
         }
-        Op::DeleteSnapshot(snapshot) => {
+        Op::DeleteSnapshot(snapshot, seen) => {
             let manifest = universe.manifest(*snapshot);
-            let found = change(metadata, NameChange::DeleteSnapshot(manifest), step).await;
+            let etag = seen.map(|right| {
+                let has = model.tags.iter().filter(|(_, at)| **at == manifest).map(|(t, _)| tag(&format!("t{t}")));
+                snapshot_etag(&manifest, &has.chain((!right).then(|| tag("gone"))).collect::<Vec<_>>())
+            });
+            let found = change(metadata, NameChange::DeleteSnapshot { snapshot: manifest, etag }, step).await;
             let outcome = model.visible().and_then(|()| {
-                if !model.snapshots.remove(&manifest) {
+                if !model.snapshots.contains(&manifest) {
                     return Err(ErrorCode::SnapshotUnknown);
                 }
+                if *seen == Some(false) {
+                    return Err(ErrorCode::TagMoved);
+                }
+                model.snapshots.remove(&manifest);
                 model.tags.retain(|_, d| *d != manifest);
                 Ok(())
             });

@@ -2,6 +2,7 @@
 //! which a reader types them, with its output compared where it is shown. [`page`] says how a block
 //! is marked, [`shell`] where it is run, [`compare`] what counts.
 
+mod check;
 mod claims;
 mod compare;
 mod examples;

@@ -347,6 +347,109 @@ fn a_registry_starts_without_a_free_byte_and_without_its_reserve() {
     assert!(std::fs::metadata(link.join("metadata.sqlite-reserve")).unwrap().len() >= 512 << 10);
 }
 
+/// Runs a command that a message printed, in the shell of a user without variables.
+fn paste(line: &str) -> (i32, String) {
+    let (home, programs) = (tempfile::TempDir::new().unwrap(), binary("pf"));
+    let mut shell = Command::new("/bin/sh");
+    let output = shell.env_clear().env("HOME", home.path()).env("PATH", programs.parent().unwrap()).args(["-c", line]).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+/// The commands between backticks.
+fn commands(hint: &str) -> Vec<String> {
+    hint.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Takes every byte that a disk has left.
+fn take_all(disk: &Path) {
+    let file = std::fs::File::options().create(true).append(true).open(disk.join("ballast")).unwrap();
+    for piece in [1 << 20, 4096, 1] {
+        while (&file).write_all(&vec![1; piece]).is_ok() {}
+    }
+}
+
+#[test]
+fn a_pull_onto_a_full_disk_names_that_disk_and_says_how_to_free_space_there() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 48) else { return };
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let dir = SnapshotDir::write(&pf.path("large"), Shape::SMALL, &(0..600).collect::<Vec<_>>());
+    pf.run(&["push", dir.arg(), "a:large"]).ok();
+    let ballast = disk.path().join("ballast");
+    let (store, out) = (disk.path().join("store"), disk.path().join("out"));
+    for (place, arguments) in [
+        ("directory", ["pull", "a:large", out.to_str().unwrap(), "--store", "/nonexistent"]),
+        ("store", ["pull", "a:large", "--store", store.to_str().unwrap(), "--quiet"]),
+    ] {
+        std::fs::write(&ballast, vec![1; 36 << 20]).unwrap();
+        let said = pf.run(&arguments);
+        assert!(said.code == 8 && said.stdout.is_empty() && said.stderr.contains("hint: free space on"), "{place}: {said:?}");
+        let output = pf.run(&[&arguments[..], &["--json"]].concat());
+        let error: Value = serde_json::from_str(&output.stderr).unwrap_or_else(|e| panic!("{place}: {e}: {output:?}"));
+        assert_eq!((output.code, &error["code"], &error["exit_code"]), (8, &json!("storage_full"), &json!(8)), "{place}: {error}");
+        let hint = error["hint"].as_str().unwrap();
+        if place == "directory" {
+            assert!(hint.contains("that disk") && commands(hint).is_empty(), "no command of pf frees space there: {hint}");
+            assert!(error["message"].as_str().unwrap().contains(out.to_str().unwrap()), "{error}");
+        } else {
+            assert!(hint.contains("the store's disk"), "{hint}");
+            let flags = format!(" --local --store {}", store.display());
+            assert_eq!(commands(hint), [format!("pf stats{flags}"), format!("pf gc{flags}")]);
+            for command in commands(hint) {
+                let (code, text) = paste(&command);
+                assert_eq!(code, 0, "{command}: {text}");
+            }
+        }
+        std::fs::remove_file(&ballast).unwrap();
+        pf.run(&arguments).ok();
+        drop(std::fs::remove_dir_all(&out));
+    }
+    pf.run(&["verify", "a:large", "--local", "--store", store.to_str().unwrap()]).ok();
+}
+
+#[test]
+fn what_a_refused_deletion_prints_frees_space_and_then_the_deletion_succeeds() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), 32) else { return };
+    let registry = Registry::start();
+    let pf = Pf::new(&registry.url());
+    let store = disk.path().join("store");
+    let at = ["--local", "--store", store.to_str().unwrap()];
+    for (name, pages) in [("kept", 0..10), ("old", 1000..1100)] {
+        let dir = SnapshotDir::write(&pf.path(name), Shape::SMALL, &pages.collect::<Vec<_>>());
+        pf.run(&["push", dir.arg(), &format!("a:{name}")]).ok();
+        pf.run(&["pull", &format!("a:{name}"), "--store", at[2]]).ok();
+    }
+    pf.run(&[&["fork", "a:kept", "-n", "6"], &at[..]].concat()).ok();
+    let old = pf.run(&[&["inspect", "a:old", "--json"], &at[..]].concat()).ok().json()["summary"]["digest"].as_str().unwrap().to_owned();
+    pf.run(&[&["rm", &format!("a@{old}")], &at[..]].concat()).ok();
+    // As if deletions had used up their part of the reserve, and others had taken the space.
+    let reserve = std::fs::File::options().write(true).open(store.join("metadata.sqlite-reserve")).unwrap();
+    let mut refused = None;
+    for number in 1..=6 {
+        reserve.set_len(reserve.metadata().unwrap().len() / 2).unwrap();
+        take_all(disk.path());
+        let name = format!("a:kept-fork-{number}");
+        let output = pf.run(&[&["rm", &name], &at[..]].concat());
+        if output.code != 0 {
+            refused = Some((name, output));
+            break;
+        }
+    }
+    let (name, output) = refused.expect("the reserve has an end");
+    assert!(output.code == 8 && output.stderr.contains("reserved for garbage collection"), "{output:?}");
+    let found = commands(output.stderr.split_once("hint:").unwrap().1);
+    assert_eq!(found.iter().map(|command| &command[..8]).collect::<Vec<_>>(), ["pf stats", "pf gc --"], "{output:?}");
+    for command in &found {
+        let (code, text) = paste(command);
+        assert_eq!(code, 0, "{command}: {text}");
+    }
+    pf.run(&[&["rm", &name], &at[..]].concat()).ok();
+    pf.run(&[&["verify", "a:kept"], &at[..]].concat()).ok();
+}
+
 mod long {
     use super::*;
 
