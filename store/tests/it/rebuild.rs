@@ -210,7 +210,7 @@ async fn is_refused(rig: &Rig) {
         push(&rig.store, &snapshot(&[7], vec![]), "t").await.unwrap_err(),
         rig.store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap_err(),
     ] {
-        assert!(matches!(&error, pfr_store::Error::Unavailable { reason, .. } if reason.contains("pf-registry rebuild")), "{error}");
+        assert!(matches!(&error, pfr_store::Error::Unavailable { reason, .. } if reason.contains("rebuild the tables")), "{error}");
     }
 }
 
