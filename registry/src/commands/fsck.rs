@@ -10,7 +10,8 @@ use pfr_schema::api::FsckReport;
 /// Arguments of `fsck`.
 #[derive(Args)]
 pub(crate) struct Fsck {
-    /// Correct counts that are wrong. Pushes and deletions wait meanwhile, and may get 503.
+    /// Correct counts, and rows of the prefix index, that are wrong. Pushes and deletions wait
+    /// meanwhile, and may get 503.
     #[arg(long)]
     repair: bool,
     /// Print the report as JSON.
