@@ -216,13 +216,15 @@ async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
         }
         assert!(read_back(store.serve(vec![digest]).await.unwrap().pieces).await == whole);
         let all: Vec<Digest> = small.iter().map(|b| Digest::sha256(b)).collect();
+        // Long enough for a place to be free: the next download could be sent in large pieces alone.
+        tokio::time::sleep(Duration::from_millis(300)).await;
         let Served { bytes, pieces } = store.serve(all.clone()).await.unwrap();
         let served: Vec<Bytes> = in_time(pieces.try_collect()).await.unwrap();
         assert_eq!(served.iter().map(|piece| piece.len() as u64).sum::<u64>(), bytes, "the length is known before");
         // All these pieces are held now, as by clients that take no byte more.
         let held = slow.iter().flat_map(|(_, pieces)| pieces).chain(&served);
         let large: Vec<usize> = held.map(Bytes::len).filter(|len| *len > 64 << 10).collect();
-        assert!(!large.is_empty() && large.len() <= 4 && large.iter().all(|len| *len <= 512 << 10), "{large:?}");
+        assert!(large.len() == 4 && large.iter().all(|len| *len <= 512 << 10), "{large:?}");
         let streamed: Vec<Bytes> = in_time(store.frames(all).await.unwrap().try_collect()).await.unwrap();
         assert!(served.concat() == streamed.concat());
         // Downloads that waited, and lost what was read ahead, are complete all the same.
@@ -279,7 +281,7 @@ async fn an_abandoned_verification_ends_and_only_then_frees_its_place() {
     store.commit(&session.id, manifest, None, None).await.unwrap();
     let places = Arc::new(Semaphore::new(1));
     let begin = async || {
-        let place = Arc::clone(&places).acquire_owned().await.unwrap();
+        let place = in_time(Arc::clone(&places).acquire_owned()).await.unwrap();
         let (store, started) = (store.clone(), Instant::now());
         (started, tokio::spawn(async move { store.verify_in(&manifest, Some(place), &mut |_| ()).await.map(drop) }))
     };
