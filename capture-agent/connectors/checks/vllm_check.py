@@ -133,7 +133,8 @@ def _restore(
         if kind == "hybrid":
             outcomes.append(_refused(host, f"{reference}:stateless"))
         else:
-            # The engine has computed the first blocks of the prefix itself, in another batch of tokens than the captured engine.
+            # The engine has computed the first blocks of the prefix itself, in another batch of
+            # tokens than the captured engine.
             engine.send(tokens=[*prompt, 1, 2, 3], count=10, name="shared")
             engine.until("done")
         restored = host.pf("restore", f"{reference}:mid", ENGINE)

@@ -1,4 +1,5 @@
-"""An agent that is stopped, and one that is killed, beside a real vLLM server that serves: it goes on within bounds."""
+"""An agent that is stopped, and one that is killed, beside a real vLLM server that serves: it goes
+on within bounds."""
 
 from __future__ import annotations
 

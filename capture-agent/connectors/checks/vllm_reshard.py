@@ -1,4 +1,5 @@
-"""Captures vLLM over some ranks of tensor parallelism, and continues over another number of them."""
+"""Captures vLLM over some ranks of tensor parallelism, and continues over another number of
+them."""
 
 from __future__ import annotations
 

@@ -472,7 +472,8 @@ async fn a_request_takes_the_pages_before_the_token_in_which_it_differs() {
     let matched = ask(request(&other, 0)).await;
     let Matched::Ready { boundary: 40, restore: name, digest: found, partly: true, tier: None } = matched else { panic!("{matched:?}") };
     assert_eq!(found, digest);
-    // A shorter request, one that ends where the state does, one that has all of it, one that has none.
+    // A shorter request, one that ends where the state does, one that has all of it, one that has
+    // none.
     for (tokens, boundary) in [(tokens(30), 24), (tokens(61), 56), (tokens(62), 61)] {
         let matched = ask(request(&tokens, 0)).await;
         assert!(matches!(matched, Matched::Ready { boundary: at, partly, .. } if at == boundary && partly == (at < 61)), "{matched:?}");

@@ -1,9 +1,12 @@
-"""Whether there is state for a request: asked from a thread of its own, and only while the agent says that something lies ready.
+"""Whether there is state for a request: asked from a thread of its own, and only while the agent
+says that something lies ready.
 
-The agent tells which prefix lengths lie ready. A request is asked for by the keys of its prefixes at these lengths, which are computed
-once. Some states can be used up to a token before their end: if the keys do not tell how far, the tokens are sent. A request that names a
-snapshot is asked for in any case, and the agent begins to make that one ready. In automatic mode the agent looks for each request in its
-store and its registry, by the tokens. The scheduler's thread puts a question into a queue and looks for the answer once a step.
+The agent tells which prefix lengths lie ready. A request is asked for by the keys of its prefixes
+at these lengths, which are computed once. Some states can be used up to a token before their end:
+if the keys do not tell how far, the tokens are sent. A request that names a snapshot is asked for
+in any case, and the agent begins to make that one ready. In automatic mode the agent looks for each
+request in its store and its registry, by the tokens. The scheduler's thread puts a question into a
+queue and looks for the answer once a step.
 """
 
 from __future__ import annotations
@@ -193,7 +196,8 @@ class Asker:
         self._breaker.reset()
 
     def may_ask(self, wanted: str | Search | None = None) -> bool:
-        """Whether something lies ready, or is expected, or the request names a snapshot or is looked for. Costs nothing."""
+        """Whether something lies ready, or is expected, or the request names a snapshot or is
+        looked for. Costs nothing."""
         return (wanted is not None or bool(self._staged.boundaries) or self._staged.expected) and self._member.registered
 
     def ask(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, wanted: str | Search | None = None) -> Asked | None:
@@ -280,7 +284,8 @@ class Asker:
         lengths.update(ladder(upto))
         keys = [(at, chain.key(at)) for at in sorted(lengths)]
         question.version, question.whole = staged.version, upto == deepest
-        # What the engine has is compared when the blocks are there: it may be equal, and it may not.
+        # What the engine has is compared when the blocks are there: it may be equal, and it may
+        # not.
         if question.resume is None:
             future = self._member.submit_encoded(
                 lambda number: encode_match_keys(number, question.length, 0, question.salt, question.adapter, keys)

@@ -172,7 +172,8 @@ def _weight_files(place: Path, kinds: Sequence[str]) -> list[Path]:
         named = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(named, dict):
             raise ValueError(f"{index.name} names no files")
-        # Engines load what the index names. A few prefer Mistral's own files if these lie there too.
+        # Engines load what the index names. A few prefer Mistral's own files if these lie there
+        # too.
         return sorted({*(place / str(name) for name in named.values()), *place.glob("consolidated*.safetensors")})
     for kind in kinds:
         if found := sorted(file for file in place.glob(kind) if not file.name.startswith(_TRAINING)):

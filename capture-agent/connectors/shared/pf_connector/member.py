@@ -39,8 +39,8 @@ _LONGEST_PAUSE = 5.0
 class Member:
     """One member of one engine.
 
-    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls to functions; `descriptors` go
-    with the registration and stay the caller's.
+    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls
+    to functions; `descriptors` go with the registration and stay the caller's.
 
     `prepare` runs before each registration, in the member's own thread, and adds to it. It may take
     long, and raises `Failure` while the engine cannot be registered.
@@ -101,8 +101,8 @@ class Member:
         return self._registered.wait(timeout)
 
     def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Makes a call and never waits. The future's exception is a `Failure`; `Lost` if there is no connection, `Full` if too much
-        waits to be sent."""
+        """Makes a call and never waits. The future's exception is a `Failure`; `Lost` if there is
+        no connection, `Full` if too much waits to be sent."""
         return self.submit_encoded(lambda number: encode({"id": number, "call": call, "args": args}))
 
     def submit_encoded(self, message: Callable[[int], bytes]) -> Future[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""What a request wants of the agent. It says so in parameters of its own that the server hands on: `kv_transfer_params` of vLLM,
-`custom_params` of SGLang.
+"""What a request wants of the agent. It says so in parameters of its own that the server hands on:
+`kv_transfer_params` of vLLM, `custom_params` of SGLang.
 
 {"pf": {"resume": "team/agent:step-8", "save": "team/agent:step-9", "name": "agent-7", "keep": 30}}
 {"pf": {"user": "alice"}}

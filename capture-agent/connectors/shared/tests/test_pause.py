@@ -66,7 +66,8 @@ class Pausing(unittest.TestCase):
         self.assertEqual(pause.end({"pause": "b"}), {"held": True})
 
     def expired(self) -> Pause:
-        """A pause that was to end by itself; the engine did not answer when it was told to go on."""
+        """A pause that was to end by itself; the engine did not answer when it was told to go
+        on."""
         self.engine.failures = 1
         pause = self.pause(0.01)
         with self.assertLogs("pf_connector", "WARNING"):

@@ -70,7 +70,8 @@ class Settings(unittest.TestCase):
 
 class Documentation(unittest.TestCase):
     def configurations(self) -> list[tuple[str, dict[str, Any]]]:
-        """Each `--kv-transfer-config` and each `KVTransferConfig(…)` of the pages, with its page."""
+        """Each `--kv-transfer-config` and each `KVTransferConfig(…)` of the pages, with its
+        page."""
         found = []
         for page in PAGES:
             text = page.read_text()

@@ -174,7 +174,8 @@ BLOCKS = ([0, 0, 9], [1, 2, 3], [0, 0, 6, 7, 8])
 
 
 class Case(unittest.TestCase):
-    """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies ready."""
+    """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies
+    ready."""
 
     limits = Limits(patience=1.5, later=0.5, fill=0.2)
     deployment: dict[str, Any] = DEPLOYMENT
@@ -226,7 +227,8 @@ class Case(unittest.TestCase):
         return tuple([self.pool.blocks[number] for number in row] for row in BLOCKS)
 
     def look(self, one: Any, cached: int) -> int | None:
-        """One look of vLLM at a waiting request of whose tokens `cached` are in its cache; as `Scheduler.schedule` of 0.32."""
+        """One look of vLLM at a waiting request of whose tokens `cached` are in its cache; as
+        `Scheduler.schedule` of 0.32."""
         found = self.scheduler.matched(one, 0 if one.skip_reading_prefix_cache else cached)
         return 0 if one.skip_reading_prefix_cache else found
 
@@ -300,7 +302,8 @@ class Asking(Case):
         self.assertEqual(self.settled(other), 0)
         self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024])
         self.calls.clear()
-        # As the agent: it knows of a state that is not so deep, and does not know of the deepest without its key.
+        # As the agent: it knows of a state that is not so deep, and does not know of the deepest
+        # without its key.
         shallow = {"match": "ready", "boundary": 512, "restore": "r0"}
         deep = {"match": "ready", "boundary": boundary, "restore": "r1"}
         self.tell(512, boundary)

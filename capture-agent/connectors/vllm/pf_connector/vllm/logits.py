@@ -1,4 +1,5 @@
-"""The logits processor that vLLM loads with `--logits-processors pf_connector.vllm.logits:FirstStep`. It changes nothing."""
+"""The logits processor that vLLM loads with
+`--logits-processors pf_connector.vllm.logits:FirstStep`. It changes nothing."""
 
 from __future__ import annotations
 
