@@ -11,6 +11,7 @@ mod page;
 mod programs;
 mod shell;
 mod usage;
+mod width;
 
 use compare::compare;
 use page::{Mark, Page, all};

@@ -143,6 +143,11 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
 
 /// Every Markdown file of the repository, sorted.
 pub fn all() -> Vec<Page> {
+    files(|name| name.ends_with(".md")).iter().map(|name| Page::read(name)).collect()
+}
+
+/// Files of the repository whose last component fits, relative to it, sorted.
+pub fn files(fits: impl Fn(&str) -> bool) -> Vec<String> {
     let mut names = Vec::new();
     let mut stack = vec![PathBuf::new()];
     while let Some(dir) = stack.pop() {
@@ -156,13 +161,13 @@ pub fn all() -> Vec<Page> {
             let kind = entry.file_type().unwrap();
             if kind.is_dir() {
                 stack.push(path);
-            } else if kind.is_file() && name.ends_with(".md") {
+            } else if kind.is_file() && fits(&name) {
                 names.push(path.to_str().unwrap().to_owned());
             }
         }
     }
     names.sort();
-    names.iter().map(|name| Page::read(name)).collect()
+    names
 }
 
 #[cfg(test)]
