@@ -59,7 +59,7 @@ struct Entry {
     is_automatic: bool,
 }
 
-/// New bytes of automatic saves. What a save costs is known afterwards: a large one leaves a debt.
+/// New bytes of automatic saves. The cost of a save is known afterwards: a large one leaves a debt.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     left: f64,

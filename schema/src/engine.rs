@@ -138,9 +138,9 @@ pub enum ToEngine {
     /// Which sequences can be held? Answer: [`SequenceList`].
     Sequences {},
     /// Keep the state of a sequence at one token position in blocks that nothing writes, until
-    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on. What the
-    /// next step would overwrite is copied to other blocks. Answers the [`Sequence`] when memory is
-    /// at rest.
+    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on. It
+    /// copies to other blocks what the next step would overwrite. Answers the [`Sequence`] when
+    /// memory is at rest.
     Hold(HoldRequest),
     /// Blocks of this hold may be reused. Answer: [`Released`].
     Release(HoldName),

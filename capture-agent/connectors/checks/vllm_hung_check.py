@@ -14,7 +14,7 @@ from streams import Stream
 from vllm_check import write_model
 
 ENGINE = "vllm-0"
-PATIENCE = 1.0
+ANSWER_LIMIT = 1.0
 """The connector's default: seconds that a request waits for an answer."""
 SLACK = 3.0
 """Seconds that this machine may take for a step, or the first token of a prompt, beside other work."""
@@ -104,7 +104,7 @@ class _Check:
             agent.send_signal(signal.SIGCONT)
         stream.done()
         whole = all(len(one.tokens) == 8 for one in (first, after, *rest)) and len(stream.tokens) == LONG
-        right = whole and bool(later) and gap < SLACK and first.first < PATIENCE + SLACK and after.first < SLACK + SLACK
+        right = whole and bool(later) and gap < SLACK and first.first < ANSWER_LIMIT + SLACK and after.first < SLACK + SLACK
         seen = (
             f"{len(later)} tokens of a running request meanwhile, none for at most {gap:.2f} s; first token of a request whose state lies "
         )

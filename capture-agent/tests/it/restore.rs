@@ -570,7 +570,7 @@ async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_
     let senseless = ToAgent::MatchKeys(MatchKeys { tokens: 90, keys: vec![twice, twice], ..MatchKeys::default() });
     assert_eq!(asking.call(senseless).await.unwrap_err().code(), ErrorCode::InvalidRequest);
 
-    // What is not taken is told and kept.
+    // States that are not taken are reported and kept.
     let outcome = |restore: Option<&str>, what| Outcome { restore: restore.map(Into::into), what, count: 2 };
     let outcomes = vec![outcome(Some(&asking.restore), Taking::FillLate), outcome(None, Taking::AgentSilent)];
     asking.call(ToAgent::Report(Report { outcomes })).await.unwrap();

@@ -231,7 +231,7 @@ impl Matching<'_> {
         }
         if candidate.fingerprint != Some(request.fingerprint) {
             let theirs = candidate.fingerprint.map_or_else(|| "none".into(), |fingerprint| fingerprint.to_string());
-            return foreign("deployment fingerprint", theirs, request.fingerprint.to_string());
+            return foreign("engine configuration", theirs, request.fingerprint.to_string());
         }
         if key.salt != request.salt {
             // A salt separates tenants, so the answer does not contain it.

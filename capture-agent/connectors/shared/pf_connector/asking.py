@@ -42,7 +42,7 @@ computed."""
 class Limits:
     """Bounds on waiting, in seconds; settings of the connector."""
 
-    patience: float = 1.0
+    answer: float = 1.0
     """For an answer. Then no request waits until the agent answers again."""
     later: float = 60.0
     """For a state that is on its way."""
@@ -51,8 +51,8 @@ class Limits:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Limits:
-        """From the settings `patience`, `later_limit`, `fill_limit`."""
-        given = {"patience": settings.get("patience"), "later": settings.get("later_limit"), "fill": settings.get("fill_limit")}
+        """From the settings `answer_limit`, `later_limit`, `fill_limit`."""
+        given = {"answer": settings.get("answer_limit"), "later": settings.get("later_limit"), "fill": settings.get("fill_limit")}
         return cls(**{name: float(value) for name, value in given.items() if value is not None})
 
 
@@ -237,7 +237,7 @@ class Asker:
         elif question.asked is None:
             if now - question.begun > limit:
                 self._give_up(question, became.WAITED_TOO_LONG)
-        elif now - question.asked > self._limits.patience:
+        elif now - question.asked > self._limits.answer:
             self._breaker.failed(now)
             self._give_up(question, became.AGENT_SILENT)
         return question.settled.is_set()
@@ -284,8 +284,7 @@ class Asker:
         lengths.update(ladder(upto))
         keys = [(at, chain.key(at)) for at in sorted(lengths)]
         question.version, question.whole = staged.version, upto == deepest
-        # What the engine has is compared when the blocks are there: it may be equal, and it may
-        # not.
+        # The engine's own blocks are compared later, when the others are there: they may differ.
         if question.resume is None:
             future = self._member.submit_encoded(
                 lambda number: encode_match_keys(number, question.length, 0, question.salt, question.adapter, keys)

@@ -60,7 +60,7 @@ def configuration(model: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     digest = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     log.info("model configuration: %s", digest)
-    # What differs between two engines is found by comparing these lines.
+    # Comparing these lines shows what differs between two engines.
     log.debug("model configuration in full: %s", text)
     return digest
 

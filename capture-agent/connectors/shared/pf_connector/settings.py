@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 TEXTS = ("engine", "socket", "weights")
-SECONDS = ("patience", "later_limit", "fill_limit", "hold_limit", "keep")
+SECONDS = ("answer_limit", "later_limit", "fill_limit", "hold_limit", "keep")
 """Limits, in seconds."""
 SHARES = ("keep_share",)
 """Limits between 0 and 1."""

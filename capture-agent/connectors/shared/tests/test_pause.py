@@ -187,7 +187,7 @@ class Stepping(unittest.TestCase):
             for call in (lambda: pause.begin({"pause": "a", "limit_ms": 60_000}), lambda: steps.between().__enter__()):
                 with self.assertRaisesRegex(Failure, "timeout"):
                     call()
-            # What is owed after a failed pause must not end the step.
+            # An end that is owed after a failed pause must not end the step.
             self.assertEqual(pause.end({"pause": "a"}), {"held": False})
             self.assertTrue(steps._still.locked(), "another step may begin within this one")
         pause.begin({"pause": "b"})

@@ -177,7 +177,7 @@ class Case(unittest.TestCase):
     """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies
     ready."""
 
-    limits = Limits(patience=1.5, later=0.5, fill=0.2)
+    limits = Limits(answer=1.5, later=0.5, fill=0.2)
     deployment: dict[str, Any] = DEPLOYMENT
     auto: dict[str, Any] | None = None
 
@@ -294,7 +294,7 @@ class Asking(Case):
 
     def test_a_long_prompt_is_asked_for_by_its_beginning_first(self) -> None:
         # Its keys take a while on a busy machine, and this is not about time.
-        self.scheduler._asker._limits = Limits(patience=60, later=60)
+        self.scheduler._asker._limits = Limits(answer=60, later=60)
         boundary, asked = 70_000, self.calls_of
         self.tell(boundary)
         other = request(tokens=boundary + 5, computed=0, name="other")
@@ -480,7 +480,7 @@ class AutomaticMatches(Case):
     """Each new request is looked for, although nothing lies ready."""
 
     auto: Any = {"repository": "agents/{user}", "match_limit": 0.3, "least": 16}
-    limits = Limits(patience=15, later=60, fill=0.2)
+    limits = Limits(answer=15, later=60, fill=0.2)
 
     def setUp(self) -> None:
         super().setUp()
@@ -594,7 +594,7 @@ class Hanging(Case):
         self.assertEqual(self.settled(request(name="second")), 40)
 
     def test_a_step_never_waits_long_for_answers(self) -> None:
-        self.scheduler._asker._limits = Limits(patience=60)
+        self.scheduler._asker._limits = Limits(answer=60)
         self.link.reading.clear()
         begun = time.monotonic()
         for number in range(300):

@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub parent: Option<String>,
     /// Highest logits of the next step to record, compared after a restore; 0 for none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
-    pub oracle: Option<u32>,
+    pub logits: Option<u32>,
     #[command(flatten)]
     pub at: AgentAt,
 }

@@ -107,7 +107,8 @@ fn no_sentence_is_wider_than_a_hundred_columns() {
 mod tests {
     use super::*;
 
-    /// Lines that are too wide; `~` stands for a hundred columns of words, `LONG` for one word of 101.
+    /// Lines that are too wide. `~` stands for a hundred columns of words, `LONG` for one word of
+    /// 101.
     fn lines(language: Language, text: &str) -> Vec<usize> {
         let text = text.replace('~', &"ten words ".repeat(10)).replace("LONG", &"l".repeat(101));
         too_wide(language, &text).into_iter().map(|(line, _)| line).collect()

@@ -19,7 +19,7 @@ CLASS = "pf_connector.vllm.logits:FirstStep"
 
 _TOP = 256
 """Logits kept of a captured step."""
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 """Seconds that the agent waits for a step."""
 _MOST = 1024
 """Requests of which something is kept; some go away and are never asked for."""
@@ -70,7 +70,7 @@ class FirstSteps:
     by those that answer the agent too.
 
     `highest(logits, row, count)` are the highest logits of a row. A step of several requests counts
-    only with `invariant` kernels: otherwise its bits depend on who else is in it.
+    only with `invariant` kernels: otherwise its bits depend on the other requests in it.
     """
 
     def __init__(self, highest: Callable[[Any, int, int], Top], invariant: bool) -> None:
@@ -154,7 +154,7 @@ class FirstSteps:
         A request that had ended when it was captured is not watched."""
         name, boundary = args["sequence"], int(args["boundary"])
         with self._changed:
-            self._changed.wait_for(lambda: name in self._given or name not in self._wanted, _PATIENCE)
+            self._changed.wait_for(lambda: name in self._given or name not in self._wanted, _TIMEOUT)
             self._wanted.pop(name, None)
             found, top = self._given.pop(name, (boundary, []))
         return {"boundary": boundary, "top": top[: int(args["top"])] if found == boundary else []}
