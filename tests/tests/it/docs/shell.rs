@@ -20,8 +20,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 const HOME: &str = "/home/you";
 /// The address on the pages.
 const LOOPBACK: &str = "127.0.0.1";
-/// Another host's registry, on the pages.
-const OTHER_HOST: &str = "http://registry:";
+/// Registries of other hosts, on the pages.
+const OTHER_HOSTS: [&str; 2] = ["http://registry:", "http://machine-a:"];
+/// All addresses of this machine, and the option that allows them.
+const ANYWHERE: &str = "0.0.0.0:";
+const INSECURE: &str = "--insecure-listen-anywhere";
 /// The database and the bucket of the pages.
 const DATABASE: &str = "postgres://pf@db/pf";
 const BUCKET: &str = "s3://bucket/prefix";
@@ -128,7 +131,12 @@ impl Shell {
 
     /// A command with this machine's addresses in place of those on the page.
     fn put_in(&mut self, command: &str) -> String {
-        let mut command = command.replace(OTHER_HOST, &format!("http://{LOOPBACK}:")).replace(LOOPBACK, &self.address);
+        let local = |command: String, host: &&str| command.replace(host, &format!("http://{LOOPBACK}:"));
+        let mut command = OTHER_HOSTS.iter().fold(command.to_owned(), local);
+        if command.contains(INSECURE) {
+            command = command.replace(ANYWHERE, &format!("{LOOPBACK}:"));
+        }
+        command = command.replace(LOOPBACK, &self.address);
         if command.contains(DATABASE) || command.contains(BUCKET) {
             let servers = self.servers.get_or_insert_with(|| {
                 let s3 = s3::Server::shared();

@@ -44,7 +44,8 @@ fn too_wide(language: Language, text: &str) -> Vec<(usize, usize)> {
             fenced &= language == Language::Markdown;
             continue;
         };
-        let fence = said.starts_with("```");
+        let hidden = language == Language::Markdown && (said.starts_with("<!-- console") || said == "-->");
+        let fence = hidden || said.starts_with("```");
         fenced ^= fence;
         let columns = line.chars().count();
         if !fenced && !fence && !said.starts_with('|') && columns > WIDEST && words(said) > 1 {
