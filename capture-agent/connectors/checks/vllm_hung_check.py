@@ -17,7 +17,8 @@ ENGINE = "vllm-0"
 ANSWER_LIMIT = 1.0
 """The connector's default: seconds that a request waits for an answer."""
 SLACK = 3.0
-"""Seconds that this machine may take for a step, or the first token of a prompt, beside other work."""
+"""Seconds that this machine may take for a step, or the first token of a prompt, beside other
+work."""
 LONG = 1900
 BURST = 64
 """Requests at once: twice as many as the agent answers calls of one member."""

@@ -34,8 +34,8 @@ log = logging.getLogger("pf_connector")
 _AGAIN = 1.0
 """Seconds after which a state on its way is asked for again without news from the agent."""
 _STAGES = (1024, 16384)
-"""Prefix lengths up to which a long request is asked for first: as a rule another prompt differs early, and then its other keys are not
-computed."""
+"""Prefix lengths up to which a long request is asked for first: as a rule another prompt differs
+early, and then its other keys are not computed."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class Question:
         self.whole = True
         """Whether the last question had the keys of all lengths that lie ready."""
         self.by_tokens = False
-        """Whether the agent wants the tokens: the keys do not tell where they part from those of a state."""
+        """Whether the agent wants the tokens: the keys do not tell where they part from those of a
+        state."""
         self.of: str | None = None
         """The only snapshot that it wants them for."""
         self.partly = False

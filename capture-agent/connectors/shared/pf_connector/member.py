@@ -26,12 +26,14 @@ from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode, receive, sen
 log = logging.getLogger("pf_connector")
 
 Later = Future[Callable[[], dict[str, Any]]]
-"""An answer that comes later: a function that makes it, which runs in the thread that answers calls."""
+"""An answer that comes later: a function that makes it, which runs in the thread that answers
+calls."""
 Verb = Callable[[dict[str, Any]], dict[str, Any] | Later]
 """Answers one of the agent's calls. Raises `Failure` to refuse it."""
 
 MAX_OPEN = 24
-"""Calls that are sent and not answered. The agent refuses more than 32 of one member; further calls wait here."""
+"""Calls that are sent and not answered. The agent refuses more than 32 of one member; further calls
+wait here."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 

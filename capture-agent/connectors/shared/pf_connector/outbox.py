@@ -11,7 +11,8 @@ import threading
 from collections import deque
 
 MAX_WAITING = 4 << 20
-"""Bytes of calls that may wait. A full outbox takes no more: then there is no agent, as far as a request is concerned."""
+"""Bytes of calls that may wait. A full outbox takes no more: then there is no agent, as far as a
+request is concerned."""
 MAX_ANSWERS = 128 << 20
 """Bytes that may wait when an answer is added. A table of 380,000 tokens is about 3 MB."""
 

@@ -30,7 +30,8 @@ class Wishes:
     name: str | None = None
     """A name for its sequence, beside the request's id."""
     keep: float | None = None
-    """Seconds for which its blocks are kept when it has ended; the engine's setting is the maximum."""
+    """Seconds for which its blocks are kept when it has ended; the engine's setting is the
+    maximum."""
     user: str | None = None
     """For automatic mode: whose request it is."""
     auto: bool = True

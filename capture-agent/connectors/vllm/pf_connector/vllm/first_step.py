@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK = "pf_request"
-"""Key in `SamplingParams.extra_args` under which a worker finds the name of a request: vLLM does not tell it to logits processors."""
+"""Key in `SamplingParams.extra_args` under which a worker finds the name of a request: vLLM does
+not tell it to logits processors."""
 CLASS = "pf_connector.vllm.logits:FirstStep"
 """What the server is given as `--logits-processors`."""
 

@@ -29,7 +29,8 @@ from .layout import Group, columns, groups
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
-"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it looks once a step."""
+"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it
+looks once a step."""
 
 _NO_END = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
 """Ends after which there is nothing to save. A client that goes away aborts its request."""

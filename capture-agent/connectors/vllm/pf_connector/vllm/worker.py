@@ -25,7 +25,8 @@ from .shares import PARALLEL
 log = logging.getLogger("pf_connector")
 
 _DRAIN = 1.0
-"""Seconds after the end of a connection in which a GPU may still do a copy that a killed agent had begun (decision 34)."""
+"""Seconds after the end of a connection in which a GPU may still do a copy that a killed agent had
+begun (decision 34)."""
 
 
 @dataclass
