@@ -30,7 +30,7 @@ static PORTS: Mutex<()> = Mutex::new(());
 fn run(name: &str) {
     let _ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
     let page = Page::read(name);
-    if page.is_run_by("python3 ") && !has_python() {
+    if ["python3 ", shell::BEHIND_TLS].iter().any(|word| page.is_run_by(word)) && !has_python() {
         return skip("python", &format!("{name} wants Python 3.11 or newer as python3"));
     }
     let mut shell: Option<Shell> = None;
