@@ -1,5 +1,5 @@
 //! Saves that requests of engines ask for: a few at a time, and remembered, so that a client can
-//! ask what became of them. They are forgotten when the agent ends; what was saved has a tag.
+//! ask what became of them. They are forgotten when the agent ends; each saved state has a tag.
 
 use crate::Agent;
 use crate::error::{Error, Result};
@@ -142,8 +142,8 @@ impl Saves {
         Ok(Saving::default())
     }
 
-    /// Whether an automatic save is to be dropped: engines save every turn, and what waits must
-    /// have a bound.
+    /// Whether an automatic save is to be dropped: engines save every turn, and the queue
+    /// must have a bound.
     fn drops(&self, agent: &Agent, engine: &str, bounds: Automatic, push: Push) -> Option<Dropped> {
         let waiting = |entry: &&Entry| entry.is_automatic && entry.info.state == SaveState::Pending;
         if self.list.lock().iter().filter(waiting).count() >= AUTOMATIC {

@@ -416,7 +416,7 @@ pub struct ResumeRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumed {
     /// Whether the engine was paused from the answer to [`ToEngine::Pause`] until it was told to
-    /// resume. If not, it went on by itself, and what was read meanwhile may be of several steps.
+    /// resume. If not, it went on by itself, and bytes read meanwhile may be of several steps.
     /// The answer to a repeated call is that of the first.
     pub held: bool,
 }

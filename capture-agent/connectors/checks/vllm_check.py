@@ -142,8 +142,8 @@ def _restore(
         tokens = (prompt + full["tokens"])[: boundary + 1]
         made = len(tokens) - len(prompt)
         if kind == "hybrid":
-            # Less than a block: what this request computes stays with it, and the next one finds no
-            # shared prefix.
+            # Less than a block: its tokens stay with this request, and the next one finds no shared
+            # prefix.
             outcomes.append(_recomputed(engine, proxy, tokens))
         engine.send(tokens=tokens, count=STEPS - made, name="continued")
         done = engine.until("done")

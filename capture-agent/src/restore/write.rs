@@ -1,5 +1,5 @@
 //! Bringing each blob to its place in the engine's memory, in bounded batches. State tensors whose
-//! slots have another form are converted here, and what is cut for other ranks is put together, in
+//! slots have another form are converted here, and pages for other ranks are put together, in
 //! this host's memory, also for a GPU.
 
 use super::blobs::Blobs;

@@ -1,5 +1,5 @@
-//! Restores into synthetic engines: equal state comes back, and what is not proven equal is refused
-//! and changes nothing.
+//! Restores into synthetic engines: equal state comes back; state that is not proven equal is
+//! refused and changes nothing.
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};

@@ -12,7 +12,7 @@ use pfr_schema::snapshot::{Exactness, TITLE};
 use pfr_schema::tree::{GroupKind, PageTree, TreeSequence};
 use serde::Serialize;
 
-/// Sequences listed for one group; what is more is counted.
+/// Sequences listed for one group; further ones are counted.
 const SEQUENCES_SHOWN: usize = 16;
 
 pub async fn run(context: &mut Context, args: Inspect) -> Result<(), Failure> {
