@@ -180,7 +180,7 @@ impl Host {
     }
 
     fn snapshot(&self, engine: &str, sequence: &str, reference: &str) -> Result<Value> {
-        self.ask(&["snapshot", engine, reference, "--sequence", sequence, "--push", "never", "--oracle", "0"])
+        self.ask(&["snapshot", engine, reference, "--sequence", sequence, "--push", "never", "--logits", "0"])
     }
 }
 

@@ -48,8 +48,8 @@ impl Agent {
     /// the request says.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a repository that is none. What cannot be captured or pushed is
-    /// listed, and the rest goes on.
+    /// [`Error::Invalid`] for a repository that is none. The answer lists what cannot be captured
+    /// or pushed, and the rest goes on.
     pub async fn drain(&self, request: DrainRequest) -> Result<Drain> {
         let target: Reference = request.repository.parse()?;
         if target.selector.is_some() {

@@ -1,5 +1,5 @@
 //! Saves that requests of engines ask for: a few at a time, and remembered, so that a client can
-//! ask what became of them. They are forgotten when the agent ends; what was saved has a tag.
+//! ask what became of them. They are forgotten when the agent ends; each saved state has a tag.
 
 use crate::Agent;
 use crate::error::{Error, Result};
@@ -27,8 +27,8 @@ const AT_ONCE: f64 = 10.0;
 /// Saves that are remembered.
 const REMEMBERED: usize = 1024;
 
-/// Checks the registry of a reference that a request gave: clients of an engine's server name it, and
-/// the agent would go to any address of theirs.
+/// Checks the registry of a reference that a request gave: clients of an engine's server name it,
+/// and the agent would go to any address of theirs.
 pub(crate) fn check_registry(agent: &Agent, reference: &str) -> Result<()> {
     let reference: Reference = reference.parse()?;
     let own = agent.config().registry.as_deref().map(|url| url.trim_end_matches('/'));
@@ -59,7 +59,7 @@ struct Entry {
     is_automatic: bool,
 }
 
-/// New bytes of automatic saves. What a save costs is known afterwards: a large one leaves a debt.
+/// New bytes of automatic saves. The cost of a save is known afterwards: a large one leaves a debt.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     left: f64,
@@ -142,8 +142,8 @@ impl Saves {
         Ok(Saving::default())
     }
 
-    /// Whether an automatic save is to be dropped: engines save every turn, and what waits must have
-    /// a bound.
+    /// Whether an automatic save is to be dropped: engines save every turn, and the queue
+    /// must have a bound.
     fn drops(&self, agent: &Agent, engine: &str, bounds: Automatic, push: Push) -> Option<Dropped> {
         let waiting = |entry: &&Entry| entry.is_automatic && entry.info.state == SaveState::Pending;
         if self.list.lock().iter().filter(waiting).count() >= AUTOMATIC {
@@ -215,8 +215,8 @@ impl Saves {
         self.list.lock().iter().map(|entry| &entry.info).filter(|info| info.engine == engine).cloned().collect()
     }
 
-    /// Waits until no save under this name (`repository:tag`) is under way. Returns whether the last
-    /// one was saved and is not pushed anywhere.
+    /// Waits until no save under this name (`repository:tag`) is under way. Returns whether the
+    /// last one was saved and is not pushed anywhere.
     pub(crate) async fn settled(&self, local: &str) -> bool {
         let mut ended = self.ended.subscribe();
         loop {

@@ -47,7 +47,7 @@ impl Activations {
 impl Model {
     /// Runs `tokens` (at least one) at positions `start..` and returns the last one's final hidden
     /// state (`width` numbers). With `write`, K and V of every token go to `kv` first; without,
-    /// `kv` must have them already, and what it has is used.
+    /// `kv` must have them already, and they are used.
     ///
     /// # Panics
     /// If `tokens` is empty, a token is outside the vocabulary or `kv` lacks pages: bugs in the

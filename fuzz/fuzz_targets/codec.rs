@@ -1,6 +1,6 @@
 #![no_main]
-//! A payload decodes the same in pieces in every codec, never to more than was promised, and what we
-//! encode decodes.
+//! A payload decodes the same in pieces in every codec, never to more than was promised, and what
+//! we encode decodes.
 //!
 //! The first byte says how long the pieces are, the next four the promised length.
 

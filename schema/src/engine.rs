@@ -138,9 +138,9 @@ pub enum ToEngine {
     /// Which sequences can be held? Answer: [`SequenceList`].
     Sequences {},
     /// Keep the state of a sequence at one token position in blocks that nothing writes, until
-    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on. What the next
-    /// step would overwrite is copied to other blocks. Answers the [`Sequence`] when memory is at
-    /// rest.
+    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on. It
+    /// copies to other blocks what the next step would overwrite. Answers the [`Sequence`] when
+    /// memory is at rest.
     Hold(HoldRequest),
     /// Blocks of this hold may be reused. Answer: [`Released`].
     Release(HoldName),
@@ -416,7 +416,7 @@ pub struct ResumeRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumed {
     /// Whether the engine was paused from the answer to [`ToEngine::Pause`] until it was told to
-    /// resume. If not, it went on by itself, and what was read meanwhile may be of several steps.
+    /// resume. If not, it went on by itself, and bytes read meanwhile may be of several steps.
     /// The answer to a repeated call is that of the first.
     pub held: bool,
 }

@@ -12,14 +12,14 @@
 //! recurrent  = u32 1 | i32 position | u32 0 | u32 0 | u32 layers | as many R as S, up to the end of the file; form of K
 //! ```
 //!
-//! The file does not say which sections it has, whether cells have their 12 bytes, and whether there
-//! are V: [`parse`] tries each, and refuses a file that can be read in no way, or in two. The *head*
-//! is everything except rows. It says where all rows lie, so a file can be laid out from its head
-//! alone.
+//! The file does not say which sections it has, whether cells have their 12 bytes, and whether
+//! there are V: [`parse`] tries each, and refuses a file that can be read in no way, or in two. The
+//! *head* is everything except rows. It says where all rows lie, so a file can be laid out from its
+//! head alone.
 //!
 //! Source: `llama_context::state_seq_save_file`, `llama_kv_cache::state_write`,
-//! `llama_memory_recurrent::state_write` and `server_tokens::serialize` of llama.cpp b11434. None of
-//! their code is here.
+//! `llama_memory_recurrent::state_write` and `server_tokens::serialize` of llama.cpp b11434. None
+//! of their code is here.
 
 mod element;
 mod parse;
@@ -148,7 +148,8 @@ impl Section {
         self.extra.len().checked_div(self.positions.len()).unwrap_or_default()
     }
 
-    /// The layout of its pages for a page tree: opaque, and different where the bytes of a page are.
+    /// The layout of its pages for a page tree: opaque, and different where the bytes of a page
+    /// are.
     #[must_use]
     pub fn layout(&self) -> String {
         const LONGEST: usize = 200;

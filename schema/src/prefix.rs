@@ -1,4 +1,4 @@
-//! Which prefix a state belongs to: the deployment fingerprint and the `pf-prefix-v1` chain.
+//! Which prefix a state belongs to: the fingerprint and the `pf-prefix-v1` chain.
 //!
 //! ```text
 //! fingerprint = sha256(canonical JSON of the deployment)

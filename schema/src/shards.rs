@@ -326,7 +326,8 @@ mod tests {
             prop_assert_eq!(again, shards);
         }
 
-        /// Units of a model over the ranks as engines spread them; each unit's content is its number.
+        /// Units of a model over the ranks as engines spread them; each unit's content is its
+        /// number.
         #[test]
         fn units_find_their_place_at_any_number_of_ranks(
             heads in 1_u64..13, sections in 1_u64..4, from in 1_u64..7, to in 1_u64..7,

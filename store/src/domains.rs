@@ -192,7 +192,8 @@ impl Domains {
     /// deletes any more, and the row is deleted: then a new domain may have the place.
     ///
     /// # Errors
-    /// The first, after the step of every domain was tried; the next call goes on. [`Error::Unavailable`] if the catalogue cannot be read.
+    /// The first, after the step of every domain was tried; the next call goes on.
+    /// [`Error::Unavailable`] if the catalogue cannot be read.
     pub async fn remove_deleted(&self, budget: &Budget) -> Result<RunEnd> {
         let (mut end, mut failed) = (RunEnd::Finished, None);
         for (name, step) in self.catalogue().deleted_domains(self.0.default.options.lease).await? {

@@ -78,7 +78,7 @@ pub struct GcOptions {
     pub compact: bool,
     /// Packs that small ones are merged into, at most. Default no limit.
     pub merges: usize,
-    /// End every push session first, and give up every upload: what they lease is garbage, and a
+    /// End every push session first, and give up every upload: leased blobs are garbage, and a
     /// push or pull that still runs begins anew. For a local store, whose sessions are those of
     /// interrupted pulls. Default false.
     pub end_sessions: bool,

@@ -1,4 +1,4 @@
-//! State files of llama.cpp, made from a description. What they hold is drawn from a seed, one value
+//! State files of llama.cpp, made from a description. Their values are drawn from a seed, one
 //! for each (row, token), so that files with a common prefix of tokens have equal rows there.
 
 use pfr_schema::llama::{MAGIC, VERSION};

@@ -90,7 +90,7 @@ impl LoopDisk {
 
     /// Unmounts it, repairs it and mounts it again. No process may use it meanwhile.
     pub fn repair(&self) {
-        wait_for("nobody to use the disk", 60, || Command::new("umount").arg(&self.at).status().unwrap().success().then_some(()));
+        wait_for("the end of all uses of the disk", 60, || Command::new("umount").arg(&self.at).status().unwrap().success().then_some(()));
         // 1: errors were corrected.
         let repaired = Command::new("e2fsck").args(["-f", "-y"]).arg(&self.image).stdout(Stdio::null()).status().unwrap();
         assert!(repaired.code().is_some_and(|code| code <= 1), "{repaired}");

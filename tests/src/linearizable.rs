@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn twenty_lost_answers_are_decided_soon() {
-        // All called at first, and what each wrote may be seen whenever nothing else is. Half of
-        // them write the same.
+        // All called at first, and each write may be seen whenever nothing else is. Half of them
+        // write the same.
         let mut events: Vec<Event> = (0..20).map(|i| event(0, 1, Lost(Condition::None, Some(100 + i.min(10))))).collect();
         for round in 0..20_usize {
             let at = 10 + 10 * round as u64;

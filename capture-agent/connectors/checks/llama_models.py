@@ -1,4 +1,5 @@
-"""Tiny models with random weights in llama.cpp's file format: `python llama_models.py KIND FROM TO`.
+"""Tiny models with random weights in llama.cpp's file format:
+`python llama_models.py KIND FROM TO`.
 
 KIND is windows (Gemma 3: five layers of sliding windows for each of full attention), recurrent
 (Mamba) or hybrid (Jamba: Mamba and attention). FROM is a model whose tokenizer they take.

@@ -1,5 +1,5 @@
-"""Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, replicated (one
-KV head), hybrid, or adapter (LoRA, of dense)."""
+"""Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, replicated
+(one KV head), hybrid, or adapter (LoRA, of dense)."""
 
 from __future__ import annotations
 

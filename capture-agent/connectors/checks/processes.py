@@ -25,7 +25,7 @@ sys.path[:0] = [str(root) for root in ROOTS]
 
 from pf_connector.agent import Refused, request  # noqa: E402
 
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Timeout of every wait, in seconds: engines start slowly on two cores."""
 
 
@@ -35,11 +35,11 @@ class Stopped(Exception):
 
 def wait_for(what: str, look: Callable[[], Any], alive: Callable[[], None] = lambda: None) -> Any:
     """Calls `look` until it returns something, and returns that."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not (found := look()):
         alive()
         if time.monotonic() > end:
-            raise Stopped(f"waited {PATIENCE:.0f} s for {what}")
+            raise Stopped(f"waited {TIMEOUT:.0f} s for {what}")
         time.sleep(0.05)
     return found
 
@@ -123,7 +123,7 @@ class Host:
         command = [str(self._binaries / "pf"), *args, "--json"]
         places = {"PF_AGENT_SOCKET": str(self.control), "PF_REGISTRY": self._registry, "PF_STORE": str(self.folder / "store")}
         env = _env(self.folder) | places
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode:
             raise Stopped(f"pf {' '.join(args)} ended with {done.returncode}:\n{done.stderr}")
         found: dict[str, Any] = json.loads(done.stdout)
@@ -163,7 +163,7 @@ class Host:
     def refusal(self, name: str, reference: str) -> Refused | None:
         """The agent's refusal to restore this; `None` if it restores it."""
         try:
-            request(str(self.control), "POST", f"/v1/engines/{name}/restores", {"reference": reference}, timeout=PATIENCE)
+            request(str(self.control), "POST", f"/v1/engines/{name}/restores", {"reference": reference}, timeout=TIMEOUT)
         except Refused as refused:
             return refused
         return None
@@ -218,7 +218,7 @@ class Engine(Child):
             )
         finally:
             os.close(write)
-        self._events = Events(read, PATIENCE)
+        self._events = Events(read, TIMEOUT)
 
     def send(self, **work: Any) -> None:
         """Asks for work."""
@@ -229,7 +229,7 @@ class Engine(Child):
     def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
         """The next such event.
 
-        Raises `Stopped` if the engine ends, or sends nothing for `PATIENCE` seconds.
+        Raises `Stopped` if the engine ends, or sends nothing for `TIMEOUT` seconds.
         """
         while True:
             try:
@@ -290,7 +290,7 @@ class Server(Child):
         data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}/v1/completions", data, kind, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                 found: dict[str, Any] = json.loads(answer.read())
                 return found
         except urllib.error.HTTPError as error:

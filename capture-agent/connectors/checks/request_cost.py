@@ -1,10 +1,12 @@
-"""What a new request costs the thread that schedules: the connector's half alone, with an agent that answers at once. Needs no vLLM.
+"""What a new request costs the thread that schedules: the connector's half alone, with an agent
+that answers at once. Needs no vLLM.
 
     python3 checks/request_cost.py [TOKENS ...]
 
-Prints one line of JSON for each length: milliseconds on the scheduler's thread while nothing lies ready; of all looks at one request
-while a state of almost the same length lies ready (the wait for answers, at most 2 ms a step, is left out), for another prompt and for the
-prompt of that state; of the longest look; and of all keys on their own thread.
+Prints one line of JSON for each length: milliseconds on the scheduler's thread while nothing lies
+ready; of all looks at one request while a state of almost the same length lies ready (the wait for
+answers, at most 2 ms a step, is left out), for another prompt and for the prompt of that state; of
+the longest look; and of all keys on their own thread.
 """
 
 from __future__ import annotations

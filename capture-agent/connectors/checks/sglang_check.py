@@ -69,7 +69,7 @@ class Server(Child):
         """A call of the server."""
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=processes.PATIENCE) as answer:
+            with urllib.request.urlopen(request, timeout=processes.TIMEOUT) as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             raise Stopped(f"HTTP {error.code}: {error.read().decode(errors='replace')[:500]}") from error

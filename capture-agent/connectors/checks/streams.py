@@ -9,7 +9,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from processes import PATIENCE, Server, Stopped, wait_for
+from processes import TIMEOUT, Server, Stopped, wait_for
 
 
 class Stream(threading.Thread):
@@ -31,7 +31,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         """Reads to the end."""
         try:
-            connection = http.client.HTTPConnection(self._place, timeout=PATIENCE)
+            connection = http.client.HTTPConnection(self._place, timeout=TIMEOUT)
             connection.request("POST", "/v1/completions", json.dumps(self._body), {"content-type": "application/json"})
             answer = connection.getresponse()
             if answer.status != 200:
@@ -72,7 +72,7 @@ class Stream(threading.Thread):
 
     def done(self) -> Stream:
         """Waits for the end."""
-        self.join(PATIENCE)
+        self.join(TIMEOUT)
         self._alive()
         return self
 

@@ -133,7 +133,8 @@ def _restore(
         if kind == "hybrid":
             outcomes.append(_refused(host, f"{reference}:stateless"))
         else:
-            # The engine has computed the first blocks of the prefix itself, in another batch of tokens than the captured engine.
+            # The engine has computed the first blocks of the prefix itself, in another batch of
+            # tokens than the captured engine.
             engine.send(tokens=[*prompt, 1, 2, 3], count=10, name="shared")
             engine.until("done")
         restored = host.pf("restore", f"{reference}:mid", ENGINE)
@@ -141,8 +142,8 @@ def _restore(
         tokens = (prompt + full["tokens"])[: boundary + 1]
         made = len(tokens) - len(prompt)
         if kind == "hybrid":
-            # Less than a block: what this request computes stays with it, and the next one finds no
-            # shared prefix.
+            # Less than a block: its tokens stay with this request, and the next one finds no shared
+            # prefix.
             outcomes.append(_recomputed(engine, proxy, tokens))
         engine.send(tokens=tokens, count=STEPS - made, name="continued")
         done = engine.until("done")

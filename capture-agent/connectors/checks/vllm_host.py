@@ -58,7 +58,8 @@ async def serve(args: argparse.Namespace) -> None:
     if args.adapters:
         options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     if args.ranks > 1:
-        # Ranks share the cores: vLLM binds a rank to a memory node by itself, and wants one for each.
+        # Ranks share the cores: vLLM binds a rank to a memory node by itself, and wants one for
+        # each.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         options["tensor_parallel_size"] = args.ranks
     engine = AsyncLLM.from_engine_args(

@@ -1,4 +1,5 @@
-"""An agent that is stopped, and one that is killed, beside a real vLLM server that serves: it goes on within bounds."""
+"""An agent that is stopped, and one that is killed, beside a real vLLM server that serves: it goes
+on within bounds."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from streams import Stream
 from vllm_check import write_model
 
 ENGINE = "vllm-0"
-PATIENCE = 1.0
+ANSWER_LIMIT = 1.0
 """The connector's default: seconds that a request waits for an answer."""
 SLACK = 3.0
-"""Seconds that this machine may take for a step, or the first token of a prompt, beside other work."""
+"""Seconds that this machine may take for a step, or the first token of a prompt, beside other
+work."""
 LONG = 1900
 BURST = 64
 """Requests at once: twice as many as the agent answers calls of one member."""
@@ -103,7 +105,7 @@ class _Check:
             agent.send_signal(signal.SIGCONT)
         stream.done()
         whole = all(len(one.tokens) == 8 for one in (first, after, *rest)) and len(stream.tokens) == LONG
-        right = whole and bool(later) and gap < SLACK and first.first < PATIENCE + SLACK and after.first < SLACK + SLACK
+        right = whole and bool(later) and gap < SLACK and first.first < ANSWER_LIMIT + SLACK and after.first < SLACK + SLACK
         seen = (
             f"{len(later)} tokens of a running request meanwhile, none for at most {gap:.2f} s; first token of a request whose state lies "
         )

@@ -1,4 +1,5 @@
-"""Captures vLLM over some ranks of tensor parallelism, and continues over another number of them."""
+"""Captures vLLM over some ranks of tensor parallelism, and continues over another number of
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, write_model
 NEAR = 0.05
 """Largest difference of the first log-probability: sums over other ranks, in bf16."""
 CASES = (("dense", 2, 1), ("replicated", 1, 2))
-"""A model, the ranks of the capture, those of the restore. A replicated head is whole on each rank: its pages are not cut."""
+"""A model, the ranks of the capture, those of the restore. A replicated head is whole on each rank:
+its pages are not cut."""
 
 
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:

@@ -1,4 +1,5 @@
-"""Save and resume by request: plain HTTP to a real OpenAI server of vLLM. The server is killed; one on another host goes on."""
+"""Save and resume by request: plain HTTP to a real OpenAI server of vLLM. The server is killed; one
+on another host goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ AT_ONCE = 8
 
 
 class Tokens:
-    """What a completion says of its tokens: their ids, their log-probabilities, and those that were taken as computed."""
+    """What a completion says of its tokens: their ids, their log-probabilities, and those that were
+    taken as computed."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         (choice,) = answer["choices"]
@@ -97,7 +99,8 @@ def _first(host: Host, server: Server, prompt: list[int], seen: dict[str, Any]) 
 
 
 def _running(host: Host, server: Server, prompt: list[int]) -> Outcome:
-    """A capture in the middle of a generation: the engine is not paused, and its tokens are those of an undisturbed one."""
+    """A capture in the middle of a generation: the engine is not paused, and its tokens are those
+    of an undisturbed one."""
     with ThreadPoolExecutor() as pool:
         whole = Tokens(server.complete(prompt, 400, salt="alone"))
         run = pool.submit(server.complete, prompt, 400, salt="captured", pf={"name": "runs"})
@@ -142,7 +145,8 @@ def _at_once(host: Host, server: Server) -> list[Outcome]:
 
 
 def _hung(host: Host, server: Server) -> Outcome:
-    """An agent that is stopped: requests go on, blocks come back, and the save that it wakes up with is void or whole."""
+    """An agent that is stopped: requests go on, blocks come back, and the save that it wakes up
+    with is void or whole."""
     note("an agent that is stopped while requests save")
     os.kill(host.agent.process.pid, signal.SIGSTOP)
     begun = time.monotonic()
@@ -182,7 +186,8 @@ def _second(host: Host, server: Server, prompt: list[int], seen: dict[str, Any])
         Outcome("three forks by request are each exact", exact == [True] * 3, str([fork.pf.get("resume") for fork in forks])[:200])
     )
     other = [Tokens(server.complete([*tokens, 400 + number], 20, pf=resume)) for number in range(3)]
-    # vLLM's own cache may have a block more than the snapshot by now: then it says so, and resumes from that.
+    # vLLM's own cache may have a block more than the snapshot by now: then it says so, and resumes
+    # from that.
     known = [(fork.pf["resume"].get("digest") or fork.pf["resume"].get("reason"), fork.cached) for fork in other]
     begun = all(which in (saved.get("digest"), "engine-has-more") and cached >= said.get("position", 1) for which, cached in known)
     outcomes.append(Outcome("and so begin three that go other ways", begun, str(known)))

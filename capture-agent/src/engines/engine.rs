@@ -195,14 +195,14 @@ impl Engine {
         &self.0.shared.fills
     }
 
-    /// Tells all members that serve a verb, and waits for their answers, each at most `patience`.
+    /// Tells all members that serve a verb, and waits for their answers, each at most `timeout`.
     /// A member that does not answer is only logged.
-    pub(crate) async fn tell(&self, verb: Verb, call: ToEngine, patience: std::time::Duration) {
+    pub(crate) async fn tell(&self, verb: Verb, call: ToEngine, timeout: std::time::Duration) {
         let told = self.0.servers(verb).map(|member| {
             let call = call.clone();
             async move {
                 let name = call.name();
-                if let Err(error) = member.call_within::<Value>(patience, call).await {
+                if let Err(error) = member.call_within::<Value>(timeout, call).await {
                     tracing::debug!(engine = self.name(), member = member.name, call = name, %error, "engine was not told");
                 }
             }

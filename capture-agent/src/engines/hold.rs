@@ -22,8 +22,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Takes a sequence, checked as [`super::Engine::check_sequence`] does. `save` is the ticket of the
-    /// save that it is for.
+    /// Takes a sequence, checked as [`super::Engine::check_sequence`] does. `save` is the ticket of
+    /// the save that it is for.
     pub(super) async fn take(view: &View, sequence: &str, save: Option<&str>) -> Result<(Sequence, Self)> {
         let member = view.must_serve(Verb::Hold, "hold")?;
         let (timeout, name) = (view.shared.timeout, uuid::Uuid::now_v7().to_string());
@@ -37,7 +37,8 @@ impl Hold {
         Ok((sequence, hold))
     }
 
-    /// Lets the engine reuse the blocks. Waits at most one minute longer than the timeout of a call.
+    /// Lets the engine reuse the blocks. Waits at most one minute longer than the timeout of a
+    /// call.
     ///
     /// # Errors
     /// [`Error::Lost`]. [`Error::HoldEnded`] if the engine reused the blocks before: what was read

@@ -75,7 +75,7 @@ pub enum LoadState {
     Filling,
     /// They hold the snapshot. The guard was dropped.
     Filled(Arc<RestoreReport>),
-    /// It failed, for good; what is in the blocks must not be used. The guard was dropped.
+    /// It failed, for good; the content of the blocks must not be used. The guard was dropped.
     Failed(Arc<Error>),
 }
 
@@ -169,8 +169,8 @@ impl Load {
         if is_held { LoadState::Filling } else { state }
     }
 
-    /// Hands over blocks for a staged snapshot. Never waits: what stands in the way of them is told
-    /// by [`Load::poll`].
+    /// Hands over blocks for a staged snapshot. Never waits: [`Load::poll`] tells what
+    /// stands in the way of them.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it is not staged, or blocks were handed over before. The guard is

@@ -62,8 +62,8 @@ impl Llama {
         Ok(Saved { engine, sequence, pin: SharedPin::new(Box::new((member, turn))), digest, wrote })
     }
 
-    /// A slot takes one conversation after another: what it held before is the parent of what it
-    /// holds now only if that is its prefix.
+    /// A slot takes one conversation after another: its state of before is the parent of
+    /// its state of now only if it is a prefix of it.
     fn continue_from(&self, engine: &Engine, slot: u32, sequence: &Sequence, fingerprint: &Digest) {
         let key = |length: u64| {
             let tokens = sequence.tokens.get(..usize::try_from(length).unwrap_or(usize::MAX))?;

@@ -1,5 +1,5 @@
-//! Compares two state files by what they mean: a slot has another number than the one that was saved,
-//! and a cache may have its cells in another order.
+//! Compares two state files by what they mean: a slot has another number than the one that was
+//! saved, and a cache may have its cells in another order.
 
 use super::file::StateFile;
 use pfr_schema::llama::{Block, Section};

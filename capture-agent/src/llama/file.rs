@@ -130,8 +130,8 @@ impl StateFile {
         self.file.read_exact_at(into, at)
     }
 
-    /// Where the byte at an address lies in the file, and how many follow it there. `None` for zeros
-    /// that are not in the file.
+    /// Where the byte at an address lies in the file, and how many follow it there. `None` for
+    /// zeros that are not in the file.
     fn piece(&self, offset: u64) -> (Option<u64>, u64) {
         let region = &self.regions[self.regions.partition_point(|region| region.start <= offset) - 1];
         let inner = offset - region.start;
@@ -223,7 +223,8 @@ impl Bytewise for StateFile {
         Ok(())
     }
 
-    /// Bytes other than 0 where the file has none are dropped: the comparison afterwards finds that.
+    /// Bytes other than 0 where the file has none are dropped: the comparison afterwards finds
+    /// that.
     fn store(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         let (mut at, mut rest) = (offset, from);
         while !rest.is_empty() {

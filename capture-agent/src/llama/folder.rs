@@ -1,7 +1,7 @@
 //! The folder that a server was started with as `--slot-save-path`. Every file that this agent has
-//! there begins with the agent's own prefix, and lives for one capture or restore: servers write late
-//! files when they were stopped meanwhile, and agents are killed, so what is in no use is removed
-//! whenever it is seen. Two agents may use one folder.
+//! there begins with the agent's own prefix, and lives for one capture or restore: servers write
+//! late files when they were stopped meanwhile, and agents are killed, so what is in no use is
+//! removed whenever it is seen. Two agents may use one folder.
 
 use crate::error::{Error, Result};
 use parking_lot::Mutex;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Llama {
-    /// The slot to capture: the named one, else the only one with tokens. Waits while a request runs
-    /// in it, because the server saves between requests.
+    /// The slot to capture: the named one, else the only one with tokens. Waits while a request
+    /// runs in it, because the server saves between requests.
     pub(super) async fn to_capture(&self, props: &Props, slot: Option<&str>) -> Result<u32> {
         let slot = match slot {
             Some(name) => self.number(props, name)?,

@@ -1,5 +1,5 @@
-//! Restores into slots of a `llama-server`: the file that the server reads is filled like the memory of
-//! an engine, and compared with what the slot holds afterwards.
+//! Restores into slots of a `llama-server`: the file that the server reads is filled like the
+//! memory of an engine, and compared with what the slot holds afterwards.
 
 use super::documents::{Documents, field};
 use super::gate::Gate;

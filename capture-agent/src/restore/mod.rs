@@ -62,7 +62,7 @@ impl Agent {
     /// the next request.
     ///
     /// # Errors
-    /// Anything of [`crate::Error`]. No sequence runs then, and what was allocated is given back.
+    /// Anything of [`crate::Error`]. No sequence runs then, and all allocations are given back.
     pub async fn restore(&self, engine: &str, request: RestoreRequest) -> Result<RestoreReport> {
         let started = Instant::now();
         let result = self.restore_within(engine, &request, started).await;

@@ -1,5 +1,5 @@
 //! Engines that ask for state when a request comes: `match`, `resume`, `fill` on each rank,
-//! `abandon`, and what became of it. What their requests want to be saved goes to [`crate::saves`].
+//! `abandon`, and what became of it. Saves that requests ask for go to [`crate::saves`].
 
 use super::Destination;
 use super::automatic::find;

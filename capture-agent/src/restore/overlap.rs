@@ -27,8 +27,8 @@ impl<'a> Extent<'a> {
     }
 }
 
-/// Refuses a state that shares bytes with another one: what is made anew has zeros between its
-/// elements.
+/// Refuses a state that shares bytes with another one: a state that is made anew has zeros
+/// between its elements.
 pub(super) fn alone(group: &Group, state: &State, rank: u32) -> Result<()> {
     let (one, blocks) = (Extent::of(group, state), group.layout.blocks);
     let mut others = group.layout.states.iter().filter(|other| other.name != state.name);

@@ -112,8 +112,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The part of a plan for a resume at this token position. All pages of the part are full: their
-    /// digests prove the state of its tokens, and of no others.
+    /// The part of a plan for a resume at this token position. All pages of the part are full:
+    /// their digests prove the state of its tokens, and of no others.
     pub fn upto(mut self, engine: &Engine, position: u64) -> Result<Self> {
         if position == self.boundary {
             return Ok(self);

@@ -47,8 +47,8 @@ pub(super) async fn states(store: &Store, plan: &Plan) -> Result<Values> {
         let check = move || {
             tensor.check_payload(&payload)?;
             let proof = tensor.check_value(&payload)?;
-            // Finds values that the engine's type does not hold. The mirror is made again when it is
-            // written: keeping all of them would take as much memory as the state.
+            // Finds values that the engine's type does not hold. The mirror is made again when it
+            // is written: keeping all of them would take as much memory as the state.
             convert.map_or(Ok(()), |form| tensor.mirror(&payload, &form).map(drop))?;
             Ok::<_, FormatError>(proof)
         };

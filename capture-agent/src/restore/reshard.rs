@@ -1,8 +1,8 @@
 //! The plan for an engine that differs from the snapshot's in its ranks alone: each page and each
 //! state tensor is put together from those ranks of the snapshot that have its heads or channels.
 //!
-//! Only what both engines said of their shares is used. What is missing, held twice with other
-//! bytes, or cannot be cut is refused by name.
+//! Only what both engines said of their shares is used. A part that is missing, held twice with
+//! other bytes, or impossible to cut is refused by name.
 
 use super::cut::{PageCut, StateCut, Strip};
 use super::documents::{Documents, field};

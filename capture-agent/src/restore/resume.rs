@@ -77,8 +77,8 @@ pub(super) async fn resume(agent: &Agent, engine: &Engine, request: Resume) -> M
 }
 
 impl Agent {
-    /// Pulls and verifies a snapshot, unless it lies ready for the engine, and keeps it ready. Other
-    /// requests of the engine do not wait for it.
+    /// Pulls and verifies a snapshot, unless it lies ready for the engine, and keeps it ready.
+    /// Other requests of the engine do not wait for it.
     async fn keep_ready(&self, name: &str, reference: &str) -> Result<Digest> {
         let started = Instant::now();
         let staged = async {

@@ -24,7 +24,7 @@ pub(super) async fn find(agent: &Agent, request: &RestoreRequest) -> Result<Foun
         agent.store().touch(repository, &digest).await?;
         return Ok(Found { digest, bytes_pulled: 0 });
     }
-    // A tag may have moved in the registry; what a digest names stays the same.
+    // A tag may have moved in the registry; a digest names the same snapshot for ever.
     if matches!(selector, Selector::Digest(_) | Selector::Prefix(_))
         && let Ok(digest) = agent.store().resolve(repository, &selector).await
     {

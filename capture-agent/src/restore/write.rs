@@ -1,5 +1,5 @@
 //! Bringing each blob to its place in the engine's memory, in bounded batches. State tensors whose
-//! slots have another form are converted here, and what is cut for other ranks is put together, in
+//! slots have another form are converted here, and pages for other ranks are put together, in
 //! this host's memory, also for a GPU.
 
 use super::blobs::Blobs;
@@ -18,9 +18,9 @@ use std::sync::Arc;
 /// Bytes written at a time, at most; less if the ring is small. A larger page goes alone.
 const BATCH: u64 = 64 << 20;
 
-/// Writes every blob, or what is made from blobs, to its place. Returns the bytes written; afterwards the
-/// places say what was written. `after` is a CUDA IPC event to wait for first. Copies pass through
-/// the gate.
+/// Writes every blob, or what is made from blobs, to its place. Returns the bytes written;
+/// afterwards the places say what was written. `after` is a CUDA IPC event to wait for first.
+/// Copies pass through the gate.
 pub(super) async fn write<T: Send + 'static>(agent: &Agent, places: &mut Places, after: Option<[u8; 64]>, gate: &Gate<T>) -> Result<u64> {
     let most = (agent.engines().ring().total() / 2).clamp(1, BATCH);
     let mut blobs = Blobs::open(agent.store(), places.0.iter().flat_map(Place::blobs).collect()).await?;

@@ -177,7 +177,7 @@ async fn automatic_saves_are_dropped_while_the_agent_is_behind() {
         dropped += usize::from(saving.dropped == Some(Dropped::Behind));
     }
     assert_eq!(dropped, 8);
-    // What a request asked for has a queue of its own length.
+    // Saves that requests ask for have a queue of their own length.
     let wanted =
         Save { ticket: "wanted".into(), sequence: "s".into(), reference: "a/b:c".into(), parent: None, push: Push::Never, automatic: None };
     assert_eq!(call(&host, "e", ToAgent::Save(wanted)).await.unwrap(), serde_json::json!({}));

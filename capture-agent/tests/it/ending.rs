@@ -23,8 +23,8 @@ use std::time::Duration;
 const COLUMNS: u32 = 64;
 const BLOCK: u64 = 1 << 20;
 const BLOCK_TOKENS: u32 = 16;
-/// Patience with a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Enough on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One block after another, none of them alike. Block 0 stands for none.
 fn memory() -> Vec<u8> {
@@ -123,7 +123,7 @@ impl Engine {
             self.memory.write_all_at(&[0; 8], u64::from(block + 1) * BLOCK - 8).unwrap();
         }
         self.ask(1, "match", &json!({"tokens": sequence().tokens, "computed": 0, "salt": ""}));
-        let answer = self.answers.recv_timeout(PATIENCE).unwrap();
+        let answer = self.answers.recv_timeout(TIMEOUT).unwrap();
         assert_eq!(answer["ok"]["match"], "ready", "{answer}");
         let blocks = json!({"main": targets()});
         self.ask(2, "fill", &json!({"restore": answer["ok"]["restore"], "blocks": blocks, "kept": 0, "fill": "f-1"}));
@@ -183,7 +183,7 @@ async fn end(dir: &Path, memory: &Arc<File>, signal: Signal, after: usize) -> us
     engine.begin_fill();
     let begun = std::time::Instant::now();
     while engine.written() < after {
-        assert!(begun.elapsed() < PATIENCE, "nothing is written");
+        assert!(begun.elapsed() < TIMEOUT, "nothing is written");
     }
     kill_process(Pid::from_child(&agent.0), signal).unwrap();
     let seen = engine.reader.join().unwrap();

@@ -80,7 +80,7 @@ fn exercise(memory: &dyn PageMemory, after: Option<&[u8; 64]>) {
     memory.write(&new, after).unwrap();
     check(memory, &expected, &pages);
 
-    // What was set aside is still the state before the write, packed.
+    // The bytes that were set aside are still the state before the write, packed.
     let (old, mut offset) = (pattern(SIZE, 1), 0);
     let mut packed = Vec::new();
     let places = pages.iter().map(|page| {

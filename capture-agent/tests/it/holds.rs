@@ -18,7 +18,8 @@ fn request(sequence: Option<&str>) -> SnapshotRequest {
     SnapshotRequest { reference: "team/agent:now".into(), sequence, push: Push::Never, ..SnapshotRequest::default() }
 }
 
-/// An engine that holds blocks, asks for state, and makes seven steps as soon as a sequence is held.
+/// An engine that holds blocks, asks for state, and makes seven steps as soon as a sequence is
+/// held.
 fn holding(host: &Host, name: &str) -> Synthetic {
     let mut spec = Spec { steps_on_resume: 7, ..Spec::hybrid(name) };
     spec.verbs = vec![Verb::Hold, Verb::Request];

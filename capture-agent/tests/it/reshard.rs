@@ -194,7 +194,8 @@ async fn heads_that_all_ranks_have_are_not_cut() {
     let host = host().await;
     let of = |name: &str, world| {
         let mut spec = spec(name, world);
-        // A latent cache: one head on every rank. And a state that every rank has, which only its engine can read.
+        // A latent cache: one head on every rank. And a state that every rank has, which only its
+        // engine can read.
         spec.groups = vec![Group { heads: Some(Heads::new(1, false)), token_bytes: 16, ..Group::opaque("latent") }];
         let whole = Split { shape: vec![4], axis: 0, sections: vec![4], replicated: true, form: opaque };
         spec.groups.push(Group { splits: vec![whole], ..Group::recurrent("rope", &[("layers.1.conv", 0)]) });

@@ -1,5 +1,5 @@
-//! Restores into synthetic engines: equal state comes back, and what is not proven equal is refused
-//! and changes nothing.
+//! Restores into synthetic engines: equal state comes back; state that is not proven equal is
+//! refused and changes nothing.
 
 use crate::common::engine::Synthetic;
 use crate::common::layout::{Group, Spec};
@@ -472,7 +472,8 @@ async fn a_request_takes_the_pages_before_the_token_in_which_it_differs() {
     let matched = ask(request(&other, 0)).await;
     let Matched::Ready { boundary: 40, restore: name, digest: found, partly: true, tier: None } = matched else { panic!("{matched:?}") };
     assert_eq!(found, digest);
-    // A shorter request, one that ends where the state does, one that has all of it, one that has none.
+    // A shorter request, one that ends where the state does, one that has all of it, one that has
+    // none.
     for (tokens, boundary) in [(tokens(30), 24), (tokens(61), 56), (tokens(62), 61)] {
         let matched = ask(request(&tokens, 0)).await;
         assert!(matches!(matched, Matched::Ready { boundary: at, partly, .. } if at == boundary && partly == (at < 61)), "{matched:?}");
@@ -569,7 +570,7 @@ async fn an_engine_knows_what_lies_ready_when_the_restore_returns_and_asks_with_
     let senseless = ToAgent::MatchKeys(MatchKeys { tokens: 90, keys: vec![twice, twice], ..MatchKeys::default() });
     assert_eq!(asking.call(senseless).await.unwrap_err().code(), ErrorCode::InvalidRequest);
 
-    // What is not taken is told and kept.
+    // States that are not taken are reported and kept.
     let outcome = |restore: Option<&str>, what| Outcome { restore: restore.map(Into::into), what, count: 2 };
     let outcomes = vec![outcome(Some(&asking.restore), Taking::FillLate), outcome(None, Taking::AgentSilent)];
     asking.call(ToAgent::Report(Report { outcomes })).await.unwrap();

@@ -293,8 +293,8 @@ async fn the_commands_in_hints_work_as_printed() {
             assert!(!registry || command.ends_with(&format!("--registry {url}")), "{args:?}: {command}");
         }
     }
-    // The pin above was set and removed in the store that was given, and what was pulled is in the
-    // fresh one.
+    // The pin above was set and removed in the store that was given; the pulled snapshot is in
+    // the fresh one.
     let store = Store::open(&world.home.path().join("fresh"), Options::default()).await.unwrap();
     let pulled: RepositoryName = repository();
     assert!(store.snapshot(&pulled, &world.digest).await.is_ok());

@@ -43,7 +43,7 @@ async fn documents_and_blobs_that_are_not_as_they_say() {
         ("no page manifest", |r| std::fs::remove_file(r.join("page_manifest.json")).unwrap(), InvalidRequest, &["no page_manifest.json"]),
         ("not JSON", |r| std::fs::write(r.join("page_manifest.json"), "{").unwrap(), InvalidDocument, &["page_manifest.json"]),
         ("another layout", |r| edit(r, "page_manifest.json", "paged-batchinvariant-v1", "x"), InvalidDocument, &["$.layout", "paged-batch"]),
-        ("a dtype nobody knows", |r| edit(r, "page_manifest.json", "bf16", "fp4"), InvalidDocument, &["dtype", "fp4"]),
+        ("an unknown dtype", |r| edit(r, "page_manifest.json", "bf16", "fp4"), InvalidDocument, &["dtype", "fp4"]),
         ("other spelling", |r| edit(r, "page_manifest.json", ":", ": "), InvalidDocument, &["canonical"]),
         ("an ix that is none", |r| edit(r, "page_manifest.json", "[0,1,2]", "[0,1,9]"), InvalidDocument, &["$.logical_seqs[0].page_ixs[2]"]),
         ("a missing page", |r| std::fs::remove_file(blob(r, 3)).unwrap(), MissingBlobs, &["$.pages[1].v", ".zst"]),

@@ -245,7 +245,7 @@ async fn a_lying_registry_publishes_nothing_here() {
         ("other bytes", other_bytes),
         ("a flipped bit", flipped_bit),
         ("another order", swapped),
-        ("a frame nobody asked for", unasked),
+        ("a frame that was not requested", unasked),
         ("a frame too few", fewer),
         ("another length", larger),
         ("nonsense", nonsense),

@@ -171,8 +171,8 @@ async fn beyond_the_limit_requests_wait_and_are_then_refused_and_health_is_not()
     until(|| registry.get("/v1/repositories"), StatusCode::OK).await;
 }
 
-/// A snapshot whose list of tokens is so large that a commit reads it while no other such list is read:
-/// the list, and the documents that name it.
+/// A snapshot whose list of tokens is so large that a commit reads it while no other such list is
+/// read: the list, and the documents that name it.
 fn with_large_list() -> (Document, [Document; 2]) {
     let list = Document::new(Kind::Blob, vec![7; (4 << 20) + 4]);
     let fingerprint = Digest::sha256(b"deployment");

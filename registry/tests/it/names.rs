@@ -105,7 +105,8 @@ impl World {
         store
     }
 
-    /// Asserts that a rebuild brings back the current tags and snapshots. Returns where the tag points.
+    /// Asserts that a rebuild brings back the current tags and snapshots. Returns where the tag
+    /// points.
     async fn comes_back(&self, name: &str) -> Option<Digest> {
         let rebuilt = self.rebuilt().await;
         let names = async |store: &Store| {

@@ -306,8 +306,8 @@ mod long {
     /// Times below this are those of the network and of the machine's other work.
     const SHORT: Duration = Duration::from_millis(50);
 
-    /// `cargo nextest run --workspace --profile long -E 'test(slow::long::)' --no-capture` prints the
-    /// ratios.
+    /// `cargo nextest run --workspace --profile long -E 'test(slow::long::)' --no-capture` prints
+    /// the ratios.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_innocent_client_beside_five_hundred_slow_ones_takes_about_as_long_as_alone() {
         let registry = Registry::start().await;

@@ -67,8 +67,8 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let snapshot = Manifest::snapshot(&config, layers, BTreeMap::from([("run".into(), "7".into())])).to_document();
 
-    // Frames are golden with raw payloads and one fixed zstd frame: what an encoder writes may
-    // change with its version.
+    // Frames are golden with raw payloads and one fixed zstd frame: the output of an encoder
+    // may change with its version.
     let zstd = b"\x28\xb5\x2f\xfd\x20\x05\x29\x00\x00hello".to_vec();
     let frame = |codec, kind, algorithm, raw: &[u8], stored: &[u8]| {
         let digest = Digest::of(algorithm, raw);

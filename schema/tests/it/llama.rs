@@ -88,7 +88,8 @@ fn what_is_not_known_is_refused_by_name() {
         bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
         bytes
     };
-    // magic, version, words, −1, form, count, tokens, 0, streams, cells, cell …, transposed, layers, type
+    // magic, version, words, −1, form, count, tokens, 0, streams, cells, cell …, transposed,
+    // layers, type
     let (words, streams) = (12, 12 + 4 * 44);
     let (cells, data) = (streams + 8, streams + 8 + 40 * 12);
     let cases: [(&str, Vec<u8>); 13] = [
@@ -148,8 +149,8 @@ proptest! {
             Section::Attention(Attention { positions: (count.saturating_sub(width)..count).collect(), ..window })
         }));
         let made = File { tokens: tokens(count), sections, slot };
-        // Some files of a few bytes, or their heads, have two readings. A capture refuses those, and
-        // they must stay few.
+        // Some files of a few bytes, or their heads, have two readings. A capture refuses those,
+        // and they must stay few.
         let bytes = made.bytes();
         let two_ways = |read: &Result<State, FormatError>| read.as_ref().is_err_and(|error| error.to_string().contains("two ways"));
         let whole = read(&bytes);

@@ -1,5 +1,5 @@
-//! The databases that keep the metadata: connections, transactions, statements, dialect. What a
-//! transaction decides is in `metadata/`.
+//! The databases that keep the metadata: connections, transactions, statements, dialect. The
+//! decisions of transactions are in `metadata/`.
 
 /// The migrations of a database in order, each with the name of its file: the only list of them.
 macro_rules! migrations {

@@ -4,8 +4,8 @@
 //! is handed out in pieces of [`LARGE`] bytes. One without a place is read and handed out in pieces
 //! of [`PIECE`] bytes, as its client takes them: it needs no memory while the client is slow, and
 //! never waits for a place. A download that could use a place takes it from one whose client does
-//! not take what was read. Of the large pieces only a few are handed out at a time, so a client that
-//! was fast and stops holds little too.
+//! not take what was read. Of the large pieces only a few are handed out at a time, so a client
+//! that was fast and stops holds little too.
 
 use super::outputs::{At, Hold};
 use super::{AHEAD, BoxFrames};
@@ -94,7 +94,8 @@ impl Download {
         }
     }
 
-    /// The piece as it is; or the beginning of a large one, if too many large ones are on their way.
+    /// The piece as it is; or the beginning of a large one, if too many large ones are on their
+    /// way.
     fn hand_out(&self, at: At, piece: Bytes, hold: &mut Hold) -> Bytes {
         if piece.len() as u64 <= PIECE {
             return piece;

@@ -20,7 +20,7 @@ const AHEAD: usize = 8;
 
 /// What went wrong while copying.
 pub(crate) enum Fault {
-    /// Reading: what was copied before is good.
+    /// Reading: frames that were copied before are good.
     Source(Error),
     /// Writing: the new pack is lost.
     Target(Error),

@@ -3,8 +3,8 @@
 //! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens
 //! equals the snapshot's; and the *state key*, the snapshot's checkpoints carry that same key. A
 //! snapshot can be used at its own token position. If nothing but pages of full attention is in it,
-//! it can be used at the end of each page too: [`pfr_schema::resume::Legal`] is the rule, and the tokens are compared
-//! one by one.
+//! it can be used at the end of each page too: [`pfr_schema::resume::Legal`] is the rule, and the
+//! tokens are compared one by one.
 //!
 //! The prefix index finds snapshots whose page key holds at their end, the longest first, and by
 //! waypoints some of those that share most tokens with the request. Snapshots that it finds nearby,
@@ -32,8 +32,8 @@ const LOOKS: usize = 256;
 const NEWEST: usize = 8;
 /// Maximum number of refusals in an answer.
 const REJECTED: usize = 8;
-/// Maximum bytes of token lists that are read to find how many tokens agree: first of snapshots that
-/// share the deepest waypoint, then of others.
+/// Maximum bytes of token lists that are read to find how many tokens agree: first of snapshots
+/// that share the deepest waypoint, then of others.
 const LISTS: u64 = 16 << 20;
 /// Waypoints that are looked at, the deepest first, until a snapshot there can be used.
 const WAYPOINTS: usize = 8;
@@ -231,7 +231,7 @@ impl Matching<'_> {
         }
         if candidate.fingerprint != Some(request.fingerprint) {
             let theirs = candidate.fingerprint.map_or_else(|| "none".into(), |fingerprint| fingerprint.to_string());
-            return foreign("deployment fingerprint", theirs, request.fingerprint.to_string());
+            return foreign("engine configuration", theirs, request.fingerprint.to_string());
         }
         if key.salt != request.salt {
             // A salt separates tenants, so the answer does not contain it.

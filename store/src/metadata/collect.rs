@@ -1,8 +1,8 @@
 //! Collection. docs/gc.md has the argument why it is safe.
 //!
-//! A call is a sequence of short transactions, each of one set of candidates (`sweep.rs`). A database
-//! with one writer needs no locks: there a transaction takes one set after the other until another
-//! transaction waits.
+//! A call is a sequence of short transactions, each of one set of candidates (`sweep.rs`). A
+//! database with one writer needs no locks: there a transaction takes one set after the other until
+//! another transaction waits.
 
 use super::sessions::forget_expired;
 use super::sql::values;

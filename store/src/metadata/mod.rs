@@ -215,11 +215,11 @@ macro_rules! metadata_transactions {
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose
             /// frames are live, emptiest first.
             claim_sparse_packs(limit: usize, claim: Duration) -> Vec<PackRow> = WRITE |tx| packs::claim_sparse(tx, *limit, *claim);
-            /// Counts live packs, and those of them that are small beside a full one, whether they may be
-            /// merged or not.
+            /// Counts live packs, and those of them that are small beside a full one, whether they
+            /// may be merged or not.
             count_packs(full: FullPack) -> PackCounts = READ |tx| small::count(tx, *full);
-            /// Small packs that may be merged, smallest first: live, unclaimed, at least half alive, and
-            /// without damage.
+            /// Small packs that may be merged, smallest first: live, unclaimed, at least half
+            /// alive, and without damage.
             small_packs(full: FullPack, limit: usize) -> Vec<PackRow> = READ |tx| small::list(tx, *full, *limit);
             /// Claims for the caller, for the time of `claim`, small packs that are worth merging,
             /// of those with an id below `below`; none if no tier is due. Refused while the

@@ -17,7 +17,8 @@ fn broken(container: ObjectId, reason: &str) -> Fail {
     Error::Broken { container, reason: reason.into() }.into()
 }
 
-/// Takes candidates of one kind that no other collection has taken, and deletes about `room` objects.
+/// Takes candidates of one kind that no other collection has taken, and deletes about `room`
+/// objects.
 pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
     let now = tx.now().await?;
     let entries = due(tx, true, room).await?;

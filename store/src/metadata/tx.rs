@@ -17,7 +17,7 @@ pub(crate) enum Fail {
     /// The logic refused the change.
     #[error(transparent)]
     Store(#[from] Error),
-    /// Another transaction was faster, so what was read is out of date. The transaction is
+    /// Another transaction was faster, so the rows read are out of date. The transaction is
     /// repeated.
     #[error("another transaction came first")]
     Again,

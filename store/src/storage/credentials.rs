@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 /// Where a metadata service is if `AWS_METADATA_ENDPOINT` does not say.
 const METADATA_ENDPOINT: &str = "http://169.254.169.254";
 /// How long one may take to answer. It is on the same host, or there is none.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// How to give credentials.
 const HOW: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN if they are temporary) in the environment of this \
                    process, or give the host or pod a role";
@@ -51,7 +51,7 @@ pub(super) fn metadata_service(storage: &str, builder: &AmazonS3Builder, environ
 /// # Errors
 /// [`Error::Invalid`] if nothing answers: then there are no credentials.
 pub(super) async fn must_answer(storage: &str, service: &str) -> Result<()> {
-    match tokio::time::timeout(PATIENCE, answers(service)).await {
+    match tokio::time::timeout(TIMEOUT, answers(service)).await {
         Ok(true) => Ok(()),
         _ => Err(Error::Invalid(format!(
             "{storage} needs credentials and there are none: {HOW} (no metadata service answers at {service} either)"

@@ -102,7 +102,7 @@ async fn set_back_a_day(jumps: &[usize]) {
         w.seconds(2 * LEASE).await;
         leaks::assert_none_in(&w.store, w.dir.path()).await;
         let rows = w.store.metadata().find(never.pages[30..].iter().map(|p| Digest::sha256(p)).collect()).await.unwrap();
-        assert!(rows.iter().all(Option::is_none), "jump {jump}: what nobody came back for is gone");
+        assert!(rows.iter().all(Option::is_none), "jump {jump}: what no client came back for is gone");
         let refused = w.store.commit(&forsaken.id, never.manifest.digest, None, None).await.unwrap_err();
         assert!(!refused.to_string().is_empty());
         assert_eq!(w.store.metadata().audit(false).await.unwrap().wrong, 0);

@@ -97,7 +97,7 @@ async fn a_deleted_domain_leaves_no_byte_and_no_table(backend: Backend) {
     remove(&domains).await;
     assert_eq!(below(&rig, "a").await, []);
     assert!(!rig.has_tables("a") && rig.has_tables("b"));
-    // An upload in flight ends, and what it left is deleted.
+    // An upload in flight ends, and its bytes are deleted.
     let refused = a.ingest(&session.id, pieces(&snapshot(&[9], vec![]).stream(), 500)).await.unwrap_err();
     assert_eq!(refused.code(), ErrorCode::DomainUnknown, "{refused}");
     rig.put(&Path::from("domains/a/ff/late.pfpack"), page(1)).await;

@@ -254,7 +254,7 @@ async fn large_frames_are_moved_in_parts(on: Backend) {
     let (stays, goes) = (vec![1_u8; 5 << 20], [vec![2_u8; 3 << 20], vec![3_u8; 3 << 20]]);
     let s = with_layer(&stays);
     let session = rig.store.open_push(&repository()).await.unwrap();
-    // A large blob begins a pack; what follows is packed with it.
+    // A large blob begins a pack; the following blobs are packed with it.
     let frames = stream([&stays, &goes[0], &goes[1]].into_iter().map(|b| blob_frame(b)).chain(s.iter().map(document_frame)));
     rig.store.ingest(&session.id, pieces(&frames, 1 << 20)).await.unwrap();
     rig.store.commit(&session.id, s[1].digest, Some(tag("a")), None).await.unwrap();

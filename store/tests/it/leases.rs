@@ -153,7 +153,7 @@ async fn bytes_that_land_after_the_row_of_their_pack_is_gone_are_removed_by_thei
         let session = store.open_push(&repository()).await.unwrap();
         let error = store.ingest(&session.id, pieces(&stream([blob_frame(&page(1))]), 100)).await.unwrap_err();
         assert!(matches!((&error, lose_answer), (Error::PackLost(_), false) | (Error::Unavailable { .. }, true)), "{error}");
-        assert!(rig.pack_paths().await.is_empty(), "bytes that nobody knows of");
+        assert!(rig.pack_paths().await.is_empty(), "bytes without a record");
     }
 }
 

@@ -724,8 +724,8 @@ async fn the_victim_of_a_deadlock_tries_again() {
     let url = pfr_testkit::postgres::database();
     // Our connection checks for deadlocks once, after this wait. The other connection must be in
     // the deadlock by then.
-    let patience = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''6s''', current_database()); END $$";
-    drop(pfr_testkit::postgres::sql(&url, patience));
+    let timeout = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''6s''', current_database()); END $$";
+    drop(pfr_testkit::postgres::sql(&url, timeout));
     let store = connect(&url).await;
     push(&*store, &[1, 2], "t").await.unwrap();
     let (frames, _) = frames(&[1, 2]);

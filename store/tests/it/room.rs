@@ -71,7 +71,7 @@ async fn the_log_is_cut_after_each_transaction_below_the_floor() {
         push(&store, &snapshot(&[number], vec![]), &format!("t{number}")).await.unwrap();
     }
     let log = || std::fs::metadata(dir.path().join("metadata.sqlite-wal")).unwrap().len();
-    assert!(log() > 0, "there is space: nobody cuts it");
+    assert!(log() > 0, "there is space: the log is not truncated");
     let full = nearly_full(dir.path(), &clock).await;
     full.delete_tag(&repository(), &tag("t0"), None).await.unwrap();
     assert_eq!(log(), 0);

@@ -216,7 +216,8 @@ async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
         }
         assert!(read_back(store.serve(vec![digest]).await.unwrap().pieces).await == whole);
         let all: Vec<Digest> = small.iter().map(|b| Digest::sha256(b)).collect();
-        // Long enough for a place to be free: the next download could be sent in large pieces alone.
+        // Long enough for a place to be free: the next download could be sent in large pieces
+        // alone.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let Served { bytes, pieces } = store.serve(all.clone()).await.unwrap();
         let served: Vec<Bytes> = in_time(pieces.try_collect()).await.unwrap();

@@ -32,7 +32,7 @@ pub enum Tear {
     First(usize),
     /// All bytes after this many. The bytes before them are as they were, or zero.
     Last(usize),
-    /// Only the size of the file: what it added is zero.
+    /// Only the size of the file: the added bytes are zero.
     Size,
 }
 

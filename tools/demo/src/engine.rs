@@ -15,7 +15,7 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::time::{Instant, timeout};
 
 /// How long a running engine may be silent.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An event of an engine.
 #[derive(Debug)]
@@ -134,8 +134,8 @@ impl Engine {
 
     /// The next event.
     pub async fn event(&mut self) -> Result<Event, Failure> {
-        let silent = |_| self.running.failure(ErrorCode::Internal, &format!("said nothing for {PATIENCE:?}"));
-        timeout(PATIENCE, read(&mut self.output, &self.name)).await.map_err(silent)??.map_or_else(|| Err(self.gone()), Ok)
+        let silent = |_| self.running.failure(ErrorCode::Internal, &format!("said nothing for {TIMEOUT:?}"));
+        timeout(TIMEOUT, read(&mut self.output, &self.name)).await.map_err(silent)??.map_or_else(|| Err(self.gone()), Ok)
     }
 
     /// Ends the engine, and waits for its end.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 /// given.
 ///
 /// Parents that are not among the nodes do not count. A circle is cut where it closes: digests make
-/// none, but what is read may lie. Takes memory on the heap only, however long the lineage.
+/// none, but the documents may lie. Takes memory on the heap only, however long the lineage.
 #[must_use]
 pub fn order(nodes: &[(Digest, Vec<Digest>)]) -> Vec<usize> {
     let positions: HashMap<Digest, usize> = nodes.iter().enumerate().rev().map(|(i, (digest, _))| (*digest, i)).collect();

@@ -1,9 +1,12 @@
-"""Whether there is state for a request: asked from a thread of its own, and only while the agent says that something lies ready.
+"""Whether there is state for a request: asked from a thread of its own, and only while the agent
+says that something lies ready.
 
-The agent tells which prefix lengths lie ready. A request is asked for by the keys of its prefixes at these lengths, which are computed
-once. Some states can be used up to a token before their end: if the keys do not tell how far, the tokens are sent. A request that names a
-snapshot is asked for in any case, and the agent begins to make that one ready. In automatic mode the agent looks for each request in its
-store and its registry, by the tokens. The scheduler's thread puts a question into a queue and looks for the answer once a step.
+The agent tells which prefix lengths lie ready. A request is asked for by the keys of its prefixes
+at these lengths, which are computed once. Some states can be used up to a token before their end:
+if the keys do not tell how far, the tokens are sent. A request that names a snapshot is asked for
+in any case, and the agent begins to make that one ready. In automatic mode the agent looks for each
+request in its store and its registry, by the tokens. The scheduler's thread puts a question into a
+queue and looks for the answer once a step.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ log = logging.getLogger("pf_connector")
 _AGAIN = 1.0
 """Seconds after which a state on its way is asked for again without news from the agent."""
 _STAGES = (1024, 16384)
-"""Prefix lengths up to which a long request is asked for first: as a rule another prompt differs early, and then its other keys are not
-computed."""
+"""Prefix lengths up to which a long request is asked for first: as a rule another prompt differs
+early, and then its other keys are not computed."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """Bounds on waiting, in seconds; settings of the connector."""
 
-    patience: float = 1.0
+    answer: float = 1.0
     """For an answer. Then no request waits until the agent answers again."""
     later: float = 60.0
     """For a state that is on its way."""
@@ -48,8 +51,8 @@ class Limits:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Limits:
-        """From the settings `patience`, `later_limit`, `fill_limit`."""
-        given = {"patience": settings.get("patience"), "later": settings.get("later_limit"), "fill": settings.get("fill_limit")}
+        """From the settings `answer_limit`, `later_limit`, `fill_limit`."""
+        given = {"answer": settings.get("answer_limit"), "later": settings.get("later_limit"), "fill": settings.get("fill_limit")}
         return cls(**{name: float(value) for name, value in given.items() if value is not None})
 
 
@@ -126,7 +129,8 @@ class Question:
         self.whole = True
         """Whether the last question had the keys of all lengths that lie ready."""
         self.by_tokens = False
-        """Whether the agent wants the tokens: the keys do not tell where they part from those of a state."""
+        """Whether the agent wants the tokens: the keys do not tell where they part from those of a
+        state."""
         self.of: str | None = None
         """The only snapshot that it wants them for."""
         self.partly = False
@@ -193,7 +197,8 @@ class Asker:
         self._breaker.reset()
 
     def may_ask(self, wanted: str | Search | None = None) -> bool:
-        """Whether something lies ready, or is expected, or the request names a snapshot or is looked for. Costs nothing."""
+        """Whether something lies ready, or is expected, or the request names a snapshot or is
+        looked for. Costs nothing."""
         return (wanted is not None or bool(self._staged.boundaries) or self._staged.expected) and self._member.registered
 
     def ask(self, request: str, tokens: Sequence[int], salt: str, adapter: str | None, wanted: str | Search | None = None) -> Asked | None:
@@ -233,7 +238,7 @@ class Asker:
         elif question.asked is None:
             if now - question.begun > limit:
                 self._give_up(question, became.WAITED_TOO_LONG)
-        elif now - question.asked > self._limits.patience:
+        elif now - question.asked > self._limits.answer:
             self._breaker.failed(now)
             self._give_up(question, became.AGENT_SILENT)
         return question.settled.is_set()
@@ -280,7 +285,7 @@ class Asker:
         lengths.update(ladder(upto))
         keys = [(at, chain.key(at)) for at in sorted(lengths)]
         question.version, question.whole = staged.version, upto == deepest
-        # What the engine has is compared when the blocks are there: it may be equal, and it may not.
+        # The engine's own blocks are compared later, when the others are there: they may differ.
         if question.resume is None:
             future = self._member.submit_encoded(
                 lambda number: encode_match_keys(number, question.length, 0, question.salt, question.adapter, keys)

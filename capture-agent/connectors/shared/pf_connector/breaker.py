@@ -1,4 +1,5 @@
-"""Whether requests wait for the agent. After one that waited in vain none does, until a question has been answered again."""
+"""Whether requests wait for the agent. After one that waited in vain none does, until a question
+has been answered again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Fills that were given up, until the agent says that nothing writes into their blocks any more.
 
-The agent has the memory mapped, and a stopped process goes on where it was: a fill that is late may write at any later time. So its
-blocks stay out of circulation until the agent has answered. If its process has ended, its mapping has too; the answer then comes from
-the next one.
+The agent has the memory mapped, and a stopped process goes on where it was: a fill that is late may
+write at any later time. So its blocks stay out of circulation until the agent has answered. If its
+process has ended, its mapping has too; the answer then comes from the next one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Fences:
         return len(self._fences)
 
     def add(self, restore: str | None, fill: str | None, over: Callable[[], None]) -> None:
-        """Tells the agent to give up the fill of this name. `step` calls `over` when nothing writes into its blocks any more."""
+        """Tells the agent to give up the fill of this name. `step` calls `over` when nothing writes
+        into its blocks any more."""
         self._fences.append(_Fence(restore, fill, over, self._give_up(restore, fill), self._clock() + _AGAIN))
 
     def step(self) -> None:

@@ -1,5 +1,5 @@
 """State of sequences that stays as it is until the agent has copied it, while the engine goes on:
-what is held, for whom, and how long.
+what is held, for which request, and how long.
 
 How an engine holds state is its connector's: vLLM counts one more user of a block, SGLang locks a
 node of its tree. Here are the agent's calls, the bounds on time and room, and the states of

@@ -60,7 +60,7 @@ def configuration(model: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     digest = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     log.info("model configuration: %s", digest)
-    # What differs between two engines is found by comparing these lines.
+    # Comparing these lines shows what differs between two engines.
     log.debug("model configuration in full: %s", text)
     return digest
 
@@ -172,7 +172,8 @@ def _weight_files(place: Path, kinds: Sequence[str]) -> list[Path]:
         named = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(named, dict):
             raise ValueError(f"{index.name} names no files")
-        # Engines load what the index names. A few prefer Mistral's own files if these lie there too.
+        # Engines load what the index names. A few prefer Mistral's own files if these lie there
+        # too.
         return sorted({*(place / str(name) for name in named.values()), *place.glob("consolidated*.safetensors")})
     for kind in kinds:
         if found := sorted(file for file in place.glob(kind) if not file.name.startswith(_TRAINING)):

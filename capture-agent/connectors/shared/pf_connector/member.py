@@ -26,12 +26,14 @@ from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode, receive, sen
 log = logging.getLogger("pf_connector")
 
 Later = Future[Callable[[], dict[str, Any]]]
-"""An answer that comes later: a function that makes it, which runs in the thread that answers calls."""
+"""An answer that comes later: a function that makes it, which runs in the thread that answers
+calls."""
 Verb = Callable[[dict[str, Any]], dict[str, Any] | Later]
 """Answers one of the agent's calls. Raises `Failure` to refuse it."""
 
 MAX_OPEN = 24
-"""Calls that are sent and not answered. The agent refuses more than 32 of one member; further calls wait here."""
+"""Calls that are sent and not answered. The agent refuses more than 32 of one member; further calls
+wait here."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 
@@ -39,8 +41,8 @@ _LONGEST_PAUSE = 5.0
 class Member:
     """One member of one engine.
 
-    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls to functions; `descriptors` go
-    with the registration and stay the caller's.
+    `registration` is the protocol's `Register` without `protocol`; `calls` maps the agent's calls
+    to functions; `descriptors` go with the registration and stay the caller's.
 
     `prepare` runs before each registration, in the member's own thread, and adds to it. It may take
     long, and raises `Failure` while the engine cannot be registered.
@@ -101,8 +103,8 @@ class Member:
         return self._registered.wait(timeout)
 
     def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Makes a call and never waits. The future's exception is a `Failure`; `Lost` if there is no connection, `Full` if too much
-        waits to be sent."""
+        """Makes a call and never waits. The future's exception is a `Failure`; `Lost` if there is
+        no connection, `Full` if too much waits to be sent."""
         return self.submit_encoded(lambda number: encode({"id": number, "call": call, "args": args}))
 
     def submit_encoded(self, message: Callable[[int], bytes]) -> Future[dict[str, Any]]:

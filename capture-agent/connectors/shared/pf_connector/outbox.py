@@ -1,6 +1,7 @@
 """Messages on their way to the agent: taken at once, written by a thread.
 
-An agent that hangs does not read. The kernel buffers a few hundred KiB; after that a write blocks, and no thread of the engine may.
+An agent that hangs does not read. The kernel buffers a few hundred KiB; after that a write blocks,
+and no thread of the engine may.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import threading
 from collections import deque
 
 MAX_WAITING = 4 << 20
-"""Bytes of calls that may wait. A full outbox takes no more: then there is no agent, as far as a request is concerned."""
+"""Bytes of calls that may wait. A full outbox takes no more: then there is no agent, as far as a
+request is concerned."""
 MAX_ANSWERS = 128 << 20
 """Bytes that may wait when an answer is added. A table of 380,000 tokens is about 3 MB."""
 
@@ -27,7 +29,8 @@ class Outbox:
         threading.Thread(target=self._write, name=f"{name}-send", daemon=True).start()
 
     def put(self, message: bytes, limit: int = MAX_WAITING) -> bool:
-        """Takes a message and never waits; `False` if `limit` bytes wait already, or the connection has ended."""
+        """Takes a message and never waits; `False` if `limit` bytes wait already, or the connection
+        has ended."""
         with self._ready:
             # An empty outbox takes anything, so that no single message is too long for it.
             if not self._open or (self._messages and self._waiting + len(message) > limit):
@@ -38,7 +41,8 @@ class Outbox:
         return True
 
     def close(self) -> None:
-        """Drops what waits. The thread ends; the socket must be shut down by its owner, a write may be under way."""
+        """Drops what waits. The thread ends; the socket must be shut down by its owner, a write may
+        be under way."""
         with self._ready:
             self._open = False
             self._messages.clear()

@@ -1,7 +1,9 @@
-"""A pause of an engine: it ends when the agent says so, when the agent goes away, and in any case when it has lasted too long.
+"""A pause of an engine: it ends when the agent says so, when the agent goes away, and in any case
+when it has lasted too long.
 
-An agent that hangs keeps its connection open and says nothing. So each pause has a name and a limit. When the agent wakes up and ends
-the pause, the answer says whether it had held: only then may the agent use what it read.
+An agent that hangs keeps its connection open and says nothing. So each pause has a name and a
+limit. When the agent wakes up and ends the pause, the answer says whether it had held: only then
+may the agent use what it read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _AGAIN = 1.0
 
 
 class Steps:
-    """The steps of a loop, and pauses between them. `limit` bounds, in seconds, how long a call of the agent waits for a step."""
+    """The steps of a loop, and pauses between them. `limit` bounds, in seconds, how long a call of
+    the agent waits for a step."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
@@ -44,7 +47,8 @@ class Steps:
             self._still.release()
 
     def pause(self) -> None:
-        """Begins no step from now on. Raises `Failure` if a step takes too long; nothing has changed then."""
+        """Begins no step from now on. Raises `Failure` if a step takes too long; nothing has
+        changed then."""
         if not self._paused:
             self._wait()
             self._paused = True
@@ -61,7 +65,8 @@ class Steps:
 
 
 class Pause:
-    """Serves the calls `pause` and `resume`, and `on_lost` of a member. `limit` is in seconds; the agent's own limit holds too."""
+    """Serves the calls `pause` and `resume`, and `on_lost` of a member. `limit` is in seconds; the
+    agent's own limit holds too."""
 
     def __init__(self, pause: Callable[[], object], resume: Callable[[], object], limit: float | None = None) -> None:
         self._pause_engine = pause
@@ -108,7 +113,8 @@ class Pause:
         return {}
 
     def end(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Lets the engine go on if it is paused under this name. Answers whether that pause held until a call like this."""
+        """Lets the engine go on if it is paused under this name. Answers whether that pause held
+        until a call like this."""
         name = str(args.get("pause", ""))
         with self._lock:
             if self._name == name:
@@ -145,7 +151,8 @@ class Pause:
             self._insist(name)
 
     def _end(self, name: str) -> None:
-        """Ends the pause of this name; under the lock. Raises if the engine cannot be told, and the pause is as before."""
+        """Ends the pause of this name; under the lock. Raises if the engine cannot be told, and the
+        pause is as before."""
         self._unsure = True
         self._resume_engine()
         if self._watch is not None:

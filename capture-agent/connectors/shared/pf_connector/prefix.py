@@ -1,7 +1,9 @@
-"""Keys of a request's prefixes: the chain `pf-prefix-v1` of the registry (`schema/src/prefix.rs`), computed once and in steps.
+"""Keys of a request's prefixes: the chain `pf-prefix-v1` of the registry (`schema/src/prefix.rs`),
+computed once and in steps.
 
-vLLM has block hashes of its own (`request.block_hashes`), but they are no names outside of the process that made them: by default their
-chain begins with random bytes, the hash is over pickled objects, and there is none for a prefix that ends within a block.
+vLLM has block hashes of its own (`request.block_hashes`), but they are no names outside of the
+process that made them: by default their chain begins with random bytes, the hash is over pickled
+objects, and there is none for a prefix that ends within a block.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def root(fingerprint: bytes, salt: str, adapter: str | None) -> bytes:
 
 
 def ladder(limit: int) -> Iterator[int]:
-    """Lengths up to `limit` whose keys tell roughly where two prefixes part: a block, two, four …"""
+    """Lengths up to `limit` whose keys tell roughly where two prefixes part: a block, two, four,
+    and so on."""
     length = BLOCK
     while length <= limit:
         yield length
@@ -37,14 +40,16 @@ def ladder(limit: int) -> Iterator[int]:
 
 
 class Chain:
-    """Keys of the prefixes of `tokens`, of which those that were looked at must not change. Not for two threads at once."""
+    """Keys of the prefixes of `tokens`, of which those that were looked at must not change. Not for
+    two threads at once."""
 
     def __init__(self, root: bytes, tokens: Sequence[int]) -> None:
         self._tokens = tokens
         self._links = bytearray(root)
 
     def key(self, length: int) -> bytes:
-        """The key of the first `length` tokens. Raises `ValueError`, `OverflowError` for what is no token."""
+        """The key of the first `length` tokens. Raises `ValueError`, `OverflowError` for what is no
+        token."""
         whole, rest = divmod(length, BLOCK)
         self._extend(whole)
         link = bytes(self._links[whole * _WIDTH : (whole + 1) * _WIDTH])

@@ -84,8 +84,8 @@ class Saves:
         budget: dict[str, int] | None = None,
         dropped: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Asks the agent to save a request that is kept. With a budget, even an empty one, the agent may drop it; then `dropped` is
-        called with the reason, on another thread."""
+        """Asks the agent to save a request that is kept. With a budget, even an empty one, the
+        agent may drop it; then `dropped` is called with the reason, on another thread."""
         args: dict[str, Any] = {"ticket": ticket, "sequence": name, "reference": wishes.save, "push": wishes.push}
         if budget is not None:
             args["automatic"] = budget

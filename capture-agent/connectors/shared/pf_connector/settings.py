@@ -1,5 +1,5 @@
-"""The settings that a connector of a serving engine has: `kv_connector_extra_config` in vLLM's `--kv-transfer-config`, `PF_SGLANG` for
-SGLang."""
+"""The settings that a connector of a serving engine has: `kv_connector_extra_config` in vLLM's
+`--kv-transfer-config`, `PF_SGLANG` for SGLang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 TEXTS = ("engine", "socket", "weights")
-SECONDS = ("patience", "later_limit", "fill_limit", "hold_limit", "keep")
+SECONDS = ("answer_limit", "later_limit", "fill_limit", "hold_limit", "keep")
 """Limits, in seconds."""
 SHARES = ("keep_share",)
 """Limits between 0 and 1."""
@@ -17,8 +17,9 @@ NUMBERS = (*SECONDS, *SHARES)
 
 
 def check(given: Mapping[str, Any], place: str, objects: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})) -> dict[str, Any]:
-    """The settings, without those that are null. Every process of the engine checks them. `place` says where the user gives them.
-    `objects` are settings of one engine's connector, each with what checks its value.
+    """The settings, without those that are null. Every process of the engine checks them. `place`
+    says where the user gives them. `objects` are settings of one engine's connector, each with what
+    checks its value.
 
     Raises `ValueError` for an unknown name: the engine does not start, where a misspelled limit
     would have no effect and no message. The same for a limit that is no number, or out of bounds.

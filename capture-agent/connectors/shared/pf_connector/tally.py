@@ -1,4 +1,5 @@
-"""What becomes of requests while a state lies ready: counted, said in the log, and told to the agent."""
+"""What becomes of requests while a state lies ready: counted, said in the log, and told to the
+agent."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ class Full(Lost):
 
 
 def encode_match_keys(number: int, tokens: int, computed: int, salt: str, adapter: str | None, keys: Sequence[tuple[int, bytes]]) -> bytes:
-    """The call `match-keys` as it is sent. `keys` are ascending prefix lengths with their keys of 32 bytes."""
+    """The call `match-keys` as it is sent. `keys` are ascending prefix lengths with their keys of
+    32 bytes."""
     words = [_NUMBERS.pack(MATCH_KEYS, number, tokens, computed), _text(salt)]
     words += [b"\0"] if adapter is None else [b"\1", _text(adapter)]
     words.append(_LENGTH.pack(len(keys)))

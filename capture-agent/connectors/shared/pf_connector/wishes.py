@@ -1,5 +1,5 @@
-"""What a request wants of the agent. It says so in parameters of its own that the server hands on: `kv_transfer_params` of vLLM,
-`custom_params` of SGLang.
+"""What a request wants of the agent. It says so in parameters of its own that the server hands on:
+`kv_transfer_params` of vLLM, `custom_params` of SGLang.
 
 {"pf": {"resume": "team/agent:step-8", "save": "team/agent:step-9", "name": "agent-7", "keep": 30}}
 {"pf": {"user": "alice"}}
@@ -30,7 +30,8 @@ class Wishes:
     name: str | None = None
     """A name for its sequence, beside the request's id."""
     keep: float | None = None
-    """Seconds for which its blocks are kept when it has ended; the engine's setting is the maximum."""
+    """Seconds for which its blocks are kept when it has ended; the engine's setting is the
+    maximum."""
     user: str | None = None
     """For automatic mode: whose request it is."""
     auto: bool = True

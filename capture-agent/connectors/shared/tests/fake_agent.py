@@ -101,10 +101,12 @@ class Link:
         self._came = threading.Condition()
         self._next = 100
         self.reading = threading.Event()
-        """Cleared: it reads nothing more and answers nothing, as a stopped process, and its connection stays open."""
+        """Cleared: it reads nothing more and answers nothing, as a stopped process, and its
+        connection stays open."""
         self.reading.set()
         self.room: int | None = None
-        """Calls that it works on at a time, as the agent does: further ones are refused. `work` answers those that wait."""
+        """Calls that it works on at a time, as the agent does: further ones are refused. `work`
+        answers those that wait."""
         self._waiting: list[dict[str, Any]] = []
         self._working = threading.Lock()
 

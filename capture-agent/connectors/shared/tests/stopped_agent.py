@@ -1,4 +1,5 @@
-"""An agent in a process of its own, to be stopped by a signal: pauses the engine, and ends the pause when a line comes."""
+"""An agent in a process of its own, to be stopped by a signal: pauses the engine, and ends the
+pause when a line comes."""
 
 from __future__ import annotations
 

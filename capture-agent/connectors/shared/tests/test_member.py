@@ -177,7 +177,8 @@ class Connection(unittest.TestCase):
         link.reading.clear()
         begun = time.monotonic()
         futures = [member.submit("match", {"tokens": "x" * 100_000}) for _ in range(200)]
-        # Twenty megabytes: a blocking write would stand still after the kernel's few hundred kilobytes.
+        # Twenty megabytes: a blocking write would stand still after the kernel's few hundred
+        # kilobytes.
         self.assertLess(time.monotonic() - begun, 5)
         refused = [future for future in futures if future.done()]
         self.assertTrue(all(isinstance(future.exception(), Full) for future in refused))

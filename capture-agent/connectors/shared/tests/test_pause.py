@@ -66,7 +66,8 @@ class Pausing(unittest.TestCase):
         self.assertEqual(pause.end({"pause": "b"}), {"held": True})
 
     def expired(self) -> Pause:
-        """A pause that was to end by itself; the engine did not answer when it was told to go on."""
+        """A pause that was to end by itself; the engine did not answer when it was told to go
+        on."""
         self.engine.failures = 1
         pause = self.pause(0.01)
         with self.assertLogs("pf_connector", "WARNING"):
@@ -186,7 +187,7 @@ class Stepping(unittest.TestCase):
             for call in (lambda: pause.begin({"pause": "a", "limit_ms": 60_000}), lambda: steps.between().__enter__()):
                 with self.assertRaisesRegex(Failure, "timeout"):
                     call()
-            # What is owed after a failed pause must not end the step.
+            # An end that is owed after a failed pause must not end the step.
             self.assertEqual(pause.end({"pause": "a"}), {"held": False})
             self.assertTrue(steps._still.locked(), "another step may begin within this one")
         pause.begin({"pause": "b"})

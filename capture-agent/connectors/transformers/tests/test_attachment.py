@@ -123,7 +123,7 @@ class Attached(unittest.TestCase):
         expected = self.run_steps(first, 3)
         self.assertEqual(still, self.highest(expected[0]), "before the step: from a copy")
         self.assertEqual(self.logits("a", captured["boundary"]), still, "after it: as it was")
-        self.assertEqual(self.logits("a", captured["boundary"] + 1), [], "nobody captured there")
+        self.assertEqual(self.logits("a", captured["boundary"] + 1), [], "no capture there")
         captured, _ = self.capture()
         first.append(5)
         self.run_steps(first, 1)

@@ -1,4 +1,5 @@
-"""The logits of first steps: which row of a batch is whose, which step is the one, and what counts. Lists stand for tensors."""
+"""The logits of first steps: which row of a batch is whose, which step is the one, and what counts.
+Lists stand for tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def highest(logits: list[list[float]], row: int, count: int) -> list[tuple[int, 
 
 
 def update(added: Any = (), removed: Any = (), moved: Any = ()) -> Any:
-    """A `BatchUpdate` of vLLM. Added are row, name, tokens of the prompt, list of output, settings."""
+    """A `BatchUpdate` of vLLM. Added are row, name, tokens of the prompt, list of output,
+    settings."""
     rows = [(row, SimpleNamespace(**{"extra_args": {MARK: name}, **given}), [1] * prompt, out) for row, name, prompt, out, given in added]
     return SimpleNamespace(added=rows, removed=removed, moved=[(one, two, SimpleNamespace(name=way)) for one, two, way in moved])
 

@@ -1,4 +1,5 @@
-"""Blocks that are held for captures, and what requests want of the agent. Objects with the same fields stand for vLLM's."""
+"""Blocks that are held for captures, and what requests want of the agent. Objects with the same
+fields stand for vLLM's."""
 
 from __future__ import annotations
 
@@ -421,7 +422,8 @@ class AutomaticSaves(Case):
         return self.ended(one)
 
     def settle(self) -> None:
-        """Every worker has come to each point, and the scheduler has seen what the agent answered."""
+        """Every worker has come to each point, and the scheduler has seen what the agent
+        answered."""
         for _ in range(5):
             for copy in self.step():
                 self.ack(copy)
@@ -627,7 +629,8 @@ class Copies(unittest.TestCase):
         memory = Bytes(range(64))
         pages._bytes = {"kv-0": memory}
         part = {"memory": "kv-0", "bytes": 4}
-        # Two layers with blocks of four bytes, and one state with blocks that lie eight bytes apart.
+        # Two layers with blocks of four bytes, and one state with blocks that lie eight bytes
+        # apart.
         layers = [part | {"offset": 0, "block_stride": 4}, part | {"offset": 16, "block_stride": 4}]
         states = [{"part": part | {"offset": 32, "block_stride": 8}}]
         pages.groups = [{"name": "main", "components": [{"parts": layers}]}, {"name": "state", "states": states}]

@@ -28,7 +28,7 @@ PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), REPOSITO
 
 class Settings(unittest.TestCase):
     def test_known_settings_are_taken_and_null_is_left_out(self) -> None:
-        given = {"engine": "vllm-0", "patience": 2, "fill_limit": "1.5"}
+        given = {"engine": "vllm-0", "answer_limit": 2, "fill_limit": "1.5"}
         self.assertEqual(check({**given, "socket": None}), given)
 
     def test_a_misspelled_setting_is_refused_and_all_settings_are_named(self) -> None:
@@ -60,17 +60,18 @@ class Settings(unittest.TestCase):
                 check({"later_limit": value})
 
     def test_a_limit_out_of_bounds_is_refused_by_name(self) -> None:
-        wrong = {"patience": (-1, "nan", "inf"), "hold_limit": (-0.5, float("inf")), "keep_share": (-0.1, 1.5, "nan", 50)}
+        wrong = {"answer_limit": (-1, "nan", "inf"), "hold_limit": (-0.5, float("inf")), "keep_share": (-0.1, 1.5, "nan", 50)}
         for name, values in wrong.items():
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaisesRegex(ValueError, f"{name} is a "):
                     check({name: value})
-        self.assertEqual(check({"patience": 0, "keep_share": 1}), {"patience": 0, "keep_share": 1})
+        self.assertEqual(check({"answer_limit": 0, "keep_share": 1}), {"answer_limit": 0, "keep_share": 1})
 
 
 class Documentation(unittest.TestCase):
     def configurations(self) -> list[tuple[str, dict[str, Any]]]:
-        """Each `--kv-transfer-config` and each `KVTransferConfig(…)` of the pages, with its page."""
+        """Each `--kv-transfer-config` and each `KVTransferConfig(…)` of the pages, with its
+        page."""
         found = []
         for page in PAGES:
             text = page.read_text()

@@ -198,7 +198,7 @@ class Layouts(unittest.TestCase):
         one, two = (self.pages(Shares(tp, 4), attention(4 // tp, head_size=8)) for tp in (1, 2))
         self.assertEqual(one["layout"], two["layout"])
         self.assertEqual(two["components"][0]["parts"][0]["share"]["share"], {"of": 4, "held": [[0, 2]]})
-        # What the cache has is not what its specification says: the part has no share.
+        # The cache differs from its specification: the part has no share.
         self.assertIn("4 heads", one["uncut"])
         self.assertNotIn("share", one["components"][0]["parts"][0])
 

@@ -174,9 +174,10 @@ BLOCKS = ([0, 0, 9], [1, 2, 3], [0, 0, 6, 7, 8])
 
 
 class Case(unittest.TestCase):
-    """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies ready."""
+    """A scheduler that is connected to an agent that answers as told; one state of 40 tokens lies
+    ready."""
 
-    limits = Limits(patience=1.5, later=0.5, fill=0.2)
+    limits = Limits(answer=1.5, later=0.5, fill=0.2)
     deployment: dict[str, Any] = DEPLOYMENT
     auto: dict[str, Any] | None = None
 
@@ -226,7 +227,8 @@ class Case(unittest.TestCase):
         return tuple([self.pool.blocks[number] for number in row] for row in BLOCKS)
 
     def look(self, one: Any, cached: int) -> int | None:
-        """One look of vLLM at a waiting request of whose tokens `cached` are in its cache; as `Scheduler.schedule` of 0.32."""
+        """One look of vLLM at a waiting request of whose tokens `cached` are in its cache; as
+        `Scheduler.schedule` of 0.32."""
         found = self.scheduler.matched(one, 0 if one.skip_reading_prefix_cache else cached)
         return 0 if one.skip_reading_prefix_cache else found
 
@@ -292,7 +294,7 @@ class Asking(Case):
 
     def test_a_long_prompt_is_asked_for_by_its_beginning_first(self) -> None:
         # Its keys take a while on a busy machine, and this is not about time.
-        self.scheduler._asker._limits = Limits(patience=60, later=60)
+        self.scheduler._asker._limits = Limits(answer=60, later=60)
         boundary, asked = 70_000, self.calls_of
         self.tell(boundary)
         other = request(tokens=boundary + 5, computed=0, name="other")
@@ -300,7 +302,8 @@ class Asking(Case):
         self.assertEqual(self.settled(other), 0)
         self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024])
         self.calls.clear()
-        # As the agent: it knows of a state that is not so deep, and does not know of the deepest without its key.
+        # As the agent: it knows of a state that is not so deep, and does not know of the deepest
+        # without its key.
         shallow = {"match": "ready", "boundary": 512, "restore": "r0"}
         deep = {"match": "ready", "boundary": boundary, "restore": "r1"}
         self.tell(512, boundary)
@@ -477,7 +480,7 @@ class AutomaticMatches(Case):
     """Each new request is looked for, although nothing lies ready."""
 
     auto: Any = {"repository": "agents/{user}", "match_limit": 0.3, "least": 16}
-    limits = Limits(patience=15, later=60, fill=0.2)
+    limits = Limits(answer=15, later=60, fill=0.2)
 
     def setUp(self) -> None:
         super().setUp()
@@ -591,7 +594,7 @@ class Hanging(Case):
         self.assertEqual(self.settled(request(name="second")), 40)
 
     def test_a_step_never_waits_long_for_answers(self) -> None:
-        self.scheduler._asker._limits = Limits(patience=60)
+        self.scheduler._asker._limits = Limits(answer=60)
         self.link.reading.clear()
         begun = time.monotonic()
         for number in range(300):

@@ -170,7 +170,7 @@ impl Device {
         // SAFETY: `device` is the driver's; one integer is written.
         check("describe the GPU", unsafe { sys::cuDeviceGetAttribute(&raw mut multiprocessors, count, device) })?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: as above; what is retained here is released in `drop`.
+        // SAFETY: as above; `drop` releases the context that is retained here.
         check("open the GPU's context", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
         let none: *mut c_void = std::ptr::null_mut();
         // From here on dropping it releases the context, also if something below fails.

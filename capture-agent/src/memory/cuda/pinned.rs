@@ -25,7 +25,7 @@ pub(super) struct PinnedRing {
 // SAFETY: `base` is memory of this process that any thread may touch; regions of it are handed out
 // so that each byte has one owner.
 unsafe impl Send for PinnedRing {}
-// SAFETY: as above; what is shared is behind a lock.
+// SAFETY: as above; shared fields are behind a lock.
 unsafe impl Sync for PinnedRing {}
 
 impl std::fmt::Debug for PinnedRing {

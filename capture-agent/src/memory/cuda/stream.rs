@@ -190,7 +190,7 @@ impl Stream {
         unsafe { self.launch(kernel, (blocks, 256), parameters) }
     }
 
-    /// What is begun from now on waits for the event.
+    /// Work that begins from now on waits for the event.
     pub(super) fn after(&self, event: &Event) -> Result<(), MemoryError> {
         // SAFETY: both live; the context is current.
         check("wait for the engine's event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })

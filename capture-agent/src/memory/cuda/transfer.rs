@@ -72,7 +72,7 @@ impl<'a> Flight<'a> {
                 Ok(())
             }
             Err(error) => {
-                // What was begun of it must end before the region and the tables go.
+                // The part that was begun must end before the region and the tables go.
                 drop(lane.stream.finish());
                 Err(error)
             }

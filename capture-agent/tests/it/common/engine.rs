@@ -495,7 +495,7 @@ impl Link for CoreLink {
     async fn call(&self, call: ToEngine) -> Result<Value, CallError> {
         let name = call.name();
         let harmful = name == "discard" && self.0.watch.is_writing();
-        // What lies ready is told at any time, and changes nothing.
+        // The agent tells at any time what lies ready: nothing changes.
         if name != "staged" {
             self.0.watch.note(Event::Call(if harmful { "discard under a copy" } else { name }));
         }

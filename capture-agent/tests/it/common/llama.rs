@@ -50,7 +50,7 @@ pub struct Inner {
     pub slots: Vec<Vec<u8>>,
     pub busy: Option<u32>,
     pub fault: Fault,
-    /// The form of the cache; what has another one is refused.
+    /// The form of the cache; a file with another one is refused.
     pub form: Option<String>,
     /// A file of that form, for a slot that computes.
     pub computed: Vec<u8>,

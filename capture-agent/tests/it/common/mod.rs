@@ -18,7 +18,7 @@ pub struct Host {
     pub dir: tempfile::TempDir,
 }
 
-/// An agent with a ring of 8 MiB and patience for 10 s.
+/// An agent with a ring of 8 MiB and timeouts of 10 s.
 pub async fn host() -> Host {
     host_with(|_| {}).await
 }

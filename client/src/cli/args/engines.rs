@@ -36,13 +36,13 @@ pub struct Snapshot {
     /// When to push the snapshot
     #[arg(long, value_enum, default_value_t = WhenToPush::Background)]
     pub push: WhenToPush,
-    /// The snapshot that this one follows: a digest, or a reference in the agent's store [default: the one that the sequence was
-    /// last captured as or restored from]
+    /// The snapshot that this one follows: a digest, or a reference in the agent's store [default:
+    /// the one that the sequence was last captured as or restored from]
     #[arg(long, value_name = "REF")]
     pub parent: Option<String>,
     /// Highest logits of the next step to record, compared after a restore; 0 for none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
-    pub oracle: Option<u32>,
+    pub logits: Option<u32>,
     #[command(flatten)]
     pub at: AgentAt,
 }

@@ -34,7 +34,7 @@ pub enum Relative {
 }
 
 impl Relative {
-    /// The complete reference. What it leaves out, the registry too, is taken from `base`.
+    /// The complete reference. Takes parts that it leaves out, the registry too, from `base`.
     pub fn seen_from(&self, base: &Reference) -> Reference {
         match self {
             Self::Same(selector) => Reference { selector: Some(selector.clone()), ..base.clone() },

@@ -25,7 +25,7 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
             WhenToPush::Wait => Push::Wait,
             WhenToPush::Never => Push::Never,
         },
-        oracle: args.oracle,
+        oracle: args.logits,
         parent: args.parent,
     };
     let standing = || Standing::of_phase("capturing");

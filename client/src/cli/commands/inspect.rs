@@ -12,7 +12,7 @@ use pfr_schema::snapshot::{Exactness, TITLE};
 use pfr_schema::tree::{GroupKind, PageTree, TreeSequence};
 use serde::Serialize;
 
-/// Sequences listed for one group; what is more is counted.
+/// Sequences listed for one group; further ones are counted.
 const SEQUENCES_SHOWN: usize = 16;
 
 pub async fn run(context: &mut Context, args: Inspect) -> Result<(), Failure> {
@@ -58,7 +58,7 @@ fn head(out: &mut Out, detail: &SnapshotDetail) -> Result<(), Failure> {
         ("created", text(&config.created)),
     ])?;
     let named = |what: &'static str| move |(key, value): (&String, &serde_json::Value)| (format!("{what} {key}"), value.clone());
-    let more: Vec<(String, String)> = (config.deployment.iter().map(named("deployment")))
+    let more: Vec<(String, String)> = (config.deployment.iter().map(named("configuration")))
         .chain(config.sampling.iter().map(named("sampling")))
         .map(|(key, value)| (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
         .chain(detail.manifest.annotations.iter().map(|(key, value)| (key.clone(), value.clone())))

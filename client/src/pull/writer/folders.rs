@@ -139,7 +139,7 @@ mod tests {
         folders.make(Path::new("blobs/sha256")).unwrap();
         let count = || folders.open.lock().filesystems.len();
         assert_eq!(count(), 1);
-        // Stands for a mount: what is kept open here lies on the file system of /proc.
+        // Stands for a mount: the folder that is kept open lies on the file system of /proc.
         let other = Arc::new(OwnedFd::from(std::fs::File::open("/proc").unwrap()));
         folders.open.lock().kept.insert("blobs".into(), Arc::clone(&other));
         assert!(folders.find(Path::new("blobs/sys")).unwrap().is_some());

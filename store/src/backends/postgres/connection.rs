@@ -25,7 +25,7 @@ use tokio::time::Instant;
 const ACQUIRE: Duration = Duration::from_secs(10);
 /// Maximum attempts of a transaction, and their maximum time.
 const TRIES: u32 = 10;
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// Pauses between attempts.
 const PAUSE: Backoff = Backoff::new(Duration::from_millis(40), Duration::from_secs(2));
 /// A connection that was idle for longer is pinged before use. It must answer within the same time.
@@ -107,7 +107,7 @@ impl Database {
             };
             tries += 1;
             let pause = PAUSE.wait(tries);
-            if !is_worth_another_try(&fail) || tries >= TRIES || started.elapsed() + pause > PATIENCE {
+            if !is_worth_another_try(&fail) || tries >= TRIES || started.elapsed() + pause > TIMEOUT {
                 return Err(tables.explain(fail));
             }
             tracing::debug!(error = %fail, tries, "metadata transaction failed, retrying");
@@ -214,7 +214,7 @@ impl Database {
                 }
             }
             let pause = PAUSE.wait(tries);
-            if started.elapsed() + pause > PATIENCE {
+            if started.elapsed() + pause > TIMEOUT {
                 break;
             }
             tokio::time::sleep(pause).await;

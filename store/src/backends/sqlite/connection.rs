@@ -240,7 +240,7 @@ fn in_savepoint<T>(tx: &mut SqliteTx, job: impl FnOnce(&mut SqliteTx) -> Result<
 
 /// A connection for the writer.
 fn connect(files: Option<&Files>) -> std::result::Result<Connection, files::Failed> {
-    files.map_or_else(files::in_memory, |files| files.connect(files::PATIENCE))
+    files.map_or_else(files::in_memory, |files| files.connect(files::BUSY_TIMEOUT))
 }
 
 /// The writer's thread.

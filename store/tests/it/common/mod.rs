@@ -107,7 +107,8 @@ pub async fn push(store: &Store, snapshot: &Snapshot, name: &str) -> Result<(Ing
     Ok((ingested, committed))
 }
 
-/// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read that failed.
+/// Puts blobs into quarantine where they lie, though nothing is wrong with them: as after a read
+/// that failed.
 pub async fn accuse(store: &Store, digests: &[Digest]) {
     let locations = store.metadata().locate(digests.to_vec()).await.unwrap();
     let damage = digests.iter().zip(locations).map(|(digest, location)| Damage {

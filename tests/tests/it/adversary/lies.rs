@@ -55,7 +55,7 @@ const LIES: &[Lie] = &[
     ("other bytes under the asked name", |d| instead(claim(d[0], Codec::Raw, 5, b"wrong")), 4),
     ("a stream of nothing, well ended", |_| instead(Wire::stream(&[])), 4),
     ("not frames", |_| instead(b"<html><body>It works! This is not a stream of frames.</body></html>".to_vec()), 4),
-    ("frames that nobody asked for, without end", endless_frames, 4),
+    ("frames that were not requested, without end", endless_frames, 4),
     ("noughts without end", |_| Fate::Endless(vec![0; 64 << 10]), 4),
     (
         "an exabyte",
@@ -79,7 +79,7 @@ fn check(lie: &Lie, of_pages: bool, into_directory: bool, registry: &str) -> Res
     });
     let host = Pf::new(&liar.url);
     let output = pull(&host, into_directory);
-    assert!(liar.struck() > 0, "{what}: nobody asked");
+    assert!(liar.struck() > 0, "{what}: no request came");
     nothing_published(&host, &host.path("out"), &what);
     assert!(output.peak_memory < MEMORY, "{what}: {} MiB", output.peak_memory >> 20);
     let said = output.stderr.starts_with("error: ") && output.stdout.is_empty();
@@ -145,7 +145,7 @@ fn well_formed_frames_of_forged_bytes_are_refused_by_their_digests() {
             let what = format!("request {nth} for frames, into a {}", if into_directory { "directory" } else { "store" });
             if liar.struck() == 0 {
                 // There are fewer requests.
-                assert!(nth >= 4, "{what}: nobody asked");
+                assert!(nth >= 4, "{what}: no request came");
                 assert_eq!(output.code, 0, "{what}: {output:?}");
                 continue;
             }
@@ -177,7 +177,7 @@ fn answers_that_are_not_the_protocols_are_refused_and_nothing_is_published() {
         let liar = front(&registry.url(), move |seen: &Seen| if is_snapshot(seen) { fate() } else { Fate::Pass });
         let host = Pf::new(&liar.url);
         let output = pull(&host, false);
-        assert!(liar.struck() > 0, "{name}: nobody asked");
+        assert!(liar.struck() > 0, "{name}: no request came");
         nothing_published(&host, &host.path("out"), name);
         assert!(output.peak_memory < MEMORY, "{name}: {} MiB", output.peak_memory >> 20);
         if output.code != code || !output.stderr.starts_with("error: ") {
@@ -270,7 +270,7 @@ fn a_push_to_a_registry_that_lies_ends_without_a_panic_and_never_says_it_was_sto
         let host = Pf::new(&liar.url);
         let (tag, text) = (format!("a:lied-to-{i}"), String::from_utf8_lossy(body));
         let output = host.run(&["push", dir.arg(), &tag]);
-        assert!(liar.struck() > 0, "{text}: nobody asked");
+        assert!(liar.struck() > 0, "{text}: no request came");
         assert!([0, 1, 4, 5, 7].contains(&output.code) && !output.stderr.contains("panicked"), "{end} {text}: {output:?}");
         if output.code == 0 {
             pf.run(&["verify", &tag]).ok();

@@ -41,7 +41,7 @@ fn given_tokens_find_the_deepest_snapshot_under_both_keys_or_the_reason_why_not(
     let file = tokens_file(&host, "tokens.json", &all);
     let other = format!("sha256:{}", "0".repeat(64));
     let output = host.pf.run(&["match", "team/agent", "--tokens", &file, "--fingerprint", &other, "--json"]);
-    assert!(output.code == 5 && output.stdout.contains("fingerprint"), "{output:?}");
+    assert!(output.code == 5 && output.stdout.contains("another engine configuration"), "{output:?}");
 }
 
 #[test]

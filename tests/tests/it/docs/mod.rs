@@ -11,11 +11,14 @@ mod page;
 mod programs;
 mod shell;
 mod usage;
+mod width;
 
 use compare::compare;
-use page::{Mark, Page, all};
+use page::{Mark, Page, REASONS, all, root};
+use pfr_tests::skip;
 use shell::Shell;
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use usage::Helps;
 
@@ -27,6 +30,9 @@ static PORTS: Mutex<()> = Mutex::new(());
 fn run(name: &str) {
     let _ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
     let page = Page::read(name);
+    if ["python3 ", shell::BEHIND_TLS].iter().any(|word| page.is_run_by(word)) && !has_python() {
+        return skip("python", &format!("{name} wants Python 3.11 or newer as python3"));
+    }
     let mut shell: Option<Shell> = None;
     for block in &page.blocks {
         match (&block.mark, &shell) {
@@ -54,6 +60,11 @@ fn run(name: &str) {
     }
 }
 
+fn has_python() -> bool {
+    let check = ["-c", "import sys; sys.exit(sys.version_info < (3, 11))"];
+    Command::new("python3").args(check).status().is_ok_and(|status| status.success())
+}
+
 fn says_how(page: &Page) -> bool {
     page.blocks.iter().flat_map(|block| &block.steps).any(|step| step.command.starts_with("export PATH="))
 }
@@ -71,10 +82,15 @@ pages! {
     the_concepts_work_as_written: "docs/concepts.md",
     the_api_guide_works_as_written: "docs/api.md",
     the_page_on_capture_works_as_written: "docs/capture.md",
+    the_page_on_connectors_works_as_written: "docs/connectors.md",
+    the_page_on_the_fault_harness_works_as_written: "tests/faults/README.md",
     the_page_on_the_command_line_works_as_written: "docs/cli.md",
     the_page_on_mirroring_works_as_written: "docs/mirroring.md",
     the_page_on_operations_works_as_written: "docs/operations.md",
+    the_page_on_performance_works_as_written: "docs/performance.md",
+    the_page_on_scaling_works_as_written: "docs/scaling.md",
     the_page_on_the_service_works_as_written: "docs/service.md",
+    the_page_on_testing_works_as_written: "docs/testing.md",
     the_page_on_troubleshooting_works_as_written: "docs/troubleshooting.md",
 }
 
@@ -87,10 +103,11 @@ fn every_page_with_commands_is_run() {
 #[test]
 fn commands_that_are_not_run_are_listed_and_exist() {
     let mut helps = Helps::default();
-    let mut faults = Vec::new();
+    let (mut faults, mut reasons) = (Vec::new(), BTreeSet::new());
     for page in all() {
         for block in &page.blocks {
-            let Mark::NotRun(reason) = &block.mark else { continue };
+            let Mark::NotRun(reason) = block.mark else { continue };
+            reasons.insert(reason);
             println!("{}:{} is not run: {reason}", page.name, block.line);
             for step in &block.steps {
                 println!("    $ {}", step.command);
@@ -99,6 +116,16 @@ fn commands_that_are_not_run_are_listed_and_exist() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert_eq!(reasons, BTreeSet::from(REASONS), "a reason that no block has is no reason any more");
+}
+
+#[test]
+fn the_page_on_testing_lists_why_commands_are_not_run() {
+    let text = std::fs::read_to_string(root().join("docs/testing.md")).unwrap();
+    let (_, section) = text.split_once("## Commands on the pages").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let listed: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    assert_eq!(listed, REASONS);
 }
 
 #[test]
@@ -121,7 +148,7 @@ fn every_link_leads_somewhere() {
 
 #[test]
 fn the_overview_of_commands_is_complete() {
-    let text = std::fs::read_to_string(page::root().join("docs/cli.md")).unwrap();
+    let text = std::fs::read_to_string(root().join("docs/cli.md")).unwrap();
     let listed: BTreeSet<String> = text.lines().filter_map(|line| line.strip_prefix("pf ")?.split(' ').next()).map(str::to_owned).collect();
     let mut helps = Helps::default();
     let mut there = helps.of(&["pf".to_owned()]).commands.clone();

@@ -8,17 +8,32 @@
 //! |---|---|
 //! | nothing | after the blocks before it on the page, in the same shell |
 //! | `fresh` | in a new environment |
-//! | `not-run: REASON` | not at all |
+//! | `not-run: REASON` | not at all; [`REASONS`] lists all reasons |
+//!
+//! A block between `<!-- console` and `-->` is run like any other, and readers do not see it. It
+//! makes what a page takes for granted.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+
+/// Why a block is not run. docs/testing.md says what stands in for such blocks.
+pub const REASONS: [&str; 7] = [
+    "builds the programs",
+    "runs the checks themselves",
+    "needs the network",
+    "needs an engine",
+    "needs a domain name",
+    "needs systemd as process 1",
+    "takes minutes to hours",
+];
 
 /// How a block is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
     Run,
     Fresh,
-    NotRun(String),
+    /// One of [`REASONS`].
+    NotRun(&'static str),
 }
 
 /// One command, and the output that is shown.
@@ -74,7 +89,7 @@ impl Page {
         let mut page = Self { name: name.to_owned(), blocks: Vec::new(), spans: Vec::new() };
         let mut lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
         while let Some((line, text)) = lines.next() {
-            let Some(info) = text.trim_start().strip_prefix("```") else {
+            let Some((info, end)) = opening(text.trim_start()) else {
                 page.spans.extend(spans(text).map(|span| (line, span.to_owned())));
                 continue;
             };
@@ -83,7 +98,7 @@ impl Page {
             loop {
                 let (n, text) = lines.next().ok_or(Fault { line, what: "the block has no end".into() })?;
                 let text = text.get(indent..).unwrap_or(text.trim_start());
-                if text.starts_with("```") {
+                if text.starts_with(end) {
                     break;
                 }
                 content.push((n, text));
@@ -95,8 +110,20 @@ impl Page {
 
     /// Whether anything on it is run.
     pub fn is_run(&self) -> bool {
-        self.blocks.iter().any(|block| !matches!(block.mark, Mark::NotRun(_)))
+        self.is_run_by("")
     }
+
+    /// Whether a command that is run contains `word`.
+    pub fn is_run_by(&self, word: &str) -> bool {
+        let run = self.blocks.iter().filter(|block| !matches!(block.mark, Mark::NotRun(_)));
+        run.flat_map(|block| &block.steps).any(|step| step.command.contains(word))
+    }
+}
+
+/// What a line says of the block that it opens, and what closes that block.
+fn opening(text: &str) -> Option<(&str, &str)> {
+    let seen = text.strip_prefix("```").map(|info| (info, "```"));
+    seen.or_else(|| text.strip_prefix("<!-- ").filter(|info| info.starts_with("console")).map(|info| (info, "-->")))
 }
 
 fn block(line: usize, info: &str, content: &[(usize, &str)]) -> Result<Option<Block>, Fault> {
@@ -111,8 +138,10 @@ fn block(line: usize, info: &str, content: &[(usize, &str)]) -> Result<Option<Bl
     let mark = match word.split_once(':') {
         None if word.is_empty() => Mark::Run,
         None if word == "fresh" => Mark::Fresh,
-        Some(("not-run", reason)) if !reason.trim().is_empty() => Mark::NotRun(reason.trim().to_owned()),
-        _ if word.starts_with("not-run") => return Err(Fault { line, what: "`not-run` needs a reason: `not-run: REASON`".into() }),
+        Some(("not-run", given)) => match REASONS.iter().find(|reason| **reason == given.trim()) {
+            Some(reason) => Mark::NotRun(reason),
+            None => return Err(Fault { line, what: format!("{:?} is no reason; {REASONS:?} are", given.trim()) }),
+        },
         _ => return Err(Fault { line, what: format!("{word:?} is neither `fresh` nor `not-run: REASON`") }),
     };
     let mut steps: Vec<Step> = Vec::new();
@@ -143,6 +172,11 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
 
 /// Every Markdown file of the repository, sorted.
 pub fn all() -> Vec<Page> {
+    files(|name| name.ends_with(".md")).iter().map(|name| Page::read(name)).collect()
+}
+
+/// Files of the repository whose last component fits, relative to it, sorted.
+pub fn files(fits: impl Fn(&str) -> bool) -> Vec<String> {
     let mut names = Vec::new();
     let mut stack = vec![PathBuf::new()];
     while let Some(dir) = stack.pop() {
@@ -156,13 +190,13 @@ pub fn all() -> Vec<Page> {
             let kind = entry.file_type().unwrap();
             if kind.is_dir() {
                 stack.push(path);
-            } else if kind.is_file() && name.ends_with(".md") {
+            } else if kind.is_file() && fits(&name) {
                 names.push(path.to_str().unwrap().to_owned());
             }
         }
     }
     names.sort();
-    names.iter().map(|name| Page::read(name)).collect()
+    names
 }
 
 #[cfg(test)]
@@ -187,9 +221,9 @@ mod tests {
 
     #[test]
     fn a_block_that_is_not_run_says_why() {
-        assert_eq!(one("```console not-run: needs a GPU\n$ x\n```").unwrap().mark, Mark::NotRun("needs a GPU".into()));
+        assert_eq!(one("```console not-run: needs an engine\n$ x\n```").unwrap().mark, Mark::NotRun("needs an engine"));
         assert_eq!(one("```sh fresh\n$ x\n```").unwrap().mark, Mark::Fresh);
-        for info in ["not-run", "not-run:", "not-run:  ", "ignore", "no-run: typo"] {
+        for info in ["not-run", "not-run:", "not-run:  ", "not-run: on a whim", "ignore", "no-run: needs an engine"] {
             let fault = one(&format!("```console {info}\n$ x\n```")).unwrap_err();
             assert_eq!(fault.line, 1, "{info}: {fault}");
         }
@@ -204,6 +238,13 @@ mod tests {
         assert_eq!(one("```console\npf ls\n```").unwrap_err().line, 2);
         assert_eq!(one("```console\n$ x\n").unwrap_err().line, 1);
         assert_eq!(one("```console\n$ x ; y\n```").unwrap_err().line, 2);
+    }
+
+    #[test]
+    fn blocks_that_readers_do_not_see_are_found() {
+        let block = one("<!-- console fresh\n$ a\n-->\n").unwrap();
+        assert_eq!((block.mark, block.steps[0].command.as_str()), (Mark::Fresh, "a"));
+        assert!(Page::parse("x.md", "<!-- a remark: `$ a` -->\n").unwrap().blocks.is_empty());
     }
 
     #[test]

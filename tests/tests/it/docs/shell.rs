@@ -1,11 +1,14 @@
 //! A machine like a reader's: a shell with an empty home, in a checkout whose programs are built.
-//! It reaches no other machine: `127.0.0.1` of the pages becomes an address of this process, and
-//! their database and bucket become those of the test servers.
+//! It reaches no other machine: `127.0.0.1` of the pages becomes an address of this process, their
+//! database and bucket become those of the test servers, and their host with TLS becomes a proxy on
+//! loopback.
 
 use super::page::{Step, root};
 use pfr_testkit::{postgres, s3};
 use pfr_tests::{binary, own_address};
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -20,11 +23,18 @@ const LIMIT: Duration = Duration::from_secs(120);
 const HOME: &str = "/home/you";
 /// The address on the pages.
 const LOOPBACK: &str = "127.0.0.1";
-/// Another host's registry, on the pages.
-const OTHER_HOST: &str = "http://registry:";
+/// Registries of other hosts, on the pages.
+const OTHER_HOSTS: [&str; 2] = ["http://registry:", "http://machine-a:"];
+/// All addresses of this machine, and the option that allows them.
+const ANYWHERE: &str = "0.0.0.0:";
+const INSECURE: &str = "--insecure-listen-anywhere";
 /// The database and the bucket of the pages.
 const DATABASE: &str = "postgres://pf@db/pf";
 const BUCKET: &str = "s3://bucket/prefix";
+/// A registry behind a proxy with TLS, on the pages, and how they give the token for it.
+pub const BEHIND_TLS: &str = "https://registry.example.com";
+const TOKEN: &str = "PF_TOKEN=…";
+const TOKEN_FILE: &str = "/etc/pf/token";
 
 /// A shell that keeps its state from step to step.
 pub struct Shell {
@@ -36,12 +46,47 @@ pub struct Shell {
     code: i32,
     address: String,
     servers: Option<Servers>,
+    proxy: Option<Proxy>,
 }
 
 struct Servers {
     database: String,
     bucket: String,
     s3: s3::Server,
+}
+
+/// A proxy with TLS and a token before the registry of the pages.
+struct Proxy {
+    process: Child,
+    url: String,
+}
+
+impl Proxy {
+    const SECRET: &str = "a-token";
+
+    fn start(registry: &str) -> Self {
+        let arguments = [file("tls_proxy.py"), Self::certificate(), Self::SECRET.into(), registry.into()];
+        let mut process = Command::new("python3").args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut port = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut port).unwrap();
+        Self { process, url: format!("https://localhost:{}", port.trim()) }
+    }
+
+    fn certificate() -> PathBuf {
+        file("localhost.pem")
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// A file beside this one.
+fn file(name: &str) -> PathBuf {
+    root().join("tests/tests/it/docs").join(name)
 }
 
 /// The result of a step.
@@ -84,7 +129,7 @@ impl Shell {
         let stdout = BufReader::new(bash.stdout.take().unwrap());
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let input = bash.stdin.take().unwrap();
-        Self { dir, bash, input, codes, steps: 0, code: 0, address, servers: None }
+        Self { dir, bash, input, codes, steps: 0, code: 0, address, servers: None, proxy: None }
     }
 
     /// Puts a directory first on the path, as the first lines of the quick start do.
@@ -128,7 +173,12 @@ impl Shell {
 
     /// A command with this machine's addresses in place of those on the page.
     fn put_in(&mut self, command: &str) -> String {
-        let mut command = command.replace(OTHER_HOST, &format!("http://{LOOPBACK}:")).replace(LOOPBACK, &self.address);
+        let local = |command: String, host: &&str| command.replace(host, &format!("http://{LOOPBACK}:"));
+        let mut command = OTHER_HOSTS.iter().fold(command.to_owned(), local);
+        if command.contains(INSECURE) {
+            command = command.replace(ANYWHERE, &format!("{LOOPBACK}:"));
+        }
+        command = command.replace(LOOPBACK, &self.address);
         if command.contains(DATABASE) || command.contains(BUCKET) {
             let servers = self.servers.get_or_insert_with(|| {
                 let s3 = s3::Server::shared();
@@ -138,6 +188,16 @@ impl Shell {
             let exports: String = servers.s3.env().iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
             command = format!("{exports}{}", command.replace(DATABASE, &servers.database).replace(BUCKET, &bucket));
         }
+        if command.contains(BEHIND_TLS) {
+            let proxy = self.proxy.get_or_insert_with(|| Proxy::start(&format!("{}:5077", self.address)));
+            let token = self.dir.path().join("token");
+            std::fs::write(&token, Proxy::SECRET).unwrap();
+            std::fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+            let command_here = command.replace(BEHIND_TLS, &proxy.url).replace(TOKEN, &format!("PF_TOKEN={}", Proxy::SECRET));
+            let certificate = Proxy::certificate();
+            command =
+                format!("export SSL_CERT_FILE='{}'\n{}", certificate.display(), command_here.replace(TOKEN_FILE, token.to_str().unwrap()));
+        }
         command
     }
 
@@ -146,6 +206,7 @@ impl Shell {
         let text = String::from_utf8_lossy(&std::fs::read(out).unwrap_or_default()).into_owned();
         let home = self.dir.path().join("home");
         let text = text.replace(home.to_str().unwrap(), HOME).replace(&self.address, LOOPBACK);
+        let text = self.proxy.iter().fold(text, |text, proxy| text.replace(&proxy.url, BEHIND_TLS));
         match &self.servers {
             Some(servers) => text.replace(&servers.database, DATABASE).replace(&format!("s3://{}/prefix", servers.bucket), BUCKET),
             None => text,

@@ -65,7 +65,7 @@ fn pushes_survive_kills(rounds: u64) {
             assert_eq!(tags.get(name), Some(digest), "round {round}, {victim:?}: {name} was acknowledged");
         }
         for (name, digest) in tags.iter().filter(|(name, _)| !acknowledged.contains_key(*name)) {
-            assert_eq!(*name, tag, "round {round}: a tag nobody pushed");
+            assert_eq!(*name, tag, "round {round}: a tag that was not pushed");
             lost_answers += u64::from(!succeeded);
             pf.run(&["verify", &format!("{REPOSITORY}@{digest}")]).ok();
         }

@@ -105,8 +105,8 @@ fn a_file_system_that_turns_itself_read_only_costs_nothing_that_was_acknowledged
     let before = pf.visible();
     disk.fail();
     // SQLite maps its shared memory from a file: the system may end the process (SIGBUS) when that
-    // can no longer be written. Either way this push is not acknowledged, and what was is there
-    // afterwards.
+    // can no longer be written. Either way this push is not acknowledged; acknowledged ones are
+    // there afterwards.
     let output = pf.run(&["push", second.arg(), "a:second", "--retries", "1"]);
     assert_eq!(output.code, 7, "{output:?}");
     registry.kill();

@@ -53,7 +53,7 @@ fn a_client_that_cannot_reach_the_bucket_gets_everything_from_the_registry() {
     let far = Pf::new(&registry.url());
     far.run(&["pull", "a:t", far.path("out").to_str().unwrap()]).ok();
     assert_same(&far.path("out"), &dir.path);
-    assert!(registry.metric("pf_frames_redirected_bytes_total") > 0.0, "nobody was sent to the bucket");
+    assert!(registry.metric("pf_frames_redirected_bytes_total") > 0.0, "no client was sent to the bucket");
     assert!(registry.metric("pf_frames_sent_bytes_total") >= bytes());
 }
 

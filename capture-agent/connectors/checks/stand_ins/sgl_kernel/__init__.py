@@ -1,5 +1,5 @@
-"""Stands in for SGLang's kernel package, whose build for CPUs wants AVX-512. SGLang imports names of it; with
-`--attention-backend torch_native` and a plain model it calls none."""
+"""Stands in for SGLang's kernel package, whose build for CPUs wants AVX-512. SGLang imports names
+of it; with `--attention-backend torch_native` and a plain model it calls none."""
 
 from __future__ import annotations
 

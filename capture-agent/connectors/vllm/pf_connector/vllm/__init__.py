@@ -21,7 +21,7 @@ __all__ = ["PfConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    # What is imported from here needs neither vLLM nor torch.
+    # Modules that are imported from here need neither vLLM nor torch.
     if name == "PfConnector":
         from . import interface
 

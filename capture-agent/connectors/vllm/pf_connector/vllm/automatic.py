@@ -1,6 +1,8 @@
-"""Automatic mode: every turn that has ended is saved, and every new request is looked for, without a wish of the request.
+"""Automatic mode: every turn that has ended is saved, and every new request is looked for, without
+a wish of the request.
 
-It is off unless the setting `auto` is there. The budget of bytes is the agent's to keep, since only the agent knows which bytes are new.
+It is off unless the setting `auto` is there. The budget of bytes is the agent's to keep, since only
+the agent knows which bytes are new.
 """
 
 from __future__ import annotations

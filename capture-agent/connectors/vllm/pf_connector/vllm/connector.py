@@ -105,7 +105,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No request waits for a snapshot. One that is preempted leaves the blocks that are held."""
+        """No request waits for a snapshot. One that is preempted leaves the blocks that are
+        held."""
         return False
 
     def shutdown(self) -> None:
@@ -140,7 +141,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.allocated(request, blocks.blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """What the workers load from this step on, what they give up, and what they copy before it."""
+        """What the workers load from this step on, what they give up, and what they copy before
+        it."""
         loads, late = self._scheduler.step()
         return PfMetadata(loads, late, self._scheduler.copies(getattr(scheduler_output, "new_block_ids_to_zero", None)))
 
@@ -149,7 +151,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.holds.waiting
 
     def has_pending_block_frees(self) -> bool:
-        """vLLM lacks blocks for a running request: whether it gets some in the next step without stopping another one."""
+        """vLLM lacks blocks for a running request: whether it gets some in the next step without
+        stopping another one."""
         return self._scheduler.holds.make_room()
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -164,7 +167,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.filled(name, name in failed)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may be freed at once: those that are held have one more user. And what the response says."""
+        """Blocks may be freed at once: those that are held have one more user. And what the
+        response says."""
         return False, self._scheduler.finish(request)
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
@@ -179,7 +183,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.register(self._kv_cache_config, kv_caches, layers)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Comes before each step's forward pass, on its stream: now memory is as the step before has left it."""
+        """Comes before each step's forward pass, on its stream: now memory is as the step before
+        has left it."""
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, PfMetadata) and connector_metadata.copies:
             self._worker.copy(connector_metadata.copies)
@@ -196,7 +201,8 @@ class PfConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Copies that are done, why loads have failed, if the scheduler can do better, and what first steps showed."""
+        """Copies that are done, why loads have failed, if the scheduler can do better, and what
+        first steps showed."""
         copied, differing, compared = self._worker.copied(), self._worker.differing(), self._worker.compared()
         return PfWorkerMetadata(copied, differing, compared) if copied or differing or compared else None
 

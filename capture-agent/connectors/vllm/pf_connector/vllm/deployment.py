@@ -57,8 +57,8 @@ def deployment(vllm_config: Any) -> dict[str, Any]:
     """What must be equal for a restore and is known at once.
 
     Only settings that every process of the engine sees alike: the agent refuses members that
-    differ. What workers resolve themselves (attention backend, block sizes, cache layout) is in
-    the layout of the groups.
+    differ. The layout of the groups has what workers resolve themselves (attention backend,
+    block sizes, cache layout).
     """
     import torch
 

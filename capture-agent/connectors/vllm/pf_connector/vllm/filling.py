@@ -1,7 +1,8 @@
 """Fills under way, each with a time limit.
 
-A fill that is late must not keep its request waiting, and the agent may still write. So its blocks are taken out of circulation before
-vLLM may give them to another request, and come back when nothing writes there any more (`pf_connector.fence`).
+A fill that is late must not keep its request waiting, and the agent may still write. So its blocks
+are taken out of circulation before vLLM may give them to another request, and come back when
+nothing writes there any more (`pf_connector.fence`).
 """
 
 from __future__ import annotations

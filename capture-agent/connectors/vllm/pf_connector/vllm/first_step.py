@@ -1,7 +1,7 @@
 """The first step after a capture, and after a restore: equal logits prove the resume end to end.
 
-vLLM shows logits to logits processors only, so this is there if the server has ours (`logits.py`). It compares, and cannot prevent: vLLM
-samples in the same step.
+vLLM shows logits to logits processors only, so this is there if the server has ours (`logits.py`).
+It compares, and cannot prevent: vLLM samples in the same step.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK = "pf_request"
-"""Key in `SamplingParams.extra_args` under which a worker finds the name of a request: vLLM does not tell it to logits processors."""
+"""Key in `SamplingParams.extra_args` under which a worker finds the name of a request: vLLM does
+not tell it to logits processors."""
 CLASS = "pf_connector.vllm.logits:FirstStep"
 """What the server is given as `--logits-processors`."""
 
 _TOP = 256
 """Logits kept of a captured step."""
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 """Seconds that the agent waits for a step."""
 _MOST = 1024
 """Requests of which something is kept; some go away and are never asked for."""
@@ -66,10 +67,11 @@ class _Row:
 
 
 class FirstSteps:
-    """The steps that are looked at. `rows` and `step` are called by the engine's thread, the others by those that answer the agent too.
+    """The steps that are looked at. `rows` and `step` are called by the engine's thread, the others
+    by those that answer the agent too.
 
-    `highest(logits, row, count)` are the highest logits of a row. A step of several requests counts only with `invariant` kernels:
-    otherwise its bits depend on who else is in it.
+    `highest(logits, row, count)` are the highest logits of a row. A step of several requests counts
+    only with `invariant` kernels: otherwise its bits depend on the other requests in it.
     """
 
     def __init__(self, highest: Callable[[Any, int, int], Top], invariant: bool) -> None:
@@ -140,18 +142,20 @@ class FirstSteps:
             self._changed.notify_all()
 
     def compared(self) -> list[tuple[str, str, bool]]:
-        """What was compared since the last call: request, state, and whether the logits are equal."""
+        """What was compared since the last call: request, state, and whether the logits are
+        equal."""
         with self._changed:
             found, self._compared = self._compared, []
         return found
 
     def oracle(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The agent's call `oracle`. Waits for the step; without one, or beside other requests, there are no logits.
+        """The agent's call `oracle`. Waits for the step; without one, or beside other requests,
+        there are no logits.
 
         A request that had ended when it was captured is not watched."""
         name, boundary = args["sequence"], int(args["boundary"])
         with self._changed:
-            self._changed.wait_for(lambda: name in self._given or name not in self._wanted, _PATIENCE)
+            self._changed.wait_for(lambda: name in self._given or name not in self._wanted, _TIMEOUT)
             self._wanted.pop(name, None)
             found, top = self._given.pop(name, (boundary, []))
         return {"boundary": boundary, "top": top[: int(args["top"])] if found == boundary else []}

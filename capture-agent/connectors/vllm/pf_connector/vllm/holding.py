@@ -1,9 +1,10 @@
 """State of sequences that stays as it is until the agent has copied it, while vLLM goes on.
 
-A block is held by counting one more user of it in vLLM's block pool: vLLM gives it to no other request, whatever becomes of its own, and
-needs no step to free it. Sealed blocks are held where they are. The last, partly filled block and the recurrent state are overwritten by
-the next step: the workers copy them to other blocks before that step's forward pass, when memory is at rest at this token position. A
-request that has ended overwrites nothing any more: its own blocks are held.
+A block is held by counting one more user of it in vLLM's block pool: vLLM gives it to no other
+request, whatever becomes of its own, and needs no step to free it. Sealed blocks are held where
+they are. The last, partly filled block and the recurrent state are overwritten by the next step:
+the workers copy them to other blocks before that step's forward pass, when memory is at rest at
+this token position. A request that has ended overwrites nothing any more: its own blocks are held.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .layout import Group, columns
 
 @dataclass
 class Copy:
-    """What every worker copies before a step: pairs of blocks by group. Without a pair it only tells when it has come to this step."""
+    """What every worker copies before a step: pairs of blocks by group. Without a pair it only
+    tells when it has come to this step."""
 
     key: str
     pairs: list[tuple[str, int, int]] = field(default_factory=list)
@@ -35,7 +37,8 @@ class Copy:
 
 
 class Holds(holding.Holds):
-    """The blocks of a vLLM engine that are held; further arguments as `pf_connector.holding.Holds`."""
+    """The blocks of a vLLM engine that are held; further arguments as
+    `pf_connector.holding.Holds`."""
 
     def __init__(
         self,
@@ -61,8 +64,8 @@ class Holds(holding.Holds):
     # The scheduler's thread.
 
     def keep(self, request: Any, *, seconds: float, saving: str | None = None, automatic: bool = False) -> int:
-        """Keeps the state of a request that has ended, for some seconds or until the agent has saved it. Returns its token position.
-        Raises `Unsupported`."""
+        """Keeps the state of a request that has ended, for some seconds or until the agent has
+        saved it. Returns its token position. Raises `Unsupported`."""
         known, boundary = len(request.all_token_ids), int(request.num_computed_tokens)
         if boundary > known:
             # A step in flight computes a token that was never chosen.
@@ -80,7 +83,8 @@ class Holds(holding.Holds):
         return boundary
 
     def step(self, zeroed: Any = None) -> list[Copy]:
-        """Once a step, after vLLM has scheduled it: what the workers copy before it. `zeroed` are blocks that they clear first."""
+        """Once a step, after vLLM has scheduled it: what the workers copy before it. `zeroed` are
+        blocks that they clear first."""
         if self.idle and not self._new:
             return []
         wanted = self._begin()
@@ -117,7 +121,8 @@ class Holds(holding.Holds):
         return table.sequence(state.request, state.boundary, state.blocks)
 
     def _held(self, request: Any, boundary: int, moved: Sequence[Group] = ()) -> tuple[dict[str, list[int]], list[Any]]:
-        """Block ids by group and column, and the blocks among them that are not null, without the last one of groups in `moved`."""
+        """Block ids by group and column, and the blocks among them that are not null, without the
+        last one of groups in `moved`."""
         rows = self._manager.get_blocks(request.request_id).blocks
         blocks = columns(self._groups, tuple([block.block_id for block in row] for row in rows), boundary)
         held = []
@@ -130,8 +135,8 @@ class Holds(holding.Holds):
         return blocks, held
 
     def _take(self, want: Wanted, zeroed: set[int]) -> Copy | None:
-        """Holds the state of a running request at the position before this step; `None` if that is not possible in this step, or no
-        copy is needed."""
+        """Holds the state of a running request at the position before this step; `None` if that is
+        not possible in this step, or no copy is needed."""
         request = want.request
         boundary = int(request.num_computed_tokens)
         # Tokens of a step in flight may be refused when it has ended.

@@ -148,7 +148,8 @@ class Pages:
         return described
 
     def _share(self, described: dict[str, Any], names: list[str], specs: list[Any]) -> None:
-        """Adds which part of each layer this rank holds. Raises `Uncut`, and has added nothing then."""
+        """Adds which part of each layer this rank holds. Raises `Uncut`, and has added nothing
+        then."""
         blocks = int(self._config.num_blocks)
         if "states" in described:
             owners = described["states"]

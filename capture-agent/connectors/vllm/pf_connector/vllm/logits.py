@@ -1,4 +1,5 @@
-"""The logits processor that vLLM loads with `--logits-processors pf_connector.vllm.logits:FirstStep`. It changes nothing."""
+"""The logits processor that vLLM loads with
+`--logits-processors pf_connector.vllm.logits:FirstStep`. It changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def _highest(logits: Any, row: int, count: int) -> Top:
 
 
 STEPS = FirstSteps(_highest, os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"))
-"""Of this process: vLLM makes the processor, and the connector's worker, and neither knows the other."""
+"""Of this process: vLLM makes the processor, and the connector's worker, and neither knows the
+other."""
 
 
 class FirstStep(LogitsProcessor):

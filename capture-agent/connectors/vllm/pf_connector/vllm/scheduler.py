@@ -1,4 +1,5 @@
-"""The scheduler's half: state for requests that have come, and state of sequences that is captured while the engine goes on."""
+"""The scheduler's half: state for requests that have come, and state of sequences that is captured
+while the engine goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from .layout import Group, columns, groups
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
-"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it looks once a step."""
+"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it
+looks once a step."""
 
 _NO_END = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
 """Ends after which there is nothing to save. A client that goes away aborts its request."""
@@ -172,7 +174,8 @@ class Scheduler:
         return self._saves.respond(request.request_id, wishes, taken, reason, keep, turn)
 
     def _save_turn(self, request: Any, seconds: float, wishes: Wishes, resumed: str | None) -> int | None:
-        """Automatic mode: saves a turn that has ended, or counts why not. Returns its token position if it is kept."""
+        """Automatic mode: saves a turn that has ended, or counts why not. Returns its token
+        position if it is kept."""
         auto, names, rate = self._auto, self._names, self._rate
         if auto is None or names is None or rate is None or not (auto.save and wishes.auto) or self._is_nothing_to_save(request, auto):
             return None
@@ -307,7 +310,8 @@ class Scheduler:
         assert progress.ready is not None
         boundary, _ = progress.ready
         if progress.avoids:
-            # vLLM has not looked into its cache. It loads nothing while a request says that it must not.
+            # vLLM has not looked into its cache. It loads nothing while a request says that it must
+            # not.
             progress.avoids = request.skip_reading_prefix_cache = False
         elif progress.fresh and computed > 0:
             self._avoid_cache(request, progress)
@@ -315,7 +319,8 @@ class Scheduler:
         if boundary >= len(request.all_token_ids):
             return self._decline(request, progress, became.OTHER_LENGTH)
         if computed > boundary or (computed == boundary and (self._deterministic or progress.partly)):
-            # It goes on from a later point of the same prefix. The beginning of a snapshot saves no work if the engine has it.
+            # It goes on from a later point of the same prefix. The beginning of a snapshot saves no
+            # work if the engine has it.
             return self._decline(request, progress, became.ENGINE_HAS_MORE)
         if computed == boundary and not progress.fresh:
             # Without a block to fill there is no fill, and the agent compares only during a fill.
@@ -335,7 +340,8 @@ class Scheduler:
         return 0
 
     def _avoid_cache(self, request: Any, progress: Progress) -> None:
-        """In the next step vLLM finds none of its own blocks for this request, and allocates all of them."""
+        """In the next step vLLM finds none of its own blocks for this request, and allocates all of
+        them."""
         progress.fresh = True
         # Not now: in this step vLLM would take it as a request that loads nothing.
         self._avoid.append((request, progress))
@@ -346,12 +352,14 @@ class Scheduler:
             self._unplaced = None
 
     def allocated(self, request: Any, blocks: tuple[Sequence[Any], ...], external: int) -> None:
-        """Blocks were allocated for a request, by group; `external` of its tokens are to be loaded."""
+        """Blocks were allocated for a request, by group; `external` of its tokens are to be
+        loaded."""
         progress = self._progress.get(request.request_id)
         if external <= 0 or progress is None or progress.ready is None:
             return
         (boundary, restore), kept = progress.ready, progress.kept
-        # Asked once more after a failed load or a preemption, the answer is no: the tokens are computed.
+        # Asked once more after a failed load or a preemption, the answer is no: the tokens are
+        # computed.
         progress.ready = None
         try:
             if kept + external != boundary:
@@ -378,7 +386,8 @@ class Scheduler:
         return found
 
     def differ(self, names: set[str]) -> None:
-        """The agent said on some rank that blocks which the engine had are not those of the state."""
+        """The agent said on some rank that blocks which the engine had are not those of the
+        state."""
         self._differing |= names
 
     def filled(self, name: str, failed: bool) -> None:
@@ -402,7 +411,8 @@ class Scheduler:
         if late:
             self.tally.add(became.FILL_LATE, name, load.restore)
         elif differs and load.restore is not None and request is not None and progress is not None and not progress.fresh:
-            # The engine has computed those blocks itself, and not bit for bit as they were captured.
+            # The engine has computed those blocks itself, and not bit for bit as they were
+            # captured.
             self.tally.add(became.KEPT_DIFFERS, name, load.restore)
             progress.ready, progress.fresh = (load.boundary, load.restore), True
         else:
@@ -427,11 +437,13 @@ class Scheduler:
         return loads, late
 
     def copies(self, zeroed: Any) -> list[Copy]:
-        """Once a step: what the workers copy before it. `zeroed` are blocks that they clear first."""
+        """Once a step: what the workers copy before it. `zeroed` are blocks that they clear
+        first."""
         return self.holds.step(zeroed)
 
     def compared(self, steps: list[tuple[str, str, bool]]) -> None:
-        """First steps of restored requests, by name and state, and whether they had the recorded logits."""
+        """First steps of restored requests, by name and state, and whether they had the recorded
+        logits."""
         for name, restore, equal in steps:
             self.tally.add(became.LOGITS_EQUAL if equal else became.LOGITS_DIFFER, name, restore)
 

@@ -51,8 +51,9 @@ class Shares:
             return int(spec.num_kv_heads)
 
     def layer(self, name: str, spec: Any, cache: Any, blocks: int, size: int) -> dict[str, Any]:
-        """The protocol's share of a layer in its part of a page. `cache` is `[blocks, heads, states,
-        content]` in any order of memory, `size` the bytes of a page. Raises `Uncut`."""
+        """The protocol's share of a layer in its part of a page. `cache` is
+        `[blocks, heads, states, content]` in any order of memory, `size` the bytes of a page.
+        Raises `Uncut`."""
         if self.reason is not None:
             raise Uncut(self.reason)
         if getattr(spec, "max_tp_shards", None) == 1:

@@ -36,7 +36,8 @@ _OF_VLLM = {"kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"}
 
 
 def sequence(request: Any, boundary: int, blocks: dict[str, list[int]]) -> dict[str, Any]:
-    """The protocol's `Sequence` of a request at a token position. `blocks` are those with this state, by group and column."""
+    """The protocol's `Sequence` of a request at a token position. `blocks` are those with this
+    state, by group and column."""
     described: dict[str, Any] = {
         "id": request.request_id,
         # The token at the position is chosen and not computed. The request may have gone on.

@@ -1,4 +1,5 @@
-"""A worker's half: hands over its memory, copies blocks for captures, and asks the agent to fill blocks."""
+"""A worker's half: hands over its memory, copies blocks for captures, and asks the agent to fill
+blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from .shares import PARALLEL
 log = logging.getLogger("pf_connector")
 
 _DRAIN = 1.0
-"""Seconds after the end of a connection in which a GPU may still do a copy that a killed agent had begun (decision 34)."""
+"""Seconds after the end of a connection in which a GPU may still do a copy that a killed agent had
+begun (decision 34)."""
 
 
 @dataclass
@@ -112,7 +114,8 @@ class Worker:
             self._fills[load.request] = fill
 
     def give_up(self, requests: list[str]) -> None:
-        """Reports these fills as failed without waiting for the agent. The scheduler keeps their blocks out of circulation."""
+        """Reports these fills as failed without waiting for the agent. The scheduler keeps their
+        blocks out of circulation."""
         for name in requests:
             fill = self._fills.get(name)
             if fill is not None and not fill.answer.done():
@@ -151,11 +154,13 @@ class Worker:
         return done, failed
 
     def compared(self) -> list[tuple[str, str, bool]]:
-        """First steps that were compared since the last call: request, state, whether their logits are equal."""
+        """First steps that were compared since the last call: request, state, whether their logits
+        are equal."""
         return [] if self._first_steps is None else self._first_steps.compared()
 
     def differing(self) -> set[str]:
-        """Requests whose loads have failed since the last call because blocks that the engine had hold other bytes."""
+        """Requests whose loads have failed since the last call because blocks that the engine had
+        hold other bytes."""
         found, self._differing = self._differing, set()
         return found
 

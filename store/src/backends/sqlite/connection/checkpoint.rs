@@ -54,7 +54,7 @@ pub(super) fn watch(writer: &Connection, worth: c_int) {
 pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
     writer.busy_timeout(Duration::ZERO)?;
     let busy: rusqlite::Result<i64> = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
-    writer.busy_timeout(super::files::PATIENCE)?;
+    writer.busy_timeout(super::files::BUSY_TIMEOUT)?;
     if busy? == 0 {
         PAGES_IN_LOG.set(0);
     }
@@ -88,7 +88,7 @@ pub(super) fn failed(error: &rusqlite::Error) {
 pub(super) struct Checkpointer {
     wake: SyncSender<()>,
     /// Pages of the log that are checkpointed, by the last checkpoint or before it.
-    carried: Arc<AtomicI32>,
+    checkpointed: Arc<AtomicI32>,
 }
 
 impl Checkpointer {
@@ -97,28 +97,28 @@ impl Checkpointer {
         let path = files.path.clone();
         // One request may wait while a checkpoint runs.
         let (wake, woken) = sync_channel(1);
-        let carried = Arc::new(AtomicI32::new(0));
-        let result = Arc::clone(&carried);
+        let checkpointed = Arc::new(AtomicI32::new(0));
+        let result = Arc::clone(&checkpointed);
         std::thread::Builder::new().name("metadata-checkpoint".into()).spawn(move || {
             while let Ok(()) = woken.recv() {
                 // The database may be closed by the time that a wake arrives.
                 if Arc::strong_count(&result) == 1 {
                     break;
                 }
-                match carry(&path) {
+                match checkpoint(&path) {
                     Ok(pages) => result.store(pages, Ordering::Relaxed),
                     Err(error) => failed(&error),
                 }
             }
         })?;
-        Ok(Self { wake, carried })
+        Ok(Self { wake, checkpointed })
     }
 
     /// Called after each commit, in the writer's thread.
     pub(super) fn committed(&self) {
-        let (pages, carried) = (PAGES_IN_LOG.get(), self.carried.load(Ordering::Relaxed));
+        let (pages, checkpointed) = (PAGES_IN_LOG.get(), self.checkpointed.load(Ordering::Relaxed));
         // A shorter log has started again at its beginning.
-        let left = if pages < carried { pages } else { pages - carried };
+        let left = if pages < checkpointed { pages } else { pages - checkpointed };
         // Beyond that length the writer runs the checkpoint; the other thread would only be in its
         // way.
         let worth = WORTH_HERE.get();
@@ -132,7 +132,7 @@ impl Checkpointer {
 /// Runs a passive WAL checkpoint. Returns the number of pages of the log that are checkpointed.
 /// Never blocks. Closes its connection again: after an outage of the disk, no connection may remain
 /// that was opened while the disk was read-only.
-fn carry(path: &Path) -> rusqlite::Result<c_int> {
+fn checkpoint(path: &Path) -> rusqlite::Result<c_int> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     connection.execute_batch("PRAGMA synchronous = FULL")?;
     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(2))

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 2048;
 /// How long to wait for another process that has locked the database.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of the reserve that are released at a time: for a wal-index, and for pages of the log that
 /// make the database larger.
 const INDEX: u64 = 64 << 10;
@@ -93,11 +93,11 @@ impl Files {
             return Ok(connection);
         }
         loop {
-            match self.connect(PATIENCE) {
+            match self.connect(BUSY_TIMEOUT) {
                 Err(Failed::Sql(error)) if lacks_space(&error) && self.room.is_low() => {
                     if !self.room.give(INDEX) {
                         // The first error says more.
-                        return self.open_alone(PATIENCE).map_err(|_| Failed::Sql(error));
+                        return self.open_alone(BUSY_TIMEOUT).map_err(|_| Failed::Sql(error));
                     }
                 }
                 other => {
@@ -109,9 +109,9 @@ impl Files {
         }
     }
 
-    fn open_alone(&self, patience: Duration) -> Result<Connection, Failed> {
+    fn open_alone(&self, timeout: Duration) -> Result<Connection, Failed> {
         self.alone.store(true, Ordering::Relaxed);
-        let connected = self.connect(patience);
+        let connected = self.connect(timeout);
         match connected {
             Ok(_) => tracing::warn!(
                 "no space for the index of the metadata's log: it is kept in memory, and no other process can open the metadata until there is space"
@@ -123,14 +123,14 @@ impl Files {
 
     /// A connection for the writer. SQLite's busy timeout does not cover another connection that
     /// creates or removes the log, so this function waits for that.
-    pub(super) fn connect(&self, patience: Duration) -> Result<Connection, Failed> {
+    pub(super) fn connect(&self, timeout: Duration) -> Result<Connection, Failed> {
         let start = Instant::now();
         loop {
             let connected = self.connection(OpenFlags::default()).map_err(Failed::from).and_then(|connection| {
-                set_up(connection, patience.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()), self.cache)
+                set_up(connection, timeout.saturating_sub(start.elapsed()), checkpoint::worth(self.room.largest()), self.cache)
             });
             match connected {
-                Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < patience => std::thread::sleep(Duration::from_millis(5)),
+                Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < timeout => std::thread::sleep(Duration::from_millis(5)),
                 other => return other,
             }
         }
@@ -138,7 +138,7 @@ impl Files {
 
     pub(super) fn open_reader(&self) -> rusqlite::Result<Connection> {
         let connection = self.connection(OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-        connection.busy_timeout(PATIENCE)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -8000; PRAGMA mmap_size = 0;")?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         Ok(connection)
@@ -183,11 +183,11 @@ impl Files {
 }
 
 pub(super) fn in_memory() -> Result<Connection, Failed> {
-    set_up(Connection::open_in_memory()?, PATIENCE, checkpoint::worth(u64::MAX), super::super::CACHE)
+    set_up(Connection::open_in_memory()?, BUSY_TIMEOUT, checkpoint::worth(u64::MAX), super::super::CACHE)
 }
 
-fn set_up(connection: Connection, patience: Duration, worth: i32, cache: u32) -> Result<Connection, Failed> {
-    connection.busy_timeout(patience)?;
+fn set_up(connection: Connection, timeout: Duration, worth: i32, cache: u32) -> Result<Connection, Failed> {
+    connection.busy_timeout(timeout)?;
     // Keys are digests: a transaction touches about as many pages as objects, and writes each
     // twice. Pages of half the usual size halve that.
     connection.execute_batch(&format!("PRAGMA page_size = {PAGE}"))?;
@@ -199,7 +199,7 @@ fn set_up(connection: Connection, patience: Duration, worth: i32, cache: u32) ->
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     checkpoint::watch(&connection, worth);
     migrate(&connection)?;
-    connection.busy_timeout(PATIENCE)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     Ok(connection)
 }
 
