@@ -28,7 +28,8 @@ from .layout import Group, columns, groups
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
-"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it looks once a step."""
+"""Seconds of a step in which the scheduler waits for answers while the engine has one request only;
+otherwise it looks once a step."""
 
 _NO_END = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
 """Ends after which there is nothing to save. A client that goes away aborts its request."""
@@ -296,7 +297,8 @@ class Scheduler:
         progress = self._progress[name] = Progress(question)
         progress.reason = became.AGENT_SILENT if question is None else None
         progress.searched = isinstance(wanted, Search)
-        if question is not None and self._left > 0:
+        if question is not None and self._left > 0 and len(self._requests) <= 1:
+            # Nothing else waits for this step.
             begun = time.monotonic()
             question.settled.wait(self._left)
             self._left -= time.monotonic() - begun
