@@ -34,6 +34,9 @@ log = logging.getLogger("pf_connector")
 
 _AGAIN = 1.0
 """Seconds after which a state on its way is asked for again without news from the agent."""
+_TELL = 1.0
+"""Seconds without a question after which counts are told: an engine without requests has no
+steps."""
 _STAGES = (1024, 16384)
 """Prefix lengths up to which a long request is asked for first: as a rule another prompt differs early, and then its other keys are not
 computed."""
@@ -259,7 +262,14 @@ class Asker:
     # The thread, and the one that reads answers.
 
     def _run(self) -> None:
-        while (question := self._queue.get()) is not None:
+        while True:
+            try:
+                question = self._queue.get(timeout=_TELL)
+            except queue.Empty:
+                self._tally.tell()
+                continue
+            if question is None:
+                return
             if question.settled.is_set():
                 continue
             try:

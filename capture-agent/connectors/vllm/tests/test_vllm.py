@@ -216,11 +216,12 @@ class Case(unittest.TestCase):
     def calls_of(self, name: str) -> list[dict[str, Any]]:
         return [args for call, args in self.calls if call == name]
 
-    def until(self, holds: Any) -> None:
+    def until(self, holds: Any) -> Any:
         end = time.monotonic() + 10
-        while not holds():
+        while not (found := holds()):
             self.assertLess(time.monotonic(), end, "waited in vain")
             time.sleep(0.005)
+        return found
 
     def blocks(self) -> tuple[list[Any], ...]:
         return tuple([self.pool.blocks[number] for number in row] for row in BLOCKS)
@@ -551,6 +552,11 @@ class AutomaticMatches(Case):
             self.assertEqual(self.settled(one, limit=10), 0)
         self.assertGreaterEqual(time.monotonic() - begun, 0.3)
         self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1, "miss": 1})
+
+    def test_counts_are_told_although_the_engine_makes_no_step(self) -> None:
+        self.scheduler.tally.add("save-dropped-budget", "r")
+        (told,) = self.until(lambda: self.calls_of("report"))
+        self.assertEqual(told, {"outcomes": [{"what": "save-dropped-budget", "count": 1}]})
 
     def test_what_the_engine_has_is_its_own_tier(self) -> None:
         self.answers["find"] = {"match": "none", "reason": "-"}

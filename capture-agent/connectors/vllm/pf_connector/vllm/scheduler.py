@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,8 +80,6 @@ class Scheduler:
         self._auto = auto
         self._names = None if auto is None else Names(auto.repository, model, identity.engine)
         self._rate = None if auto is None else Rate(auto.saves_per_minute)
-        self._dropped: deque[tuple[str, str]] = deque()
-        """Automatic saves that the agent did not take, by request, with the reason."""
         self._groups: list[Group] = []
         self._supported = True
         try:
@@ -202,7 +199,7 @@ class Scheduler:
         tag = f"auto-{int(time.time() * 1000):013d}-{epoch[:6]}-{number}"
         turn = Wishes(save=f"{repository}:{tag}", push=auto.push, parent=wishes.parent)
         budget = {} if auto.bytes_per_second is None else {"bytes_per_second": int(max(1, auto.bytes_per_second))}
-        self._saves.save(name, ticket, turn, resumed, budget, lambda reason: self._dropped.append((name, reason)))
+        self._saves.save(name, ticket, turn, resumed, budget, lambda reason: self.tally.add(reason, name))
         return position
 
     @staticmethod
@@ -413,9 +410,6 @@ class Scheduler:
     def step(self) -> tuple[list[Load], list[str]]:
         """Once a step: loads for the workers, and requests that they must give up."""
         self._left = _WAIT
-        while self._dropped:
-            name, reason = self._dropped.popleft()
-            self.tally.add(reason, name)
         self.tally.tell()
         for request, progress in self._avoid:
             if progress.ready is not None:
