@@ -9,16 +9,17 @@
 //! engine ─ save, resume ─▶ agent ─ sequences, hold, release ─▶ engine   captures without a pause, and what requests ask for
 //! ```
 //!
-//! A message is a `u32` little-endian length and that many bytes, at most [`MAX_MESSAGE`]: JSON, or
-//! the [`binary`] form of a call that engines make for every request. File descriptors travel as
-//! `SCM_RIGHTS` with the message's first byte. Calls carry an id that the answer repeats; each side
-//! numbers its own calls. The end of the connection is the end of the member: the agent drops its
-//! mappings, and a paused engine resumes.
+//! A message is a `u32` little-endian length and that many bytes, at most [`MAX_MESSAGE`]: JSON,
+//! the [`binary`] form of a call that engines make for every request, or JSON with [`packed`]
+//! tokens. File descriptors travel as `SCM_RIGHTS` with the message's first byte. Calls carry an id
+//! that the answer repeats; each side numbers its own calls. The end of the connection is the end
+//! of the member: the agent drops its mappings, and a paused engine resumes.
 //!
 //! `docs/capture.md` describes the same for authors of connectors.
 
 pub mod binary;
 mod hold;
+pub mod packed;
 
 pub use hold::{
     Automatic, Dropped, Find, HoldName, HoldRequest, Released, Resume, Save, Saving, SequenceInfo, SequenceList, SequenceState, Tier,
@@ -35,7 +36,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Version of the protocol.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// Bytes of one message: 64 MiB. A table of 380 K tokens is about 3 MB.
 pub const MAX_MESSAGE: u32 = 64 << 20;
 /// File descriptors with one message.

@@ -1,5 +1,5 @@
 """Tiny models with random weights: `python models.py KIND DIR [SEED]`. KIND is dense, replicated
-(one KV head), hybrid, or adapter (LoRA, of dense)."""
+(one KV head), window (sliding), latent, hybrid, or adapter (LoRA, of dense)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,27 @@ def replicated() -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "num_key_value_heads": 1}, **WIDE, tie_word_embeddings=False))
+
+
+def window() -> torch.nn.Module:
+    """Three layers with a sliding window of two blocks, one of full attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    layers = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 64}
+    return LlamaForCausalLM(LlamaConfig(**COMMON, **WIDE, **layers, tie_word_embeddings=False))
+
+
+def latent() -> torch.nn.Module:
+    """Latent attention (MLA) in every layer. vLLM's CPU kernel wants a latent of 512 numbers and 64
+    with rope."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    heads = {"num_key_value_heads": 4, "head_dim": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}
+    experts = {"first_k_dense_replace": COMMON["num_hidden_layers"], "n_routed_experts": 4, "moe_intermediate_size": 64}
+    config = DeepseekV2Config(
+        **{**COMMON, **heads}, **WIDE, **experts, kv_lora_rank=512, q_lora_rank=None, num_experts_per_tok=2, tie_word_embeddings=False
+    )
+    return DeepseekV2ForCausalLM(config)
 
 
 def hybrid() -> torch.nn.Module:
@@ -90,7 +111,8 @@ def main() -> None:
     if kind == "adapter":
         adapter(Path(directory))
     else:
-        {"dense": dense, "replicated": replicated, "hybrid": hybrid}[kind]().to(torch.bfloat16).save_pretrained(directory)
+        kinds = {"dense": dense, "replicated": replicated, "window": window, "latent": latent, "hybrid": hybrid}
+        kinds[kind]().to(torch.bfloat16).save_pretrained(directory)
         tokenizer(directory)
 
 

@@ -16,9 +16,12 @@ from processes import Stopped, note
 CHECKS = (
     "vllm-dense",
     "vllm-hybrid",
+    "vllm-window",
+    "vllm-latent",
     "vllm-adapters",
     "vllm-server",
     "vllm-server-hybrid",
+    "vllm-automatic",
     "vllm-hung",
     "vllm-reshard",
     "sglang",
@@ -26,6 +29,8 @@ CHECKS = (
     "transformers",
     "llama",
 )
+MEASUREMENTS = ("latency",)
+"""Run only if they are named."""
 
 
 def main() -> int:
@@ -37,12 +42,14 @@ def main() -> int:
     parser.add_argument("--llama-model", default="")
     parser.add_argument("--binaries", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path)
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS + MEASUREMENTS))
     args = parser.parse_args()
+    from latency_check import check as check_latency
     from llama_check import check as check_llama
     from outcome import Outcome
     from sglang_check import check as check_sglang
     from transformers_check import check as check_transformers
+    from vllm_automatic_check import check as check_automatic
     from vllm_check import check as check_vllm
     from vllm_hung_check import check as check_hung
     from vllm_reshard import check as check_reshard
@@ -56,12 +63,16 @@ def main() -> int:
                 outcomes = check_transformers(args.python, args.binaries, folder)
             elif name.startswith("vllm-server"):
                 outcomes = check_server("hybrid" if name.endswith("hybrid") else "dense", args.python, args.binaries, folder)
+            elif name == "vllm-automatic":
+                outcomes = check_automatic(args.python, args.binaries, folder)
             elif name == "vllm-hung":
                 outcomes = check_hung(args.python, args.binaries, folder)
             elif name.startswith("sglang"):
                 outcomes = check_sglang(args.sglang_python, args.binaries, folder, 16 if name.endswith("pages") else 1)
             elif name == "llama":
                 outcomes = check_llama(args.llama_server, args.llama_model, args.binaries, folder)
+            elif name == "latency":
+                outcomes = check_latency(args.python, args.binaries, folder)
             elif name == "vllm-reshard":
                 outcomes = check_reshard(args.python, args.binaries, folder)
             else:

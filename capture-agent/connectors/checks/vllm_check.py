@@ -89,7 +89,7 @@ def _capture(
         note(f"{kind}: generating, captured after {CAPTURE_AFTER} tokens")
         engine.send(tokens=prompt, count=STEPS, name="captured")
         engine.until("progress", lambda e: e["tokens"] >= CAPTURE_AFTER)
-        report = _snapshot_in_block(host, engine, f"{reference}:mid", 32 if kind == "dense" else 384)
+        report = _snapshot_in_block(host, engine, f"{reference}:mid", 384 if kind == "hybrid" else 32)
         if kind == "hybrid":
             # The same engine again, with a connector that leaves out recurrent state.
             proxy.omit = "recurrent"

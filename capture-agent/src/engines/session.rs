@@ -5,7 +5,7 @@ use super::{Answers, Attached, Engines, Inner, wire};
 use crate::error::{Error, Result, blocking, cuda_handle};
 use crate::memory::{MemoryError, PageMemory, ShmMemory, cuda};
 use pfr_schema::ErrorCode;
-use pfr_schema::engine::{CallError, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine, binary};
+use pfr_schema::engine::{CallError, Memory, MemoryKind, Message, Register, Registered, ToAgent, ToEngine, binary, packed};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -183,22 +183,15 @@ async fn converse(
     let room = Arc::new(Semaphore::new(MAX_CALLS));
     while let Some(message) = wire::read(&mut reader).await? {
         while calls.try_join_next().is_some() {}
-        let (id, call) = if message.first() == Some(&binary::MATCH_KEYS) {
-            let invalid = |reason| std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
-            let (id, call) = binary::parse(&message).map_err(invalid)?;
-            (id, ToAgent::MatchKeys(call))
-        } else {
-            let message: Value = serde_json::from_slice(&message)?;
-            if message.get("call").is_none() {
-                link.take_answer(serde_json::from_value::<Message<ToEngine>>(message)?);
+        let (id, call) = match read_message(&message)? {
+            Read::Call(id, call) => (id, call),
+            Read::Answer(answer) => {
+                link.take_answer(answer);
                 continue;
             }
-            match read_call(message) {
-                Ok(call) => call,
-                Err((id, reason)) => {
-                    link.answer(id, Err(call_error(&Error::Invalid(reason)))).await;
-                    continue;
-                }
+            Read::Refused(id, reason) => {
+                link.answer(id, Err(call_error(&Error::Invalid(reason)))).await;
+                continue;
             }
         };
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
@@ -215,6 +208,40 @@ async fn converse(
         });
     }
     Ok(())
+}
+
+/// A later message of a member.
+enum Read {
+    Call(u64, ToAgent),
+    Answer(Message<ToEngine>),
+    /// A call that makes no sense, and why.
+    Refused(u64, String),
+}
+
+/// Reads a message in any of its forms. An error ends the connection.
+fn read_message(message: &[u8]) -> std::io::Result<Read> {
+    let invalid = |reason| std::io::Error::new(std::io::ErrorKind::InvalidData, reason);
+    let (json, tokens) = match message.first() {
+        Some(&binary::MATCH_KEYS) => {
+            let (id, call) = binary::parse(message).map_err(invalid)?;
+            return Ok(Read::Call(id, ToAgent::MatchKeys(call)));
+        }
+        Some(&packed::PACKED) => packed::split(message).map(|(json, tokens)| (json, Some(tokens))).map_err(invalid)?,
+        _ => (message, None),
+    };
+    let message: Value = serde_json::from_slice(json)?;
+    if message.get("call").is_none() {
+        let mut answer = serde_json::from_value(message)?;
+        if let Some(tokens) = tokens {
+            packed::unpack_answer(&mut answer, tokens).map_err(invalid)?;
+        }
+        return Ok(Read::Answer(answer));
+    }
+    let unpacked = read_call(message).and_then(|(id, mut call)| match tokens.map(|tokens| packed::unpack_call(&mut call, tokens)) {
+        Some(Err(reason)) => Err((id, reason)),
+        _ => Ok((id, call)),
+    });
+    Ok(unpacked.map_or_else(|(id, reason)| Read::Refused(id, reason), |(id, call)| Read::Call(id, call)))
 }
 
 async fn dispatch(engines: &Engines, answers: &dyn Answers, engine: &str, rank: u32, call: ToAgent) -> Result<Value> {

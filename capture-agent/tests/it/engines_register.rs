@@ -49,7 +49,7 @@ async fn what_cannot_be_is_refused_with_the_reason() {
     drop(attach(&host, serde_json::from_value(hybrid()).unwrap()).unwrap());
     let max = u64::MAX;
     let cases: &[(&str, Value, &str)] = &[
-        ("/protocol", json!(1), "protocol 3 is spoken here, found 1"),
+        ("/protocol", json!(1), "protocol 4 is spoken here, found 1"),
         ("/engine", json!(""), "the engine's name"),
         ("/engine", json!("a/b"), "the engine's name"),
         ("/engine", json!("x".repeat(65)), "the engine's name"),

@@ -6,7 +6,7 @@ use crate::common::layout::Spec;
 use crate::common::{Host, host, host_with, until};
 use pfr_agent::{Agent, Error};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
-use pfr_schema::engine::{MAX_MESSAGE, MatchKeys, Registered, binary};
+use pfr_schema::engine::{MAX_MESSAGE, MatchKeys, Registered, binary, packed};
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -121,6 +121,15 @@ async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
     client.send_bytes(&framed, &[]).await;
     let answer = client.receive().await.unwrap();
     assert_eq!((&answer["id"], &answer["ok"]["match"]), (&json!(9), &json!("none")), "{answer}");
+    let mut packed = async |json: Value, tokens: &[u32]| {
+        let body = packed::encode(&serde_json::to_vec(&json).unwrap(), tokens);
+        client.send_bytes(&[&(body.len() as u32).to_le_bytes()[..], &body].concat(), &[]).await;
+        client.receive().await.unwrap()
+    };
+    let answer = packed(json!({"id": 10, "call": "match", "args": {"tokens": []}}), &[7; 90]).await;
+    assert_eq!((&answer["id"], &answer["ok"]["match"]), (&json!(10), &json!("none")), "{answer}");
+    let answer = packed(json!({"id": 11, "call": "report", "args": {"outcomes": []}}), &[7; 90]).await;
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(11), &json!("invalid_request")), "{answer}");
     // A key is announced and does not come: this connection ends.
     let at = framed.len() - 4;
     framed[at] = 1;

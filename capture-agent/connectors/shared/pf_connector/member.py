@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from .outbox import MAX_ANSWERS, MAX_WAITING, Outbox
-from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode, receive, send
+from .wire import PROTOCOL, Failure, Full, Lost, WireError, encode_parts, receive, send
 
 log = logging.getLogger("pf_connector")
 
@@ -71,7 +71,7 @@ class Member:
         self._next = 1
         self._sent = 0
         """Number of calls that the agent works on."""
-        self._held: deque[tuple[int, bytes]] = deque()
+        self._held: deque[tuple[int, list[bytes]]] = deque()
         """Calls that wait for its answers."""
         self._held_bytes = 0
         self.fingerprint = b""
@@ -105,10 +105,10 @@ class Member:
     def submit(self, call: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
         """Makes a call and never waits. The future's exception is a `Failure`; `Lost` if there is
         no connection, `Full` if too much waits to be sent."""
-        return self.submit_encoded(lambda number: encode({"id": number, "call": call, "args": args}))
+        return self.submit_encoded(lambda number: encode_parts({"id": number, "call": call, "args": args}))
 
-    def submit_encoded(self, message: Callable[[int], bytes]) -> Future[dict[str, Any]]:
-        """The same with a function that makes the message of the call's number."""
+    def submit_encoded(self, message: Callable[[int], list[bytes]]) -> Future[dict[str, Any]]:
+        """The same with a function that makes the message of the call's number, in pieces."""
         future: Future[dict[str, Any]] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -125,11 +125,12 @@ class Member:
         except WireError as error:
             self._refuse(number, Lost(str(error)))
             return future
+        size = sum(map(len, data))
         with self._lock:
-            full = bool(self._held) and self._held_bytes + len(data) > MAX_WAITING
+            full = bool(self._held) and self._held_bytes + size > MAX_WAITING
             if self._outbox is outbox and not full:
                 self._held.append((number, data))
-                self._held_bytes += len(data)
+                self._held_bytes += size
         if full:
             self._refuse(number, Full())
         self._send_held()
@@ -229,7 +230,7 @@ class Member:
                 if outbox is None or not self._held or self._sent >= MAX_OPEN:
                     return
                 number, data = self._held.popleft()
-                self._held_bytes -= len(data)
+                self._held_bytes -= sum(map(len, data))
                 self._sent += 1
                 # Under the lock: calls are sent in their order.
                 taken = outbox.put(data)
@@ -305,10 +306,10 @@ class Member:
             log.exception("the agent's call %r", name)
             answer = {"id": number, "error": {"code": "internal", "detail": f"{type(error).__name__}: {error}"}}
         try:
-            data = encode(answer)
+            data = encode_parts(answer)
         except (ValueError, WireError) as error:
             log.exception("the answer to the agent's call %r", name)
-            data = encode({"id": number, "error": {"code": "internal", "detail": str(error)}})
+            data = encode_parts({"id": number, "error": {"code": "internal", "detail": str(error)}})
         with self._lock:
             outbox = self._outbox if self._socket is sock else None
         if outbox is None:

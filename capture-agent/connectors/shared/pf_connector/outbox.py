@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 MAX_WAITING = 4 << 20
 """Bytes of calls that may wait. A full outbox takes no more: then there is no agent, as far as a
@@ -23,20 +24,21 @@ class Outbox:
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._sock = sock
         self._ready = threading.Condition()
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[tuple[Sequence[bytes], int]] = deque()
         self._waiting = 0
         self._open = True
         threading.Thread(target=self._write, name=f"{name}-send", daemon=True).start()
 
-    def put(self, message: bytes, limit: int = MAX_WAITING) -> bool:
-        """Takes a message and never waits; `False` if `limit` bytes wait already, or the connection
-        has ended."""
+    def put(self, message: Sequence[bytes], limit: int = MAX_WAITING) -> bool:
+        """Takes a message, in pieces, and never waits; `False` if `limit` bytes wait already, or
+        the connection has ended."""
+        size = sum(map(len, message))
         with self._ready:
             # An empty outbox takes anything, so that no single message is too long for it.
-            if not self._open or (self._messages and self._waiting + len(message) > limit):
+            if not self._open or (self._messages and self._waiting + size > limit):
                 return False
-            self._messages.append(message)
-            self._waiting += len(message)
+            self._messages.append((message, size))
+            self._waiting += size
             self._ready.notify()
         return True
 
@@ -55,9 +57,10 @@ class Outbox:
                     self._ready.wait()
                 if not self._open:
                     return
-                message = self._messages[0]
+                message, size = self._messages[0]
             try:
-                self._sock.sendall(message)
+                for piece in message:
+                    self._sock.sendall(piece)
             except OSError:
                 # The reading side sees the end of the connection too.
                 self.close()
@@ -65,4 +68,4 @@ class Outbox:
             with self._ready:
                 if self._messages:
                     self._messages.popleft()
-                    self._waiting -= len(message)
+                    self._waiting -= size

@@ -8,11 +8,11 @@ objects, and there is none for a prefix that ends within a block.
 
 from __future__ import annotations
 
-import sys
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+
+from .tokens import pack
 
 SCHEME = b"pf-prefix-v1"
 BLOCK = 16
@@ -53,13 +53,13 @@ class Chain:
         whole, rest = divmod(length, BLOCK)
         self._extend(whole)
         link = bytes(self._links[whole * _WIDTH : (whole + 1) * _WIDTH])
-        return sha256(link + _pack(self._tokens[whole * BLOCK : length])).digest() if rest else link
+        return sha256(link + pack(self._tokens[whole * BLOCK : length])).digest() if rest else link
 
     def _extend(self, blocks: int) -> None:
         at = len(self._links) // _WIDTH - 1
         while at < blocks:
             upto = min(at + _STEP, blocks)
-            data = _pack(self._tokens[at * BLOCK : upto * BLOCK])
+            data = pack(self._tokens[at * BLOCK : upto * BLOCK])
             if len(data) != (upto - at) * BLOCK * 4:
                 raise ValueError(f"{blocks * BLOCK} tokens are needed")
             link = bytes(self._links[-_WIDTH:])
@@ -70,13 +70,6 @@ class Chain:
             self._links += b"".join(links)
             at = upto
             time.sleep(0)
-
-
-def _pack(tokens: Sequence[int]) -> bytes:
-    packed = array("I", tokens)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def _text(data: bytes) -> bytes:

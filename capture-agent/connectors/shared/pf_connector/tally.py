@@ -4,6 +4,7 @@ agent."""
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -61,11 +62,13 @@ _EVERY = 0.2
 
 
 class Tally:
-    """The counts. All on the scheduler's thread."""
+    """The counts. From any thread: an engine that does nothing has no steps, and tells what it
+    counted last all the same."""
 
     def __init__(self, member: Member, clock: Callable[[], float] = time.monotonic) -> None:
         self._member = member
         self._clock = clock
+        self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         """Since the engine began."""
         self._untold: Counter[tuple[str | None, str]] = Counter()
@@ -75,26 +78,28 @@ class Tally:
 
     def add(self, what: str, request: str, restore: str | None = None) -> None:
         """Something became of a request."""
-        self.counts[what] += 1
-        self._untold[restore, what] += 1
+        with self._lock:
+            self.counts[what] += 1
+            self._untold[restore, what] += 1
         level = logging.DEBUG if what in _MANY else logging.INFO if what in _FINE else logging.WARNING
         log.log(level, "request %s, state %s: %s", request, restore or "-", what)
 
     def tell(self) -> None:
-        """Once a step: reports what is new, and again what did not arrive."""
-        if self._report is not None:
-            if not self._report.done():
+        """Once a step, and once a second: reports what is new, and again what did not arrive."""
+        with self._lock:
+            if self._report is not None:
+                if not self._report.done():
+                    return
+                if self._report.exception() is not None:
+                    self._untold.update(self._sent)
+                self._report = None
+            now = self._clock()
+            if not self._untold or now < self._next or not self._member.registered:
                 return
-            if self._report.exception() is not None:
-                self._untold.update(self._sent)
-            self._report = None
-        now = self._clock()
-        if not self._untold or now < self._next or not self._member.registered:
-            return
-        self._next = now + _EVERY
-        self._sent, self._untold = self._untold, Counter()
-        outcomes = []
-        for (restore, what), count in self._sent.items():
-            outcome: dict[str, Any] = {"what": what, "count": count}
-            outcomes.append(outcome if restore is None else outcome | {"restore": restore})
-        self._report = self._member.submit("report", {"outcomes": outcomes})
+            self._next = now + _EVERY
+            self._sent, self._untold = self._untold, Counter()
+            outcomes = []
+            for (restore, what), count in self._sent.items():
+                outcome: dict[str, Any] = {"what": what, "count": count}
+                outcomes.append(outcome if restore is None else outcome | {"restore": restore})
+            self._report = self._member.submit("report", {"outcomes": outcomes})

@@ -2,8 +2,10 @@
 
 A message is a `u32` little-endian length, then that many bytes of JSON.
 
-One call, which is made for every request, has a binary form (`schema/src/engine/binary.rs`). File
-descriptors travel as `SCM_RIGHTS` with a message's first byte. Only the standard library is used.
+One call, which is made for every request, has a binary form (`schema/src/engine/binary.rs`). The
+tokens of a message may follow its JSON as bytes (`schema/src/engine/packed.rs`): JSON of many
+tokens is made in one piece, and no other thread of the engine runs meanwhile. File descriptors
+travel as `SCM_RIGHTS` with a message's first byte. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-PROTOCOL = 3
+from .tokens import Packed
+
+PROTOCOL = 4
 """Version of the protocol."""
 MAX_MESSAGE = 64 << 20
 """Maximum bytes of one message."""
@@ -23,8 +27,10 @@ MAX_DESCRIPTORS = 64
 
 MATCH_KEYS = 1
 """First byte of the binary form of `match-keys`."""
+PACKED = 2
+"""First byte of a message whose tokens follow its JSON."""
 MAX_TEXT = 1 << 20
-"""Bytes of a salt or an adapter's name in it."""
+"""Bytes of a salt or an adapter's name in `match-keys`."""
 
 _LENGTH = struct.Struct("<I")
 _NUMBERS = struct.Struct("<BQQQ")
@@ -86,10 +92,25 @@ def _text(text: str) -> bytes:
 
 def encode(message: dict[str, Any]) -> bytes:
     """A message as it is sent."""
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    if len(body) > MAX_MESSAGE:
-        raise WireError(f"a message of {len(body)} bytes cannot be sent, the limit is {MAX_MESSAGE}")
-    return _LENGTH.pack(len(body)) + body
+    return b"".join(encode_parts(message))
+
+
+def encode_parts(message: dict[str, Any]) -> list[bytes]:
+    """The same in pieces. The message may have `Packed` tokens in one place."""
+    packed: list[Packed] = []
+
+    def aside(value: object) -> list[int]:
+        if not isinstance(value, Packed) or packed:
+            raise TypeError(f"a {type(value).__name__} cannot be sent")
+        packed.append(value)
+        return []
+
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=aside).encode()
+    parts = [body] if not packed else [bytes([PACKED]) + _LENGTH.pack(len(body)) + body, *packed[0].parts]
+    length = sum(map(len, parts))
+    if length > MAX_MESSAGE:
+        raise WireError(f"a message of {length} bytes cannot be sent, the limit is {MAX_MESSAGE}")
+    return [_LENGTH.pack(length) + parts[0], *parts[1:]]
 
 
 def send(sock: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pf_connector.wire import MATCH_KEYS, encode, send
+from pf_connector.wire import MATCH_KEYS, PACKED, encode, send
 
 FINGERPRINT = "sha256:" + "0" * 64
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -143,17 +143,19 @@ class Link:
         if head is None:
             return None
         body = self._exactly(struct.unpack("<I", head)[0]) or b""
-        return match_keys(body) if body[0] == MATCH_KEYS else json.loads(body)
+        if body[0] == MATCH_KEYS:
+            return match_keys(body)
+        return unpacked(body) if body[0] == PACKED else json.loads(body)
 
     def _exactly(self, length: int) -> bytes | None:
-        data = b""
+        data = bytearray()
         while len(data) < length:
             self.reading.wait()
-            piece = self._sock.recv(min(length - len(data), 1 << 16))
+            piece = self._sock.recv(min(length - len(data), 1 << 20))
             if not piece:
                 return None
             data += piece
-        return data
+        return bytes(data)
 
     def work(self) -> None:
         """Answers the calls that wait."""
@@ -198,6 +200,16 @@ class Link:
         for fd in self.descriptors:
             os.close(fd)
         self.descriptors = []
+
+
+def unpacked(body: bytes) -> dict[str, Any]:
+    """A message with packed tokens of its bytes, as if it had come in JSON."""
+    (length,) = struct.unpack_from("<I", body, 1)
+    message: dict[str, Any] = json.loads(body[5 : 5 + length])
+    place = message["ok"] if "ok" in message else message["args"].get("request", message["args"])
+    assert place["tokens"] == [], "tokens come once"
+    place["tokens"] = [token for (token,) in struct.iter_unpack("<I", body[5 + length :])]
+    return message
 
 
 def match_keys(body: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fake_agent import Answer, FakeAgent
 from pf_connector.member import Later, Member, Verb
+from pf_connector.tokens import Packed
 from pf_connector.wire import MAX_MESSAGE, Failure, Full, Lost, WireError, encode, encode_match_keys, receive, send
 
 REGISTRATION = {"engine": "e", "member": "m", "verbs": ["pause"], "world": 1, "deployment": {"weights": "w", "engine": "e", "backend": "b"}}
@@ -70,6 +71,30 @@ class Framing(unittest.TestCase):
         with self.assertRaises(WireError):
             encode_match_keys(1, 1, 0, "x" * ((1 << 20) + 1), None, [])
 
+    def test_packed_tokens_have_the_bytes_that_the_agent_reads(self) -> None:
+        # The tests of schema/src/engine/packed.rs have the same bytes.
+        found = encode({"id": 7, "call": "match", "args": {"tokens": Packed.of([1, 151_808, 3], 2), "salt": ""}})
+        head = b'{"id":7,"call":"match","args":{"tokens":[],"salt":""}}'
+        body = b"\x02" + struct.pack("<I", len(head)) + head + bytes([1, 0, 0, 0, 0, 81, 2, 0])
+        self.assertEqual(found, struct.pack("<I", len(body)) + body)
+        with self.assertRaisesRegex(TypeError, "Packed"):
+            encode({"tokens": Packed.of([1], 1), "again": Packed.of([1], 1)})
+        with self.assertRaisesRegex(TypeError, "object"):
+            encode({"tokens": object()})
+        with self.assertRaisesRegex(WireError, "limit"):
+            encode({"tokens": Packed([bytes(MAX_MESSAGE)])})
+
+    def test_tokens_are_packed_in_steps_and_none_is_cut_short(self) -> None:
+        for count in (0, 1, 16_383, 16_384, 16_385, 20_000):
+            packed = Packed.of(range(40_000), count)
+            self.assertEqual([token for (token,) in struct.iter_unpack("<I", b"".join(packed.parts))], list(range(count)))
+        self.assertEqual(Packed.of([1, 2], 4).parts, [bytes([1, 0, 0, 0, 2, 0, 0, 0])])
+        for wrong in (-1, 1 << 32):
+            with self.assertRaises(OverflowError):
+                Packed.of([wrong], 1)
+        with self.assertRaises(TypeError):
+            Packed.of(["a"], 1)  # type: ignore[list-item]
+
     def test_numbers_that_are_no_json_are_not_sent(self) -> None:
         with self.assertRaises(ValueError):
             encode({"x": float("nan")})
@@ -99,7 +124,7 @@ class Connection(unittest.TestCase):
         member = self.member(descriptors=[fd])
         link = agent.link(0)
         self.assertTrue(member.wait_registered(10))
-        self.assertEqual(link.register, {"protocol": 3, **REGISTRATION})
+        self.assertEqual(link.register, {"protocol": 4, **REGISTRATION})
         self.assertEqual(os.pread(link.descriptors[0], 5, 0), b"pages")
 
     def test_both_sides_call_at_once(self) -> None:

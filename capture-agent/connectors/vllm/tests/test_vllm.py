@@ -217,11 +217,12 @@ class Case(unittest.TestCase):
     def calls_of(self, name: str) -> list[dict[str, Any]]:
         return [args for call, args in self.calls if call == name]
 
-    def until(self, holds: Any) -> None:
+    def until(self, holds: Any) -> Any:
         end = time.monotonic() + 10
-        while not holds():
+        while not (found := holds()):
             self.assertLess(time.monotonic(), end, "waited in vain")
             time.sleep(0.005)
+        return found
 
     def blocks(self) -> tuple[list[Any], ...]:
         return tuple([self.pool.blocks[number] for number in row] for row in BLOCKS)
@@ -292,8 +293,8 @@ class Asking(Case):
             self.assertEqual(self.settled(one), 0)
         self.assertEqual(len(self.calls_of("match-keys")), 2)
 
-    def test_a_long_prompt_is_asked_for_by_its_beginning_first(self) -> None:
-        # Its keys take a while on a busy machine, and this is not about time.
+    def test_a_long_prompt_is_asked_for_by_its_beginning_first_and_then_by_its_tokens(self) -> None:
+        # They take a while on a busy machine, and this is not about time.
         self.scheduler._asker._limits = Limits(answer=60, later=60)
         boundary, asked = 70_000, self.calls_of
         self.tell(boundary)
@@ -302,15 +303,45 @@ class Asking(Case):
         self.assertEqual(self.settled(other), 0)
         self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024])
         self.calls.clear()
-        # As the agent: it knows of a state that is not so deep, and does not know of the deepest
-        # without its key.
+        # As the agent: it knows of a state that is not so deep, and does not know of the deepest by
+        # these keys.
         shallow = {"match": "ready", "boundary": 512, "restore": "r0"}
         deep = {"match": "ready", "boundary": boundary, "restore": "r1"}
         self.tell(512, boundary)
-        self.answers["match-keys"] = lambda args: deep if boundary in args["keys"] else shallow
-        self.assertEqual(self.settled(request(tokens=boundary + 5, computed=0)), boundary)
-        self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024, 16384, boundary])
+        self.answers |= {"match-keys": shallow, "match": {"match": "later"}}
+        one = request(tokens=boundary + 5, computed=0, cache_salt="t")
+        self.assertIsNone(self.scheduler.matched(one, 0))
+        self.until(lambda: asked("match"))
+        self.answers["match"] = deep
+        self.tell(512, boundary)
+        self.assertEqual(self.settled(one), boundary)
+        self.assertEqual([max(args["keys"]) for args in asked("match-keys")], [1024, 16384])
         self.assertIn(512, asked("match-keys")[0]["keys"])
+        self.assertEqual(asked("match"), [{"tokens": list(range(boundary + 5)), "salt": "t"}] * 2)
+
+    def test_a_long_prompt_that_names_a_snapshot_is_asked_for_by_keys_alone(self) -> None:
+        self.scheduler._asker._limits = Limits(answer=60, later=60)
+        self.tell(70_000)
+        self.answers["resume"] = {"match": "ready", "boundary": 70_000, "restore": "r1"}
+        one = request(tokens=70_005, computed=0, kv_transfer_params={"pf": {"resume": "a/b:c"}})
+        self.scheduler.add(one)
+        self.assertEqual(self.settled(one), 70_000)
+        self.assertEqual([args["request"]["keys"][-1][0] for args in self.calls_of("resume")], [1024, 16384, 70_000])
+
+    def test_the_scheduler_waits_for_an_answer_only_if_nothing_else_waits_for_its_step(self) -> None:
+        self.tell(40)
+        self.answers["match-keys"] = {"match": "none", "reason": "-"}
+        with mock.patch("pf_connector.vllm.scheduler._WAIT", 5.0):
+            self.scheduler.step()
+            self.scheduler.add(alone := request(computed=0, name="alone"))
+            self.assertEqual(self.scheduler.matched(alone, 0), 0)
+            self.scheduler.add(second := request(computed=0, name="second"))
+            self.link.reading.clear()
+            begun = time.monotonic()
+            self.assertIsNone(self.scheduler.matched(second, 0))
+            self.assertLess(time.monotonic() - begun, 4)
+            self.link.reading.set()
+        self.assertEqual(self.settled(second), 0)
 
     def test_a_question_for_which_the_agent_has_no_room_is_asked_again(self) -> None:
         self.answers["match-keys"] = {"code": "overloaded", "detail": "32 calls are open already"}
@@ -523,6 +554,11 @@ class AutomaticMatches(Case):
             self.assertEqual(self.settled(one, limit=10), 0)
         self.assertGreaterEqual(time.monotonic() - begun, 0.3)
         self.assertEqual(self.scheduler.tally.counts, {"waited-too-long": 1, "miss": 1})
+
+    def test_counts_are_told_although_the_engine_makes_no_step(self) -> None:
+        self.scheduler.tally.add("save-dropped-budget", "r")
+        (told,) = self.until(lambda: self.calls_of("report"))
+        self.assertEqual(told, {"outcomes": [{"what": "save-dropped-budget", "count": 1}]})
 
     def test_what_the_engine_has_is_its_own_tier(self) -> None:
         self.answers["find"] = {"match": "none", "reason": "-"}

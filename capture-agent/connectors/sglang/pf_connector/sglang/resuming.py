@@ -120,7 +120,7 @@ class Resumes:
             if wanted is not None:
                 self._refuse(view, reason)
             return
-        asked = self._asker.ask(name, view.all_token_ids, view.salt, None, wanted)
+        asked = self._asker.ask(name, view.asked_token_ids, view.salt, None, wanted)
         if asked is None:
             return
         resume = self._all[name] = Resume(view)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pf_connector.sampling import recorded
+from pf_connector.tokens import Packed
 from pf_connector.wishes import KEY, Wishes
 
 _RECORDED = (
@@ -43,6 +45,12 @@ class View:
         return [int(token) for token in self.req.origin_input_ids] + [int(token) for token in output]
 
     @property
+    def asked_token_ids(self) -> Sequence[int]:
+        """The same for a request that has come, without a copy: it has no output yet, as a rule."""
+        prompt: Sequence[int] = self.req.origin_input_ids
+        return self.all_token_ids if len(self.req.output_ids) else prompt
+
+    @property
     def num_computed_tokens(self) -> int:
         """Tokens whose state is at rest between two steps. The last token is chosen; a step in
         flight may compute it. While the prompt is computed there is none."""
@@ -74,7 +82,7 @@ def sequence(view: View, boundary: int, blocks: dict[str, list[int]]) -> dict[st
     return {
         "id": view.request_id,
         # The token at the position is chosen and not computed. The request may have gone on.
-        "tokens": view.all_token_ids[: boundary + 1],
+        "tokens": Packed.of(view.all_token_ids, boundary + 1),
         "boundary": boundary,
         "blocks": blocks,
         "salt": view.salt,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,8 +28,8 @@ from .layout import Group, columns, groups
 log = logging.getLogger("pf_connector")
 
 _WAIT = 0.002
-"""Seconds of a step in which the scheduler waits for answers, over all requests; afterwards it
-looks once a step."""
+"""Seconds of a step in which the scheduler waits for answers while the engine has one request only;
+otherwise it looks once a step."""
 
 _NO_END = ("FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED")
 """Ends after which there is nothing to save. A client that goes away aborts its request."""
@@ -82,8 +81,6 @@ class Scheduler:
         self._auto = auto
         self._names = None if auto is None else Names(auto.repository, model, identity.engine)
         self._rate = None if auto is None else Rate(auto.saves_per_minute)
-        self._dropped: deque[tuple[str, str]] = deque()
-        """Automatic saves that the agent did not take, by request, with the reason."""
         self._groups: list[Group] = []
         self._supported = True
         try:
@@ -204,7 +201,7 @@ class Scheduler:
         tag = f"auto-{int(time.time() * 1000):013d}-{epoch[:6]}-{number}"
         turn = Wishes(save=f"{repository}:{tag}", push=auto.push, parent=wishes.parent)
         budget = {} if auto.bytes_per_second is None else {"bytes_per_second": int(max(1, auto.bytes_per_second))}
-        self._saves.save(name, ticket, turn, resumed, budget, lambda reason: self._dropped.append((name, reason)))
+        self._saves.save(name, ticket, turn, resumed, budget, lambda reason: self.tally.add(reason, name))
         return position
 
     @staticmethod
@@ -299,7 +296,8 @@ class Scheduler:
         progress = self._progress[name] = Progress(question)
         progress.reason = became.AGENT_SILENT if question is None else None
         progress.searched = isinstance(wanted, Search)
-        if question is not None and self._left > 0:
+        if question is not None and self._left > 0 and len(self._requests) <= 1:
+            # Nothing else waits for this step.
             begun = time.monotonic()
             question.settled.wait(self._left)
             self._left -= time.monotonic() - begun
@@ -421,9 +419,6 @@ class Scheduler:
     def step(self) -> tuple[list[Load], list[str]]:
         """Once a step: loads for the workers, and requests that they must give up."""
         self._left = _WAIT
-        while self._dropped:
-            name, reason = self._dropped.popleft()
-            self.tally.add(reason, name)
         self.tally.tell()
         for request, progress in self._avoid:
             if progress.ready is not None:

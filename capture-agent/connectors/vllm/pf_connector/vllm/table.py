@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pf_connector.sampling import recorded
+from pf_connector.tokens import Packed
 
 from .adapters import UNIDENTIFIED, Adapters
 from .first_step import MARK
@@ -41,7 +42,7 @@ def sequence(request: Any, boundary: int, blocks: dict[str, list[int]]) -> dict[
     described: dict[str, Any] = {
         "id": request.request_id,
         # The token at the position is chosen and not computed. The request may have gone on.
-        "tokens": [int(token) for token in request.all_token_ids[: boundary + 1]],
+        "tokens": Packed.of(request.all_token_ids, boundary + 1),
         "boundary": boundary,
         "blocks": blocks,
         "salt": salt(request),
