@@ -182,7 +182,7 @@ def row(what: str, rounds: Any, during: bool = False) -> dict[str, Any]:
         cpus.append(sum(run.cpu for run in other) / sum(run.cpu for run in one))
     all_other = [run for _, other in rounds for run in other]
     all_gaps = [gap for _, other in rounds for gap in gaps(other)]
-    found = {
+    seen: dict[str, Any] = {
         "what": what,
         "base_gap_ms": 1000 * statistics.median(gap for one, _ in rounds for run in one for gap in run.gaps),
         "gap_ms": 1000 * statistics.median(all_gaps),
@@ -196,10 +196,10 @@ def row(what: str, rounds: Any, during: bool = False) -> dict[str, Any]:
         "gaps": len(all_gaps),
     }
     if captures := sum(run.captures for run in all_other):
-        found["captures"] = captures
-        found["capture_ms"] = 1000 * sum(run.seconds for run in all_other) / captures
-        found["agent_cpu_ms"] = 1000 * sum(run.agent for run in all_other) / captures
-    return {name: [round(one, 4) for one in value] if isinstance(value, list) else value for name, value in found.items()}
+        seen["captures"] = captures
+        seen["capture_ms"] = 1000 * sum(run.seconds for run in all_other) / captures
+        seen["agent_cpu_ms"] = 1000 * sum(run.agent for run in all_other) / captures
+    return {name: [round(one, 4) for one in value] if isinstance(value, list) else value for name, value in seen.items()}
 
 
 def interval(values: list[float]) -> list[float]:

@@ -37,7 +37,8 @@ pub fn split(body: &[u8]) -> Result<(&[u8], Vec<u32>), String> {
         return Err(format!("a message with packed tokens begins with {PACKED}"));
     }
     let length = u32::from_le_bytes(length) as usize;
-    let (json, tokens) = rest.split_at_checked(length).ok_or_else(|| format!("{length} bytes of JSON are announced, {} follow", rest.len()))?;
+    let (json, tokens) =
+        rest.split_at_checked(length).ok_or_else(|| format!("{length} bytes of JSON are announced, {} follow", rest.len()))?;
     let (tokens, []) = tokens.as_chunks::<4>() else {
         return Err(format!("a token has 4 bytes, {} bytes follow", tokens.len()));
     };
