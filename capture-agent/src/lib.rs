@@ -11,6 +11,7 @@
 pub mod agent;
 pub mod config;
 pub mod control;
+mod copies;
 pub mod daemon;
 pub mod drain;
 pub mod engines;

@@ -1,5 +1,6 @@
 //! State that handlers share: the domains, and the limits that keep the process within its memory.
 
+use crate::auth::Policy;
 use crate::background::Limits;
 use crate::config::Config;
 use crate::domains::Domains;
@@ -26,6 +27,7 @@ const VERIFICATIONS: usize = 2;
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) domains: Domains,
+    pub(crate) policy: Policy,
     pub(crate) redirects: Option<Arc<Redirects>>,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) openapi: axum::body::Bytes,
@@ -57,6 +59,7 @@ impl App {
         let scrubs = Arc::clone(&limits.scrubs);
         Self {
             domains: Domains::new(domains, limits, config),
+            policy: Policy::default(),
             redirects: redirects.map(Arc::new),
             metrics,
             openapi: openapi.into(),

@@ -35,6 +35,7 @@ pub mod server;
 pub mod storage;
 mod v1;
 
+pub use auth::Policy;
 pub use config::Config;
 pub use error::Error;
 pub use lock::DataLock;

@@ -6,8 +6,8 @@
 //! not finish.
 
 use crate::app::App;
+use crate::auth::Policy;
 use crate::config::Config;
-use crate::domains::Domains;
 use crate::error::Error;
 use crate::http::base;
 use crate::http::connections::{Connections, OpenConnection};
@@ -47,9 +47,8 @@ const UPKEEP: Duration = Duration::from_secs(5);
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    service: Router,
-    domains: Domains,
-    metrics: metrics_exporter_prometheus::PrometheusHandle,
+    app: App,
+    pull_through: Option<Arc<PullThrough>>,
     config: Config,
     _lock: Option<DataLock>,
 }
@@ -81,16 +80,15 @@ impl Server {
         let listener = TcpListener::bind(config.listen).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
         let pull_through = PullThrough::of(&config, opened.domains.default_store()).map_err(crate::mirror::Error::from)?;
-        let app = App::new(opened, metrics.clone(), routes::openapi(), &config);
-        Ok(Self {
-            domains: app.domains.clone(),
-            listener,
-            address,
-            service: routes::service(app, pull_through),
-            metrics,
-            config,
-            _lock: lock,
-        })
+        let app = App::new(opened, metrics, routes::openapi(), &config);
+        Ok(Self { listener, address, app, pull_through, config, _lock: lock })
+    }
+
+    /// The same server, which grants what this policy grants.
+    #[must_use]
+    pub fn with_policy(mut self, policy: Policy) -> Self {
+        self.app.policy = policy;
+        self
     }
 
     /// The address that it listens on.
@@ -102,7 +100,7 @@ impl Server {
     /// The store of its default domain.
     #[must_use]
     pub fn store(&self) -> &Store {
-        &self.domains.default_domain().store
+        &self.app.domains.default_domain().store
     }
 
     /// Serves until `shutdown` completes. Then it accepts no more connections, gives requests in
@@ -121,15 +119,17 @@ impl Server {
         let mut connections = JoinSet::new();
         let mut upkeep = tokio::time::interval(UPKEEP);
         let mut shutdown = std::pin::pin!(shutdown);
-        let domains = self.domains.clone();
-        let tasks = tokio::spawn(async move { domains.run().await });
+        let (domains, recorder) = (self.app.domains.clone(), self.app.metrics.clone());
+        let service = routes::service(self.app, self.pull_through);
+        let served = domains.clone();
+        let tasks = tokio::spawn(async move { served.run().await });
         let (data, database, storage) = (self.config.data.display(), &self.config.database, &self.config.storage);
         tracing::info!(address = %self.address, %data, %database, %storage, "serving");
         loop {
             let accepted = tokio::select! {
                 () = &mut shutdown => break,
                 _ = upkeep.tick() => {
-                    self.metrics.run_upkeep();
+                    recorder.run_upkeep();
                     continue;
                 }
                 Some(ended) = connections.join_next() => {
@@ -140,7 +140,7 @@ impl Server {
             };
             match accepted {
                 Ok((stream, entering)) => {
-                    let (service, config, slots) = (self.service.clone(), self.config.clone(), Arc::clone(&slots));
+                    let (service, config, slots) = (service.clone(), self.config.clone(), Arc::clone(&slots));
                     let stopping = stopping.clone();
                     connections.spawn(async move {
                         let Some(permit) = slots.enter().await else {
@@ -162,7 +162,7 @@ impl Server {
         tracing::info!(connections = connections.len(), grace_seconds = self.config.shutdown_grace, "stopping");
         // An error means that there is no connection.
         let _ = stop.send(true);
-        self.domains.stop();
+        domains.stop();
         let finished = tokio::time::timeout(grace, async {
             while let Some(ended) = connections.join_next().await {
                 report(ended);
@@ -177,7 +177,7 @@ impl Server {
             if let Err(error) = tasks.await {
                 tracing::error!(%error, "background tasks failed");
             }
-            self.domains.ended().await;
+            domains.ended().await;
         })
         .await;
         tracing::info!("registry stopped");

@@ -34,9 +34,9 @@ pub use pause::{Pause, Pin};
 pub use view::Taken;
 
 use crate::config::Config;
+use crate::copies::Gate;
 use crate::error::{Error, Result, blocking};
 use crate::memory::{Available, MemoryError, PageMemory, Ring};
-use crate::restore::Gate;
 use parking_lot::Mutex;
 use pfr_schema::agent::EngineInfo;
 use pfr_schema::engine::{CallError, Register, ToAgent, ToEngine};
@@ -46,6 +46,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use view::{Shared, View};
+
+/// Logits of a step that can be recorded and compared.
+pub(crate) const MAX_LOGITS: usize = 4096;
 
 /// Engines on this host.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use super::layout::Group;
 use super::member::Member;
 use super::{Link, table};
+use crate::copies::Fills;
 use crate::error::{Error, Result};
-use crate::restore::Fills;
 use lru::LruCache;
 use parking_lot::Mutex;
 use pfr_schema::agent::{EngineInfo, EngineState};

@@ -2,8 +2,9 @@
 //! are filled and proven.
 
 use crate::Agent;
+use crate::copies::Gate;
 use crate::error::Error;
-use crate::restore::{Gate, Prepared};
+use crate::restore::Prepared;
 use parking_lot::Mutex;
 use pfr_schema::Digest;
 use pfr_schema::agent::{RestoreReport, RestoreRequest};

@@ -1,8 +1,8 @@
 //! Saves: a sequence is handed over with a pin and lands in the local store in the background.
 
 use crate::Agent;
+use crate::copies::SharedPin;
 use crate::error::Error;
-use crate::snapshot::SharedPin;
 use parking_lot::Mutex;
 use pfr_schema::agent::{SnapshotReport, SnapshotRequest};
 use pfr_schema::engine::Sequence;

@@ -2,10 +2,10 @@
 
 use super::file::{OnDisk, StateFile};
 use super::{Llama, Silent, groups};
+use crate::copies::SharedPin;
 use crate::engines::Engine;
 use crate::error::{Error, Result, blocking};
 use crate::memory::PageMemory;
-use crate::snapshot::SharedPin;
 use pfr_schema::engine::Sequence;
 use pfr_schema::llama::{Head, parse};
 use pfr_schema::{Digest, Limits, prefix};

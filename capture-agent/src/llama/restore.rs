@@ -4,6 +4,7 @@
 use super::file::StateFile;
 use super::folder::Name;
 use super::{Llama, Silent, Turn, compare, groups};
+use crate::copies::room;
 use crate::engines::{Attached, Engine};
 use crate::error::{Error, Result, blocking};
 use crate::memory::PageMemory;
@@ -43,7 +44,7 @@ impl Llama {
         let state = parse(&mut Head(head), &Limits::default())?;
         let slot = self.to_restore(&self.http.props().await?, slot).await?;
         let folder = self.folder.path();
-        crate::snapshot::room(folder, state.bytes)?;
+        room(folder, state.bytes)?;
         let name = self.folder.name();
         let io = || Error::io(format!("state file in {}", folder.display()));
         let file = name.create().map_err(io())?;

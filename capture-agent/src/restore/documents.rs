@@ -1,6 +1,7 @@
 //! A snapshot's documents, read from the local store; lists of pages only when the plan has found
 //! that they fit.
 
+use crate::engines::MAX_LOGITS;
 use crate::error::Result;
 use pfr_schema::checkpoint::{self, Checkpoint};
 use pfr_schema::engine::Oracle;
@@ -10,9 +11,6 @@ use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, FormatError, media_type};
 use pfr_store::Store;
-
-/// Logits in an oracle layer.
-pub(crate) const MAX_LOGITS: usize = 4096;
 
 /// What a snapshot says of itself.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Restores for engines in this process. They name a snapshot and hand over blocks. The steps are
 //! those of engines on the socket, for all ranks at once.
 
-use super::gate::Gate;
 use super::{Destination, Fitting, documents::Documents, note, plan::Plan, prove, prove::Values, report};
 use crate::Agent;
+use crate::copies::Gate;
 use crate::error::Result;
 use pfr_schema::Digest;
 use pfr_schema::agent::{RestoreReport, RestoreRequest};

@@ -2,10 +2,10 @@
 //! memory of an engine, and compared with what the slot holds afterwards.
 
 use super::documents::{Documents, field};
-use super::gate::Gate;
 use super::plan::{self, Plan};
 use super::{Destination, fill, prove, report, source};
 use crate::Agent;
+use crate::copies::Gate;
 use crate::error::{Error, Result};
 use crate::llama::{HEAD, Llama, STATE_FILE};
 use pfr_schema::Digest;

@@ -9,16 +9,14 @@
 //! ```
 //!
 //! After an error, a panic or a cancellation before `activate`, the guard of the allocation
-//! discards the blocks, and no sequence runs. A [`gate`] owns that guard, so that blocks are not
+//! discards the blocks, and no sequence runs. A [`Gate`] owns that guard, so that blocks are not
 //! discarded under a copy.
 
 mod automatic;
 mod blobs;
 mod cut;
 mod documents;
-mod fills;
 mod fits;
-mod gate;
 mod in_process;
 mod into_slot;
 mod live;
@@ -35,14 +33,12 @@ mod staged;
 mod write;
 
 pub use automatic::Searches;
-pub(crate) use documents::MAX_LOGITS;
-pub(crate) use fills::Fills;
-pub(crate) use gate::Gate;
 pub(crate) use in_process::Prepared;
 pub use resume::Resumes;
 pub use staged::Staged;
 
 use crate::Agent;
+use crate::copies::Gate;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use crate::metrics as names;
@@ -180,7 +176,7 @@ async fn fill<T: Send + 'static>(
     }
     engine.check_blocks(plan.boundary, blocks)?;
     let (mut places, mut shared) = place::Places::of(engine, &plan, ranks, blocks).split(kept);
-    gate.claim(agent.staged().claims(), &places)?;
+    places.claim(gate, agent.staged().claims())?;
     let written = write::write(agent, &mut places, after, gate).await?;
     write::name(agent, &mut shared).await?;
     // Writing has waited for the engine's event, so its own blocks are at rest too.

@@ -4,10 +4,10 @@
 use super::Destination;
 use super::automatic::find;
 use super::fits::Asked;
-use super::gate::Gate;
 use super::resume::resume;
 use super::staged::{self, Staged};
 use crate::Agent;
+use crate::copies::Gate;
 use crate::engines::{Answers, Engine};
 use crate::error::{Error, Result, blocking, cuda_handle};
 use crate::memory::MemoryError;

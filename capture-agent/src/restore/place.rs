@@ -2,8 +2,10 @@
 
 use super::cut::{PageCut, StateCut};
 use super::plan::{Origin, Paged, Plan, Stated};
+use crate::copies::{Claims, Gate};
 use crate::engines::{Engine, Group};
-use crate::memory::{Page, PageMemory};
+use crate::error::{Error, Result};
+use crate::memory::{Location, Page, PageMemory};
 use pfr_schema::Digest;
 use pfr_schema::checkpoint::{Form, Tensor};
 use std::collections::BTreeMap;
@@ -97,6 +99,13 @@ impl Place {
         }
     }
 
+    /// Where it begins on this machine.
+    fn location(&self) -> Location {
+        let begin = self.page.spans.first().map_or(0, |span| span.offset);
+        let Location { object, offset } = self.memory.location();
+        Location { object, offset: offset.saturating_add(begin) }
+    }
+
     /// For people.
     pub fn describe(&self) -> String {
         match &self.of {
@@ -160,5 +169,52 @@ impl Places {
     pub fn split(self, kept: u64) -> (Self, Self) {
         let (shared, own) = self.0.into_iter().partition(|place| place.ends.is_some_and(|ends| ends <= kept));
         (Self(own), Self(shared))
+    }
+
+    /// Reserves them for the restore with this gate until its guard is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if another restore writes into one of them.
+    pub fn claim<T>(&self, gate: &Gate<T>, claims: &Arc<Claims>) -> Result<()> {
+        gate.claim(claims, self.0.iter().map(Place::location).collect()).map_err(|taken| {
+            let place = self.0.get(taken).map_or_else(String::new, Place::describe);
+            Error::Invalid(format!("{place}: another restore is writing into this block"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Available, Ring, ShmMemory, Span};
+    use std::os::fd::OwnedFd;
+
+    /// A place at `offset` of a memory.
+    fn place(memory: &Arc<dyn PageMemory>, offset: u64) -> Places {
+        let page = Page { spans: vec![Span { offset, bytes: 16 }] };
+        Places(vec![Place::page(Digest::sha256(b""), Arc::clone(memory), page, 0, ("main".into(), 0, 0))])
+    }
+
+    #[test]
+    fn two_restores_do_not_write_into_one_block_through_two_mappings_of_it() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(4096).expect("its length");
+        let map = |offset| {
+            let fd: OwnedFd = file.try_clone().expect("a descriptor").into();
+            ShmMemory::map(fd, offset, 1024, Ring::new(4096), Available::system()).expect("a mapping")
+        };
+        let (one, two, later) = (map(0), map(0), map(512));
+        let claims = Arc::new(Claims::default());
+        let claim = |memory, offset| {
+            let gate = Gate::new(());
+            place(memory, offset).claim(&gate, &claims).map(|()| gate)
+        };
+        let first = claim(&one, 512).expect("free");
+        let refused = claim(&two, 512).expect_err("the same block through a second mapping").to_string();
+        assert!(refused.starts_with("page 0 (component 0) of group \"main\" of rank 0: another restore"), "{refused}");
+        assert!(claim(&later, 0).is_err(), "the same block through a mapping that begins later");
+        assert!(claim(&two, 0).is_ok(), "another block");
+        drop(first);
+        assert!(claim(&later, 0).is_ok(), "free again");
     }
 }

@@ -2,10 +2,10 @@
 
 use super::documents::Documents;
 use super::fits::{self, Asked};
-use super::gate::Claims;
 use super::plan::Plan;
 use super::{prove, report};
 use crate::Agent;
+use crate::copies::Claims;
 use crate::engines::Engine;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;

@@ -4,9 +4,9 @@
 
 use super::blobs::Blobs;
 use super::cut;
-use super::gate::Gate;
 use super::place::{Place, Places, Recipe};
 use crate::Agent;
+use crate::copies::Gate;
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory};
 use crate::metrics as names;

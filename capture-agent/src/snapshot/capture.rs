@@ -1,7 +1,7 @@
 //! The steps that need a paused engine, and no others.
 
 use super::inventory::Inventory;
-use super::shared_pin::SharedPin;
+use crate::copies::SharedPin;
 use crate::engines::{Engine, Hold, Pause, Pin};
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page, PageMemory, Span};

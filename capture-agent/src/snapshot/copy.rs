@@ -3,9 +3,9 @@
 
 use super::capture::canonicalise;
 use super::inventory::Inventory;
-use super::shared_pin::SharedPin;
 use super::states::describe;
 use crate::Agent;
+use crate::copies::{SharedPin, room};
 use crate::error::{Error, Result, blocking};
 use crate::memory::{MemoryError, Page};
 use bytes::Bytes;
@@ -70,7 +70,7 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
         tensors: BTreeMap::new(),
         digests,
     };
-    super::preflight::disk(&agent.config().store_dir(), copied.bytes_new)?;
+    room(&agent.config().store_dir(), copied.bytes_new)?;
 
     for memory in 0..inventory.memories.len() {
         let here =

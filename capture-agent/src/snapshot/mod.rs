@@ -13,15 +13,14 @@ mod capture;
 mod copy;
 mod inventory;
 mod preflight;
-mod shared_pin;
 mod states;
 mod target;
 
 use crate::Agent;
-use crate::engines::Engine;
+use crate::copies::{SharedPin, room};
+use crate::engines::{Engine, MAX_LOGITS};
 use crate::error::{Error, Result};
 use crate::llama::{Llama, STATE_FILE, Saved};
-use crate::restore::MAX_LOGITS;
 use build::{Documents, Origin};
 use bytes::Bytes;
 use capture::{BlockGuard, Capture};
@@ -31,8 +30,6 @@ use pfr_schema::frame::end_mark;
 use pfr_schema::tree::Document;
 use pfr_schema::{Digest, Reference, Tag};
 use pfr_store::{Pin, PushSession, document_frame};
-pub(crate) use preflight::disk as room;
-pub(crate) use shared_pin::SharedPin;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
@@ -110,7 +107,7 @@ impl Agent {
     /// Captures a slot of a `llama-server`, which computes nothing while it writes the slot's file.
     async fn take_slot(&self, llama: &Arc<Llama>, mut request: SnapshotRequest) -> Result<SnapshotReport> {
         let (started, target) = (Instant::now(), self.target(&request)?);
-        preflight::disk(&self.config().store_dir(), 0)?;
+        room(&self.config().store_dir(), 0)?;
         let Saved { engine, sequence, pin, digest, wrote } = llama.capture(request.sequence.as_deref()).await?;
         request.labels.insert(STATE_FILE.into(), digest.to_string());
         let mut report = self.store_pinned(&engine, &target, sequence, pin, &request).await?;
@@ -153,7 +150,7 @@ impl Agent {
     ) -> Result<SnapshotReport> {
         let started = Instant::now();
         preflight::memory(engine).await?;
-        preflight::disk(&self.config().store_dir(), 0)?;
+        room(&self.config().store_dir(), 0)?;
         let session = self.store().open_push(&target.repository).await?;
         let taken = take(&session).await;
         if taken.is_err() {

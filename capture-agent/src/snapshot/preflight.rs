@@ -1,14 +1,10 @@
 //! Checks before the pause, so that a capture without enough room never pauses the engine.
 
 use crate::engines::Engine;
-use crate::error::{Error, Result, blocking};
+use crate::error::{Result, blocking};
 use crate::memory::PageMemory;
 use pfr_schema::tree::GroupKind;
-use std::path::Path;
 use std::sync::Arc;
-
-/// Bytes of a file system that stay free: for metadata of the store, and for other programs.
-const RESERVE: u64 = 64 << 20;
 
 /// What a capture needs of one memory.
 #[derive(Debug)]
@@ -44,15 +40,4 @@ fn needs(engine: &Engine) -> Vec<Need> {
         }
     }
     needs
-}
-
-/// Whether the file system of a folder, such as the local store, has room for `needed` bytes more.
-pub(crate) fn disk(store: &Path, needed: u64) -> Result<()> {
-    let stat = rustix::fs::statvfs(store).map_err(|e| Error::io(format!("free space of {}", store.display()))(e.into()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    let needed = needed.saturating_add(RESERVE);
-    if needed > free {
-        return Err(Error::NoRoom { what: "disk", needed, free });
-    }
-    Ok(())
 }

@@ -17,6 +17,7 @@ mod llama;
 mod llama_faults;
 mod loads;
 mod memory;
+mod modules;
 mod pushes;
 mod reshard;
 mod restore;

@@ -2,8 +2,8 @@
 //! the action, and the repository that the action is about. So authorisation is visible where the
 //! action is, and a handler without it does not compile ([`action_of`]).
 //!
-//! There are no tokens yet, so every access is granted: [`decide`] is the only place that changes
-//! with them. The OpenAPI document has the action of each operation as `x-pf-action`.
+//! There are no tokens yet, so the program's [`Policy`] grants every access: it and [`decide`] are
+//! all that changes with them. The OpenAPI document has the action of each operation as `x-pf-action`.
 
 mod access;
 mod action;
@@ -14,7 +14,7 @@ pub(crate) use action::{Action, Admin, Delete, Open, Pull, Push};
 use crate::app::App;
 use crate::problem::ApiError;
 use axum::http::request::Parts;
-use pfr_schema::{DomainName, RepositoryName};
+use pfr_schema::{DomainName, ErrorCode, RepositoryName};
 
 /// What a caller asks to be allowed.
 #[derive(Debug)]
@@ -27,18 +27,39 @@ pub(crate) struct Question<'a> {
     pub(crate) repository: Option<&'a RepositoryName>,
 }
 
-/// Grants or refuses an access. Without tokens every access is granted.
+/// Which accesses are granted, to all callers alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Every access. Without tokens, this is the program's.
+    #[default]
+    All,
+    /// Only what every caller may do: health, metrics, the description of the API.
+    OpenOnly,
+}
+
+impl Policy {
+    fn grants(self, action: Action) -> bool {
+        match self {
+            Self::All => true,
+            Self::OpenOnly => action == Action::Open,
+        }
+    }
+}
+
+/// Grants or refuses an access.
 ///
 /// # Errors
-/// None today. Later `unauthorized` for a caller without a valid token, and `denied` for a token
-/// that does not allow the action.
-pub(crate) fn decide(_app: &App, caller: &Parts, question: &Question<'_>) -> Result<(), ApiError> {
+/// `denied` if the policy does not grant the action. Later `unauthorized` for a caller without a
+/// valid token.
+pub(crate) fn decide(app: &App, caller: &Parts, question: &Question<'_>) -> Result<(), ApiError> {
+    let (action, is_granted) = (question.action.name(), app.policy.grants(question.action));
     tracing::trace!(
-        action = question.action.name(),
+        action,
         domain = %question.domain,
         repository = question.repository.map(RepositoryName::as_str),
         path = caller.uri.path(),
-        "access granted"
+        is_granted,
+        "access decided"
     );
-    Ok(())
+    if is_granted { Ok(()) } else { Err(ApiError::new(ErrorCode::Denied, format!("this registry does not allow the action {action:?}"))) }
 }

@@ -33,6 +33,9 @@ api! {
         /// A few snapshots that nearly match, each with the reason why it does not. The longest
         /// common prefix comes first.
         pub rejected: Vec<MatchRejected>,
+        /// Whether the search of the index ended at its limit: there may be a longer match.
+        #[serde(default)]
+        pub truncated: bool,
     }
 
     /// A snapshot that does not match.

@@ -28,6 +28,9 @@ use std::sync::Arc;
 const DAMAGED: &str = "it is damaged";
 /// Snapshots from the index that are checked in vain before the answer is that there is no match.
 const LOOKS: usize = 256;
+/// Look-ups in the index, in all searches of a request. A search makes a few hundred, and one for
+/// each length of the snapshots that do not list their tokens.
+const LOOK_UPS: usize = 1 << 15;
 /// Newest snapshots that are checked besides.
 const NEWEST: usize = 8;
 /// Maximum number of refusals in an answer.
@@ -72,6 +75,8 @@ struct Matching<'a> {
     /// The snapshot to resume from, and where.
     found: Option<(Candidate, u64)>,
     rejected: Vec<api::MatchRejected>,
+    /// Whether the search of the index ended at a limit.
+    truncated: bool,
 }
 
 impl Store {
@@ -85,11 +90,25 @@ impl Store {
         let owned = request.clone();
         let path = tokio::task::spawn_blocking(|| PrefixPath::of_request(owned)).await.map_err(|e| Error::Internal(e.to_string()))?;
         let path = Arc::new(path);
-        let mut matching =
-            Matching { store: self, request, path: &path, lists: HashMap::new(), left: LISTS, found: None, rejected: Vec::new() };
-        let (mut seen, mut others, mut below) = (HashSet::new(), Vec::new(), None);
-        while matching.found.is_none() && seen.len() < LOOKS {
-            let hits = self.metadata.find_prefixes(repository.clone(), Arc::clone(&path), below).await?;
+        let mut matching = Matching {
+            store: self,
+            request,
+            path: &path,
+            lists: HashMap::new(),
+            left: LISTS,
+            found: None,
+            rejected: Vec::new(),
+            truncated: false,
+        };
+        let (mut seen, mut others, mut below, mut look_ups) = (HashSet::new(), Vec::new(), None, LOOK_UPS);
+        while matching.found.is_none() {
+            if seen.len() >= LOOKS {
+                matching.truncated = true;
+                break;
+            }
+            let hits = self.metadata.find_prefixes(repository.clone(), Arc::clone(&path), below, look_ups).await?;
+            look_ups = look_ups.saturating_sub(hits.look_ups);
+            matching.truncated |= hits.truncated;
             if below.is_none() {
                 others = hits.near;
             }
@@ -199,7 +218,7 @@ impl Matching<'_> {
         let boundary = self.boundary();
         let found = self.found.map(|(candidate, _)| candidate);
         let (digest, tokens) = (found.as_ref().map(|found| found.digest), found.map_or(0, |found| found.key.tokens));
-        api::MatchResponse { digest, boundary, tokens, rejected: self.rejected }
+        api::MatchResponse { digest, boundary, tokens, rejected: self.rejected, truncated: self.truncated }
     }
 
     /// Tokens that need not be computed, as far as known.

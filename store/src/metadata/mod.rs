@@ -154,9 +154,9 @@ macro_rules! metadata_transactions {
             lineage(repository: RepositoryName, digest: Digest, limit: usize) -> (Vec<SnapshotRow>, bool)
                 = SNAPSHOT |tx| lineage::lineage(tx, repository, digest, *limit);
             /// Finds the snapshots of the most tokens, less than `below`, that begin as a request
-            /// does, and some that share most of it.
-            find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> PrefixHits
-                = SNAPSHOT |tx| prefixes::find(tx, repository, path, *below);
+            /// does, and some that share most of it. Makes at most `look_ups` in the index.
+            find_prefixes(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>, look_ups: usize) -> PrefixHits
+                = SNAPSHOT |tx| prefixes::find(tx, repository, path, *below, *look_ups);
             /// Snapshots with the deepest waypoint that a request has too, before `below` tokens.
             passing(repository: RepositoryName, path: Arc<PrefixPath>, below: Option<u64>) -> Option<PrefixPassing>
                 = SNAPSHOT |tx| prefixes::passing(tx, repository, path, *below);

@@ -84,19 +84,25 @@ pub(super) async fn correct<T: Tx>(tx: &mut T, found: &[(i64, Vec<PrefixMark>)])
 }
 
 /// Finds the longest snapshots, with less than `below` tokens, that are a prefix of a request, and
-/// those that share the longest beginning with it.
-pub(super) async fn find<T: Tx>(tx: &mut T, repository: &RepositoryName, path: &PrefixPath, below: Option<u64>) -> Outcome<PrefixHits> {
+/// those that share the longest beginning with it. Makes at most `look_ups` in the index.
+pub(super) async fn find<T: Tx>(
+    tx: &mut T,
+    repository: &RepositoryName,
+    path: &PrefixPath,
+    below: Option<u64>,
+    look_ups: usize,
+) -> Outcome<PrefixHits> {
     let repository = visible(tx, repository).await?;
     let all = path.tokens().len() as u64;
     let Some(most) = below.map_or(Some(all), |below| below.checked_sub(1)) else { return Ok(PrefixHits::default()) };
-    let mut search = Search { tx, repository, path, most: all.min(most), near: Vec::new() };
+    let mut search = Search { tx, repository, path, most: all.min(most), near: Vec::new(), left: look_ups, truncated: false };
     let mut deepest = search.listed().await?;
     let least = deepest.iter().map(|hit| hit.tokens).max();
     deepest.extend(search.unlisted(least.unwrap_or(0)).await?);
     let tokens = deepest.iter().map(|hit| hit.tokens).max();
     deepest.retain(|hit| Some(hit.tokens) == tokens);
     deepest.sort_by_key(|hit| Reverse(hit.manifest));
-    Ok(PrefixHits { deepest, near: search.near })
+    Ok(PrefixHits { deepest, near: search.near, look_ups: look_ups - search.left, truncated: search.truncated })
 }
 
 /// Finds snapshots that share the deepest waypoint with a request; one before `below` tokens, if
@@ -135,6 +141,10 @@ struct Search<'a, T> {
     /// Tokens of a snapshot that is wanted, at most.
     most: u64,
     near: Vec<Digest>,
+    /// Look-ups that may still be made.
+    left: usize,
+    /// Whether there was something more to look up.
+    truncated: bool,
 }
 
 /// A step of the search.
@@ -148,14 +158,19 @@ enum Look {
 impl<T: Tx> Search<'_, T> {
     /// The deepest of the snapshots whose tokens are known. Deeper positions are looked at first,
     /// so the first that is found is the deepest. A look is in vain if the snapshots at a position
-    /// differ from the request later: in the worst case one look for each block.
+    /// differ from the request later: in the worst case one look for each block, and then the limit
+    /// on look-ups ends the search.
     async fn listed(&mut self) -> Outcome<Vec<PrefixHit>> {
         let blocks = self.most / BLOCK;
         let mut looks = vec![Look::Ends(0), Look::Beyond(0, levels(blocks))];
         while let Some(look) = looks.pop() {
             match look {
                 Look::Beyond(at, level) => {
-                    let next = self.existing(steps(at, level, blocks).collect()).await?;
+                    let positions: Vec<(u64, u32)> = steps(at, level, blocks).collect();
+                    if !self.may_look_up(positions.len() + 1) {
+                        return Ok(Vec::new());
+                    }
+                    let next = self.existing(positions).await?;
                     if next.is_empty() {
                         self.note_near(at).await?;
                     }
@@ -167,7 +182,10 @@ impl<T: Tx> Search<'_, T> {
                     }
                 }
                 Look::Ends(at) => {
-                    let lengths = (at * BLOCK..(at + 1) * BLOCK).rev().filter(|tokens| *tokens <= self.most).collect();
+                    let lengths: Vec<u64> = (at * BLOCK..(at + 1) * BLOCK).rev().filter(|tokens| *tokens <= self.most).collect();
+                    if !self.may_look_up(lengths.len()) {
+                        return Ok(Vec::new());
+                    }
                     let found = self.ending(at, lengths).await?;
                     if !found.is_empty() {
                         return Ok(found);
@@ -176,6 +194,14 @@ impl<T: Tx> Search<'_, T> {
             }
         }
         Ok(Vec::new())
+    }
+
+    /// Takes so many look-ups from those that are left. If they are too few, the search ends.
+    fn may_look_up(&mut self, count: usize) -> bool {
+        let left = self.left.checked_sub(count);
+        self.truncated |= left.is_none();
+        self.left = left.unwrap_or(self.left);
+        left.is_some()
     }
 
     /// Of these positions, with their levels, those at which there are rows, ascending; and whether
@@ -213,7 +239,9 @@ impl<T: Tx> Search<'_, T> {
     }
 
     /// The deepest of the snapshots whose tokens are not known, of `least` tokens at least: their
-    /// lengths are tried, the longest first.
+    /// lengths are tried, the longest first. Nothing leads to the right one: only the key of all
+    /// their tokens is known, and a key says nothing about the keys before it. So the limit on
+    /// look-ups ends the search, however many lengths there are.
     async fn unlisted(&mut self, least: u64) -> Outcome<Vec<PrefixHit>> {
         let find = "WITH RECURSIVE lengths(tokens) AS (
               SELECT MAX(tokens) FROM prefixes WHERE repository = $1 AND key = $2 AND tokens >= $3 AND tokens <= $4
@@ -222,10 +250,15 @@ impl<T: Tx> Search<'_, T> {
             SELECT tokens FROM lengths WHERE tokens IS NOT NULL LIMIT $5";
         let (root, mut most) = (self.path.mark(0), self.most);
         loop {
+            // With none left, one more says whether there is a length that is not tried.
+            let count = self.left.clamp(1, LENGTHS);
             // Shorter ones were found with those whose tokens are known.
-            let lengths: Vec<u64> = self.tx.query(find, values![self.repository, root, least.max(BLOCK), most, LENGTHS as u64]).await?;
+            let lengths: Vec<u64> = self.tx.query(find, values![self.repository, root, least.max(BLOCK), most, count as u64]).await?;
             let Some(shortest) = lengths.last().copied() else { return Ok(Vec::new()) };
-            let whole = lengths.len() < LENGTHS;
+            if !self.may_look_up(lengths.len()) {
+                return Ok(Vec::new());
+            }
+            let whole = lengths.len() < count;
             let found = self.ending(0, lengths).await?;
             if whole || !found.is_empty() {
                 return Ok(found);

@@ -9,9 +9,10 @@ use pfr_schema::run::Run;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, GroupKind, PageTree, RunRef, SCHEMA, TreeSequence};
 use pfr_schema::{Digest, Kind, media_type, prefix};
-use pfr_store::{Budget, Store, document_frame};
+use pfr_store::{Budget, PrefixPath, Store, document_frame};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 on_backends!([memory = Memory, sqlite = SqliteDisk, postgres = PostgresDisk]:
     the_deepest_of_all_snapshots_is_found,
@@ -24,6 +25,8 @@ on_backends!([sqlite = SqliteDisk, postgres = PostgresDisk]:
     fsck_finds_and_corrects_rows_of_the_index,
     fsck_takes_a_damaged_list_of_tokens_for_no_fault_of_the_index,
     a_snapshot_of_a_conversation_serves_where_another_one_parts_from_it,
+    a_search_of_very_many_lengths_ends_and_says_so,
+    a_search_that_is_misled_at_every_block_ends_and_says_so,
 );
 
 /// Lengths around the ends of blocks, and of digits of their number.
@@ -271,6 +274,58 @@ async fn a_snapshot_of_a_conversation_serves_where_another_one_parts_from_it(on:
     let found = ask(store, tokens[..100].to_vec(), false).await;
     assert_eq!((found.digest, found.boundary), (Some(old), 96));
     assert_eq!(ask(store, tokens, true).await.digest, None);
+}
+
+async fn a_search_of_very_many_lengths_ends_and_says_so(on: Backend) {
+    let rig = Rig::new(on).await;
+    let store = &rig.store;
+    let unlisted = push(store, &Spec { list: List::None, ..on_the_way(300) }, 0).await;
+    // So many are newer that it is not looked at as one of the newest.
+    for number in 1..12 {
+        push(store, &Spec { way: Way { length: 20, leaves: 0, to: number }, salt: true, ..on_the_way(0) }, 0).await;
+    }
+    let tokens = on_the_way(50_000).way.tokens();
+    let found = ask(store, tokens.clone(), false).await;
+    assert_eq!((found.digest, found.truncated), (Some(unlisted), false));
+    // The rows of snapshots of 40,000 other lengths that do not list their tokens.
+    rig.sql(
+        "INSERT INTO prefixes WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 40000)
+         SELECT p.repository, p.key, p.tokens + n, n, (SELECT MAX(id) FROM manifests) FROM prefixes p, n WHERE p.tokens = 300",
+    );
+    let found = ask(store, tokens.clone(), false).await;
+    assert_eq!((found.digest, found.truncated), (None, true), "{:?}", found.rejected);
+    // A shorter request has few lengths to try.
+    let found = ask(store, tokens[..4000].to_vec(), false).await;
+    assert_eq!((found.digest, found.truncated), (Some(unlisted), false));
+    let found = ask(store, tokens[..299].to_vec(), false).await;
+    assert_eq!((found.digest, found.truncated), (None, false));
+    // Snapshots that list their tokens are found first, and only the lengths beyond are tried.
+    let listed = push(store, &on_the_way(400), 1).await;
+    let found = ask(store, tokens.clone(), false).await;
+    assert_eq!((found.digest, found.boundary, found.truncated), (Some(listed), 400, true));
+    let longer = push(store, &on_the_way(16_000), 1).await;
+    let found = ask(store, tokens, false).await;
+    assert_eq!((found.digest, found.boundary, found.truncated), (Some(longer), 16_000, false));
+}
+
+async fn a_search_that_is_misled_at_every_block_ends_and_says_so(on: Backend) {
+    let rig = Rig::new(on).await;
+    let short = push(&rig.store, &on_the_way(20), 0).await;
+    let path = Arc::new(PrefixPath::new(on_the_way(8000).way.tokens(), &fingerprint(), "", None));
+    let key = |block: u64| i64::from_be_bytes(*path.key(block * 16).unwrap().as_bytes().first_chunk().unwrap());
+    let keys: Vec<String> = (1..=500).map(|block| format!("({})", key(block))).collect();
+    // The rows of snapshots that go on at each block, and not as the request does.
+    rig.sql(&format!(
+        "INSERT INTO prefixes SELECT p.repository, v.column1, -1, 0, p.manifest FROM prefixes p, (VALUES {}) AS v WHERE p.tokens = 20",
+        keys.join(", ")
+    ));
+    let find = |look_ups| rig.metadata.find_prefixes(repository(), Arc::clone(&path), None, look_ups);
+    let found = find(usize::MAX).await.unwrap();
+    assert_eq!((found.deepest.first().map(|hit| hit.digest), found.truncated), (Some(short), false));
+    assert!(found.look_ups > 1000, "{found:?}");
+    assert_eq!(find(found.look_ups).await.unwrap(), found);
+    let cut = find(500).await.unwrap();
+    assert!(cut.deepest.is_empty() && cut.truncated && cut.look_ups <= 500, "{cut:?}");
 }
 
 async fn what_a_rebuild_brings_back_is_found(on: Backend) {

@@ -10,9 +10,11 @@ pub struct View {
     pub snapshots: BTreeSet<String>,
     /// Digest of each tag.
     pub tags: BTreeMap<String, String>,
+    /// The other domains, and what is visible of each.
+    pub domains: BTreeMap<String, View>,
 }
 
-/// A change of tags or snapshots.
+/// A change of tags, snapshots or domains.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// A snapshot, and a tag on it.
@@ -23,6 +25,12 @@ pub enum Change {
     Untag(String),
     /// A snapshot is deleted, with its tags.
     Remove(String),
+    /// A domain is made.
+    MakeDomain(String),
+    /// A domain is deleted, with everything in it.
+    DeleteDomain(String),
+    /// A change in a domain.
+    In(String, Box<Change>),
 }
 
 /// Changes in order, each with the number of operations when it was requested and when it was
@@ -41,9 +49,20 @@ impl History {
     /// or without the one that was requested then.
     #[must_use]
     pub fn allowed(&self, at: usize) -> Vec<View> {
+        self.views(at, |_| false)
+    }
+
+    /// The same if the databases are lost too. The catalogue of domains is in one of them, so a
+    /// deleted domain comes back if its bytes are still there.
+    #[must_use]
+    pub fn allowed_without_databases(&self, at: usize) -> Vec<View> {
+        self.views(at, |change| matches!(change, Change::DeleteDomain(_)))
+    }
+
+    fn views(&self, at: usize, may_be_undone: impl Fn(&Change) -> bool) -> Vec<View> {
         let mut views = vec![View::default()];
         for (begun, told, change) in &self.0 {
-            if *told <= at {
+            if *told <= at && !may_be_undone(change) {
                 views.iter_mut().for_each(|view| change.make(view));
             } else if *begun < at {
                 let mut with = views.clone();
@@ -68,6 +87,9 @@ impl Change {
                 view.snapshots.remove(snapshot);
                 view.tags.retain(|_, at| at != snapshot);
             }
+            Self::MakeDomain(name) => drop(view.domains.entry(name.clone()).or_default()),
+            Self::DeleteDomain(name) => drop(view.domains.remove(name)),
+            Self::In(name, change) => view.domains.get_mut(name).into_iter().for_each(|view| change.make(view)),
         }
     }
 }
@@ -86,5 +108,17 @@ mod tests {
             (snapshots(0), snapshots(5), snapshots(10), snapshots(15), snapshots(20)),
             (vec![0], vec![0, 1], vec![1], vec![1, 0], vec![0])
         );
+    }
+
+    #[test]
+    fn a_deleted_domain_comes_back_only_if_the_databases_are_lost() {
+        let mut history = History::default();
+        history.note(0, 10, Change::MakeDomain("d".into()));
+        history.note(10, 20, Change::In("d".into(), Box::new(Change::Commit("a".into(), "t".into()))));
+        history.note(20, 30, Change::DeleteDomain("d".into()));
+        let snapshots =
+            |views: Vec<View>| -> Vec<usize> { views.iter().flat_map(|view| view.domains.values()).map(|d| d.snapshots.len()).collect() };
+        assert_eq!((snapshots(history.allowed(10)), snapshots(history.allowed(20))), (vec![0], vec![1]));
+        assert_eq!((history.allowed(30), snapshots(history.allowed_without_databases(30))), (vec![View::default()], vec![1]));
     }
 }

@@ -39,6 +39,8 @@ pub struct Bound {
 impl Bound {
     /// For a normal run.
     pub const NORMAL: Self = Self { subsets: 3, positions: 4, old: false, pairs: false, random: 0, most: 90 };
+    /// For a normal run that is about one kind of work.
+    pub const SHORT: Self = Self { most: 16, ..Self::NORMAL };
     /// What a planted bug must be found with.
     pub const COARSE: Self = Self { subsets: 2, positions: 2, old: false, pairs: false, random: 0, most: 600 };
     /// For a long run.

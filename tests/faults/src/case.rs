@@ -8,9 +8,11 @@
 //! itself, and a collection shows whether anything is left over.
 
 use crate::check::{self, Library};
+use crate::domains::{self, Step, Tenants};
 use crate::gate::{self, Gate, Progress, Task};
-use crate::names::{Change, Oracle, Outcome};
+use crate::names::{Change, Names, Oracle, Outcome};
 use crate::operations::{self, Ended, Excuses, Manner, Operation};
+use crate::prefixes;
 use crate::snapshots::Snapshot;
 use crate::world::{Database, HOUR, Plant, Setup, World};
 use pfr_schema::api::TagState;
@@ -118,6 +120,7 @@ pub async fn play(database: Database, seed: u64, waves: u64, plant: Option<Plant
                 random,
                 world,
                 oracle: Oracle::default(),
+                tenants: Tenants::default(),
                 library: Library::new(),
                 debris: BTreeSet::new(),
                 counts: Counts::default(),
@@ -146,6 +149,7 @@ struct History {
     random: StdRng,
     world: World,
     oracle: Oracle,
+    tenants: Tenants,
     library: Library,
     /// Torn objects that a rebuild found and named.
     debris: BTreeSet<String>,
@@ -210,6 +214,9 @@ impl History {
             return self.rebuild().await;
         }
         self.compare(&changes).await?;
+        if self.chance(0.25) {
+            self.domain().await?;
+        }
         if self.chance(0.04) { self.rot().await } else { Ok(()) }
     }
 
@@ -217,7 +224,50 @@ impl History {
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.explain(changes, &seen)?;
         self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
-        Ok(())
+        self.matches(&seen).await
+    }
+
+    async fn matches(&mut self, names: &Names) -> Result<(), String> {
+        let ends_only = self.counts.flipped > 0 || !self.debris.is_empty();
+        prefixes::found(&self.world.observer, names, &self.library, &mut self.random, ends_only).await
+    }
+
+    // ---- other domains
+
+    /// A step with another domain. Its replica may die at any point of it.
+    async fn domain(&mut self) -> Result<(), String> {
+        let (step, faults) = (Step::draw(&mut self.random), self.chance(0.3));
+        let cut_at = self.chance(0.3).then(|| self.random.random_range(0..60_u64));
+        if self.chance(0.3) {
+            self.world.jump(i64::try_from(2 * HOUR).unwrap_or(0));
+        }
+        self.log.push(format!("domains: {step:?}, faults {faults}, dies at {cut_at:?}"));
+        self.counts.rounds += 1;
+        self.world.weather(0.0, false);
+        self.world.start(0).await.map_err(|e| e.to_string())?;
+        let Some(domains) = self.world.domains_of(0).await.map_err(|e| e.to_string())? else { return Ok(()) };
+        self.world.weather(if faults { 0.03 } else { 0.0 }, false);
+        let gate: Arc<Gate> = Arc::default();
+        let mut task: Task<Result<(), pfr_store::Error>> = Box::pin(step.clone().run(domains));
+        let mut answer = None;
+        while cut_at.is_none_or(|steps| gate.steps() < steps) {
+            gate.open();
+            if let Progress::Done(ended) = gate::run(&mut task, &gate, STUCK).await {
+                answer = Some(ended);
+                break;
+            }
+        }
+        drop(task);
+        match &answer {
+            None => {
+                self.counts.cut += 1;
+                self.counts.crashes += u64::from(self.world.replicas[0].store.take().is_some());
+            }
+            Some(answer) => self.counts.acknowledged += u64::from(answer.is_ok()),
+        }
+        self.world.weather(0.0, false);
+        let seen = domains::seen(&self.world).await.map_err(|what| format!("after {step:?} ({answer:?}): {what}"))?;
+        self.tenants.explain(&step, answer.as_ref(), faults, seen)
     }
 
     // ---- what is done
@@ -295,7 +345,11 @@ impl History {
                     let part = if self.chance(0.3) { GcPart::Merging } else { GcPart::All };
                     return Operation::Gc(GcOptions { part, grace, batch, compact, dry_run, ..GcOptions::default() });
                 }
-                88..97 => {
+                88..92 => {
+                    let tokens = prefixes::tokens(&mut self.random, &self.library);
+                    return Operation::Match { repository, tokens, library: self.library.clone() };
+                }
+                92..97 => {
                     let Some(snapshot) = pick(&mut self.random).and_then(|digest| self.library.get(&digest)) else { continue };
                     return Operation::Read { snapshot: Arc::clone(snapshot), acknowledged: true };
                 }
@@ -494,11 +548,14 @@ impl History {
         self.debris.extend(debris.map(|key| if key.contains('/') { key.to_owned() } else { check::path(key).to_string() }));
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.rebuilt(&seen)?;
+        domains::rebuild(&self.world).await?;
+        self.tenants.rebuilt(domains::seen(&self.world).await?)?;
         if self.counts.flipped > 0 {
             // The database knew what is in quarantine; packs do not.
             self.scrub_and_heal().await?;
         }
         self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
+        self.matches(&seen).await?;
         self.counts.rebuilds += 1;
         check::verified(&self.world.observer, &seen).await
     }
@@ -508,8 +565,13 @@ impl History {
     /// A byte of a pack changes. A scrub finds it, and a second push of the snapshots that it hit
     /// heals it.
     async fn rot(&mut self) -> Result<(), String> {
-        let mut packs: Vec<(String, u64)> =
-            self.world.disk.keys().into_iter().filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0).collect();
+        let mut packs: Vec<(String, u64)> = self
+            .world
+            .disk
+            .keys()
+            .into_iter()
+            .filter(|(key, bytes)| key.ends_with(".pfpack") && *bytes > 0 && !check::is_of_domain(key))
+            .collect();
         if packs.is_empty() {
             return Ok(());
         }
@@ -551,6 +613,7 @@ impl History {
         self.world.replicas.iter_mut().for_each(|replica| replica.store = None);
         self.world.disk.power_loss();
         self.compare(&[]).await?;
+        domains::delete_all(&self.world).await?;
         check::verified(&self.world.observer, &self.oracle.names).await?;
         check::swept(&self.world, &self.oracle.names, &self.library, &self.debris).await?;
         check::verified(&self.world.observer, &self.oracle.names).await?;
@@ -582,6 +645,7 @@ fn words(operation: &Operation) -> String {
         }
         Operation::Audit => "audit".into(),
         Operation::Scrub(full) => format!("scrub, full {full}"),
+        Operation::Match { repository, tokens, .. } => format!("match {} tokens in {repository}", tokens.len()),
         Operation::Read { snapshot, .. } => format!("read {}", snapshot.digest),
     }
 }

@@ -7,7 +7,7 @@ use object_store::path::Path;
 use pfr_schema::codec::{self, Codec};
 use pfr_schema::frame::{CHECKSUM, Header};
 use pfr_schema::journal::PREFIX;
-use pfr_schema::{Digest, Limits};
+use pfr_schema::{Digest, DomainName, Limits};
 use pfr_store::{GcOptions, Health, PackRow, PackState, Result, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,6 +40,12 @@ pub async fn names(store: &Store) -> Result<Names> {
 pub fn path(key: &str) -> Path {
     let shard = key.get(key.len().saturating_sub(2)..).unwrap_or("00");
     Path::from(format!("{shard}/{key}.pfpack"))
+}
+
+/// Whether an object lies in another domain than the default one.
+#[must_use]
+pub fn is_of_domain(key: &str) -> bool {
+    key.strip_prefix(DomainName::FOLDER).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// Blobs that `names` reach.
@@ -171,9 +177,10 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     let journal = store.metadata().journal().await.map_err(|e| e.to_string())?;
     named.extend(journal.into_iter().map(|row| row.key));
     // A journal object whose writer died before its row waits for the next summary, which finds it
-    // by its name: a few hundred at most. The marker stays for ever.
-    let found: BTreeMap<String, u64> =
-        world.disk.keys().into_iter().filter(|(key, _)| named.contains(key) || !(key.starts_with(PREFIX) || key == "pf-store")).collect();
+    // by its name: a few hundred at most. The marker stays for ever. Other domains have their own
+    // checks.
+    let is_debris = |key: &str| key.starts_with(PREFIX) || key == "pf-store" || is_of_domain(key);
+    let found: BTreeMap<String, u64> = world.disk.keys().into_iter().filter(|(key, _)| named.contains(key) || !is_debris(key)).collect();
     let leaked: Vec<_> = found.iter().filter(|(key, _)| !named.contains(*key)).collect();
     if !leaked.is_empty() {
         return Err(format!("LEAKED: no row names {leaked:?}"));

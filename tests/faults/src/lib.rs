@@ -9,10 +9,12 @@
 pub mod case;
 pub mod check;
 pub mod disk;
+pub mod domains;
 pub mod failing;
 pub mod gate;
 pub mod names;
 pub mod operations;
+pub mod prefixes;
 pub mod snapshots;
 pub mod transactions;
 pub mod weather;

@@ -1,8 +1,9 @@
 //! The operations of clients and operators, and which errors each of them may get.
 
-use crate::gate;
+use crate::check::Library;
 use crate::names::{Change, Outcome};
-use crate::snapshots::Snapshot;
+use crate::snapshots::{Snapshot, request};
+use crate::{gate, prefixes};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream;
@@ -48,6 +49,15 @@ pub enum Operation {
     Audit,
     /// A scrub; `true` hashes every blob.
     Scrub(bool),
+    /// A question for a snapshot to resume these tokens from.
+    Match {
+        /// The repository.
+        repository: RepositoryName,
+        /// The tokens.
+        tokens: Vec<u32>,
+        /// The snapshots that there may be.
+        library: Library,
+    },
     /// A read of all blobs of a snapshot.
     Read {
         /// The snapshot.
@@ -168,6 +178,15 @@ impl Operation {
                         ended.violation = Some(format!("bad packs: {:?}", report.bad_packs));
                     }
                     _ => {}
+                }
+                ended
+            }
+            Self::Match { repository, tokens, library } => {
+                let answer = store.match_prefix(&repository, &request(tokens.clone())).await;
+                let mut ended = Ended::new(None, &answer, false, excuses);
+                if let Ok(answer) = answer {
+                    ended.answer = format!("{:?} at {}", answer.digest, answer.boundary);
+                    ended.violation = prefixes::is_sound(&answer, &tokens, &library).err();
                 }
                 ended
             }

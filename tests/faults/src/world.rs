@@ -4,7 +4,11 @@ use crate::disk::Disk;
 use crate::failing::failing;
 use crate::transactions::Transactions;
 use crate::weather::Weather;
-use pfr_store::{Clock, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata, Store};
+use object_store::ObjectStore;
+use pfr_store::{
+    Clock, DomainHome, DomainPacks, DomainTables, Domains, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata,
+    Store,
+};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,12 +97,18 @@ fn postgres_url() -> String {
 async fn open(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
     Ok(match database {
         Database::Sqlite => SqliteMetadata::open(file, clock).await?,
-        Database::Postgres => {
-            let options = PostgresOptions { max_connections: 3, clock: Some(clock), ..PostgresOptions::default() };
-            PostgresMetadata::connect(&postgres_url(), options).await?
-        }
+        Database::Postgres => PostgresMetadata::connect(&postgres_url(), postgres_options(clock)).await?,
     })
 }
+
+fn postgres_options(clock: Clock) -> PostgresOptions {
+    PostgresOptions { max_connections: 3, clock: Some(clock), ..PostgresOptions::default() }
+}
+
+/// Drops the tables of all domains but the default one.
+const DROP_DOMAINS: &str = "DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'pf_') LOOP EXECUTE 'DROP SCHEMA ' || quote_ident(name) || ' CASCADE'; END LOOP;
+    END $$";
 
 /// A database without rows. `file` must not exist.
 async fn fresh(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn Metadata>> {
@@ -108,6 +118,7 @@ async fn fresh(database: Database, file: &Path, clock: Clock) -> Result<Arc<dyn 
         // the tables.
         pfr_testkit::postgres::cut_connections(&postgres_url());
         pfr_testkit::postgres::empty(&postgres_url(), "_sqlx_migrations");
+        let _ = pfr_testkit::postgres::sql(&postgres_url(), DROP_DOMAINS);
     }
     Ok(metadata)
 }
@@ -161,9 +172,41 @@ impl World {
             Some(Plant::NoGrace) => metadata = metadata.without_grace(),
             Some(Plant::NoFsync) | None => {}
         }
-        let packs = failing(self.disk.storage(), weather, self.setup.tears);
+        let packs = self.storage(replica);
         self.replicas[replica].store = Some(Store::new(packs, Arc::new(metadata), options(&self.setup, &self.clock)));
         Ok(())
+    }
+
+    /// The storage as a replica sees it.
+    fn storage(&self, replica: usize) -> Arc<dyn ObjectStore> {
+        failing(self.disk.storage(), self.replicas[replica].weather.clone(), self.setup.tears)
+    }
+
+    /// All domains without faults, for checks only.
+    ///
+    /// # Errors
+    /// The database cannot be opened.
+    pub async fn domains(&self) -> Result<Domains> {
+        Ok(Domains::new(self.observer.clone(), Some(self.home(self.disk.storage()).await?)))
+    }
+
+    /// All domains as a replica sees them, if it runs.
+    ///
+    /// # Errors
+    /// The database cannot be opened.
+    pub async fn domains_of(&self, replica: usize) -> Result<Option<Domains>> {
+        let Some(store) = self.replicas[replica].store.clone() else { return Ok(None) };
+        Ok(Some(Domains::new(store, Some(self.home(self.storage(replica)).await?))))
+    }
+
+    async fn home(&self, packs: Arc<dyn ObjectStore>) -> Result<DomainHome> {
+        let tables = match self.setup.database {
+            Database::Sqlite => DomainTables::Files(self.dir.path().join(format!("domains-{}", self.databases))),
+            Database::Postgres => {
+                DomainTables::Postgres(Arc::new(PostgresMetadata::open(&postgres_url(), postgres_options(ticking(&self.clock, 0))).await?))
+            }
+        };
+        Ok(DomainHome { tables, packs: DomainPacks::Bucket(packs) })
     }
 
     /// Replaces the database by an empty one. All replicas stop.

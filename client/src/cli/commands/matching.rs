@@ -12,6 +12,7 @@ use std::path::Path;
 
 /// Bytes of a token file: 16 Mi tokens, as JSON.
 const TOKENS_MAX: u64 = 128 << 20;
+const TRUNCATED: &str = "the search ended at its limit: there may be a longer match";
 
 pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     let fingerprint = match (&args.fingerprint, &args.engine) {
@@ -32,6 +33,9 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
             let common = count(rejected.common, "token");
             context.out.note(&format!("{}  {common} in common: {}", rejected.digest.short(), one_line(&rejected.reason)))?;
         }
+        if found.truncated && !context.json && !context.quiet {
+            context.out.note(TRUNCATED)?;
+        }
         let message = format!("no snapshot in {repository} that these tokens can be resumed from");
         let hint = Suggestion::new("ls").here().repository().then(" lists its tags and snapshots");
         return Err(Failure::new(ErrorCode::SnapshotUnknown, message).hint(hint));
@@ -40,7 +44,8 @@ pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     if found.tokens > found.boundary {
         saved += &format!(", from the beginning of a snapshot of {}", number(found.tokens));
     }
-    context.report(&found, [saved], &digest.to_string())
+    let truncated = found.truncated.then(|| TRUNCATED.to_owned());
+    context.report(&found, [saved].into_iter().chain(truncated), &digest.to_string())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {

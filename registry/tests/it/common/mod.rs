@@ -5,7 +5,7 @@
 pub mod snapshot;
 pub mod trouble;
 
-use pfr_registry::{Config, Server};
+use pfr_registry::{Config, Policy, Server};
 use pfr_schema::api::{self, Problem};
 use pfr_schema::{Digest, ErrorCode, Kind, media_type};
 use pfr_store::Store;
@@ -13,6 +13,7 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use snapshot::Snapshot;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -63,6 +64,13 @@ impl Registry {
         change(&mut config);
         let server = Server::bind_over(store, config).await.expect("the registry starts");
         Self::serve(server, dir)
+    }
+
+    /// Over the data directory of another one that has stopped, with this policy.
+    pub async fn start_again(data: &Path, policy: Policy) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let server = Server::bind(Config { data: data.into(), ..config(&dir) }).await.expect("the registry starts");
+        Self::serve(server.with_policy(policy), dir)
     }
 
     fn serve(server: Server, dir: TempDir) -> Self {

@@ -67,6 +67,10 @@ pub struct PrefixHits {
     pub deepest: Vec<PrefixHit>,
     /// Snapshots that share most with the request, whether they end on its way or not.
     pub near: Vec<Digest>,
+    /// Look-ups that were made.
+    pub look_ups: usize,
+    /// Whether the search ended at its limit: there may be longer ones.
+    pub truncated: bool,
 }
 
 /// Snapshots with the deepest waypoint that a request has too.

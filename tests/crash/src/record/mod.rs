@@ -10,7 +10,7 @@ mod calls;
 mod model;
 mod process;
 
-use crate::trace::Trace;
+use crate::trace::{Op, Trace};
 use calls::{Call, Effects};
 use model::Model;
 use nix::errno::Errno;
@@ -70,6 +70,12 @@ impl Recorder {
     #[must_use]
     pub fn position(&self) -> usize {
         locked(&self.0).trace.ops.len()
+    }
+
+    /// Whether there was an operation like this after the first `from`.
+    #[must_use]
+    pub fn has(&self, from: usize, is_it: impl Fn(&Op) -> bool) -> bool {
+        locked(&self.0).trace.ops.iter().skip(from).any(is_it)
     }
 
     /// The trace.

@@ -24,6 +24,7 @@ fn class(path: &Path, synced: Synced) -> String {
         ["data", "packs", "journal", _] => "data/packs/journal/OBJECT".to_owned(),
         ["data", "packs", folder] if folder.len() == 2 => "data/packs/FOLDER".to_owned(),
         ["data", "packs", folder, _] if folder.len() == 2 => "data/packs/FOLDER/PACK".to_owned(),
+        ["data", "domains", _, "packs"] => "data/domains/NAME/packs".to_owned(),
         ["data", "packs", marker] if marker.starts_with("pf-store") => "data/packs/pf-store".to_owned(),
         _ => text.clone(),
     };
@@ -66,6 +67,21 @@ fn a_missing_sync_of_packs_their_names_or_the_log_is_caught() {
 
 mod long {
     use super::*;
+    use crate::registry::{recorded_checkpoint, recorded_domains, recorded_merge, recorded_summary};
+
+    #[test]
+    fn a_missing_sync_is_caught_in_each_kind_of_work() {
+        for (life, missing) in [
+            (recorded_checkpoint(), "bytes of data/metadata.sqlite"),
+            (recorded_merge(), "bytes of data/packs/FOLDER/PACK"),
+            (recorded_summary(), "bytes of data/packs/journal/OBJECT"),
+            (recorded_domains(), "names in data/domains/NAME/packs"),
+        ] {
+            let Some(life) = life else { continue };
+            let found = without(&life, |_, class| class == missing);
+            println!("without the sync of the {missing}: {}", found.first().unwrap_or_else(|| panic!("{missing}: not caught")));
+        }
+    }
 
     /// Syncs of which no state shows that they are needed, and why they are made.
     const UNSHOWN: [(&str, &str); 1] = [("bytes of data/packs/pf-store", "the marker is found by its name; its words are for people")];

@@ -2,11 +2,12 @@
 //! checkpoints, a kill, restarts.
 
 use nix::sys::signal::Signal;
-use pfr_crash::check::{DATA, REPOSITORY, folder};
+use pfr_crash::check::{DATA, DOMAIN, REPOSITORY, folder, push, repository, run};
 use pfr_crash::oracle::{Change, History};
 use pfr_crash::record::{Recorded, Recorder, is_possible};
-use pfr_crash::trace::Trace;
-use pfr_tests::{Pf, Shape, SnapshotDir, binary, own_address, skip, wait_for};
+use pfr_crash::trace::{Action, Op, Trace};
+use pfr_store::{Options, Store};
+use pfr_tests::{Pf, Shape, SmallDisk, SnapshotDir, ask, binary, own_address, skip, wait_for};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -81,9 +82,118 @@ pub fn recorded_in_folders_of_others() -> Option<Life> {
     Some(registry.end())
 }
 
+/// A WAL checkpoint beside the writer, and the log that starts again at its beginning. The log is
+/// short because the disk is small.
+pub fn recorded_checkpoint() -> Option<Life> {
+    if !is_possible() {
+        skip("ptrace", "this process may not trace its children");
+        return None;
+    }
+    let home = folder();
+    let disk = SmallDisk::mount(&home.path().join("root"), 8)?;
+    let before = fill(&disk.path().join(DATA), async |store| push(store, 0, "before").await);
+    let mut registry = Registry::on(home, Some(disk));
+    registry.history.note(0, 0, Change::Commit(before, "before".into()));
+    registry.start(&[]);
+    let begun = registry.recorder.position();
+    let is_checkpoint = |op: &Op| matches!(op.action, Action::Sync(_)) && op.path == Path::new(DATA).join("metadata.sqlite");
+    for number in 0.. {
+        registry.push(&format!("t{number}"), &(number * 200..number * 200 + 200).collect::<Vec<_>>());
+        if registry.recorder.has(begun, is_checkpoint) {
+            break;
+        }
+        assert!(number < 10, "the log never was too long");
+    }
+    registry.push("after", &[1, 2]);
+    registry.stop(Signal::SIGKILL);
+    Some(registry.end())
+}
+
+/// A merge of small packs.
+pub fn recorded_merge() -> Option<Life> {
+    let mut registry = Registry::filled(async |store| {
+        let mut changes = Vec::new();
+        for number in 0..8 {
+            let tag = format!("t{number}");
+            changes.push(Change::Commit(push(store, number * 4, &tag).await?, tag));
+        }
+        Ok(changes)
+    })?;
+    registry.start(&[]);
+    let collected = registry.collect();
+    assert!(collected["packs_merged"].as_u64() > Some(7) && collected["packs_deleted"].as_u64() > Some(7), "{collected}");
+    registry.push("again", &[0, 1, 30]);
+    registry.stop(Signal::SIGKILL);
+    Some(registry.end())
+}
+
+/// A summary of the journal, and the deletion of the objects that it makes superfluous.
+pub fn recorded_summary() -> Option<Life> {
+    let mut registry = Registry::filled(async |store| {
+        let both = [push(store, 0, "a").await?, push(store, 4, "b").await?];
+        let mut changes = vec![Change::Commit(both[0].clone(), "a".into()), Change::Commit(both[1].clone(), "b".into())];
+        for number in 0..CHANGES {
+            let at = &both[number % 2];
+            let moved = store.put_tag(&repository(), "head".parse().unwrap(), at.parse().unwrap(), None).await;
+            moved.map_err(|e| e.to_string())?;
+            changes.push(Change::Tag("head".into(), at.clone()));
+        }
+        Ok(changes)
+    })?;
+    registry.start(&[]);
+    registry.collect();
+    let objects = std::fs::read_dir(registry.home.path().join("root").join(DATA).join("packs/journal")).unwrap().count();
+    assert!(objects < CHANGES, "there is no summary: {objects} objects");
+    registry.change(&["rm", &format!("{REPOSITORY}:head")], Change::Untag("head".into()));
+    registry.stop(Signal::SIGKILL);
+    Some(registry.end())
+}
+
+/// Domains are made, used, deleted to the last byte and made again.
+pub fn recorded_domains() -> Option<Life> {
+    let mut registry = Registry::filled(async |store| Ok(vec![Change::Commit(push(store, 0, "t").await?, "t".into())]))?;
+    registry.start(&[]);
+    registry.domain("PUT", DOMAIN, Change::MakeDomain);
+    registry.push_to(DOMAIN, "first", &[0, 1, 2]);
+    registry.push_to(DOMAIN, "second", &[0, 1, 3]);
+    registry.push("beside", &[0, 1, 4]);
+    registry.domain("PUT", "empty", Change::MakeDomain);
+    registry.domain("DELETE", DOMAIN, Change::DeleteDomain);
+    let address = registry.address.clone();
+    wait_for("the domain to be gone", 60, || {
+        ask(&address, "GET", &format!("/v1/domains/{DOMAIN}")).starts_with("HTTP/1.1 404").then_some(())
+    });
+    registry.domain("PUT", DOMAIN, Change::MakeDomain);
+    registry.push_to(DOMAIN, "again", &[0, 5]);
+    registry.domain("DELETE", "empty", Change::DeleteDomain);
+    registry.stop(Signal::SIGKILL);
+    Some(registry.end())
+}
+
+/// Number of changes after which a journal is summarised.
+const CHANGES: usize = 270;
+
+/// Lets a store in this process do something that is not recorded, and closes it.
+fn fill<T>(data: &Path, work: impl AsyncFnOnce(&Store) -> Result<T, String>) -> T {
+    let mut result = None;
+    run(async {
+        let store = Store::open(data, Options::default()).await.map_err(|e| e.to_string())?;
+        result = Some(work(&store).await?);
+        Ok(())
+    })
+    .unwrap();
+    // The last connection removes the log.
+    let log = data.join("metadata.sqlite-wal");
+    wait_for("the database to be closed", 60, || (!log.exists()).then_some(()));
+    result.unwrap()
+}
+
 /// A registry that is recorded, and its client.
 struct Registry {
+    // Unmounted before its folder is removed.
+    disk: Option<SmallDisk>,
     home: TempDir,
+    address: String,
     recorder: Recorder,
     running: Option<Recorded>,
     pf: Pf,
@@ -95,8 +205,28 @@ impl Registry {
     fn new() -> Self {
         let home = folder();
         std::fs::create_dir(home.path().join("root")).unwrap();
+        Self::on(home, None)
+    }
+
+    /// Over what lies below the folder, on its disk.
+    fn on(home: TempDir, disk: Option<SmallDisk>) -> Self {
         let recorder = Recorder::new(&home.path().join("root"));
-        Self { home, recorder, running: None, pf: Pf::new(""), starts: 0, history: History::default() }
+        let history = History::default();
+        Self { disk, home, address: String::new(), recorder, running: None, pf: Pf::new(""), starts: 0, history }
+    }
+
+    /// Over a store with which something was done before the recording. None where this process may
+    /// not trace others.
+    fn filled(work: impl AsyncFnOnce(&Store) -> Result<Vec<Change>, String>) -> Option<Self> {
+        if !is_possible() {
+            skip("ptrace", "this process may not trace its children");
+            return None;
+        }
+        let home = folder();
+        let changes = fill(&home.path().join("root").join(DATA), work);
+        let mut registry = Self::on(home, None);
+        changes.into_iter().for_each(|change| registry.history.note(0, 0, change));
+        Some(registry)
     }
 
     /// Makes folders that are not there, and syncs none of them.
@@ -126,6 +256,7 @@ impl Registry {
             text.lines().find_map(|line| line.strip_prefix("listening on ")).filter(|_| text.ends_with('\n')).map(str::to_owned)
         });
         self.pf.talk_to(&address);
+        self.address = address.trim_start_matches("http://").to_owned();
     }
 
     fn stop(&mut self, signal: Signal) {
@@ -150,11 +281,29 @@ impl Registry {
         digest
     }
 
+    /// Pushes to a domain.
+    fn push_to(&mut self, domain: &str, tag: &str, numbers: &[u64]) {
+        let dir = SnapshotDir::write(&self.pf.path(tag), Shape::TINY, numbers);
+        let begun = self.recorder.position();
+        let reference = format!("http://{}/domains/{domain}/{REPOSITORY}:{tag}", self.address);
+        let digest = self.pf.run(&["push", dir.arg(), &reference]).ok().last_line().to_owned();
+        self.history.note(begun, self.recorder.position(), Change::In(domain.to_owned(), Box::new(Change::Commit(digest, tag.to_owned()))));
+    }
+
+    /// Makes or deletes a domain.
+    fn domain(&mut self, method: &str, name: &str, change: fn(String) -> Change) {
+        let begun = self.recorder.position();
+        let answer = ask(&self.address, method, &format!("/v1/domains/{name}"));
+        assert!(answer.starts_with("HTTP/1.1 20"), "{answer}");
+        self.history.note(begun, self.recorder.position(), change(name.to_owned()));
+    }
+
     fn collect(&mut self) -> serde_json::Value {
         self.pf.json(&["gc"])
     }
 
     fn end(self) -> Life {
+        drop(self.disk);
         Life { trace: self.recorder.finish().unwrap(), history: self.history }
     }
 }

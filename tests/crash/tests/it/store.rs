@@ -1,6 +1,6 @@
 //! What a power cut leaves of a registry.
 
-use crate::registry::{Life, recorded, recorded_in_folders_of_others};
+use crate::registry::{Life, recorded, recorded_domains, recorded_in_folders_of_others, recorded_merge, recorded_summary};
 use pfr_crash::check::{each, goes_on, is_rebuilt, run};
 use pfr_crash::states::{Bound, States};
 use pfr_tests::seed;
@@ -23,7 +23,9 @@ pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
     let opened = begun.elapsed();
     let storages = States::of(&life.trace, bound, seed(), is_storage);
     if wrong.len() < enough {
-        wrong.extend(each(&storages, is_storage, enough - wrong.len(), |dir, at| run(is_rebuilt(dir, &life.history.allowed(at)))));
+        wrong.extend(each(&storages, is_storage, enough - wrong.len(), |dir, at| {
+            run(is_rebuilt(dir, &life.history.allowed_without_databases(at)))
+        }));
     }
     println!(
         "{{\"operations\":{},\"syncs\":{},\"enumerated\":{},\"opened\":{},\"seconds\":{:.1},\"rebuilt\":{},\"rebuild_seconds\":{:.1},\"wrong\":{}}}",
@@ -55,8 +57,44 @@ fn folders_that_others_made_and_did_not_sync_are_durable_too() {
     no_power_cut_harms(recorded_in_folders_of_others(), Bound::NORMAL);
 }
 
+#[test]
+fn no_power_cut_while_small_packs_are_merged_loses_anything() {
+    no_power_cut_harms(recorded_merge(), Bound::SHORT);
+}
+
+#[test]
+fn no_power_cut_while_the_journal_is_summarised_loses_anything() {
+    no_power_cut_harms(recorded_summary(), Bound::SHORT);
+}
+
+#[test]
+fn no_power_cut_while_domains_are_made_and_deleted_loses_one_or_leaves_anything_over() {
+    no_power_cut_harms(recorded_domains(), Bound::SHORT);
+}
+
 mod long {
-    use super::{Bound, no_power_cut_harms, recorded};
+    use super::{Bound, no_power_cut_harms, recorded, recorded_domains, recorded_merge, recorded_summary};
+    use crate::registry::recorded_checkpoint;
+
+    #[test]
+    fn no_power_cut_during_a_wal_checkpoint_beside_the_writer_loses_anything() {
+        no_power_cut_harms(recorded_checkpoint(), Bound::NORMAL);
+    }
+
+    #[test]
+    fn no_power_cut_while_small_packs_are_merged_loses_anything() {
+        no_power_cut_harms(recorded_merge(), Bound::COARSE);
+    }
+
+    #[test]
+    fn no_power_cut_while_the_journal_is_summarised_loses_anything() {
+        no_power_cut_harms(recorded_summary(), Bound::COARSE);
+    }
+
+    #[test]
+    fn no_power_cut_while_domains_are_made_and_deleted_loses_one_or_leaves_anything_over() {
+        no_power_cut_harms(recorded_domains(), Bound::COARSE);
+    }
 
     #[test]
     fn no_power_cut_loses_what_was_acknowledged_or_leaves_anything_over() {

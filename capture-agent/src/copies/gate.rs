@@ -1,11 +1,8 @@
-//! Protects the blocks that a restore writes into: they are not released under a copy, and two
-//! restores never write into the same block.
+//! Protects the blocks that a restore writes into: they are not released under a copy.
 
-use super::place::{Place, Places};
-use crate::error::{Error, Result};
+use super::claims::{Claim, Claims};
 use crate::memory::Location;
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Owns the guard that keeps the blocks alive. Copies register here with [`Gate::enter`];
@@ -82,12 +79,12 @@ impl<T> Gate<T> {
         held
     }
 
-    /// Reserves the places for this restore until the guard is dropped.
+    /// Reserves the blocks at these locations for this restore until the guard is dropped.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if another restore writes into one of them.
-    pub(super) fn claim(&self, claims: &Arc<Claims>, places: &Places) -> Result<()> {
-        let claim = claims.claim(places)?;
+    /// The position of the first that another restore writes into. Nothing is reserved then.
+    pub fn claim(&self, claims: &Arc<Claims>, blocks: Vec<Location>) -> Result<(), usize> {
+        let claim = claims.claim(blocks)?;
         self.0.state.lock().claim = Some(claim);
         Ok(())
     }
@@ -167,81 +164,10 @@ impl<T> Drop for Pass<T> {
     }
 }
 
-/// Where restores write.
-#[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<HashSet<Spot>>);
-
-/// Where a page begins on this machine. An engine that connects again, or describes one memory
-/// twice, has two mappings of the same bytes: two mappings of a block are one spot.
-type Spot = Location;
-
-fn spot(place: &Place) -> Spot {
-    let begin = place.page.spans.first().map_or(0, |span| span.offset);
-    let Location { object, offset } = place.memory.location();
-    Location { object, offset: offset.saturating_add(begin) }
-}
-
-impl Claims {
-    fn claim(self: &Arc<Self>, places: &Places) -> Result<Claim> {
-        let spots: Vec<Spot> = places.0.iter().map(spot).collect();
-        let mut taken = self.0.lock();
-        if let Some((place, _)) = places.0.iter().zip(&spots).find(|(_, spot)| taken.contains(spot)) {
-            return Err(Error::Invalid(format!("{}: another restore is writing into this block", place.describe())));
-        }
-        taken.extend(&spots);
-        drop(taken);
-        Ok(Claim { claims: Arc::clone(self), spots })
-    }
-}
-
-/// Places of one restore.
-#[derive(Debug)]
-struct Claim {
-    claims: Arc<Claims>,
-    spots: Vec<Spot>,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        let mut taken = self.claims.0.lock();
-        for spot in &self.spots {
-            taken.remove(spot);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
-
-    use crate::memory::{Available, Page, PageMemory, Ring, ShmMemory, Span};
-    use pfr_schema::Digest;
-    use std::os::fd::OwnedFd;
-
-    /// A place at `offset` of a memory.
-    fn place(memory: &Arc<dyn PageMemory>, offset: u64) -> Places {
-        let page = Page { spans: vec![Span { offset, bytes: 16 }] };
-        Places(vec![Place::page(Digest::sha256(b""), Arc::clone(memory), page, 0, ("main".into(), 0, 0))])
-    }
-
-    #[test]
-    fn two_restores_do_not_write_into_one_block_through_two_mappings_of_it() {
-        let file = tempfile::tempfile().expect("a file");
-        file.set_len(4096).expect("its length");
-        let map = |offset| {
-            let fd: OwnedFd = file.try_clone().expect("a descriptor").into();
-            ShmMemory::map(fd, offset, 1024, Ring::new(4096), Available::system()).expect("a mapping")
-        };
-        let (one, two, later) = (map(0), map(0), map(512));
-        let claims = Arc::new(Claims::default());
-        let claim = claims.claim(&place(&one, 512)).expect("free");
-        assert!(claims.claim(&place(&two, 512)).is_err(), "the same block through a second mapping");
-        assert!(claims.claim(&place(&later, 0)).is_err(), "the same block through a mapping that begins later");
-        assert!(claims.claim(&place(&two, 0)).is_ok(), "another block");
-        drop(claim);
-        assert!(claims.claim(&place(&later, 0)).is_ok(), "free again");
-    }
 
     struct Flag(Arc<AtomicBool>);
 

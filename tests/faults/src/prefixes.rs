@@ -1,0 +1,72 @@
+//! What `match` must answer: the model is a look at every snapshot.
+
+use crate::check::Library;
+use crate::names::Names;
+use crate::snapshots::{Snapshot, request};
+use pfr_schema::api::MatchResponse;
+use pfr_schema::{Digest, RepositoryName, prefix};
+use pfr_store::Store;
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use std::sync::Arc;
+
+/// The index leads to snapshots that share so many tokens with a request, or that end before.
+const BLOCK: u64 = prefix::BLOCK as u64;
+
+/// Tokens of a request: those of a snapshot that was pushed somewhere, a part of them, or more.
+#[must_use]
+pub fn tokens(random: &mut StdRng, library: &Library) -> Vec<u32> {
+    let all: Vec<&Arc<Snapshot>> = library.values().collect();
+    let Some(snapshot) = (!all.is_empty()).then(|| all[random.random_range(0..all.len())]) else { return vec![1, 2, 3] };
+    let mut tokens = snapshot.tokens.clone();
+    match random.random_range(0..4) {
+        0 => tokens.truncate(random.random_range(0..=tokens.len())),
+        1 => tokens.extend(90_000..90_000 + random.random_range(1..50)),
+        2 => tokens.extend(snapshot.tokens.last().into_iter().flat_map(|last| last + 1..last + 50)),
+        _ => {}
+    }
+    tokens
+}
+
+/// Whether an answer can be true: the snapshot that it names saves what it says.
+///
+/// # Errors
+/// In words: what is wrong.
+pub fn is_sound(answer: &MatchResponse, tokens: &[u32], library: &Library) -> Result<(), String> {
+    let saves = answer.digest.map(|digest| library.get(&digest).map(|snapshot| snapshot.saves(tokens)));
+    match saves {
+        None if answer.boundary == 0 => Ok(()),
+        Some(Some(saves)) if saves == answer.boundary => Ok(()),
+        _ => Err(format!("WRONG: {answer:?} for {} tokens, of which it saves {saves:?}", tokens.len())),
+    }
+}
+
+/// Asks each repository at rest, and compares with the model. If the index may know a snapshot by its
+/// end only, since its list of tokens was damaged when it was indexed, more than the ends need not be
+/// found.
+///
+/// # Errors
+/// In words: what was not found, or is wrong.
+pub async fn found(store: &Store, names: &Names, library: &Library, random: &mut StdRng, ends_only: bool) -> Result<(), String> {
+    for (name, repository) in names {
+        let tokens = tokens(random, library);
+        let answer = ask(store, name, tokens.clone()).await?;
+        is_sound(&answer, &tokens, library)?;
+        let of = |digest: &Digest| library.get(digest).map(|snapshot| (snapshot.saves(&tokens), snapshot.tokens.len() as u64));
+        let all = || repository.snapshots.keys().filter_map(of);
+        let best = all().map(|(saves, _)| saves).max().unwrap_or(0);
+        let end = all().filter(|(saves, length)| saves == length).map(|(saves, _)| saves).max().unwrap_or(0);
+        let least = if ends_only || best < BLOCK { end } else { best };
+        if answer.truncated || !(least..=best).contains(&answer.boundary) {
+            return Err(format!("WRONG: expected {least} to {best} tokens of {name} for {tokens:?}, found {answer:?}"));
+        }
+        if answer.digest.is_some_and(|digest| !repository.snapshots.contains_key(&digest)) {
+            return Err(format!("WRONG: {answer:?} is not in {name}"));
+        }
+    }
+    Ok(())
+}
+
+async fn ask(store: &Store, repository: &RepositoryName, tokens: Vec<u32>) -> Result<MatchResponse, String> {
+    store.match_prefix(repository, &request(tokens)).await.map_err(|e| format!("match in {repository}: {e}"))
+}
