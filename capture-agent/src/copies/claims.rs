@@ -5,9 +5,9 @@ use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Where restores write: the beginnings of blocks on this machine. An engine that connects again, or
-/// describes one memory twice, has two mappings of the same bytes: two mappings of a block have one
-/// location.
+/// Where restores write: the beginnings of blocks on this machine. An engine that connects again,
+/// or describes one memory twice, has two mappings of the same bytes: two mappings of a block have
+/// one location.
 #[derive(Debug, Default)]
 pub(crate) struct Claims(Mutex<HashSet<Location>>);
 

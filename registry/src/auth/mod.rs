@@ -3,7 +3,8 @@
 //! action is, and a handler without it does not compile ([`action_of`]).
 //!
 //! There are no tokens yet, so the program's [`Policy`] grants every access: it and [`decide`] are
-//! all that changes with them. The OpenAPI document has the action of each operation as `x-pf-action`.
+//! all that changes with them. The OpenAPI document has the action of each operation as
+//! `x-pf-action`.
 
 mod access;
 mod action;

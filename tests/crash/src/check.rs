@@ -1,5 +1,5 @@
-//! The checks of a registry's stores after a power cut: they open, have what was acknowledged, serve
-//! nothing corrupt, continue to work, and leak nothing.
+//! The checks of a registry's stores after a power cut: they open, have what was acknowledged,
+//! serve nothing corrupt, continue to work, and leak nothing.
 
 use crate::oracle::View;
 use crate::states::{State, States};

@@ -1,7 +1,8 @@
 //! Other domains, beside the one of the history: made, filled and deleted, with steps that die
 //! anywhere.
 //!
-//! Steps come one after the other, between the waves of the history, so that the model has few states.
+//! Steps come one after the other, between the waves of the history, so that the model has few
+//! states.
 
 use crate::check;
 use crate::operations::{self, Manner};
@@ -40,7 +41,8 @@ pub struct Tenants {
     live: Contents,
     /// What must survive the loss of the databases: what was acknowledged.
     durable: Contents,
-    /// Those that were deleted. They come back if the catalogue is lost before their bytes are gone.
+    /// Those that were deleted. They come back if the catalogue is lost before their bytes are
+    /// gone.
     deleted: BTreeMap<DomainName, Vec<BTreeSet<Digest>>>,
 }
 

@@ -41,9 +41,9 @@ pub fn is_sound(answer: &MatchResponse, tokens: &[u32], library: &Library) -> Re
     }
 }
 
-/// Asks each repository at rest, and compares with the model. If the index may know a snapshot by its
-/// end only, since its list of tokens was damaged when it was indexed, more than the ends need not be
-/// found.
+/// Asks each repository at rest, and compares with the model. If the index may know a snapshot by
+/// its end only, since its list of tokens was damaged when it was indexed, more than the ends need
+/// not be found.
 ///
 /// # Errors
 /// In words: what was not found, or is wrong.
