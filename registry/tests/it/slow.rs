@@ -9,6 +9,7 @@ use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use tokio::io::Interest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -101,7 +102,11 @@ impl Slow {
             tokio::time::sleep(pause).await;
             stream.write_all(bits).await?;
         }
-        std::future::pending().await
+        // The registry may end the connection now. A client that did not notice would be waited for.
+        while !stream.ready(Interest::READABLE).await?.is_read_closed() {
+            tokio::time::sleep(pause).await;
+        }
+        Ok(())
     }
 }
 
