@@ -102,7 +102,7 @@ impl Slow {
             tokio::time::sleep(pause).await;
             stream.write_all(bits).await?;
         }
-        // The registry may end the connection now. A client that did not notice would be waited for.
+        // The registry may end the connection: `besiege` counts a client that notices.
         while !stream.ready(Interest::READABLE).await?.is_read_closed() {
             tokio::time::sleep(pause).await;
         }
