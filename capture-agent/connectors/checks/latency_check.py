@@ -1,10 +1,10 @@
 """What the connector costs the tokens of a real vLLM server: while it is idle, and while the agent
 captures.
 
-It measures, and judges no time: that is for a person who knows the machine. Two servers run, one
-without connector; only one of them works at a time. Each round has every way twice, in the order A
-B B A, so that what drifts falls on both. The ratio of each round is one number; the median over all
-rounds stands in the table, with an interval that has the true median in 19 of 20 cases.
+It prints times and fails for none of them: they depend on the machine. Two servers run, one without
+connector; only one of them works at a time. Each round has every way twice, in the order A B B A,
+so that a drift of the machine affects both alike. Each round gives one ratio; the table has the
+median over all rounds, with an interval that has the true median in 19 of 20 cases.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-//! Messages with many tokens, packed: an engine has them as numbers, and 380,000 of them in JSON
-//! keep the interpreter of a connector busy for 80 ms, in which no other thread of the engine runs.
+//! Messages with many tokens, packed. An engine has tokens as numbers. To make JSON of 380,000 of
+//! them takes a connector tens of milliseconds, and no other thread of the engine runs meanwhile
+//! (docs/performance.md).
 //!
 //! ```text
 //! u8 2 | u32 bytes | so many bytes of JSON | the tokens to the end, u32 each     little-endian
@@ -29,7 +30,7 @@ pub fn encode(json: &[u8], tokens: &[u32]) -> Vec<u8> {
 /// Splits a body, its first byte included, into JSON and tokens.
 ///
 /// # Errors
-/// What is wrong. What is allocated is no more than the body.
+/// In words, what is wrong. Allocates no more than the body.
 pub fn split(body: &[u8]) -> Result<(&[u8], Vec<u32>), String> {
     let (head, rest) = body.split_first_chunk::<5>().ok_or_else(|| format!("5 bytes expected, found {}", body.len()))?;
     let [kind, length @ ..] = *head;
