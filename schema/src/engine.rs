@@ -141,9 +141,9 @@ pub enum ToEngine {
     /// Which sequences can be held? Answer: [`SequenceList`].
     Sequences {},
     /// Keep the state of a sequence at one token position in blocks that nothing writes, until
-    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on, and copies to
-    /// other blocks the bytes that its next step would overwrite. Answers the [`Sequence`] when
-    /// memory is at rest.
+    /// [`Self::Release`], or until the engine's own limit is over. The engine goes on, and first
+    /// copies the bytes that its next step would overwrite to other blocks. Answers the
+    /// [`Sequence`] when memory is at rest.
     Hold(HoldRequest),
     /// Blocks of this hold may be reused. Answer: [`Released`].
     Release(HoldName),
