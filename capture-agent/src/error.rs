@@ -226,6 +226,14 @@ impl From<Error> for problem::ApiError {
     }
 }
 
+/// Names that an error lists.
+const NAMED: usize = 10;
+
+/// The first few of these names, for an error.
+pub(crate) fn few<S: AsRef<str>>(names: impl IntoIterator<Item = S, IntoIter: ExactSizeIterator>) -> String {
+    pfr_service::few(names, NAMED)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -203,6 +203,11 @@ impl Saves {
         self.ended.send_replace(());
     }
 
+    /// Whether the engine saves this by itself: no request asked for it.
+    pub(crate) fn is_automatic(&self, ticket: &str) -> bool {
+        self.list.lock().iter().any(|entry| entry.info.ticket == ticket && entry.is_automatic)
+    }
+
     /// What became of a save.
     #[must_use]
     pub fn get(&self, ticket: &str) -> Option<SaveInfo> {

@@ -28,6 +28,20 @@ pub enum Error {
         /// The process that has it, if its id is known.
         holder: Option<u32>,
     },
+    /// A command is for a store that there is, and the data directory has none.
+    #[error(
+        "there is no store in {}: it has no {missing}. --data names the directory that `pf-registry serve` uses{}",
+        data.display(),
+        if *has_packs { "; its packs are there, and `pf-registry rebuild` makes the tables from them" } else { "" }
+    )]
+    NoStore {
+        /// The directory.
+        data: std::path::PathBuf,
+        /// What every store has there.
+        missing: &'static str,
+        /// Whether packs are there.
+        has_packs: bool,
+    },
     /// The other registry of a command cannot be used.
     #[error(transparent)]
     Mirror(#[from] mirror::Error),
@@ -86,6 +100,7 @@ impl Error {
             Self::Settings(_) => ErrorCode::InvalidRequest,
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
             Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,
+            Self::NoStore { .. } => ErrorCode::NotFound,
             Self::Store(error) | Self::Work(error) => error.local_code(),
             Self::Mirror(error) => error.code(),
             Self::Found(_) => ErrorCode::CorruptStore,

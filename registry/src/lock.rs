@@ -30,9 +30,7 @@ impl DataLock {
         }
         let data = &config.data;
         pfr_store::storage::make_dir(data)?;
-        let failed = |error: std::io::Error| {
-            Error::Store(pfr_store::Error::Unavailable { what: "directory", reason: format!("{}: {error}", data.display()) })
-        };
+        let failed = |error: std::io::Error| Error::Store(pfr_store::Error::of_dir(data, &error));
         let dir = File::open(data).map_err(failed)?;
         match dir.try_lock() {
             Ok(()) => {

@@ -28,6 +28,14 @@ pub fn parse<T: DeserializeOwned>(document: &'static str, bytes: &[u8], limit: u
     Ok(value)
 }
 
+/// Takes a value apart that was parsed before, as strictly as [`parse`] does.
+///
+/// # Errors
+/// What was expected, what was found, and the JSON path.
+pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(Strict(value)).map_err(|e| format!("{} at {}", shorten(e.inner().to_string()), path(e.path())))
+}
+
 /// `$.pages[3].k`. Segments that the parser does not know are left out.
 fn path(path: &serde_path_to_error::Path) -> String {
     path.iter().fold("$".into(), |path, segment| match segment {

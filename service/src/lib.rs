@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`durable`] | files and folders that survive a power cut | |
 //! | [`backoff`] | waits between two attempts | |
+//! | [`few`] | lists of names in messages | |
 //! | [`settings`] | settings from flags, environment and a file | `program` |
 //! | [`secret`] | tokens and passwords that cannot be printed | `program` |
 //! | [`user_dirs`] | the folders of the user | `program` |
@@ -12,11 +13,12 @@
 //! | [`problem`] | errors as `application/problem+json` | `http` |
 //! | [`metrics`] | the recorder behind `/metrics` | `http` |
 //!
-//! The store is below the programs and needs the first two only, so the rest hides behind features:
-//! `docs/decisions/0026-one-crate-for-what-programs-share.md`.
+//! The store is below the programs and needs the first three only, so the rest hides behind
+//! features: `docs/decisions/0026-one-crate-for-what-programs-share.md`.
 
 pub mod backoff;
 pub mod durable;
+mod few;
 #[cfg(feature = "program")]
 pub mod log;
 #[cfg(feature = "http")]
@@ -33,6 +35,7 @@ pub mod signals;
 pub mod user_dirs;
 
 pub use backoff::Backoff;
+pub use few::few;
 #[cfg(feature = "program")]
 pub use log::LogFormat;
 #[cfg(feature = "program")]

@@ -223,6 +223,13 @@ impl Error {
         }
     }
 
+    /// A directory cannot be made, opened or locked: [`Self::NotPermitted`], [`Self::Full`] or else
+    /// [`Self::Unavailable`].
+    #[must_use]
+    pub fn of_dir(dir: &std::path::Path, error: &std::io::Error) -> Self {
+        Self::io("directory", dir, error)
+    }
+
     /// An error of the file system.
     pub(crate) fn io(what: &'static str, path: &std::path::Path, error: &std::io::Error) -> Self {
         let reason = format!("{}: {error}", path.display());

@@ -176,18 +176,18 @@ fn bucket(url: &Url) -> String {
 /// Makes a directory, durably, where it is not there.
 ///
 /// # Errors
-/// [`Error::Unavailable`].
+/// [`Error::of_dir`].
 pub fn make_dir(dir: &std::path::Path) -> Result<()> {
-    pfr_service::durable::create_dir_all(dir).map_err(|e| no_dir(dir, &e))
+    pfr_service::durable::create_dir_all(dir).map_err(|e| Error::of_dir(dir, &e))
 }
 
 /// Packs in a directory, with fsync. It is made if it is not there.
 ///
 /// # Errors
-/// [`Error::Unavailable`] for a directory that cannot be made.
+/// [`Error::of_dir`] for a directory that cannot be made.
 pub fn open_dir(dir: &std::path::Path) -> Result<(Arc<dyn ObjectStore>, Storage)> {
     make_dir(dir)?;
-    let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(dir).map_err(|e| no_dir(dir, &e))?.with_fsync(true));
+    let packs: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(dir).map_err(Error::packs)?.with_fsync(true));
     let url = Url::from_file_path(dir).map_or_else(|()| dir.display().to_string(), String::from);
     let storage = Storage {
         url,
@@ -198,10 +198,6 @@ pub fn open_dir(dir: &std::path::Path) -> Result<(Arc<dyn ObjectStore>, Storage)
         metadata_service: None,
     };
     Ok((packs, storage))
-}
-
-fn no_dir(dir: &std::path::Path, error: &dyn fmt::Display) -> Error {
-    Error::Unavailable { what: "directory", reason: format!("{}: {error}", dir.display()) }
 }
 
 fn prefixed<S: ObjectStore + Signer>(url: &str, store: Arc<S>, prefix: Path) -> (Arc<dyn ObjectStore>, Storage) {

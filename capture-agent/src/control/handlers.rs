@@ -1,5 +1,6 @@
 //! What each path does.
 
+use crate::error::few;
 use crate::{Agent, Error};
 use axum::Json;
 use axum::body::Bytes;
@@ -38,8 +39,7 @@ pub(super) async fn engine(State(agent): State<Agent>, Path(name): Path<String>)
     if let Some(info) = engines.iter().find(|info| info.engine == name) {
         return Ok(Json(info.clone()));
     }
-    let known: Vec<String> = engines.into_iter().map(|info| info.engine).collect();
-    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+    let known = few(engines.iter().map(|info| info.engine.as_str()));
     Err(Error::EngineUnknown { engine: name, known }.into())
 }
 

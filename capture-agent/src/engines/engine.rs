@@ -7,7 +7,7 @@ use super::pause::Pause;
 use super::table;
 use super::view::{Taken, View};
 use crate::copies::Fills;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, few};
 use pfr_schema::engine::{Allocate, Oracle, OracleRequest, Sequence, SequenceInfo, ToEngine, Verb};
 use pfr_schema::shards::{self, Shards};
 use pfr_schema::{Digest, ErrorCode};
@@ -222,5 +222,5 @@ impl Engine {
 }
 
 fn names(sequences: &[SequenceInfo]) -> String {
-    super::few(sequences.iter().map(|sequence| sequence.id.as_str()))
+    few(sequences.iter().map(|sequence| sequence.id.as_str()))
 }

@@ -3,8 +3,8 @@
 use super::Link;
 use super::layout::Group;
 use crate::error::{Error, Result};
-use pfr_schema::ErrorCode;
 use pfr_schema::engine::{Register, ToEngine, Verb};
+use pfr_schema::{ErrorCode, json};
 use pfr_service::Backoff;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -78,7 +78,7 @@ impl Member {
     }
 
     pub fn read<T: DeserializeOwned>(&self, call: &'static str, answer: Value) -> Result<T> {
-        serde_json::from_value(answer).map_err(|e| self.broke(format!("its answer to {call} makes no sense: {e}")))
+        json::from_value(answer).map_err(|reason| self.broke(format!("its answer to {call} makes no sense: {reason}")))
     }
 
     pub fn lost(&self, reason: String) -> Error {

@@ -35,7 +35,7 @@ pub use view::Taken;
 
 use crate::config::Config;
 use crate::copies::Gate;
-use crate::error::{Error, Result, blocking};
+use crate::error::{Error, Result, blocking, few};
 use crate::memory::{Available, MemoryError, PageMemory, Ring};
 use parking_lot::Mutex;
 use pfr_schema::agent::EngineInfo;
@@ -143,7 +143,7 @@ impl Engines {
         let engines = self.0.engines.lock();
         let Some(shared) = engines.get(name) else {
             let known: Vec<&str> = engines.keys().chain(&self.0.reserved).map(String::as_str).collect();
-            return Err(Error::EngineUnknown { engine: name.into(), known: few(known.into_iter()) });
+            return Err(Error::EngineUnknown { engine: name.into(), known: few(known) });
         };
         View::of(shared).map(Engine::new).map_err(|missing| Error::Incomplete { engine: name.into(), missing })
     }
@@ -188,31 +188,5 @@ impl Engines {
         if shared.leave(member) && engines.get(&shared.name).is_some_and(|here| Arc::ptr_eq(here, shared)) {
             engines.remove(&shared.name);
         }
-    }
-}
-
-/// The first few names, and how many more there are, so that an error stays readable with 50,000
-/// sequences.
-fn few<'a>(mut names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    const NAMED: usize = 10;
-    let first: Vec<String> = names.by_ref().take(NAMED).map(|name| name.chars().take(200).collect()).collect();
-    match (first.is_empty(), names.len()) {
-        (true, _) => "none".to_owned(),
-        (false, 0) => first.join(", "),
-        (false, more) => format!("{} and {more} more", first.join(", ")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::few;
-
-    #[test]
-    fn an_error_names_ten_and_counts_the_others() {
-        let names: Vec<String> = (0..50_000).map(|i| format!("s{i}")).collect();
-        let say = |count: usize| few(names[..count].iter().map(String::as_str));
-        assert_eq!((say(0), say(2)), ("none".to_owned(), "s0, s1".to_owned()));
-        assert_eq!(say(10), "s0, s1, s2, s3, s4, s5, s6, s7, s8, s9");
-        assert_eq!(say(50_000), "s0, s1, s2, s3, s4, s5, s6, s7, s8, s9 and 49990 more");
     }
 }

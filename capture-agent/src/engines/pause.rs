@@ -2,7 +2,7 @@
 
 use super::member::Member;
 use super::view::View;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, few};
 use pfr_schema::ErrorCode;
 use pfr_schema::engine::{PauseRequest, PinRequest, Pinned, ResumeRequest, Resumed, Sequence, Table, TableRequest, ToEngine, Verb};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Pause {
             other => other?,
         };
         let engine = self.view.shared.name.clone();
-        let names = |sequences: &[Sequence]| super::few(sequences.iter().map(|s| s.id.as_str()));
+        let names = |sequences: &[Sequence]| few(sequences.iter().map(|s| s.id.as_str()));
         let at = match sequence {
             Some(name) => sequences.iter().position(|s| s.id == name),
             None if sequences.len() > 1 => return Err(Error::SequenceAmbiguous { engine, known: names(&sequences) }),

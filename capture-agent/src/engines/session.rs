@@ -108,8 +108,8 @@ fn read_call(message: Value) -> std::result::Result<Call, (u64, String)> {
     let id = message.get("id").and_then(Value::as_u64).unwrap_or(0);
     let mut take = |field: &str| message.get_mut(field).map(Value::take).unwrap_or_default();
     let parts = json!({"call": take("call"), "args": take("args")});
-    let call = serde_json::from_value(parts);
-    call.map(|call| (id, call)).map_err(|e| (id, format!("the call makes no sense: {e}")))
+    let call = pfr_schema::json::from_value(parts);
+    call.map(|call| (id, call)).map_err(|reason| (id, format!("the call makes no sense: {reason}")))
 }
 
 type Joined = (u64, Attached, String, u32);
@@ -231,7 +231,7 @@ fn read_message(message: &[u8]) -> std::io::Result<Read> {
     };
     let message: Value = serde_json::from_slice(json)?;
     if message.get("call").is_none() {
-        let mut answer = serde_json::from_value(message)?;
+        let mut answer = pfr_schema::json::from_value(message).map_err(invalid)?;
         if let Some(tokens) = tokens {
             packed::unpack_answer(&mut answer, tokens).map_err(invalid)?;
         }

@@ -9,7 +9,7 @@ use pfr_schema::run::Run;
 use pfr_schema::shards::Shards;
 use pfr_schema::snapshot::{Manifest, SnapshotConfig};
 use pfr_schema::tree::PageTree;
-use pfr_schema::{Digest, FormatError, media_type};
+use pfr_schema::{Digest, FormatError, json, media_type};
 use pfr_store::Store;
 
 /// What a snapshot says of itself.
@@ -91,7 +91,7 @@ pub(super) fn tokens(bytes: &[u8]) -> Result<Vec<u32>, FormatError> {
 }
 
 pub(super) fn oracle(bytes: &[u8]) -> Result<Oracle, FormatError> {
-    let oracle: Oracle = serde_json::from_slice(bytes).map_err(|e| field("oracle", "logits as JSON", e.to_string()))?;
+    let oracle: Oracle = json::parse("oracle", bytes, bytes.len() as u64)?;
     if oracle.top.is_empty() || oracle.top.len() > MAX_LOGITS {
         return Err(field("oracle.top", format!("1 to {MAX_LOGITS} logits"), oracle.top.len().to_string()));
     }

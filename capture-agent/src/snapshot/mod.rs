@@ -117,7 +117,8 @@ impl Agent {
     }
 
     async fn take_snapshot(&self, save: Option<&str>, engine: &str, request: &SnapshotRequest) -> Result<SnapshotReport> {
-        let target = self.target(request)?;
+        let mut target = self.target(request)?;
+        target.is_cached = save.is_some_and(|ticket| self.saves().is_automatic(ticket));
         let engine = &self.engines().get(engine)?;
         self.in_session(engine, &target, request, async |session: &PushSession| {
             if engine.serves(Verb::Hold) {
@@ -199,7 +200,7 @@ impl Agent {
         let origin = Origin { agent: request.agent.clone(), labels: request.labels.clone(), parent, created: self.now() };
         let (digest, documents) = documents.finish(engine, &capture, origin);
         self.store_documents(session, documents).await?;
-        let push = self.commit(session, digest, tag.clone(), target.remote(&tag)).await?;
+        let push = self.commit(session, digest, tag.clone(), target).await?;
         engine.set_parent(&capture.sequence.id, digest);
         engine.count_snapshot();
         let report = SnapshotReport {
@@ -235,18 +236,22 @@ impl Agent {
         Ok(self.store().resolve(&reference.repository, &reference.selector_or_latest()).await?)
     }
 
-    /// Commits, and queues a push if there is a `reference`.
-    async fn commit(&self, session: &PushSession, digest: Digest, tag: Tag, reference: Option<String>) -> Result<Option<PushJob>> {
+    /// Commits, and queues a push if the target is in a registry. This is the only copy until a
+    /// registry has it, so it must not be evicted, unless it is a cached one.
+    async fn commit(&self, session: &PushSession, digest: Digest, tag: Tag, target: &Target) -> Result<Option<PushJob>> {
         let (agent, session) = (self.clone(), session.id.clone());
+        let (reference, is_cached) = (target.remote(&tag), target.is_cached);
         let commit = async move {
             let Some(reference) = reference else {
-                agent.store().commit(&session, digest, Some(tag), None).await?;
+                match is_cached {
+                    true => agent.store().commit(&session, digest, Some(tag), None).await?,
+                    false => agent.store().commit_pinned(&session, digest, Some(tag), Pin::UntilPushed).await?,
+                };
                 return Ok(None);
             };
             // Write the job before the commit: without a job, a pinned snapshot would never be
             // unpinned.
             let push = agent.pushes().promise(digest, &reference).await?;
-            // This is the only copy until the registry has it, so it must not be evicted.
             match agent.store().commit_pinned(&session, digest, Some(tag), Pin::UntilPushed).await {
                 Ok(_) => agent.pushes().begin(&push),
                 Err(error) => {

@@ -11,6 +11,8 @@ pub(crate) struct Target {
     pub tag: Option<Tag>,
     /// The registry to push to, unless it stays here.
     registry: Option<String>,
+    /// Whether it may be evicted although no registry has it: no request asked for it.
+    pub is_cached: bool,
 }
 
 impl Target {
@@ -28,7 +30,7 @@ impl Target {
                 return Err(Error::Invalid(hint.into()));
             }
         };
-        Ok(Self { repository: reference.repository, tag, registry })
+        Ok(Self { repository: reference.repository, tag, registry, is_cached: false })
     }
 
     /// The tag, or one made of the sequence's name.

@@ -158,6 +158,7 @@ async fn automatic_saves_keep_to_their_budget_of_new_bytes() {
     assert_eq!(save("t-1", Some(1)).await, Saving::default());
     let state = || host.agent.saves().get("t-1").map(|save| save.state);
     until("it is saved", || state() == Some(SaveState::Saved)).await;
+    assert_eq!(host.agent.store().metadata().evictable(10).await.unwrap().len(), 1, "a cached turn may be evicted");
     assert_eq!(save("t-2", Some(1)).await, Saving { dropped: Some(Dropped::Budget) });
     assert!(host.agent.saves().get("t-2").is_none(), "nothing is queued");
     assert_eq!(save("t-3", None).await, Saving::default(), "without a budget there is no end of it");

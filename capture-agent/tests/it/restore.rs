@@ -13,6 +13,7 @@ use pfr_schema::frame::end_mark;
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, GroupKind, PageTree};
 use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type, prefix};
+use pfr_store::Pin;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -139,7 +140,9 @@ async fn what_is_restored_is_the_last_to_be_evicted() {
     let mut captured = Vec::new();
     for name in ["one", "two"] {
         let request = SnapshotRequest { reference: format!("team/agent:{name}"), push: Push::Never, ..SnapshotRequest::default() };
-        captured.push(host.agent.snapshot("e", request).await.unwrap().digest);
+        let digest = host.agent.snapshot("e", request).await.unwrap().digest;
+        host.agent.store().pin(&"team/agent".parse().unwrap(), &digest, Pin::UntilPushed, false).await.unwrap();
+        captured.push(digest);
         a.step("s", 5);
     }
     let order = async || host.agent.store().metadata().evictable(10).await.unwrap().into_iter().map(|s| s.digest).collect::<Vec<_>>();

@@ -13,6 +13,7 @@ use pfr_schema::run::Run;
 use pfr_schema::snapshot::{Exactness, Manifest, SnapshotConfig};
 use pfr_schema::tree::PageTree;
 use pfr_schema::{Digest, Limits, media_type};
+use pfr_store::Pin;
 
 fn tokens(count: u32) -> Vec<u32> {
     (0..count).map(|i| i * 7 + 3).collect()
@@ -316,17 +317,23 @@ async fn a_sequence_must_be_named_where_there_are_several() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_of_limited_size_evicts_in_the_background_after_each_capture() {
+async fn a_store_of_limited_size_evicts_in_the_background_after_each_capture_and_no_only_copy() {
     let host = host_with(|config| config.max_store_size = Some(pfr_client::ByteSize(1))).await;
     let engine = Synthetic::start(&host.agent, Spec::flat("e"));
     engine.add("s", &tokens(6));
-    for _ in 0..2 {
-        snapshot(&host, "e").await;
-        let emptied = async {
-            while host.agent.store().metadata().disk_bytes().await.unwrap() > 0 {
+    let (store, repository) = (host.agent.store(), "team/agent".parse().unwrap());
+    for _ in 0..3 {
+        let digest = snapshot(&host, "e").await.digest;
+        let evicted = async {
+            while !store.metadata().evictable(10).await.unwrap().is_empty() {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(std::time::Duration::from_secs(30), emptied).await.expect("nothing was evicted");
+        tokio::time::timeout(std::time::Duration::from_secs(30), evicted).await.expect("nothing was evicted");
+        // It was not to be pushed, so this host has the only copy.
+        let pinned = store.pinned().await.unwrap();
+        assert!(pinned.len() == 1 && pinned[0].snapshot.digest == digest, "{pinned:?}");
+        assert!(!store.pin(&repository, &digest, Pin::UntilPushed, false).await.unwrap(), "nothing else pins it");
+        engine.step("s", 3);
     }
 }

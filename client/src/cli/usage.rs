@@ -95,16 +95,16 @@ fn tip(word: &str) -> Option<Advice> {
         "copy" | "cp" | "mirror" | "sync" => Suggestion::help("pull")
             .then(" and then ")
             .run(Suggestion::help("push"))
-            .text(" say how to copy a snapshot; pf-registry mirror copies repositories from registry to registry"),
+            .text(" say how to copy a snapshot; `pf-registry mirror` copies repositories from registry to registry"),
         "login" | "logout" | "auth" => "there is no login: PF_TOKEN, or `token` in the configuration file, holds the token".into(),
         "save" | "checkpoint" | "capture" => Suggestion::help("snapshot").then(" says how to capture a sequence of an engine"),
         "load" | "resume" => Suggestion::help("restore").then(" says how to put a snapshot back into an engine"),
         "check" | "fsck" => Suggestion::help("verify")
             .then(" says how to check a snapshot, ")
             .run(Suggestion::new("scrub").here())
-            .text(" checks a whole store; pf-registry fsck checks a registry's tables"),
+            .text(" checks a whole store; `pf-registry fsck` checks a registry's tables"),
         "branch" | "clone" => Suggestion::help("fork").then(" says how to make tags of one snapshot: no bytes move"),
-        "serve" | "server" => "pf-registry serve starts a registry".into(),
+        "serve" | "server" => "`pf-registry serve --data DIR` starts a registry".into(),
         _ => return None,
     })
 }

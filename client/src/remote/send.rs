@@ -6,8 +6,8 @@ use super::pace::Pace;
 use crate::error::{Error, Result};
 use crate::slot::Slot;
 use bytes::{Bytes, BytesMut};
-use pfr_schema::FormatError;
 use pfr_schema::api::Problem;
+use pfr_schema::{FormatError, json};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response};
 use serde::de::DeserializeOwned;
@@ -75,7 +75,7 @@ impl Remote {
     }
 
     pub(super) fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T> {
-        serde_json::from_slice(bytes).map_err(|e| self.protocol(format!("its answer does not parse: {e}")))
+        json::parse("answer", bytes, bytes.len() as u64).map_err(|e| self.protocol(format!("its answer does not parse: {e}")))
     }
 
     /// Reads a complete answer, if it comes soon enough and stays below `limit` bytes.

@@ -1,11 +1,12 @@
 //! `pf-registry gc`: collects garbage once.
 
 use super::Settings;
-use super::tool::{Which, on_store, print};
+use super::tool::{NAMED, Which, on_store, print};
 use crate::Error;
 use clap::Args;
 use pfr_client::human::{bytes, count, number};
 use pfr_schema::api::GcReport;
+use pfr_service::few;
 use pfr_store::{GcOptions, GcTrigger};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -56,7 +57,7 @@ fn text(r: &GcReport) -> String {
             let sessions: BTreeSet<&str> = p.sessions.iter().map(|s| s.repository.as_str()).collect();
             let whose = match sessions.is_empty() {
                 true => "a lease".to_owned(),
-                false => format!("unfinished pushes to {}", sessions.into_iter().collect::<Vec<_>>().join(", ")),
+                false => format!("unfinished pushes to {}", few(sessions, NAMED)),
             };
             let (objects, size) = (count(p.objects, "object"), bytes(p.bytes));
             format!("protected        {objects}, {size}: unreferenced, leased by {whose}{}\n", until(p.expires_at))

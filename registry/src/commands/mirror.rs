@@ -1,7 +1,7 @@
 //! `pf-registry mirror`: copies snapshots and tags between registries.
 
 use super::Settings;
-use super::tool::json_line;
+use super::tool::{json_line, open_existing};
 use crate::mirror::{Error, Options, Report, mirror};
 use crate::storage;
 use clap::Args;
@@ -48,7 +48,12 @@ pub(super) fn run(mut arguments: Mirror) -> Result<(), crate::Error> {
     let config = settings.load()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(crate::Error::Runtime)?;
     runtime.block_on(async {
-        let store = if from.is_none() || to.is_none() { Some(storage::open(&config).await?.default_store().clone()) } else { None };
+        let domains = match (&from, &to) {
+            (None, _) => Some(open_existing(&config).await?),
+            (Some(_), None) => Some(storage::open(&config).await?),
+            (Some(_), Some(_)) => None,
+        };
+        let store = domains.map(|domains| domains.default_store().clone());
         let source = site(from, "PF_REGISTRY_FROM_TOKEN", store.as_ref())?;
         let destination = site(to, "PF_REGISTRY_TO_TOKEN", store.as_ref())?;
         let options = Options { repositories: repository, delete };

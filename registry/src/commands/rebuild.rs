@@ -1,7 +1,7 @@
 //! `pf-registry rebuild`: builds a new database from packs and journal.
 
 use super::Settings;
-use super::tool::{Which, lines, on_domains, print};
+use super::tool::{PACKS, Which, lines, on_packs, print, there_is};
 use crate::{DataLock, Error};
 use clap::Args;
 use pfr_client::human::count;
@@ -22,9 +22,12 @@ pub(crate) struct Rebuild {
 
 pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     let config = args.settings.load()?;
+    if config.storage.is_empty() {
+        there_is(&config, PACKS)?;
+    }
     let _lock = DataLock::take(&config)?;
     let name = &args.which.domain;
-    let report = on_domains(&config, async |domains| {
+    let report = on_packs(&config, async |domains| {
         let mut report = domains.adopt(name).await?.rebuild(&mut |_| ()).await.map_err(Error::Work)?;
         if name.is_default() {
             report.domains = domains.find().await.map_err(Error::Work)?;

@@ -1,14 +1,14 @@
 //! `pf-registry scrub`: finds damaged blobs and fetches them again from another registry.
 
 use super::Settings;
-use super::tool::{Which, lines, on_store, print};
+use super::tool::{NAMED, Which, lines, on_store, print};
 use crate::{Error, mirror};
 use clap::Args;
 use pfr_client::human::{bytes, count};
 use pfr_client::{ByteSize, Remote, RemoteOptions};
 use pfr_schema::api::{DamagedBlob, ScrubReport};
 use pfr_schema::{Digest, ErrorCode, Kind, RepositoryName};
-use pfr_service::Secret;
+use pfr_service::{Secret, few};
 use pfr_store::{ScrubOptions, Store};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -160,7 +160,7 @@ fn text(r: &ScrubReport) -> String {
         .damaged
         .iter()
         .map(|blob| {
-            let reached = if blob.snapshots.is_empty() { "no snapshot reaches it".into() } else { blob.snapshots.join(", ") };
+            let reached = if blob.snapshots.is_empty() { "no snapshot reaches it".into() } else { few(&blob.snapshots, NAMED) };
             format!("{}: {}; {reached}", blob.digest, blob.reason)
         })
         .collect();

@@ -7,6 +7,14 @@ use pfr_store::{Domains, Store};
 use serde::Serialize;
 use std::io::Write as _;
 
+/// Names that one line of a report lists; `--json` has all.
+pub(super) const NAMED: usize = 3;
+
+/// In the data directory of a registry: its tables, unless they are in PostgreSQL, and its packs,
+/// unless they are in a bucket.
+const TABLES: &str = "metadata.sqlite";
+pub(super) const PACKS: &str = "packs";
+
 /// Which store of a registry a tool works on.
 #[derive(Args)]
 pub(super) struct Which {
@@ -15,15 +23,40 @@ pub(super) struct Which {
     pub(super) domain: DomainName,
 }
 
-/// Opens the store of a domain that the settings name and runs `work` on it.
-pub(super) fn on_store<T>(config: &Config, which: &Which, work: impl AsyncFnOnce(Store) -> Result<T, Error>) -> Result<T, Error> {
-    on_domains(config, async |domains| work(domains.open(&which.domain).await?).await)
+/// Refuses a data directory without the file or folder that every store has there: a mistyped name
+/// must not pass for a store that holds nothing.
+pub(super) fn there_is(config: &Config, missing: &'static str) -> Result<(), Error> {
+    let data = &config.data;
+    match data.join(missing).try_exists() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::NoStore { data: data.clone(), missing, has_packs: data.join(PACKS).is_dir() }),
+        Err(error) => Err(Error::Store(pfr_store::Error::of_dir(data, &error))),
+    }
 }
 
-/// Opens the domains that the settings name and runs `work` on them.
-pub(super) fn on_domains<T>(config: &Config, work: impl AsyncFnOnce(Domains) -> Result<T, Error>) -> Result<T, Error> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)?;
-    runtime.block_on(async { work(storage::open(config).await?).await })
+/// Opens the default domain of a store that there is. Its tables are not lost.
+pub(super) async fn open_existing(config: &Config) -> Result<Domains, Error> {
+    if config.database.is_empty() {
+        there_is(config, TABLES)?;
+    }
+    let domains = storage::open(config).await?;
+    domains.default_store().names_are_known().await?;
+    Ok(domains)
+}
+
+/// Opens the store of a domain that the settings name and runs `work` on it.
+pub(super) fn on_store<T>(config: &Config, which: &Which, work: impl AsyncFnOnce(Store) -> Result<T, Error>) -> Result<T, Error> {
+    runtime()?.block_on(async { work(open_existing(config).await?.open(&which.domain).await?).await })
+}
+
+/// Opens the domains that the settings name and runs `work` on them, whether or not there are
+/// tables.
+pub(super) fn on_packs<T>(config: &Config, work: impl AsyncFnOnce(Domains) -> Result<T, Error>) -> Result<T, Error> {
+    runtime()?.block_on(async { work(storage::open(config).await?).await })
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Error> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::Runtime)
 }
 
 /// Prints a report: as JSON, or as text.

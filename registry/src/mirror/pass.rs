@@ -49,7 +49,7 @@ pub async fn mirror(source: &Site, destination: &Site, options: &Options, report
     let mut pass = Pass { source, destination, options, report };
     let result = pass.run().await;
     pass.report.seconds = start.elapsed().as_secs_f64();
-    Ok(result?)
+    result
 }
 
 struct Pass<'a> {
@@ -60,14 +60,19 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    async fn run(&mut self) -> Result<()> {
+    async fn run(&mut self) -> std::result::Result<(), Error> {
         // The target first: a repository that the target has and the source, asked later, lacks was
         // deleted there and is not about to arrive.
         let mut repositories: BTreeSet<RepositoryName> = BTreeSet::new();
         if self.options.delete {
             repositories.extend(self.destination.repositories().await?.into_iter().map(|row| row.name));
         }
-        repositories.extend(self.source.repositories().await?.into_iter().map(|row| row.name));
+        let here = self.source.repositories().await?;
+        // More often a wrong source than one that was emptied.
+        if here.is_empty() && !repositories.is_empty() {
+            return Err(Error::Sites("the source holds nothing, and --delete would empty the target: is it the right source?"));
+        }
+        repositories.extend(here.into_iter().map(|row| row.name));
         let unmatched = |pattern: &&String| !repositories.iter().any(|name| matches(pattern, name.as_str()));
         self.report.unmatched = self.options.repositories.iter().filter(unmatched).cloned().collect();
         for repository in repositories.into_iter().filter(|name| self.options.wants(name)) {

@@ -3,8 +3,13 @@
 
 use crate::common::snapshot::snapshot;
 use crate::common::{REPO, Registry};
+use pfr_store::{Options, Store};
 use serde_json::Value;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
+use tempfile::TempDir;
 
 /// Exit code, standard output and standard error.
 fn run(arguments: &[&str]) -> (i32, String, String) {
@@ -23,8 +28,8 @@ fn options(help: &str) -> Vec<&str> {
     help.lines().filter(lists).filter_map(|line| line.split_whitespace().find_map(|word| word.strip_prefix("--"))).collect()
 }
 
-#[test]
-fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
+#[tokio::test]
+async fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
     let shared = ["config", "data", "database", "storage", "help"];
     for (tool, own) in [
         ("gc", &["dry-run", "grace", "domain", "json"][..]),
@@ -46,7 +51,7 @@ fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
     let (_, serve, _) = run(&["serve", "--help"]);
     assert!(options(&serve).contains(&"listen") && options(&serve).contains(&"max-requests"), "{serve}");
     // Options that the help leaves out are still taken: one set of variables is for all commands.
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = data().await;
     let data = dir.path().to_str().expect("a path");
     let (code, _, stderr) = run(&["gc", "--data", data, "--lease-seconds", "3", "--listen", "127.0.0.1:0"]);
     assert_eq!(code, 0, "{stderr}");
@@ -60,9 +65,16 @@ fn the_program_alone_prints_its_help_and_usage_ignores_the_environment() {
     assert!(code == 1 && !stderr.contains("--listen"), "{stderr}");
 }
 
-#[test]
-fn a_rate_is_a_size() {
+/// A data directory with a store that holds nothing.
+async fn data() -> TempDir {
     let dir = tempfile::tempdir().expect("a directory");
+    drop(Store::open(dir.path(), Options::default()).await.expect("a store"));
+    dir
+}
+
+#[tokio::test]
+async fn a_rate_is_a_size() {
+    let dir = data().await;
     let data = dir.path().to_str().expect("a path");
     for rate in ["100MB", "64MiB", "1000000"] {
         let (code, stdout, stderr) = run(&["scrub", "--rate", rate, "--data", data]);
@@ -93,6 +105,96 @@ fn an_error_with_json_is_one_object() {
         );
         assert!(!document["message"].as_str().expect("a message").is_empty());
     }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
+}
+
+/// Every command as a user to whom a folder, or only the database in it, is closed.
+#[tokio::test]
+async fn what_is_not_permitted_has_exit_code_6() {
+    const NOBODY: u32 = 65_534;
+    let dir = tempfile::tempdir().expect("a directory");
+    set_mode(dir.path(), 0o755);
+    // The folder that the program is built in may be closed to the other user.
+    let program = dir.path().join("pf-registry");
+    std::fs::copy(env!("CARGO_BIN_EXE_pf-registry"), &program).expect("a copy");
+    let [closed, unreadable, other] = ["closed", "unreadable", "other"].map(|name| dir.path().join(name));
+    for data in [&closed, &unreadable, &other] {
+        drop(Store::open(data, Options::default()).await.expect("a store"));
+    }
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    if is_root {
+        for data in [&unreadable, &other] {
+            for entry in std::fs::read_dir(data).expect("a directory").flatten() {
+                chown(entry.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
+            }
+            chown(data, Some(NOBODY), Some(NOBODY)).expect("another owner");
+        }
+    }
+    set_mode(&unreadable.join("metadata.sqlite"), 0o000);
+    set_mode(&closed, 0o000);
+    let (below, storage) = (closed.join("new"), format!("file://{}/packs", closed.display()));
+    let [closed_data, below, unreadable_data, other] = [&closed, &below, &unreadable, &other].map(|path| path.display().to_string());
+    for arguments in [
+        &["serve", "--data", &closed_data][..],
+        &["serve", "--data", &below],
+        &["serve", "--data", &unreadable_data],
+        &["rebuild", "--data", &closed_data],
+        &["rebuild", "--data", &below],
+        &["gc", "--data", &closed_data],
+        &["fsck", "--data", &unreadable_data],
+        &["scrub", "--data", &unreadable_data],
+        &["gc", "--data", &other, "--storage", &storage],
+    ] {
+        let mut command = Command::new(&program);
+        command.args(arguments).env_clear().env("PF_REGISTRY_LISTEN", "127.0.0.1:0").current_dir("/");
+        if is_root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let output = command.output().expect("the program runs");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(6) && stderr.contains("ermi"), "{arguments:?}: {:?} {stderr}", output.status);
+    }
+    set_mode(&closed, 0o755);
+}
+
+/// A mistyped `--data` would pass for a store that holds nothing, and a mirror of it empties its
+/// target.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_refuses_a_folder_without_a_store_and_makes_nothing_there() {
+    let (target, dir) = (Registry::start().await, tempfile::tempdir().expect("a directory"));
+    target.push(REPO, &snapshot(0..3, vec![]), Some("latest")).await;
+    let url = format!("http://{}", target.address);
+    let [absent, empty, lost] = ["absent", "empty", "lost"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&empty).expect("a directory");
+    std::fs::create_dir_all(lost.join("packs")).expect("a directory");
+    for (data, says) in [(&absent, "--data"), (&empty, "--data"), (&lost, "`pf-registry rebuild`")] {
+        let before = data.exists().then(|| std::fs::read_dir(data).expect("a directory").count());
+        let path = data.to_str().expect("a path");
+        for arguments in [
+            &["gc", "--data", path][..],
+            &["fsck", "--data", path],
+            &["scrub", "--data", path],
+            &["mirror", "--to", &url, "--data", path, "--delete"],
+        ] {
+            let (code, stdout, stderr) = run(arguments);
+            assert!(code == 5 && stdout.is_empty() && stderr.contains(says), "{arguments:?}: {code} {stdout}{stderr}");
+        }
+        if data != &lost {
+            let (code, _, stderr) = run(&["rebuild", "--data", path]);
+            assert!(code == 5 && stderr.contains("packs"), "{code} {stderr}");
+        }
+        assert_eq!(data.exists().then(|| std::fs::read_dir(data).expect("a directory").count()), before, "{path}");
+    }
+    // A store that holds nothing is a source for a mirror that deletes nothing.
+    let nothing = data().await;
+    let mirror = ["mirror", "--to", &url, "--data", nothing.path().to_str().expect("a path")];
+    let (code, _, stderr) = run(&[&mirror[..], &["--delete"]].concat());
+    assert!(code == 1 && stderr.contains("the right source"), "{code} {stderr}");
+    assert_eq!(run(&mirror).0, 0);
+    assert_eq!(target.get(&format!("/v1/repositories/{REPO}/tags/latest")).await.status(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

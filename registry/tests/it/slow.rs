@@ -138,6 +138,9 @@ impl Times {
     }
 }
 
+/// One takes too short to be compared.
+const TAGS: u32 = 20;
+
 async fn innocent(registry: &Registry, seed: u64) -> Times {
     let sample: Snapshot = snapshot(seed..seed + 20, vec![]);
     let bulk: Vec<Document> = (0..8).map(|i| large(seed << 8 | i, 1)).collect();
@@ -166,9 +169,11 @@ async fn innocent(registry: &Registry, seed: u64) -> Times {
     assert_eq!(pulled.len(), wanted.len());
     times.pull = begun.elapsed();
     let begun = Instant::now();
-    let tag = registry.request(Method::GET, &format!("/v1/repositories/{REPO}/tags/t{seed}"));
-    assert_eq!(times.served(tag).await.status(), StatusCode::OK);
-    times.tag = begun.elapsed();
+    for _ in 0..TAGS {
+        let tag = registry.request(Method::GET, &format!("/v1/repositories/{REPO}/tags/t{seed}"));
+        assert_eq!(times.served(tag).await.status(), StatusCode::OK);
+    }
+    times.tag = begun.elapsed() / TAGS;
     times
 }
 
@@ -293,23 +298,26 @@ async fn a_scrub_has_a_least_rate_and_takes_no_place_of_a_verification() {
 mod long {
     use super::*;
 
-    /// Best of some rounds: this machine has other work.
-    async fn best(registry: &Registry, from: u64, rounds: u64) -> Times {
-        let mut best = innocent(registry, from).await;
-        for round in 1..rounds {
-            let times = innocent(registry, from + round * 100).await;
-            best = Times {
-                push: best.push.min(times.push),
-                pull: best.pull.min(times.pull),
-                tag: best.tag.min(times.tag),
-                refused: best.refused + times.refused,
-            };
+    /// Medians of some rounds.
+    async fn middle(registry: &Registry, from: u64, rounds: u64) -> Times {
+        let mut all = Vec::new();
+        for round in 0..rounds {
+            all.push(innocent(registry, from + round * 100).await);
         }
-        best
+        let of = |part: fn(&Times) -> Duration| {
+            let mut times: Vec<Duration> = all.iter().map(part).collect();
+            times.sort();
+            times[times.len() / 2]
+        };
+        Times {
+            push: of(|times| times.push),
+            pull: of(|times| times.pull),
+            tag: of(|times| times.tag),
+            refused: all.iter().map(|times| times.refused).sum(),
+        }
     }
 
-    /// Times below this are those of the network and of the machine's other work.
-    const SHORT: Duration = Duration::from_millis(50);
+    const ROUNDS: u64 = 7;
 
     /// `cargo nextest run --workspace --profile long -E 'test(slow::long::)' --no-capture` prints
     /// the ratios.
@@ -317,21 +325,21 @@ mod long {
     async fn an_innocent_client_beside_five_hundred_slow_ones_takes_about_as_long_as_alone() {
         let registry = Registry::start().await;
         let slow = Slow::new(&registry).await;
-        best(&registry, 1000, 2).await;
+        middle(&registry, 1000, 2).await;
         let mixed: Vec<Vec<Way>> = std::iter::once(WAYS.to_vec()).chain(WAYS.map(|way| vec![way])).collect();
         for (i, ways) in mixed.iter().enumerate() {
-            let alone = best(&registry, 100_000 * (i as u64 + 1) + 50_000, 5).await;
+            let alone = middle(&registry, 100_000 * (i as u64 + 1) + 50_000, ROUNDS).await;
             let besieged = besiege(&registry, &slow, ways, 500 / ways.len() as u64).await;
             // Wait until the system's buffers are full.
             tokio::time::sleep(Duration::from_secs(2)).await;
-            let beside = best(&registry, 100_000 * (i as u64 + 1), 5).await;
-            println!("{} times 503 in five rounds beside {ways:?}", beside.refused);
+            let beside = middle(&registry, 100_000 * (i as u64 + 1), ROUNDS).await;
+            assert_eq!(beside.refused, 0, "beside {ways:?}");
             for (what, alone, beside) in
                 [("push", alone.push, beside.push), ("pull", alone.pull, beside.pull), ("GET tag", alone.tag, beside.tag)]
             {
                 let ratio = beside.as_secs_f64() / alone.as_secs_f64();
                 println!("{what}: {alone:?} alone, {beside:?} beside {} slow clients {ways:?}: {ratio:.2}", besieged.len());
-                assert!(beside <= SHORT.max(alone * 2), "{what} beside {ways:?}: {ratio:.2}");
+                assert!(beside <= alone * 2, "{what} beside {ways:?}: {ratio:.2}");
             }
             drop(besieged);
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::metadata::{Evictable, Pin, PinnedSnapshot};
 use pfr_schema::api::GcReport;
 use pfr_schema::{Digest, RepositoryName};
+use pfr_service::few;
 
 /// Snapshots asked for at once: all there are.
 const ALL: usize = 1_000_000;
@@ -149,11 +150,9 @@ impl Run<'_> {
         let Some(left) = left else { return Ok(()) };
         let pinned = self.store.pinned().await?;
         let name = |row: &PinnedSnapshot| format!("{}@{}", row.repository, row.snapshot.digest);
-        let names: Vec<String> = pinned.iter().take(NAMED).map(name).collect();
-        let more = if pinned.len() > NAMED { format!(" and {} more", pinned.len() - NAMED) } else { String::new() };
         let words = format!(
-            "{left} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}{more}",
-            names.join(", ")
+            "{left} bytes are left and {max_bytes} allowed, but the rest is pinned (by hand, or until it is pushed): {}",
+            few(pinned.iter().map(name), NAMED)
         );
         self.report.error.get_or_insert(words);
         Ok(())

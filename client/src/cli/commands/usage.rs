@@ -8,6 +8,7 @@ use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::{Flags, Suggestion};
 use pfr_client::Site;
 use pfr_schema::api::{Protected, Usage};
+use pfr_service::few;
 use std::collections::BTreeSet;
 
 /// Repositories named in a sentence.
@@ -66,9 +67,7 @@ pub fn holders(protected: &Protected, local: bool) -> String {
         (false, 1) => "an unfinished push to",
         (false, _) => "unfinished pushes to",
     };
-    let more = if repositories.len() > NAMED { format!(" and {} more", repositories.len() - NAMED) } else { String::new() };
-    let named: Vec<String> = repositories.into_iter().take(NAMED).collect();
-    format!("{what} {}{more}", named.join(", "))
+    format!("{what} {}", few(repositories, NAMED))
 }
 
 /// Describes the remains of an interrupted pull in the local store, and how to go on; `None`

@@ -54,7 +54,7 @@ fn no_power_cut_loses_what_was_acknowledged_or_leaves_anything_over() {
 
 #[test]
 fn folders_that_others_made_and_did_not_sync_are_durable_too() {
-    no_power_cut_harms(recorded_in_folders_of_others(), Bound::NORMAL);
+    no_power_cut_harms(recorded_in_folders_of_others(), Bound::SHORT);
 }
 
 #[test]
@@ -73,12 +73,17 @@ fn no_power_cut_while_domains_are_made_and_deleted_loses_one_or_leaves_anything_
 }
 
 mod long {
-    use super::{Bound, no_power_cut_harms, recorded, recorded_domains, recorded_merge, recorded_summary};
+    use super::{Bound, no_power_cut_harms, recorded, recorded_domains, recorded_in_folders_of_others, recorded_merge, recorded_summary};
     use crate::registry::recorded_checkpoint;
 
     #[test]
     fn no_power_cut_during_a_wal_checkpoint_beside_the_writer_loses_anything() {
         no_power_cut_harms(recorded_checkpoint(), Bound::NORMAL);
+    }
+
+    #[test]
+    fn folders_that_others_made_and_did_not_sync_are_durable_too() {
+        no_power_cut_harms(recorded_in_folders_of_others(), Bound::NORMAL);
     }
 
     #[test]

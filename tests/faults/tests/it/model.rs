@@ -33,7 +33,7 @@ fn random_histories_lose_nothing_and_leave_nothing_over() {
 }
 
 mod long {
-    use super::{Database, HISTORIES, histories};
+    use super::{Database, HISTORIES, Plant, caught, histories};
 
     const ROUNDS: u64 = 10_000;
 
@@ -45,6 +45,12 @@ mod long {
     #[test]
     fn random_histories_over_postgres_lose_nothing_and_leave_nothing_over() {
         histories(Database::Postgres, HISTORIES, ROUNDS);
+    }
+
+    /// Few histories read a pack at the moment when it is deleted: it takes many of them.
+    #[test]
+    fn packs_that_are_deleted_without_a_grace_period_are_caught() {
+        caught(Plant::NoGrace, 100..400);
     }
 }
 
@@ -62,9 +68,4 @@ fn a_missing_fsync_is_caught() {
 #[test]
 fn a_collection_that_ignores_leases_is_caught() {
     caught(Plant::NoLeases, 1..20);
-}
-
-#[test]
-fn packs_that_are_deleted_without_a_grace_period_are_caught() {
-    caught(Plant::NoGrace, 100..400);
 }

@@ -7,6 +7,7 @@ mod claims;
 mod compare;
 mod examples;
 mod links;
+mod messages;
 mod page;
 mod programs;
 mod shell;

@@ -131,8 +131,21 @@ impl Files {
             });
             match connected {
                 Err(Failed::Sql(error)) if is_busy(&error) && start.elapsed() < timeout => std::thread::sleep(Duration::from_millis(5)),
-                other => return other,
+                other => return other.map_err(|failed| self.with_reason(failed)),
             }
+        }
+    }
+
+    /// SQLite does not say why a file cannot be opened. If it is a matter of permissions, the file
+    /// system says so.
+    fn with_reason(&self, failed: Failed) -> Failed {
+        let Failed::Sql(error) = &failed else { return failed };
+        if error.sqlite_error_code() != Some(ErrorCode::CannotOpen) {
+            return failed;
+        }
+        match std::fs::File::options().read(true).write(true).open(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Failed::Other(Error::io("metadata", &self.path, &error)),
+            _ => failed,
         }
     }
 
