@@ -39,6 +39,10 @@ SETTLE = 1.5
 """Seconds between runs: vLLM's processes look for work without pause for a second."""
 ARGS = ["--skip-tokenizer-init", "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8"]
 ARGS += ["--block-size", "32", "--seed", "0"]
+PROCESSORS = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
+"""Processors that the model leaves to vLLM's other processes. On the CPU, vLLM leaves one more where
+there is a connector; if none is then left for the model, it leaves none at all, and the model's
+threads wait for each other."""
 
 
 @dataclass
@@ -125,8 +129,8 @@ def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
     registry = Registry(binaries, folder / "registry")
     host = Host("host A", binaries, folder / "a", registry.url)
     note("latency: starting two OpenAI servers, one without connector")
-    plain = Server(python, folder / "plain", model, None, host.engines, ARGS)
-    server = Server(python, folder / "server", model, ENGINE, host.engines, ARGS)
+    plain = Server(python, folder / "plain", model, None, host.engines, ARGS, PROCESSORS)
+    server = Server(python, folder / "server", model, ENGINE, host.engines, ARGS, PROCESSORS)
     try:
         plain.wait_ready()
         server.wait_ready()

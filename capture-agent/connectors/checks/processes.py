@@ -255,7 +255,17 @@ class Engine(Child):
 class Server(Child):
     """An OpenAI server of vLLM with the connector, in a session of its own."""
 
-    def __init__(self, python: str, folder: Path, model: str, engine: str | None, socket: Path, args: list[str], **settings: Any) -> None:
+    def __init__(
+        self,
+        python: str,
+        folder: Path,
+        model: str,
+        engine: str | None,
+        socket: Path,
+        args: list[str],
+        environment: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         """`settings` are the connector's. Without a name of the engine it has no connector."""
         folder.mkdir(parents=True, exist_ok=True)
         with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as free:
@@ -270,7 +280,8 @@ class Server(Child):
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "m"]
         command += ["--host", "127.0.0.1", "--port", str(port), *args]
         command += [] if engine is None else ["--kv-transfer-config", json.dumps(transfer)]
-        super().__init__("vllm", command, folder / "server.log", engine_environment(folder), start_new_session=True)
+        variables = engine_environment(folder) | (environment or {})
+        super().__init__("vllm", command, folder / "server.log", variables, start_new_session=True)
         self.url = f"http://127.0.0.1:{port}"
 
     def wait_ready(self) -> None:
