@@ -1,8 +1,9 @@
 //! The output of `--json`, for all programs: one set of field names, times as text, and one shape
 //! of errors.
 //!
-//! Sizes in bytes end in `_bytes`. Moments end in `_at` and are RFC 3339 in UTC. Documents that are
-//! stored (a manifest, a configuration, a page tree) are written as they are.
+//! The name of a size in bytes is `bytes` or ends in `_bytes`. Moments end in `_at` and are RFC
+//! 3339 in UTC. Documents that are stored (a manifest, a configuration, a page tree) are written as
+//! they are.
 
 use crate::human::rfc3339;
 use serde::Serialize;

@@ -38,7 +38,7 @@ pub enum Error {
         /// The directory.
         data: std::path::PathBuf,
         /// What every store has there.
-        missing: &'static str,
+        missing: String,
         /// Whether packs are there.
         has_packs: bool,
     },

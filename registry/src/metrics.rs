@@ -119,6 +119,9 @@ fn describe() {
     ] {
         metrics::counter!(name).increment(0);
     }
+    for outcome in ["done", "failed"] {
+        metrics::counter!(GC_RUNS, "trigger" => "schedule", "outcome" => outcome).increment(0);
+    }
     for name in [IN_FLIGHT, CONNECTIONS] {
         metrics::gauge!(name).increment(0.0);
     }

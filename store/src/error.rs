@@ -93,7 +93,7 @@ pub enum Error {
     #[error("pack {0} took longer than its lease and was given up; send its blobs again")]
     PackLost(String),
     /// Compare-and-swap failed.
-    #[error("tag {tag} is at {found}, not at {expected}; nothing was changed")]
+    #[error("{}; nothing was changed", moved(tag, expected, found))]
     TagMoved {
         /// The tag.
         tag: Tag,
@@ -265,6 +265,14 @@ impl Error {
             cause = e.source();
         }
         Self::Unavailable { what: "packs", reason: error.to_string() }
+    }
+}
+
+fn moved(tag: &Tag, expected: &TagState, found: &TagState) -> String {
+    match (expected, found) {
+        (TagState::Absent, found) => format!("tag {tag} exists already, at {found}"),
+        (expected, TagState::Absent) => format!("there is no tag {tag}, so it is not at {expected}"),
+        (expected, found) => format!("tag {tag} is at {found}, not at {expected}"),
     }
 }
 

@@ -84,7 +84,7 @@ impl Store {
         }
         Err(Error::Unavailable {
             what: "metadata",
-            reason: "the database knows no names, and there are some in the journal on the storage: it was lost, or is not this store's, or was \
+            reason: "the database has no tags or snapshots, and the journal on the storage has some: it was lost, or is not this store's, or was \
                      not rebuilt to the end. Move it away, and rebuild the tables from the storage"
                 .into(),
         })

@@ -40,9 +40,9 @@ SETTLE = 1.5
 ARGS = ["--skip-tokenizer-init", "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "8"]
 ARGS += ["--block-size", "32", "--seed", "0"]
 PROCESSORS = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
-"""Processors that the model leaves to vLLM's other processes. On the CPU, vLLM leaves one more where
-there is a connector; if none is then left for the model, it leaves none at all, and the model's
-threads wait for each other."""
+"""Processors that the model leaves to vLLM's other processes. On the CPU, vLLM leaves one more if
+there is a connector. If none is left for the model then, it leaves none at all, and the threads of
+the model wait for each other."""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 //! The command line. Each flag is declared once; commands that share a flag flatten its struct.
 
+mod age;
 mod engines;
 mod names;
 mod reference;
@@ -8,7 +9,7 @@ mod upkeep;
 
 pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
-pub use reference::{Expected, Target, repository_of};
+pub use reference::{Expected, Relative, Target, repository_of, without_host};
 pub use transfer::{Import, Pull, Push};
 pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, TaskCommand, Tasks, Verify};
 
@@ -27,9 +28,10 @@ pub const STYLES: Styles = Styles::styled()
 
 const AFTER: &str = "\
 A REF is [[http(s)://]host[:port]/[domains/NAME/]]repository[:tag[~N]|@digest], such as team/agent:step-1, or team/agent:step-3~2 for two \
-parents up. Without a tag it means the tag `latest`. A digest may be cut short, as in team/agent@2a19b2c9309a.
+parents up. Without a tag it means the tag `latest`; `pf snapshot` makes the tag from the name of the sequence. A digest may be cut \
+short, as in team/agent@2a19b2c9309a.
 
-Every command means the registry, unless --local says the local store.
+Commands that list, change or check a store use the registry; --local selects the local store.
 
 Exit codes: 0 ok, 1 usage or bad input, 3 conflict (a tag moved), 4 integrity, 5 not found, 6 not permitted, 7 unreachable, \
 8 full (a disk or memory), 70 bug.
@@ -46,18 +48,21 @@ pub struct Args {
     pub command: Command,
 }
 
+/// The heading of the options that every command has. Each of them names it: a heading of the whole
+/// struct would also be that of the options that a program declares after these.
+pub const EVERYWHERE: &str = "Everywhere";
+
 /// Options of every command.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Everywhere")]
 pub struct Global {
     /// Options that are settings of the configuration file, too.
     #[command(flatten)]
     pub settings: Overrides,
     /// Write one JSON document to stdout instead of text; an error is one JSON object on stderr
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub json: bool,
     /// No progress bars, no summaries
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, help_heading = EVERYWHERE)]
     pub quiet: bool,
 }
 
@@ -190,10 +195,9 @@ pub enum Command {
 
 #[cfg(test)]
 mod tests {
-    use super::reference::Relative;
     use super::*;
     use crate::cli::output::human;
-    use clap::CommandFactory as _;
+    use clap::{Args as _, CommandFactory as _};
     use pfr_schema::Reference;
 
     #[test]
@@ -209,6 +213,15 @@ mod tests {
         for line in texts.iter().flat_map(|t| t.lines()) {
             assert!(human::columns(line) <= 120, "{line}");
         }
+    }
+
+    #[test]
+    fn options_of_a_program_are_not_among_those_of_every_command() {
+        let program = Global::augment_args(clap::Command::new("program")).arg(clap::Arg::new("own").long("own"));
+        let heading = |name: &str| program.get_arguments().find(|argument| argument.get_id() == name).unwrap().get_help_heading();
+        assert_eq!(heading("own"), None);
+        let ours = ["registry", "store", "retries", "retry_for", "json", "quiet"];
+        assert_eq!(ours.map(heading), [Some(EVERYWHERE); 6]);
     }
 
     #[test]

@@ -8,8 +8,10 @@ use super::args::Passed;
 use super::context::Context;
 use super::failure::Failure;
 use pfr_schema::ErrorCode;
+use std::ffi::OsString;
+use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The program `name` beside the running one.
@@ -26,12 +28,40 @@ pub fn find(name: &str) -> Result<PathBuf, Failure> {
         .hint("pf and its programs belong in one directory; in a checkout, cargo build --release builds them all"))
 }
 
+/// The program of `pf demo`.
+pub const DEMO: &str = "pf-demo";
+/// The program of `pf import processfork`.
+pub const IMPORT_PROCESSFORK: &str = "pf-import-processfork";
+
+/// Replaces this process by a program that prints its help, if `pf help COMMAND` asks for that of a
+/// program that is there: the parser of `pf` does not know its options. Returns the failure, or
+/// nothing if the parser has to answer.
+pub fn show_help(arguments: impl Iterator<Item = OsString>) -> Option<Failure> {
+    let path = find(helped(arguments)?).ok()?;
+    let error = Command::new(&path).arg("--help").exec();
+    Some(cannot_run(&path, &error))
+}
+
+/// The program whose help the arguments ask for.
+fn helped(arguments: impl Iterator<Item = OsString>) -> Option<&'static str> {
+    let words: Vec<String> = arguments.map(|word| word.to_string_lossy().into_owned()).collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["help", "demo"] => Some(DEMO),
+        ["help", "import", "processfork"] => Some(IMPORT_PROCESSFORK),
+        _ => None,
+    }
+}
+
+fn cannot_run(path: &Path, error: &io::Error) -> Failure {
+    Failure::io(&format!("cannot run {}", path.display()), error)
+}
+
 /// Replaces this process by the program `name`. Returns only if that fails.
 pub fn become_program(name: &str, context: &Context, passed: Passed) -> Failure {
     match find(name) {
         Ok(path) => {
             let error = Command::new(&path).args(context.global().arguments()).args(passed.arguments).exec();
-            Failure::io(&format!("cannot run {}", path.display()), &error)
+            cannot_run(&path, &error)
         }
         Err(failure) => failure,
     }
@@ -42,7 +72,6 @@ mod tests {
     use super::*;
     use crate::cli::args::{Args, Command};
     use clap::Parser as _;
-    use std::ffi::OsString;
 
     /// The arguments that the program of a command line gets.
     fn started(line: &[&str]) -> Vec<OsString> {
@@ -75,6 +104,16 @@ mod tests {
         let expected =
             ["--registry", "http://r", "--store", "demo", "--retries", "3", "--retry-for", "9", "--json", "--quiet", "x", "--json"];
         assert_eq!(started(&all), expected);
+    }
+
+    #[test]
+    fn the_help_of_a_program_is_its_own() {
+        let asked = |words: &[&str]| helped(words.iter().map(Into::into));
+        assert_eq!(asked(&["help", "demo"]), Some("pf-demo"));
+        assert_eq!(asked(&["help", "import", "processfork"]), Some("pf-import-processfork"));
+        for other in [&["help"][..], &["help", "import"], &["help", "push"], &["demo", "--help"], &[]] {
+            assert_eq!(asked(other), None, "{other:?}");
+        }
     }
 
     #[test]

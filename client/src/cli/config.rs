@@ -1,6 +1,7 @@
 //! Settings: flags and environment, then the configuration file, a few lines of TOML. Unknown
 //! fields are refused.
 
+use super::args::EVERYWHERE;
 use super::failure::Failure;
 use pfr_service::{Secret, UserDirs, layered};
 use serde::Deserialize;
@@ -16,23 +17,27 @@ layered! {
     pub struct Overrides {
         /// Registry for references that name none
         #[arg(long, global = true, value_name = "URL", env = "PF_REGISTRY", hide_env_values = true)]
+        #[arg(help_heading = EVERYWHERE)]
         pub registry: Option<String>,
         /// Token for the registry of the same source
         #[arg(skip)]
         pub token: Option<Secret>,
         /// Directory of the local store
         #[arg(long, global = true, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "PF_STORE", hide_env_values = true)]
+        #[arg(help_heading = EVERYWHERE)]
         pub store: Option<PathBuf>,
         /// Control socket of this host's capture agent
         #[arg(skip)]
         pub agent: Option<PathBuf>,
-        /// How often a failed request is retried, however long that takes [default: 5, and
-        /// --retry-for for a registry that is gone]
+        /// Number of retries of a failed request [default: 5]. If it is given, --retry-for has no
+        /// effect
         #[arg(long, global = true, value_name = "N", env = "PF_RETRIES", hide_env_values = true)]
+        #[arg(help_heading = EVERYWHERE)]
         pub retries: Option<u32>,
         /// How long requests are retried while a registry that has answered before is gone, such as
         /// during a restart [default: 120]
         #[arg(long, global = true, value_name = "SECONDS", env = "PF_RETRY_FOR", hide_env_values = true)]
+        #[arg(help_heading = EVERYWHERE)]
         pub retry_for: Option<u64>,
         /// Size above which a pull evicts the least recently used snapshots of the local store
         #[arg(skip)]

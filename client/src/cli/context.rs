@@ -1,12 +1,13 @@
 //! The configuration of a command: registry, token, local store, and output. Flags win over the
 //! environment, which wins over the file.
 
-use super::args::{Global, Where};
+use super::args::{Global, Where, without_host};
 use super::config::{DEFAULT_REGISTRY, Overrides, agent_socket, store_dir};
 use super::failure::Failure;
 use super::output::Out;
 use super::progress;
 use super::suggest::{Flags, Suggestion};
+use super::usage;
 use pfr_client::{AgentClient, Remote, RemoteOptions, Site};
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
@@ -28,6 +29,10 @@ pub struct Context {
     settings: Settings,
     /// Flags for the commands in messages, so that they mean the same stores.
     flags: RefCell<Flags>,
+    /// The last reference that the command looked up.
+    reference: RefCell<Option<Reference>>,
+    /// Whether the command line names a registry; environment and file do not count.
+    names_registry: bool,
 }
 
 /// Settings from all sources, resolved.
@@ -54,13 +59,24 @@ impl Context {
         given.store = given.store.filter(|path| !path.as_os_str().is_empty());
         given.token = Secret::from_env("PF_TOKEN");
         let flags = Flags { registry: given.registry.clone(), store: given.store.clone(), ..Flags::default() };
+        let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
         let settings = Settings::resolve(given, file, &dirs);
-        Ok(Self { out: Out::stdout(), json: global.json, quiet: global.quiet, global, settings, flags: flags.into() })
+        let (out, json, quiet) = (Out::stdout(), global.json, global.quiet);
+        Ok(Self { out, json, quiet, global, settings, flags: flags.into(), reference: RefCell::default(), names_registry })
     }
 
     /// The options that all programs share, as they were given.
     pub fn global(&self) -> &Global {
         &self.global
+    }
+
+    /// A failure of the command, with all that is known about what it was about.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        let failure = match &*self.reference.borrow() {
+            Some(reference) => failure.about(reference),
+            None => failure,
+        };
+        failure.at(&self.flags())
     }
 
     /// Flags for the commands in messages, so that they mean the same stores as the running
@@ -105,6 +121,7 @@ impl Context {
     fn note(&self, reference: Option<&Reference>) {
         let mut flags = self.flags.borrow_mut();
         if let Some(reference) = reference {
+            *self.reference.borrow_mut() = Some(reference.clone());
             flags.repository = Some(reference.repository.clone());
             if reference.registry.is_some() {
                 flags.registry.clone_from(&reference.registry);
@@ -119,20 +136,33 @@ impl Context {
         }
         self.note(reference);
         self.flags.borrow_mut().local = true;
-        if let Some(registry) = reference.and_then(|r| r.registry.as_ref()) {
+        if let Some(reference) = reference
+            && let Some(registry) = &reference.registry
+        {
             let failure = Failure::usage(format!("--local means the local store, but the reference names the registry {registry}"));
-            let host = registry.split("://").nth(1).unwrap_or_default();
-            // The first part of a repository's name may look like a host.
-            return Err(match host.parse::<pfr_schema::RepositoryName>() {
-                Ok(_) => failure.hint(format!("if {host} is a part of the repository's name, write /{host}/…")),
-                Err(_) => failure,
+            return Err(match without_host(reference) {
+                Some(advice) => failure.hint(advice),
+                None => failure,
             });
         }
         Ok(Site::Store(self.existing_store().await?))
     }
 
-    /// The capture agent of this host: the one at `given`, or the configured one.
+    /// The capture agent of this host: the one at `given`, or the configured one. A registry on the
+    /// command line is refused: it would have no effect.
     pub fn agent(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
+        if self.names_registry {
+            let message = "--registry has no effect here: the capture agent pushes to its own registry, and pulls from it";
+            return Err(Failure::usage(message).hint(
+                "`pf-agent serve --registry URL`, PF_AGENT_REGISTRY or `registry` in the agent's settings file names it; \
+                 the REF of a snapshot or a restore may begin with the address of another one",
+            ));
+        }
+        self.agent_beside_registry(given)
+    }
+
+    /// The capture agent, for a command that itself asks a registry, too.
+    pub fn agent_beside_registry(&self, given: Option<&Path>) -> Result<AgentClient, Failure> {
         let given = given.filter(|path| !path.as_os_str().is_empty());
         self.flags.borrow_mut().agent = given.map(Path::to_owned);
         let socket = given.or(self.settings.all.agent.as_deref());

@@ -1,9 +1,11 @@
 //! The failure of a command: an exit code, a message, and a hint for the user.
 
+use super::args::without_host;
+use super::output::human::{printable, without_passwords};
 use super::output::paint::Paint;
 use super::suggest::{Advice, Flags, Suggestion};
 use pfr_client::json::ErrorDocument;
-use pfr_schema::{ErrorCode, FormatError};
+use pfr_schema::{ErrorCode, FormatError, Reference, Selector};
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -81,6 +83,28 @@ impl Failure {
         self
     }
 
+    /// Completes the hint with what is known of the reference that the command was about.
+    #[must_use]
+    pub fn about(mut self, reference: &Reference) -> Self {
+        if let Self::Error { code, hint: advice, .. } = &mut self {
+            match (*code, &reference.selector) {
+                // A registry that does not answer, not the local store.
+                (ErrorCode::Unavailable, _) if *advice == hint(ErrorCode::Unavailable) => {
+                    if let Some(words) = without_host(reference) {
+                        *advice = advice.take().map(|said| said.text(format!("; {words}")));
+                    }
+                }
+                (ErrorCode::SnapshotUnknown, Some(Selector::Tag { tag, back })) if *back > 0 => {
+                    let tag = Selector::Tag { tag: tag.clone(), back: 0 };
+                    let log = Suggestion::new("log").here().arg(Reference { selector: Some(tag), ..reference.clone() });
+                    *advice = Some(log.then(" shows its ancestors, and names a parent that is not in this repository"));
+                }
+                _ => {}
+            }
+        }
+        self
+    }
+
     /// Completes the commands in the hint with the flags of the command that failed.
     #[must_use]
     pub fn at(mut self, flags: &Flags) -> Self {
@@ -102,7 +126,7 @@ impl Failure {
     /// The error as `--json` gives it.
     pub fn document(&self) -> ErrorDocument {
         let (code, hint) = match self {
-            Self::Error { code, hint, .. } => (code.name(), hint.as_ref().map(ToString::to_string)),
+            Self::Error { code, hint, .. } => (code.name(), hint.as_ref().map(shown)),
             Self::BrokenPipe | Self::Interrupted { .. } => ("interrupted", None),
         };
         ErrorDocument { code, message: self.to_string(), hint, exit_code: self.exit() }
@@ -118,8 +142,8 @@ impl Failure {
             _ if json => writeln!(stderr, "{}", self.document()),
             Self::Interrupted { message, .. } => writeln!(stderr, "{message}"),
             Self::Error { message, hint, .. } => {
-                let hint = hint.as_ref().map(|h| format!("\n  {} {h}", paint.bold("hint:"))).unwrap_or_default();
-                writeln!(stderr, "{} {}{hint}", paint.red("error:"), super::output::human::printable(message))
+                let hint = hint.as_ref().map(|h| format!("\n  {} {}", paint.bold("hint:"), shown(h))).unwrap_or_default();
+                writeln!(stderr, "{} {}{hint}", paint.red("error:"), shown(message))
             }
         };
         ExitCode::from(self.exit())
@@ -130,9 +154,14 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BrokenPipe => f.write_str("the output was closed"),
-            Self::Interrupted { message, .. } | Self::Error { message, .. } => f.write_str(&super::output::human::printable(message)),
+            Self::Interrupted { message, .. } | Self::Error { message, .. } => f.write_str(&shown(message)),
         }
     }
+}
+
+/// A message or a hint as people and programs may see it.
+fn shown(text: &impl fmt::Display) -> String {
+    without_passwords(&printable(&text.to_string()))
 }
 
 impl From<FormatError> for Failure {
@@ -190,9 +219,8 @@ fn file_hint(code: ErrorCode) -> Option<Advice> {
 /// The hint for an error of the capture agent. Its store and its registry are not those of `pf`.
 fn agent_hint(code: ErrorCode) -> Option<Advice> {
     match code {
-        ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => {
-            Some("the agent looks in its own store and in the registry that it was started with".into())
-        }
+        // Each command says where the agent looked.
+        ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown => None,
         ErrorCode::StorageFull => Some("free space on the disk of the agent's store, and run the same command again".into()),
         ErrorCode::Denied => Some("check the owner and the permissions of the agent's data directory".into()),
         ErrorCode::Unavailable => Some("the agent's log says what it cannot reach".into()),
@@ -239,10 +267,10 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::LengthMismatch => "the snapshot's documents do not fit its blobs; nothing of the snapshot became visible",
         ErrorCode::CorruptStore => "push the snapshot again from a good copy: that heals the store",
         ErrorCode::MissingBlobs => "the source is not complete; push from a copy that has every page",
-        ErrorCode::PushUnknown => "the upload's lease ended; run the same command again: nothing is sent twice",
+        ErrorCode::PushUnknown => "the upload's lease ended; run the same command again: it sends what is missing",
         ErrorCode::Unauthorized => "set PF_TOKEN, or `token` in the configuration file",
         ErrorCode::Denied => "the token does not cover this repository or action; ask the registry's operator for one that does",
-        ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while: nothing is transferred twice",
+        ErrorCode::Overloaded | ErrorCode::Timeout => "run the same command again in a while: it transfers what is missing",
         ErrorCode::Unavailable => {
             "is the registry up? `pf-registry serve --data DIR` starts one; --registry or PF_REGISTRY says where it is"
         }
@@ -295,6 +323,28 @@ mod tests {
         let hint = "`pf ls --registry http://r:1` lists the repositories there are";
         let expected = serde_json::json!({"code": "repository_unknown", "message": "no \u{fffd} such", "hint": hint, "exit_code": 5});
         assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_may_be_a_part_of_the_name() {
+        let said = |failure: Failure, reference: &str| failure.about(&reference.parse().unwrap()).document().hint.unwrap();
+        let away = || pfr_client::Error::Unreachable { url: "https://my.team".into(), reason: "no such host".into(), attempts: 1 };
+        let hint = said(away().into(), "my.team/agent:x");
+        assert!(
+            hint.contains("is the registry up?") && hint.ends_with("; if my.team is a part of the repository's name, write /my.team/…")
+        );
+        assert!(!said(away().into(), "team/agent:x").contains("part of"), "no host is in the reference");
+        let store = pfr_store::Error::Unavailable { what: "packs", reason: "gone".into() };
+        assert!(!said(store.into(), "my.team/agent:x").contains("part of"), "the local store has no host");
+    }
+
+    #[test]
+    fn no_message_and_no_hint_shows_a_password() {
+        let url = "http://me:hush@h/x";
+        let failure = Failure::usage(format!("found {url}")).hint(Suggestion::new("ls").arg("--registry").arg(url).then(" lists it"));
+        let document = failure.document();
+        assert_eq!(document.message, "found http://h/x");
+        assert_eq!(document.hint.unwrap(), "`pf ls --registry http://h/x` lists it");
     }
 
     #[test]

@@ -33,7 +33,10 @@ use std::process::ExitCode;
 
 /// The program `pf`.
 pub fn main() -> ExitCode {
-    run::<Args>()
+    match beside::show_help(std::env::args_os().skip(1)) {
+        Some(failure) => failure.report(false),
+        None => run::<Args>(),
+    }
 }
 
 impl Program for Args {

@@ -59,7 +59,7 @@ async fn run<P: Program>(program: P) -> Result<(), Failure> {
     let mut context = Context::new(program.global().clone())?;
     let result = program.run(&mut context).await;
     let flushed = context.out.flush();
-    result.map_err(|failure| failure.at(&context.flags()))?;
+    result.map_err(|failure| context.explain(failure))?;
     flushed
 }
 

@@ -172,7 +172,8 @@ impl Bar {
 
     fn show(&self, standing: &Standing, rate: f64, width: usize) {
         let words = standing.words(rate, width);
-        let bar = width.saturating_sub(human::columns(&standing.phase) + human::columns(&words) + MARGIN).min(WIDEST);
+        let phase = human::clip(&standing.phase, width.saturating_sub(MARGIN + 1));
+        let bar = width.saturating_sub(human::columns(&phase) + human::columns(&words) + MARGIN).min(WIDEST);
         let template = match (standing.total, bar) {
             (0, _) => "{spinner:.cyan} {prefix} {msg}",
             (_, 0..4) => "{prefix} {msg}",
@@ -183,7 +184,7 @@ impl Bar {
         self.0.set_style(style.progress_chars("━╸─"));
         self.0.set_length(standing.total);
         self.0.set_position(standing.done + standing.deduplicated);
-        self.0.set_prefix(standing.phase.clone());
+        self.0.set_prefix(phase);
         self.0.set_message(words);
         self.0.tick();
     }

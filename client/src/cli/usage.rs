@@ -1,6 +1,7 @@
 //! Help, errors of the command line, and tips for the commands of other tools.
 
 use super::failure::Failure;
+use super::output::human::without_passwords;
 use super::suggest::{Advice, Flags, Suggestion};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
@@ -8,7 +9,13 @@ use std::process::ExitCode;
 
 /// Whether `--json` is among the arguments.
 pub fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
-    arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
+    has_flag(arguments, "--json")
+}
+
+/// Whether a flag is among the arguments, with or without `=VALUE`.
+pub fn has_flag(arguments: impl Iterator<Item = OsString>, flag: &str) -> bool {
+    let is_it = |argument: OsString| argument.to_string_lossy().split('=').next() == Some(flag);
+    arguments.take_while(|argument| argument != "--").any(is_it)
 }
 
 /// The arguments of this process. Help, the version and errors are printed, and end it with the
@@ -27,7 +34,7 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
         let _ = error.print();
         return Err(ExitCode::SUCCESS);
     }
-    let tip = unknown_command(&error).and_then(|word| tip(&word));
+    let tip = unknown_command(&error).and_then(|word| tip(&word)).or_else(|| of_password(&error));
     let flags = given(std::env::args_os(), |name| std::env::var_os(name));
     if json {
         return Err(failure(&error, tip).at(&flags).report(true));
@@ -39,6 +46,14 @@ pub fn parse<P: clap::Parser>(json: bool) -> Result<P, ExitCode> {
             Err(ExitCode::from(1))
         }
     }
+}
+
+/// Advice for an address with a password, which an error of clap would repeat.
+fn of_password(error: &clap::Error) -> Option<Advice> {
+    let text = error.to_string();
+    let advice = "an address may hold no user name and no password, and none is shown here; PF_TOKEN, or `token` in the \
+                  configuration file, holds the token";
+    (without_passwords(&text) != text).then(|| advice.into())
 }
 
 /// The error in the form of all others.
@@ -144,6 +159,22 @@ mod tests {
         let asks = |line: &[&str]| asks_for_json(line.iter().map(Into::into));
         assert!(asks(&["pf", "--json", "nonsense"]) && asks(&["pf", "ls", "--json"]));
         assert!(!asks(&["pf", "ls"]) && !asks(&["pf", "push", "--", "--json"]));
+    }
+
+    #[test]
+    fn a_flag_is_found_with_and_without_its_value() {
+        let given = |line: &[&str]| has_flag(line.iter().map(Into::into), "--registry");
+        assert!(given(&["pf", "ls", "--registry", "http://r"]) && given(&["pf", "--registry=http://r", "ls"]));
+        assert!(!given(&["pf", "ls", "--registry-x"]) && !given(&["pf", "demo", "--", "--registry", "http://r"]));
+    }
+
+    #[test]
+    fn an_error_of_the_command_line_hides_a_password_and_says_so() {
+        let error = Args::try_parse_from(["pf", "inspect", "http://me:hush@h/team/agent:x"]).unwrap_err();
+        let document = failure(&error, of_password(&error)).document();
+        assert!(!document.message.contains("hush") && document.message.contains("http://h/team/agent:x"), "{}", document.message);
+        assert!(document.hint.unwrap().contains("PF_TOKEN"));
+        assert_eq!(of_password(&Args::try_parse_from(["pf", "inspect", "Team/x"]).unwrap_err()), None);
     }
 
     #[test]

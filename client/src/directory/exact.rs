@@ -129,7 +129,7 @@ impl Directory {
     }
 
     fn lost(&self, name: &str) -> Error {
-        let reason = format!("snapshot.json lists {name}, which is not there (a pull that was cut? run it again)");
+        let reason = format!("snapshot.json lists {name}, which is not there. If a pull made this directory, run that pull again");
         Error::Refused { path: self.root.path().to_owned(), reason }
     }
 

@@ -63,7 +63,7 @@ impl Directory {
             (false, false) => Ok(several.iter().map(|(group, rank)| layout::page_manifest(group, *rank)).collect()),
             (true, false) => refuse("has both page_manifest.json and page_manifest.<group>.<rank>.json; keep the ones that are meant"),
             (false, true) => {
-                refuse("is no snapshot directory: there is no page_manifest.json in it (a pull that was cut writes it last; run it again)")
+                refuse("is no snapshot directory: there is no page_manifest.json in it. If a pull made this directory, run that pull again")
             }
         }
     }

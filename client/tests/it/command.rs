@@ -1,5 +1,6 @@
 //! The real `pf` in empty surroundings: exit codes, and what goes to which stream.
 
+use crate::common::agent::{Answer, agent};
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -25,6 +26,105 @@ fn help_and_version_go_to_stdout_and_succeed() {
         let (code, stdout, stderr) = run(home.path(), args);
         assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
         assert!(!stdout.is_empty() && !stdout.contains('\x1b'), "{args:?}: {stdout}");
+    }
+}
+
+#[test]
+fn the_help_says_what_cannot_be_guessed() {
+    let home = tempfile::tempdir().unwrap();
+    for (command, says) in [
+        ("--help", "Commands that list, change or check a store use the registry; --local selects the local store."),
+        ("--help", "`pf snapshot` makes the tag from the name of the sequence"),
+        ("snapshot --help", "Without a tag, the tag is the sequence's name; without a REF, the repository is engines/ENGINE"),
+        ("drain --help", "later ones go on in the background [default: 600]"),
+        ("ls --help", "Number of retries of a failed request [default: 5]. If it is given, --retry-for has no effect"),
+        ("tasks pause --help", "A task that `pf tasks` lists"),
+        ("tasks resume --help", "A task that `pf tasks` lists"),
+    ] {
+        let (code, stdout, stderr) = run(home.path(), &command.split(' ').collect::<Vec<_>>());
+        let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(code == 0 && words.contains(says), "{command}: {stdout}{stderr}");
+    }
+}
+
+#[test]
+fn a_command_for_the_agent_refuses_a_registry_on_the_command_line_and_no_other() {
+    let home = tempfile::tempdir().unwrap();
+    let commands: [&[&str]; 6] = [
+        &["engines"],
+        &["sequences", "e"],
+        &["snapshot", "e", "team/agent:x"],
+        &["restore", "team/agent:x", "e"],
+        &["pushes"],
+        &["drain", "team/agent"],
+    ];
+    for command in commands {
+        let args = [command, &["--agent", "/nonexistent/agent.sock"]].concat();
+        let (code, _, stderr) = run(home.path(), &[&args[..], &["--registry", "http://127.0.0.1:9"]].concat());
+        assert!(code == 1 && stderr.contains("its own registry") && stderr.contains("PF_AGENT_REGISTRY"), "{args:?}: {stderr}");
+        let output = pf(home.path(), &args).env("PF_REGISTRY", "http://127.0.0.1:9").output().unwrap();
+        assert_eq!(output.status.code(), Some(7), "{args:?}: the variable is for commands that ask a registry");
+    }
+}
+
+#[test]
+fn no_error_repeats_the_password_of_an_address() {
+    let home = tempfile::tempdir().unwrap();
+    let secret = "http://usr:hush@127.0.0.1:5077/team/agent:x";
+    for args in [
+        &["inspect", secret][..],
+        &["inspect", secret, "--json"],
+        &["push", secret, "team/agent:y"],
+        &["rm", "team/agent:y", secret],
+        &["diff", "team/agent:y", secret],
+        &["prune", secret, "--untagged"],
+        &["ls", "team/agent", secret],
+        &["ls", "--registry", "http://usr:hush@127.0.0.1:5077"],
+        &["images", "--registry", "http://usr:hush@127.0.0.1:5077"],
+        &[secret],
+    ] {
+        let (code, stdout, stderr) = run(home.path(), args);
+        assert!(code == 1 && stdout.is_empty() && !stderr.is_empty(), "{args:?}: {stdout}{stderr}");
+        assert!(!stderr.contains("hush") && !stderr.contains("usr"), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn the_agent_is_quoted_with_the_places_where_it_looked_and_the_option_that_it_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("agent.sock");
+    let answer = |request: &str| match request.split('/').nth(3) {
+        Some("short") => Answer::Problem(409, "boundary_mismatch", "token position to resume at: 47 expected, found 3"),
+        _ => Answer::Problem(404, "tag_unknown", "team/chat has no tag keep"),
+    };
+    agent(&socket, answer);
+    let socket = socket.to_str().unwrap();
+    let digest = "team/chat@2a19b2c9309a";
+    for (args, says) in [
+        (&["restore", "team/chat:keep", "e"][..], "in the registry only; restore it with --local if it is only in the agent's store"),
+        (&["restore", digest, "e"], "the agent looked in its own store and in the registry"),
+        (&["restore", "team/chat:keep", "e", "--local"], "with --local the agent looks in its own store only"),
+        (&["snapshot", "e", "team/chat:y", "--parent", "team/chat:keep"], "--parent takes a digest, or a reference in the agent's store"),
+        (&["restore", "team/chat:keep", "short", "--position", "3"], "the snapshot cannot be resumed at --position 3: token position"),
+    ] {
+        let (_, _, stderr) = run(home.path(), &[args, &["--agent", socket]].concat());
+        assert!(stderr.contains(says), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_pull_into_a_second_reference_is_refused_before_anything_is_asked() {
+    let home = tempfile::tempdir().unwrap();
+    let (code, _, stderr) = run(home.path(), &["pull", "team/agent:a", "team/agent:x", "--registry", "http://127.0.0.1:1"]);
+    assert!(code == 1 && stderr.contains("write ./team/agent:x"), "{stderr}");
+}
+
+#[test]
+fn a_time_with_the_unit_of_a_month_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["prune", "team/agent", "--older-than", "1M"][..], &["tasks", "pause", "compaction", "--for", "1M"]] {
+        let (code, _, stderr) = run(home.path(), args);
+        assert!(code == 1 && stderr.contains("m (minutes)"), "{args:?}: {stderr}");
     }
 }
 
@@ -167,6 +267,9 @@ fn a_command_that_is_a_program_beside_pf_gets_the_arguments_and_gives_its_exit_c
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert_eq!(stdout.lines().collect::<Vec<_>>(), ["--store", "a b", "--json", "--help", "--keep=x", "--", "y"]);
         assert_eq!(output.status.code(), Some(5));
+        let output = Command::new(&path).env_clear().env("HOME", dir.path()).arg("help").args(command).output().unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!((stdout.as_str(), output.status.code()), ("--help\n", Some(5)), "the help of a program is its own");
     }
 }
 

@@ -148,7 +148,7 @@ async fn what_an_interrupted_pull_left_is_told_and_freed_at_once() {
     let usage = df();
     assert!(usage.leased.bytes > 0 && usage.live_bytes + usage.garbage_bytes == 0 && usage.disk_bytes == size, "{usage:?}");
     let (code, stdout, _) = pf(dir.path(), &["df", "--local"]);
-    assert!(code == 0 && stdout.contains("leased") && stdout.contains("into team/agent"), "{stdout}");
+    assert!(code == 0 && stdout.contains("  NOTE\n") && stdout.contains("leased") && stdout.contains("into team/agent"), "{stdout}");
     let planned = report(dir.path(), &["gc", "--local", "--unfinished", "--dry-run"]);
     let done = report(dir.path(), &["gc", "--local", "--unfinished"]);
     assert_eq!((planned.released, planned.freed_bytes, planned.packs_deleted), (done.released, usage.leased.bytes, done.packs_deleted));
@@ -173,7 +173,7 @@ async fn a_registry_collects_when_asked() {
         assert!(start.elapsed() < Duration::from_secs(60), "{done:?}");
     }
     let (code, stdout, stderr) = pf(dir.path(), &["gc", "--remote", "--dry-run", "--registry", &url]);
-    assert!(code == 0 && stdout.contains("nothing was changed") && stdout.contains("nothing freed"), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains("nothing was changed") && stdout.contains("nothing would be freed"), "{stdout}{stderr}");
     let (code, stdout, stderr) = pf(dir.path(), &["df", "--registry", &url]);
     assert!(code == 0 && stdout.contains("snapshots") && stdout.contains("total"), "{stdout}{stderr}");
 }

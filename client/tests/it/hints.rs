@@ -209,7 +209,18 @@ async fn the_command_that_rm_prints_deletes_in_the_same_store_and_in_no_other() 
 async fn the_command_that_prune_prints_collects_in_the_same_store() {
     let world = World::new().await;
     for way in world.ways().into_iter().filter(|way| way.prefix.is_empty()) {
-        let (code, text) = world.pf(&way, &["prune", "only/*", "--keep-last", "0"]);
+        let prune = ["prune", "only/*", "--keep-last", "0"];
+        if way.place.is_local() {
+            let base = format!("{}:base", way.place.marker());
+            assert_eq!(world.pf(&way, &["pin", &base]).0, 0);
+            let (code, text) = world.pf(&way, &prune);
+            assert!(code == 0 && text.contains("1 of them because they are pinned"), "{text}");
+            let [list] = &commands(&["commands/prune.rs print ls"], &text)[..] else { panic!("one command in {text}") };
+            let (code, text) = world.paste(list);
+            assert!(code == 0 && text.contains(way.place.marker()), "{list}: {text}");
+            assert_eq!(world.pf(&way, &["pin", &base, "--remove"]).0, 0);
+        }
+        let (code, text) = world.pf(&way, &prune);
         assert!(code == 0 && text.contains("1 snapshot deleted"), "{text}");
         let [collect] = &commands(&["commands/prune.rs print gc"], &text)[..] else { panic!("one command in {text}") };
         world.collects(&way, collect);
@@ -226,7 +237,7 @@ async fn the_commands_in_hints_read_the_same_store() {
         // Where the command is made for a registry and for a local store, a command that fails, and
         // what the pasted command shows if it looks at the right store.
         let both = |site| [site, site];
-        let provoked: [([&str; 2], &[&str], &str); 9] = [
+        let provoked: [([&str; 2], &[&str], &str); 10] = [
             (["failure.rs hint ls", "failure.rs from ls"], &["ls", &reference("no/such")], way.place.marker()),
             (both("commands/prune.rs repositories ls"), &["prune", "no/such", "--untagged"], way.place.marker()),
             (
@@ -238,6 +249,7 @@ async fn the_commands_in_hints_read_the_same_store() {
             (both("commands/remove.rs add ls"), &["rm", &reference(&format!("{}:absent*", way.place.marker()))], "1 snapshot"),
             (both("commands/remove.rs one inspect"), &["rm", &reference("team/agent:x~1")], "tags"),
             (both("args/reference.rs repository_of inspect"), &["stats", &reference("team/agent:x")], "tags"),
+            (both("failure.rs about log"), &["inspect", &reference("team/agent:x~7")], "base"),
             (both("failure.rs hint ls 3"), &["tag", &reference("team/agent:x"), "moved", "--if-tag-is", &absent], "2 snapshots"),
             (both("usage.rs tip ls"), &["images"], way.place.marker()),
         ];
@@ -267,19 +279,23 @@ async fn the_commands_in_hints_work_as_printed() {
     let fresh = world.home.path().join("fresh").display().to_string();
     let way = Way { place: Place::ConfiguredRegistry, prefix: String::new(), flags: Vec::new(), environment: Vec::new() };
     let fingerprint = Digest::sha256(b"f").to_string();
-    let cases: [(&[&str], &[&str]); 11] = [
+    let address = url.strip_prefix("http://").unwrap();
+    let cases: [(&[&str], &[&str]); 14] = [
         (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--store", &store]),
         (&["commands/gc.rs pin pin"], &["pin", "team/agent:x", "--remove", "--store", &store]),
         (&["commands/pins.rs list ls"], &["ls", "--pinned", "--store", &store]),
         (&["commands/pins.rs list ls"], &["ls", "team/agent", "--pinned", "--store", &store]),
         (&["commands/gc.rs run gc"], &["gc", "--max-size", "1GiB", "--store", &store]),
         (&["commands/gc.rs run gc 2"], &["gc", "--unfinished", "--store", &store]),
-        (&["commands/push.rs source ls"], &["push", "team/absent:x", "team/agent:y", "--store", &store]),
+        (&["commands/push.rs origin ls"], &["push", "team/absent:x", "team/agent:y", "--store", &store]),
         (&["commands/push.rs classify pull"], &["push", &format!("{url}/team/agent:x"), "team/agent:y", "--store", &fresh]),
         (
             &["commands/diff.rs run pull", "commands/diff.rs run pull 2", "commands/diff.rs run diff"],
             &["diff", &format!("{url}/team/agent:x"), &format!("{other}/team/agent:base"), "--store", &fresh],
         ),
+        (&["commands/diff.rs with_tag diff"], &["diff", "team/agent:x", "base"]),
+        (&["args/reference.rs repository_of ls"], &["ls", address]),
+        (&["commands/list.rs domain ls"], &["ls", &format!("{url}/domains/default")]),
         (&["commands/matching.rs run ls"], &["match", "team/agent", "--tokens", "-", "--fingerprint", &fingerprint, "--registry", &url]),
         (&["commands/tasks.rs unknown tasks"], &["tasks", "resume", "no-such", "--registry", &url]),
     ];
@@ -397,6 +413,13 @@ async fn a_hint_about_an_agent_names_its_socket() {
     agent(&socket, move |request| match request {
         "GET /v1/engines" => Answer::Json(json!({"engines": []})),
         "GET /v1/pushes" => Answer::Json(json!({"pushes": [agent_push("failed")]})),
+        "POST /v1/drain" => Answer::Json(json!({
+            "plan": [{"engine": "e", "sequence": "s", "reference": "team/x/e:s", "boundary": 3, "bytes": 10}], "done": [],
+            "failed": [{"engine": "e", "sequence": "s", "problem": {
+                "type": "t", "title": "t", "status": 504, "detail": "its push goes on", "code": "timeout", "retryable": true,
+            }}],
+            "bytes": 10, "recompute_tokens": 3,
+        })),
         // It ends in the middle of a capture.
         "POST /v1/engines/gone/snapshots" => Answer::Gone,
         "POST /v1/engines/slow/snapshots" => Answer::Json(captured("failed")),
@@ -416,6 +439,7 @@ async fn a_hint_about_an_agent_names_its_socket() {
             7,
             "no room",
         ),
+        (way(vec![]), "commands/drain.rs run pushes", vec!["drain", "team/x", "--agent", &given], 7, "no room"),
     ] {
         let (code, text) = world.pf(&way, &args);
         assert_eq!(code, exits, "{text}");

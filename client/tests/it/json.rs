@@ -11,6 +11,11 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// The flags that say which registry a command means. The capture agent has its own.
+fn at<'a>(args: &[&str], url: &'a str) -> Vec<&'a str> {
+    if args.contains(&"--agent") { Vec::new() } else { vec!["--registry", url] }
+}
+
 /// The one JSON object on standard error.
 fn error(dir: &Path, args: &[&str]) -> (i32, Value) {
     let (code, stdout, stderr) = pf(dir, args);
@@ -39,7 +44,7 @@ async fn an_error_is_one_json_object_with_code_message_hint_and_exit_code() {
         (&["ls", "--local"], "not_found", 5),
         (&["engines", "--agent", "/nonexistent/agent.sock"], "unavailable", 7),
     ] {
-        let (exited, document) = error(dir.path(), &[args, &["--json", "--registry", url]].concat());
+        let (exited, document) = error(dir.path(), &[args, &["--json"], &at(args, url)[..]].concat());
         assert_eq!(
             (exited, document["exit_code"].as_i64(), document["code"].as_str()),
             (exit, Some(exit.into()), Some(code)),
@@ -154,6 +159,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["prune", "*", "--keep-last", "5", "--dry-run"],
         &["fork", "team/agent:a", "-n", "2"],
         &["match", "team/agent", "--tokens", tokens, "--fingerprint", &fingerprint],
+        &["rm", "team/agent:a-fork-1", "--dry-run"],
         &["rm", "team/agent:a-fork-1"],
         &["engines", "--agent", agent],
         &["sequences", "e", "--agent", agent],
@@ -163,7 +169,7 @@ async fn sizes_end_in_bytes_and_moments_are_rfc_3339_in_every_command() {
         &["drain", "team/evacuated", "--agent", agent],
     ] {
         without.remove(args[0]);
-        let (code, stdout, stderr) = pf(dir.path(), &[args, &["--json", "--registry", url]].concat());
+        let (code, stdout, stderr) = pf(dir.path(), &[args, &["--json"], &at(args, url)[..]].concat());
         // No snapshot here has tokens. The document says so, too.
         assert_eq!(code, if args[0] == "match" { 5 } else { 0 }, "{args:?}: {stderr}");
         let value: Value = serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {stdout}"));

@@ -46,6 +46,16 @@ async fn rm_takes_several_names_and_patterns_or_deletes_nothing() {
         assert!(code != 0 && !stdout.contains("deleted"), "{wrong:?}: {stdout}{stderr}");
         assert_eq!(tags(&registry.store, &repository()).await, before, "{wrong:?}: nothing is deleted");
     }
+    let snapshot = format!("team/agent@{two}");
+    let all = ["team/agent:agent-*", "team/agent:a", snapshot.as_str(), "--dry-run"];
+    let (code, stdout, stderr) = run(&all);
+    assert_eq!((code, stdout.matches("would delete tag").count()), (0, 13), "{stdout}{stderr}");
+    assert!(stdout.contains("would stay without a tag\n") && stdout.contains("would delete snapshot"), "{stdout}");
+    assert!(stdout.ends_with("nothing was changed\n") && !stdout.contains('`'), "{stdout}");
+    let planned = json(dir.path(), &[&["rm", "--registry", url], &all[..]].concat());
+    assert_eq!((planned["dry_run"].as_bool(), planned["tags"].as_array().unwrap().len()), (Some(true), 13), "{planned}");
+    assert_eq!(tags(&registry.store, &repository()).await, before, "a dry run deletes nothing");
+    assert!(registry.store.snapshot(&repository(), &two).await.is_ok());
     // Named twice, by name and by pattern.
     let (code, stdout, stderr) = run(&["team/agent:agent-*", "team/agent:agent-3", "team/agent:a"]);
     assert_eq!(code, 0, "{stderr}");

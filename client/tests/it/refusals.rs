@@ -40,7 +40,12 @@ async fn check(cases: &[Case]) {
 async fn documents_and_blobs_that_are_not_as_they_say() {
     use ErrorCode::*;
     check(&[
-        ("no page manifest", |r| std::fs::remove_file(r.join("page_manifest.json")).unwrap(), InvalidRequest, &["no page_manifest.json"]),
+        (
+            "no page manifest",
+            |r| std::fs::remove_file(r.join("page_manifest.json")).unwrap(),
+            InvalidRequest,
+            &["no page_manifest.json in it. If a pull made this directory, run that pull again"],
+        ),
         ("not JSON", |r| std::fs::write(r.join("page_manifest.json"), "{").unwrap(), InvalidDocument, &["page_manifest.json"]),
         ("another layout", |r| edit(r, "page_manifest.json", "paged-batchinvariant-v1", "x"), InvalidDocument, &["$.layout", "paged-batch"]),
         ("an unknown dtype", |r| edit(r, "page_manifest.json", "bf16", "fp4"), InvalidDocument, &["dtype", "fp4"]),
@@ -93,7 +98,7 @@ async fn documents_and_blobs_that_are_not_as_they_say() {
                 std::fs::write(r.join("snapshot.json"), text).unwrap();
             },
             InvalidRequest,
-            &["config.json", "not there"],
+            &["config.json", "not there. If a pull made this directory, run that pull again"],
         ),
     ])
     .await;

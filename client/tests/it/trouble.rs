@@ -158,7 +158,7 @@ async fn a_pull_that_brings_nothing_gives_up_and_can_be_run_again() {
     let left = files(dir.path());
     assert!(!left.contains_key("page_manifest.json") && left.len() > 50 && !left.keys().any(|n| n.ends_with(".tmp")), "{:?}", left.keys());
     let refused = push_dir(&registry.remote(), dir.path(), "u").await.unwrap_err();
-    assert!(refused.to_string().contains("run it again"), "{refused}");
+    assert!(refused.to_string().contains("run that pull again"), "{refused}");
     let again = pull_dir(&registry.remote(), "t", dir.path()).await.unwrap();
     assert!(again.bytes_received < 200 * 16_384 - 1_000_000, "{}", again.bytes_received);
     same_files(source.path(), dir.path());

@@ -22,11 +22,12 @@ pub(crate) struct Rebuild {
 
 pub(super) fn run(args: Rebuild) -> Result<(), Error> {
     let config = args.settings.load()?;
+    let name = &args.which.domain;
     if config.storage.is_empty() {
-        there_is(&config, PACKS)?;
+        let packs = if name.is_default() { PACKS.to_owned() } else { format!("{}/{name}/{PACKS}", DomainName::FOLDER) };
+        there_is(&config, &packs)?;
     }
     let _lock = DataLock::take(&config)?;
-    let name = &args.which.domain;
     let report = on_packs(&config, async |domains| {
         let mut report = domains.adopt(name).await?.rebuild(&mut |_| ()).await.map_err(Error::Work)?;
         if name.is_default() {

@@ -25,11 +25,11 @@ pub(super) struct Which {
 
 /// Refuses a data directory without the file or folder that every store has there: a mistyped name
 /// must not pass for a store that holds nothing.
-pub(super) fn there_is(config: &Config, missing: &'static str) -> Result<(), Error> {
+pub(super) fn there_is(config: &Config, missing: &str) -> Result<(), Error> {
     let data = &config.data;
     match data.join(missing).try_exists() {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Error::NoStore { data: data.clone(), missing, has_packs: data.join(PACKS).is_dir() }),
+        Ok(false) => Err(Error::NoStore { data: data.clone(), missing: missing.to_owned(), has_packs: data.join(PACKS).is_dir() }),
         Err(error) => Err(Error::Store(pfr_store::Error::of_dir(data, &error))),
     }
 }

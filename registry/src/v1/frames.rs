@@ -22,6 +22,7 @@ use pfr_schema::{Digest, ErrorCode, RepositoryName, api};
 use pfr_store::{Error, Served};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tracing::Instrument as _;
 
 /// Uploads frames
 ///
@@ -38,13 +39,18 @@ pub(crate) async fn put(Session { domain, push }: Session, request: Request) -> 
     media_type::check(&request, FRAMES)?;
     let received = metrics::counter!(BYTES_RECEIVED);
     // The store sees that the input ended early, but not why.
-    let stalled = AtomicBool::new(false);
+    let stalled = Arc::new(AtomicBool::new(false));
+    let stalls = Arc::clone(&stalled);
     let stream = request
         .into_body()
         .into_data_stream()
-        .inspect_ok(|bytes| received.increment(bytes.len() as u64))
-        .inspect_err(|error| stalled.store(is_stall(error), Ordering::Relaxed));
-    let ingested = domain.store.ingest(&push, stream).await.map_err(|error| match error {
+        .inspect_ok(move |bytes| received.increment(bytes.len() as u64))
+        .inspect_err(move |error| stalls.store(is_stall(error), Ordering::Relaxed));
+    // In a task of its own: when a client goes away, this future is dropped, and the blobs that
+    // came are kept all the same.
+    let ingest = async move { domain.store.ingest(&push, stream).await };
+    let ingested = tokio::spawn(ingest.in_current_span()).await.map_err(|panic| ApiError::internal(format!("uploading: {panic}")))?;
+    let ingested = ingested.map_err(|error| match error {
         Error::Input(_) if stalled.load(Ordering::Relaxed) => ApiError::stalled(),
         error => error.into(),
     })?;

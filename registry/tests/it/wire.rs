@@ -1,6 +1,13 @@
-//! Heads of requests that two readers may read differently: they are refused.
+//! Heads of requests that two readers may read differently: they are refused. And clients that go
+//! away.
 
-use crate::common::Registry;
+use crate::common::snapshot::{page, stream};
+use crate::common::{REPO, Registry, ok};
+use pfr_schema::api::MissingResponse;
+use pfr_schema::tree::Document;
+use pfr_schema::{Digest, Kind, media_type};
+use serde_json::json;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -71,5 +78,38 @@ async fn a_bare_line_feed_in_a_head_is_refused() {
         stream.read_to_string(&mut answers).await.expect("it is closed");
         let statuses: Vec<&str> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
         assert_eq!(statuses, ["200", "400"], "{answers}");
+    }
+}
+
+/// A client that goes away in the middle of an upload sends the rest when it comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_came_of_an_upload_is_kept_if_its_client_goes_away() {
+    let registry = Registry::start().await;
+    let push = registry.open_push(REPO).await;
+    for round in 0..10 {
+        let blobs: Vec<Document> = (0..40).map(|i| Document::new(Kind::Blob, page(round << 16 | i).repeat(40))).collect();
+        let bytes = stream(&blobs);
+        let head = format!(
+            "PUT {push}/frames HTTP/1.1\r\nhost: x\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n",
+            media_type::FRAMES,
+            bytes.len()
+        );
+        let mut client = TcpStream::connect(registry.address).await.expect("a connection");
+        client.write_all(head.as_bytes()).await.expect("written");
+        // All of the first blob and a part of the last one.
+        client.write_all(&bytes[..bytes.len() - 1000]).await.expect("written");
+        drop(client);
+        let digests: Vec<Digest> = blobs.iter().map(|blob| blob.digest).collect();
+        let kept = async {
+            loop {
+                let groups = json!({"groups": [{"kind": "blob", "digests": digests}]});
+                let missing: MissingResponse = ok(registry.post(&format!("{push}/missing"), &groups).await).await;
+                if missing.missing.iter().map(|(_, count)| count).sum::<u64>() < digests.len() as u64 {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), kept).await.unwrap_or_else(|_| panic!("round {round}: nothing was kept"));
     }
 }

@@ -18,7 +18,8 @@ the pages are copied. The push runs in the background (`pf pushes`) and survives
 pub struct Snapshot {
     /// The engine, as `pf engines` lists it
     pub engine: String,
-    /// Repository and tag of the snapshot [default: engines/ENGINE and the sequence's name]
+    /// Repository and tag of the snapshot. Without a tag, the tag is the sequence's name; without a
+    /// REF, the repository is engines/ENGINE
     #[arg(value_name = "REF")]
     pub target: Option<Reference>,
     /// The sequence; may be left out if there is only one
@@ -140,7 +141,7 @@ pub struct DrainArgs {
     /// Only show the plan
     #[arg(long)]
     pub plan: bool,
-    /// Seconds to wait for the pushes; later ones go on in the background
+    /// Seconds to wait for the pushes; later ones go on in the background [default: 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub wait: Option<u64>,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! Commands about snapshots and tags.
 
 use super::Where;
+use super::age::Age;
 use super::reference::{Expected, Pattern, Relative, Target};
 use pfr_schema::{Reference, Tag};
 
@@ -72,6 +73,7 @@ pub struct TagArgs {
 pub const RM_EXAMPLES: &str = "\
 Examples:
   pf rm team/agent:step-1
+  pf rm 'team/agent:try-*' --dry-run
   pf rm team/agent:step-1 team/agent:step-2 'team/agent:try-*'
   pf rm team/agent@sha256:9f86d081884c…
 
@@ -85,6 +87,9 @@ pub struct Rm {
     /// snapshot and its tags; `*` in a tag stands for anything
     #[arg(value_name = "REF", required = true)]
     pub targets: Vec<Target>,
+    /// Change nothing, only show what would be deleted
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub at: Where,
 }
@@ -112,7 +117,7 @@ pub struct Prune {
     pub keep_last: Option<usize>,
     /// Only snapshots pushed longer ago, such as 30d or 12h
     #[arg(long, value_name = "AGE")]
-    pub older_than: Option<humantime::Duration>,
+    pub older_than: Option<Age>,
     /// Only snapshots without a tag
     #[arg(long)]
     pub untagged: bool,

@@ -162,11 +162,31 @@ impl FromStr for Pattern {
 
 /// The repository that a reference without tag or digest names.
 pub fn repository_of(reference: &Reference) -> Result<RepositoryName, Failure> {
-    match &reference.selector {
-        None => Ok(reference.repository.clone()),
-        Some(_) => Err(Failure::usage(format!("expected a repository without a tag or digest, found {reference}"))
-            .hint(Suggestion::new("inspect").here().arg(reference).then(" shows one snapshot"))),
+    if reference.selector.is_none() {
+        return Ok(reference.repository.clone());
     }
+    let hint = match registry_meant(reference) {
+        Some(registry) => Suggestion::new("ls").arg("--registry").arg(registry).then(" lists the repositories of that registry"),
+        None => Suggestion::new("inspect").here().arg(reference).then(" shows one snapshot"),
+    };
+    Err(Failure::usage(format!("expected a repository without a tag or digest, found {reference}")).hint(hint))
+}
+
+/// The registry that `localhost:5077` probably means. Without a `/` behind it, it is a repository
+/// and its tag.
+fn registry_meant(reference: &Reference) -> Option<String> {
+    let name = reference.repository.as_str();
+    if reference.registry.is_some() || !(name == "localhost" || name.contains('.')) {
+        return None;
+    }
+    format!("{reference}/x").parse::<Reference>().ok()?.registry
+}
+
+/// How to write the repository if the host of a reference was meant as a part of its name.
+pub fn without_host(reference: &Reference) -> Option<String> {
+    let (_, host) = reference.registry.as_deref()?.split_once("://")?;
+    let name: RepositoryName = host.parse().ok()?;
+    Some(format!("if {name} is a part of the repository's name, write /{name}/…"))
 }
 
 #[cfg(test)]
@@ -182,6 +202,25 @@ mod tests {
         assert!(matches!(target("team/agent:main"), Ok(Target::One(_))));
         for wrong in ["team/*", "team/*:x", "team/agent:x:*", "*", "team/agent:a?*", "http://r:1/te*m"] {
             assert!(target(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_repository_is_told_from_a_repository_with_a_tag() {
+        let meant = |text: &str| registry_meant(&text.parse().unwrap());
+        assert_eq!(meant("localhost:5077").as_deref(), Some("http://localhost:5077"));
+        assert_eq!(meant("pf.example.com:443").as_deref(), Some("https://pf.example.com:443"));
+        for repository in ["agent:5077", "team/agent:5077", "/my.team/agent:5077", "localhost:step-1", "http://h/localhost:5077"] {
+            assert_eq!(meant(repository), None, "{repository}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_may_be_a_part_of_the_name_is_told_from_one_that_may_not() {
+        let said = |text: &str| without_host(&text.parse().unwrap());
+        assert_eq!(said("my.team/agent:x").as_deref(), Some("if my.team is a part of the repository's name, write /my.team/…"));
+        for other in ["my.team:80/agent:x", "/my.team/agent:x", "team/agent:x"] {
+            assert_eq!(said(other), None, "{other}");
         }
     }
 

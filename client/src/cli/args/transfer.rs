@@ -22,7 +22,7 @@ Examples:
   pf push team/agent:step-1 https://host/team/agent:step-1
 
 The third fails if the tag exists; the last takes a snapshot of the local store. The last line of stdout is the digest. \
-After an interruption run the same command again: nothing is sent twice.";
+After an interruption run the same command again: it sends what is missing.";
 
 /// Arguments of `push`.
 #[derive(Debug, clap::Args)]
@@ -48,7 +48,7 @@ Examples:
   pf pull team/agent@sha256:9f86d081884c…
 
 The first keeps the snapshot in the local store, under the same name. The last line of stdout is the digest. \
-After an interruption run the same command again: nothing is fetched twice.";
+After an interruption run the same command again: it fetches what is missing.";
 
 /// Arguments of `pull`.
 #[derive(Debug, clap::Args)]

@@ -1,7 +1,7 @@
 //! Commands about a whole store, and about `pf` itself.
 
 use super::Where;
-
+use super::age::Age;
 use pfr_client::ByteSize;
 use pfr_schema::Reference;
 
@@ -139,16 +139,16 @@ pub struct Tasks {
 pub enum TaskCommand {
     /// Stop a task for some time
     Pause {
-        /// Its name
+        /// A task that `pf tasks` lists
         #[arg(value_name = "TASK")]
         task: String,
-        /// How long, such as 30min or 2h, at most 30d
+        /// How long, such as 30m or 2h, at most 30d
         #[arg(long = "for", value_name = "TIME", default_value = "1h")]
-        time: humantime::Duration,
+        time: Age,
     },
     /// End the pause of a task
     Resume {
-        /// Its name
+        /// A task that `pf tasks` lists
         #[arg(value_name = "TASK")]
         task: String,
     },

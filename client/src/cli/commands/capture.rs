@@ -6,8 +6,9 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration, number, one_line};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::Suggestion;
-use pfr_schema::ErrorCode;
+use pfr_client::Error;
 use pfr_schema::agent::{Push, PushState, Resharded, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::{ErrorCode, Selector};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub async fn snapshot(context: &mut Context, args: Snapshot) -> Result<(), Failu
         parent: args.parent,
     };
     let standing = || Standing::of_phase("capturing");
-    let report = watch(context.quiet, standing, agent.snapshot(&args.engine, &request)).await?;
+    let report = watch(context.quiet, standing, agent.snapshot(&args.engine, &request)).await.map_err(not_captured)?;
     let failed = report.push.as_ref().filter(|push| request.push == Push::Wait && push.state != PushState::Done);
     let failure = failed.map(|push| {
         let reason = push.error.as_deref().unwrap_or("no reason was given");
@@ -46,10 +47,41 @@ pub async fn restore(context: &mut Context, args: Restore) -> Result<(), Failure
     let agent = context.agent(args.at.agent.as_deref())?;
     let Restore { local, sequence, reshard, position, .. } = args;
     let request = RestoreRequest { reference: args.reference.to_string(), local, sequence, reshard, position };
+    let by_digest = matches!(args.reference.selector, Some(Selector::Digest(_) | Selector::Prefix(_)));
     let standing = || Standing::of_phase("restoring");
-    let report = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await?;
+    let restored = watch(context.quiet, standing, agent.restore(&args.engine, &request)).await;
+    let report = restored.map_err(|error| not_restored(error, &request, by_digest))?;
     let last = report.sequence.clone().unwrap_or_else(|| report.digest.to_string());
     context.report(&report, describe_restore(&report), &last)
+}
+
+fn is_unknown(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::RepositoryUnknown | ErrorCode::SnapshotUnknown | ErrorCode::TagUnknown)
+}
+
+/// The failure of a capture. Of what a request names, only the parent must exist.
+fn not_captured(error: Error) -> Failure {
+    match error.code() {
+        code if is_unknown(code) => Failure::from(error).hint("--parent takes a digest, or a reference in the agent's store"),
+        _ => error.into(),
+    }
+}
+
+/// The failure of a restore, with the places where the agent looked.
+fn not_restored(error: Error, request: &RestoreRequest, by_digest: bool) -> Failure {
+    let code = error.code();
+    let failure = Failure::from(error);
+    match request.position {
+        Some(position) if code == ErrorCode::BoundaryMismatch => {
+            failure.context(&format!("the snapshot cannot be resumed at --position {position}"))
+        }
+        _ if is_unknown(code) => failure.hint(match (request.local, by_digest) {
+            (true, _) => "with --local the agent looks in its own store only",
+            (false, true) => "the agent looked in its own store and in the registry",
+            (false, false) => "the agent looked in the registry only; restore it with --local if it is only in the agent's store",
+        }),
+        _ => failure,
+    }
 }
 
 /// Below a second in milliseconds: an engine pauses for that long.

@@ -1,6 +1,6 @@
 //! `pf diff`: what differs between two snapshots.
 
-use crate::cli::args::Diff;
+use crate::cli::args::{Diff, Relative};
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::cli::output::bar::stacked;
@@ -9,8 +9,8 @@ use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::Site;
-use pfr_schema::Reference;
 use pfr_schema::api::GroupDiff;
+use pfr_schema::{Reference, Tag};
 
 pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
     let b = args.b.seen_from(&args.a);
@@ -19,14 +19,16 @@ pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
         && (b.repository != args.a.repository || b.registry != args.a.registry)
     {
         let diff = Suggestion::new("diff").local().arg(local(&args.a)).arg(local(&b));
-        return Err(Failure::usage(format!("a registry compares snapshots of one repository, found {} and {b}", args.a)).hint(
+        let hint = with_tag(&args).unwrap_or_else(|| {
             Advice::from("the local store compares any two: ")
                 .run(Suggestion::new("pull").both().arg(&args.a))
                 .text(", ")
                 .run(Suggestion::new("pull").both().arg(&b))
                 .text(", then ")
-                .run(diff),
-        ));
+                .run(diff)
+        });
+        let message = format!("a registry compares snapshots of one repository, found {} and {b}", args.a);
+        return Err(Failure::usage(message).hint(hint));
     }
     let diff = site.diff((&args.a.repository, &args.a.selector_or_latest()), (&b.repository, &b.selector_or_latest())).await?;
     if context.json {
@@ -61,6 +63,15 @@ pub async fn run(context: &mut Context, args: Diff) -> Result<(), Failure> {
         table.row(["other layers".into(), String::new(), String::new(), String::new(), bytes(a), bytes(b)]);
     }
     context.out.table(&table)
+}
+
+/// How to compare with a tag of the first one's repository, if the second one is a word that may be
+/// meant as one.
+fn with_tag(args: &Diff) -> Option<Advice> {
+    let Relative::Other(Reference { registry: None, repository, selector: None }) = &args.b else { return None };
+    let tag: Tag = repository.as_str().parse().ok()?;
+    let diff = Suggestion::new("diff").arg(&args.a).arg(format!(":{tag}"));
+    Some(diff.then(&format!(" compares it with the tag {tag} of {}", args.a.repository)))
 }
 
 /// The same reference in the local store.

@@ -133,7 +133,8 @@ fn words(r: &GcReport, local: bool, now: u64, unfinished: &str) -> Vec<(&'static
         format!("{} unreferenced, protected by {}{end}", bytes(p.bytes), holders(p, local))
     });
     if objects + r.packs_deleted + r.packs_compacted + r.packs_merged + r.evicted == 0 {
-        lines.push(("", format!("nothing freed{}", protected.map_or(String::new(), |words| format!(": {words}")))));
+        let nothing = if r.dry_run { "nothing would be freed" } else { "nothing freed" };
+        lines.push(("", format!("{nothing}{}", protected.map_or(String::new(), |words| format!(": {words}")))));
     } else {
         if r.evicted > 0 {
             lines.push(("evicted", count(r.evicted, "snapshot")));
@@ -232,16 +233,17 @@ mod tests {
         let report = GcReport { protected: Some(protected), ..GcReport::default() };
         assert_eq!(
             text(&report, false),
-            ["|nothing freed: 28.0 MiB unreferenced, protected by an unfinished push to team/agent until 00:58 UTC, in 59 min"]
+            ["|nothing freed: 28.0 MiB unreferenced, protected by an unfinished push to team/agent until 2024-03-01 00:58 UTC, in 59 min"]
         );
         assert_eq!(text(&report, true)[1], "|`pf gc --unfinished` frees it now; the interrupted command again resumes it instead");
         assert_eq!(text(&GcReport::default(), true), ["|nothing freed"]);
+        assert_eq!(text(&GcReport { dry_run: true, ..GcReport::default() }, true), ["|nothing would be freed"]);
         let freed = GcReport { released: 2, unclaimed: 1, freed_bytes: 2048, packs_deleted: 1, deleted_bytes: 4096, ..report };
         let lines = text(&freed, false);
         assert_eq!(lines[0], "freed|3 objects, 2.00 KiB  (2 of deleted snapshots, 1 never committed)");
         assert!(lines[2].starts_with("protected|28.0 MiB unreferenced"), "{lines:?}");
         let kept = GcReport { draining_bytes: 4096, draining_ends_at: Some(now + 60_000), ..GcReport::default() };
-        assert_eq!(text(&kept, false)[1], "kept|4.00 KiB deleted, on storage for the grace period until 00:00:59 UTC, in 60 s");
+        assert_eq!(text(&kept, false)[1], "kept|4.00 KiB deleted, on storage for the grace period until 2024-03-01 00:00:59 UTC, in 60 s");
     }
 
     #[tokio::test]

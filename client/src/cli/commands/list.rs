@@ -8,9 +8,10 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{age, bytes, count, now_ms, number};
 use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
+use crate::cli::suggest::Suggestion;
 use pfr_client::Site;
-use pfr_schema::RepositoryName;
 use pfr_schema::api::{RepositoryList, SnapshotSummary, TagInfo};
+use pfr_schema::{DomainName, ErrorCode, Reference, RepositoryName};
 use serde::Serialize;
 
 /// The contents of a repository.
@@ -25,7 +26,20 @@ pub async fn run(context: &mut Context, args: Ls) -> Result<(), Failure> {
     let site = context.site(args.at, args.repository.as_ref()).await?;
     match args.repository {
         None => repositories(context, &site).await,
-        Some(reference) => contents(context, &site, repository_of(&reference)?).await,
+        Some(reference) => contents(context, &site, repository_of(&reference)?).await.map_err(|failure| domain(failure, &reference)),
+    }
+}
+
+/// A domain's address is no reference to a repository: the advice is how to list the domain.
+fn domain(failure: Failure, reference: &Reference) -> Failure {
+    let is_unknown = matches!(&failure, Failure::Error { code: ErrorCode::RepositoryUnknown, .. });
+    let name = reference.repository.as_str().split_once('/').filter(|(folder, _)| *folder == DomainName::FOLDER);
+    match (&reference.registry, name) {
+        (Some(registry), Some((_, name))) if is_unknown && name.parse::<DomainName>().is_ok() => {
+            let ls = Suggestion::new("ls").arg("--registry").arg(format!("{registry}/{}", reference.repository));
+            failure.hint(ls.then(&format!(" lists the domain {name}")))
+        }
+        _ => failure,
     }
 }
 

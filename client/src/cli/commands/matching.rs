@@ -17,7 +17,7 @@ const TRUNCATED: &str = "the search ended at its limit: there may be a longer ma
 pub async fn run(context: &mut Context, args: Match) -> Result<(), Failure> {
     let fingerprint = match (&args.fingerprint, &args.engine) {
         (Some(fingerprint), _) => *fingerprint,
-        (None, Some(engine)) => context.agent(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
+        (None, Some(engine)) => context.agent_beside_registry(args.at.agent.as_deref())?.engine(engine).await?.fingerprint,
         (None, None) => return Err(Failure::usage("--fingerprint or --engine is needed")),
     };
     let tokens = tokens(&read(&args.tokens)?).map_err(|reason| Failure::usage(format!("{}: {reason}", args.tokens.display())))?;

@@ -22,7 +22,7 @@ mod usage;
 mod verify;
 
 use super::args::{Args, Command, Import};
-use super::beside::become_program;
+use super::beside::{DEMO, IMPORT_PROCESSFORK, become_program};
 use super::context::Context;
 use super::failure::Failure;
 use super::output::human::{natural, number};
@@ -57,13 +57,13 @@ pub async fn run(context: &mut Context, command: Command) -> Result<(), Failure>
         Command::Match(args) => matching::run(context, args).await,
         Command::Pushes(at) => agent::pushes(context, at).await,
         Command::Drain(args) => drain::run(context, args).await,
-        Command::Import(Import::Processfork(passed)) => Err(become_program("pf-import-processfork", context, passed)),
+        Command::Import(Import::Processfork(passed)) => Err(become_program(IMPORT_PROCESSFORK, context, passed)),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Args::command(), "pf", &mut script);
             context.out.write(&script)
         }
-        Command::Demo(passed) => Err(become_program("pf-demo", context, passed)),
+        Command::Demo(passed) => Err(become_program(DEMO, context, passed)),
         Command::Version => context.out.line(format!("pf {}", env!("CARGO_PKG_VERSION"))),
     }
 }

@@ -12,6 +12,7 @@ use pfr_client::Site;
 use pfr_schema::api::SnapshotSummary;
 use pfr_schema::{Digest, ErrorCode, RepositoryName, Tag};
 use serde::Serialize;
+use std::collections::HashSet;
 
 /// The result of `pf prune`, as JSON.
 #[derive(Serialize)]
@@ -21,6 +22,8 @@ struct Report {
     deleted: Vec<Deleted>,
     /// Snapshots of these repositories that stay.
     kept: u64,
+    /// Of these, snapshots that meet the criteria and are pinned.
+    pinned: u64,
 }
 
 #[derive(Serialize)]
@@ -36,13 +39,19 @@ pub async fn run(context: &mut Context, args: Prune) -> Result<(), Failure> {
     let site = context.site(args.at, None).await?;
     let repositories = repositories(context, &site, &args).await?;
     let now = now_ms();
-    let mut report = Report { dry_run: args.dry_run, deleted: Vec::new(), kept: 0 };
+    let pinned = pinned(&site).await?;
+    let mut report = Report { dry_run: args.dry_run, deleted: Vec::new(), kept: 0, pinned: 0 };
     let mut result = Ok(());
     for repository in repositories {
         let snapshots = site.snapshots(&repository).await?;
         let (total, chosen) = (snapshots.len() as u64, choose(snapshots, &args, now));
         report.kept += total - chosen.len() as u64;
         for snapshot in chosen {
+            if pinned.contains(&(repository.clone(), snapshot.digest)) {
+                report.kept += 1;
+                report.pinned += 1;
+                continue;
+            }
             if !args.dry_run {
                 match delete(&site, &repository, &snapshot).await {
                     Ok(true) => {}
@@ -87,6 +96,13 @@ async fn repositories(context: &Context, site: &Site, args: &Prune) -> Result<Ve
     Ok(all.into_iter().map(|repository| repository.name).filter(wanted).collect())
 }
 
+/// What must stay in a local store: no rule tells whether a person still wants what is pinned, and
+/// what waits to be pushed has no other copy.
+async fn pinned(site: &Site) -> Result<HashSet<(RepositoryName, Digest)>, Failure> {
+    let Site::Store(store) = site else { return Ok(HashSet::new()) };
+    Ok(store.pinned().await?.into_iter().map(|pinned| (pinned.repository, pinned.snapshot.digest)).collect())
+}
+
 /// The snapshots to delete, of `snapshots` given newest first.
 fn choose(snapshots: Vec<SnapshotSummary>, args: &Prune, now: u64) -> Vec<SnapshotSummary> {
     let by_tag = |snapshot: &SnapshotSummary| match snapshot.tags.as_slice() {
@@ -96,7 +112,7 @@ fn choose(snapshots: Vec<SnapshotSummary>, args: &Prune, now: u64) -> Vec<Snapsh
     };
     let old = |snapshot: &SnapshotSummary| {
         let age = u128::from(now.saturating_sub(snapshot.pushed_at));
-        args.older_than.is_none_or(|least| age > least.as_millis())
+        args.older_than.is_none_or(|least| age > least.0.as_millis())
     };
     snapshots.into_iter().filter(by_tag).skip(args.keep_last.unwrap_or(0)).filter(old).collect()
 }
@@ -126,12 +142,19 @@ fn print(context: &mut Context, report: &Report, now: u64) -> Result<(), Failure
     if !report.deleted.is_empty() {
         context.out.table(&table)?;
     }
-    let (deleted, kept) = (count(report.deleted.len() as u64, "snapshot"), report.kept);
+    let deleted = count(report.deleted.len() as u64, "snapshot");
+    let kept = match report.pinned {
+        0 => format!("{} kept", report.kept),
+        pinned => {
+            let list = context.suggest(&Suggestion::new("ls").local().arg("--pinned"));
+            format!("{} kept, {pinned} of them because they are pinned ({list} says why)", report.kept)
+        }
+    };
     let gc = context.suggest(&Suggestion::new("gc").here());
     let words = match (report.dry_run, report.deleted.is_empty()) {
-        (true, _) => format!("nothing was changed: {deleted} would be deleted, {kept} kept"),
-        (false, true) => format!("no snapshot meets the criteria, {kept} kept"),
-        (false, false) => format!("{deleted} deleted, {kept} kept; garbage collection ({gc}) frees what is no longer referred to"),
+        (true, _) => format!("nothing was changed: {deleted} would be deleted, {kept}"),
+        (false, true) => format!("no snapshot is to be deleted, {kept}"),
+        (false, false) => format!("{deleted} deleted, {kept}; garbage collection ({gc}) frees what is no longer referred to"),
     };
     context.out.note(&words)
 }

@@ -7,10 +7,12 @@ use crate::cli::failure::Failure;
 use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use pfr_client::{Destination, Progress, PullReport};
-
+use pfr_schema::Reference;
+use std::path::Path;
 use std::time::Duration;
 
 pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
+    args.dir.as_deref().map_or(Ok(()), check)?;
     let remote = context.remote(Some(&args.reference))?;
     let selector = args.reference.selector_or_latest();
     let repository = args.reference.repository.clone();
@@ -30,6 +32,18 @@ pub async fn run(context: &mut Context, args: Pull) -> Result<(), Failure> {
     context.report(&report, [summary], &report.digest.to_string())
 }
 
+/// Refuses a new directory whose name looks like a second reference.
+fn check(dir: &Path) -> Result<(), Failure> {
+    let name = dir.to_string_lossy();
+    let is_meant = name.starts_with(['.', '/']) || !name.contains([':', '@']) || dir.exists();
+    if is_meant || !name.parse::<Reference>().is_ok_and(|reference| reference.selector.is_some()) {
+        return Ok(());
+    }
+    let message = format!("there is no directory {name}, and the name looks like a second reference; a pull takes one reference");
+    let hint = format!("if a directory is meant, write ./{name}; without DIR the snapshot goes to the local store, under its own name");
+    Err(Failure::usage(message).hint(hint))
+}
+
 /// One line about a pull, without its time.
 pub fn brief(report: &PullReport) -> String {
     format!(
@@ -40,4 +54,22 @@ pub fn brief(report: &PullReport) -> String {
         bytes(report.bytes_received),
         deduplicated(report.bytes_deduplicated, report.bytes_raw, "already here")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+    use std::path::Path;
+
+    #[test]
+    fn a_directory_does_not_look_like_a_reference_unless_it_is_there() {
+        for reference in ["team/agent:x", "agent:x", "team/agent@2a19b2c9", "h:1/agent:x", "http://h/agent:x~1"] {
+            let failure = check(Path::new(reference)).unwrap_err();
+            assert_eq!(failure.exit(), 1);
+            assert!(failure.document().hint.unwrap().contains(&format!("./{reference}")), "{failure}");
+        }
+        for path in ["out", "team/agent", "./team/agent:x", "../a:b", "/a:b", "backup~1", "A:B", "a:b:c"] {
+            assert!(check(Path::new(path)).is_ok(), "{path}");
+        }
+    }
 }

@@ -7,7 +7,8 @@ use crate::cli::output::human::{bytes, count, duration};
 use crate::cli::progress::{Standing, watch};
 use crate::cli::suggest::{Advice, Suggestion};
 use pfr_client::{Progress, PushReport, PushTarget, Site, Source};
-use pfr_schema::{Digest, Reference, Selector, Tag};
+use pfr_schema::{Digest, Reference, RepositoryName, Selector, Tag};
+use pfr_store::Pin;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,22 +16,34 @@ pub async fn run(context: &mut Context, args: Push) -> Result<(), Failure> {
     let tag = target_tag(&args.target)?;
     let remote = context.remote(Some(&args.target))?;
     let parents = parents(context, &args).await?;
-    let source = source(context, &args.source).await?;
+    let origin = origin(context, &args.source).await?;
     let repository = args.target.repository.clone();
     let if_tag_is = Expected::state(args.if_tag_is, &Site::Registry(remote.clone()), &repository).await?;
     let target = PushTarget { repository, tag: Some(tag), if_tag_is, parents };
     let progress = Progress::default();
-    let work = pfr_client::push(&source, &remote, target, &progress);
+    let work = pfr_client::push(&origin.source, &remote, target, &progress);
     let report = watch(context.quiet, || Standing::of(&progress), work).await?;
+    if let Origin { source: Source::Store { store, snapshot }, repository: Some(repository) } = &origin {
+        // The local copy is no longer the only one, so it may be evicted. If this fails it stays,
+        // and `pf ls --local --pinned` shows it.
+        drop(store.pin(repository, snapshot, Pin::UntilPushed, false).await);
+    }
     let summary = format!("{}, {}", brief(&report), duration(Duration::from_secs_f64(report.seconds)));
     context.report(&report, [summary], &report.digest.to_string())
 }
 
+/// What is pushed.
+struct Origin {
+    source: Source,
+    /// The repository of the local store that it is in.
+    repository: Option<RepositoryName>,
+}
+
 /// The source: a directory if there is one or the text looks like a path, otherwise a reference
 /// into the local store.
-async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
+async fn origin(context: &Context, text: &str) -> Result<Origin, Failure> {
     match classify(text, Path::new(text).is_dir())? {
-        Place::Directory(path) => Ok(Source::Directory(path)),
+        Place::Directory(path) => Ok(Origin { source: Source::Directory(path), repository: None }),
         Place::Store(reference) => {
             let store = context.existing_store().await.map_err(|f| f.context(&format!("{text} is not a directory")))?;
             let snapshot =
@@ -41,7 +54,7 @@ async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
                             .text(" lists"),
                     )
                 })?;
-            Ok(Source::Store { store, snapshot })
+            Ok(Origin { source: Source::Store { store, snapshot }, repository: Some(reference.repository) })
         }
     }
 }

@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, HashSet};
 /// The result of `pf rm`, as JSON.
 #[derive(Debug, Default, Serialize)]
 struct Removed {
+    /// Whether nothing was deleted, and this is what would be.
+    dry_run: bool,
     tags: Vec<RemovedTag>,
     snapshots: Vec<RemovedSnapshot>,
     /// Snapshots that lost a tag and are still there.
@@ -69,7 +71,7 @@ pub async fn run(context: &mut Context, args: Rm) -> Result<(), Failure> {
         });
         plan.add(target).await?;
     }
-    let mut removed = Removed::default();
+    let mut removed = Removed { dry_run: args.dry_run, ..Removed::default() };
     let mut result = Ok(());
     for plan in plans.values_mut() {
         plan.drop_repeated();
@@ -78,8 +80,10 @@ pub async fn run(context: &mut Context, args: Rm) -> Result<(), Failure> {
             break;
         }
     }
-    if context.json {
-        context.out.json(&removed)?;
+    match (context.json, args.dry_run) {
+        (true, _) => context.out.json(&removed)?,
+        (false, true) => context.out.note("nothing was changed")?,
+        (false, false) => {}
     }
     let done = removed.tags.len() + removed.snapshots.len();
     result.map_err(|failure: Failure| match done {
@@ -156,31 +160,37 @@ impl Plan {
     }
 }
 
-/// Deletes, and reports each deletion at once.
+/// Deletes, and reports each deletion at once; or reports what would be deleted.
 async fn carry_out(context: &mut Context, plan: &Plan, removed: &mut Removed) -> Result<(), Failure> {
+    let dry_run = removed.dry_run;
+    let deleted = if dry_run { "would delete" } else { "deleted" };
     for tag in &plan.tags {
-        plan.site.delete_tag(&tag.repository, &tag.tag, tag.digest).await?;
+        if !dry_run {
+            plan.site.delete_tag(&tag.repository, &tag.tag, tag.digest).await?;
+        }
         removed.tags.push(tag.clone());
-        say(context, || format!("deleted tag {}:{}", tag.repository, tag.tag))?;
+        say(context, || format!("{deleted} tag {}:{}", tag.repository, tag.tag))?;
     }
     for ((repository, digest), left) in &plan.tags_of {
         removed.remaining.push(Remaining { repository: repository.clone(), digest: *digest, tags: left.clone() });
-        let advice = remains(&plan.at, repository, digest, left);
+        let advice = remains(&plan.at, repository, digest, left, dry_run);
         let text = advice.render(&context.flags());
         say(context, || text)?;
     }
     for snapshot in &plan.snapshots {
-        plan.site.delete_snapshot(&snapshot.repository, &snapshot.digest).await?;
+        if !dry_run {
+            plan.site.delete_snapshot(&snapshot.repository, &snapshot.digest).await?;
+        }
         removed.snapshots.push(snapshot.clone());
         say(context, || {
             let with = match snapshot.tags.len() {
                 0 => String::new(),
                 n => format!(" and {} ({})", count(n as u64, "tag"), tags(&snapshot.tags)),
             };
-            format!("deleted snapshot {} of {}{with}", snapshot.digest.short(), snapshot.repository)
+            format!("{deleted} snapshot {} of {}{with}", snapshot.digest.short(), snapshot.repository)
         })?;
     }
-    if !plan.snapshots.is_empty() {
+    if !plan.snapshots.is_empty() && !dry_run {
         let command = context.suggest(&Suggestion::new("gc").here());
         say(context, || format!("descendants stay complete; garbage collection ({command}) frees what is no longer referred to"))?;
     }
@@ -191,15 +201,19 @@ fn say(context: &mut Context, line: impl FnOnce() -> String) -> Result<(), Failu
     if context.json { Ok(()) } else { context.out.line(line()) }
 }
 
-/// Describes a snapshot that lost tags.
-fn remains(at: &Reference, repository: &RepositoryName, digest: &Digest, left: &[Tag]) -> Advice {
-    let short = digest.short();
+/// Describes a snapshot that lost tags, or would lose them.
+fn remains(at: &Reference, repository: &RepositoryName, digest: &Digest, left: &[Tag], dry_run: bool) -> Advice {
+    let (short, stays) = (digest.short(), if dry_run { "would stay" } else { "stays" });
     if !left.is_empty() {
-        return format!("snapshot {short} stays, tagged {}", tags(left)).into();
+        return format!("snapshot {short} {stays}, tagged {}", tags(left)).into();
+    }
+    let untagged = Advice::from(format!("snapshot {short} {stays} without a tag"));
+    if dry_run {
+        return untagged;
     }
     let reference = Reference { registry: at.registry.clone(), repository: repository.clone(), selector: Some(Selector::Digest(*digest)) };
     let delete = Suggestion::new("rm").here().arg(reference);
-    Advice::from(format!("snapshot {short} stays without a tag; ")).run(delete).text(" deletes it")
+    untagged.text("; ").run(delete).text(" deletes it")
 }
 
 #[cfg(test)]
@@ -211,10 +225,12 @@ mod tests {
     fn removal_says_what_remains_and_where() {
         let (digest, repository) = (Digest::sha256(b"x"), "r".parse::<RepositoryName>().unwrap());
         let local = Flags { local: true, store: Some("/s".into()), ..Flags::default() };
-        let said = |at: &str, left: &[Tag], flags: &Flags| remains(&at.parse().unwrap(), &repository, &digest, left).render(flags);
+        let said = |at: &str, left: &[Tag], flags: &Flags| remains(&at.parse().unwrap(), &repository, &digest, left, false).render(flags);
         assert!(said("r:a", &["b".parse().unwrap()], &local).ends_with("stays, tagged b"));
         assert!(said("r:a", &[], &local).contains(&format!("`pf rm r@{digest} --local --store /s` deletes")));
         assert!(said("http://h/r:a", &[], &Flags::default()).contains(&format!("`pf rm http://h/r@{digest}` deletes")));
+        let dry = remains(&"r:a".parse().unwrap(), &repository, &digest, &[], true).render(&local);
+        assert_eq!(dry, format!("snapshot {} would stay without a tag", digest.short()));
         let many: Vec<Tag> = (0..10_000).map(|i| format!("fork-{i}").parse().unwrap()).collect();
         assert!(said("r:a", &many, &local).len() < 200);
     }

@@ -35,9 +35,10 @@ pub async fn run(context: &mut Context, args: Scrub) -> Result<(), Failure> {
         return Err(Failure::new(ErrorCode::Unavailable, message).hint("look at the storage and run the same command again"));
     }
     let found = format!("{} and {} damaged", count(report.damaged.len() as u64, "blob"), count(report.bad_packs.len() as u64, "pack"));
-    let hint = match report.damaged.iter().any(|blob| !blob.snapshots.is_empty()) {
-        true => "push or pull the snapshots named above again: that heals them",
-        false => "no snapshot is affected; the good blobs of a bad pack are in a new one",
+    let hint = match (report.damaged.iter().any(|blob| !blob.snapshots.is_empty()), args.at.local) {
+        (false, _) => "no snapshot is affected; the good blobs of a bad pack are in a new one",
+        (true, true) => "pull the snapshots named above again: that heals them",
+        (true, false) => "push the snapshots named above again: that heals them",
     };
     Err(Failure::new(ErrorCode::CorruptStore, found).hint(hint))
 }

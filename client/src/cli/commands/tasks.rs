@@ -8,7 +8,6 @@ use crate::cli::output::paint::Style;
 use crate::cli::output::table::{Column, Table};
 use crate::cli::suggest::Suggestion;
 use pfr_client::Error;
-
 use pfr_schema::ErrorCode;
 use pfr_schema::api::{PauseRequest, TaskInfo, TaskList, TaskState};
 use std::time::Duration;
@@ -21,7 +20,7 @@ pub async fn run(context: &mut Context, args: Tasks) -> Result<(), Failure> {
             return print(context, &list);
         }
         Some(TaskCommand::Pause { task, time }) => {
-            let request = PauseRequest { seconds: time.as_secs() };
+            let request = PauseRequest { seconds: time.0.as_secs() };
             remote.pause_task(&task, &request).await
         }
         Some(TaskCommand::Resume { task }) => remote.resume_task(&task).await,
@@ -30,12 +29,15 @@ pub async fn run(context: &mut Context, args: Tasks) -> Result<(), Failure> {
     if context.json {
         return context.out.json(&task);
     }
-    let (name, now) = (&task.name, now_ms());
+    context.out.line(said(&task, now_ms()))
+}
+
+/// What a pause, or the end of one, made of a task.
+fn said(task: &TaskInfo, now: u64) -> String {
+    let name = &task.name;
     match task.pause_ends_at {
-        Some(end) => context.out.line(format!("{name} is paused until {}", until(end, now))),
-        None => {
-            context.out.line(format!("{name} is not paused{}", next(&task, now).map_or(String::new(), |next| format!("; it runs {next}"))))
-        }
+        Some(end) => format!("{name} is paused until {}", until(end, now)),
+        None => format!("{name} is resumed{}", next(task, now).map_or(String::new(), |next| format!("; next run: {next}"))),
     }
 }
 
@@ -139,5 +141,16 @@ mod tests {
         assert!(rows[0].starts_with("compaction | idle | 5 min") && rows[0].ends_with(&one_line("storage is away\ntry again")), "{rows:?}");
         assert!(rows[1].contains("paused") && rows[1].contains("after 00:18 UTC, in 2 min"), "{rows:?}");
         assert_eq!(rows[2], "scrub | off | never | not yet |  |  | ");
+    }
+
+    #[test]
+    fn a_task_is_paused_until_or_resumed() {
+        let now = 1_000_000;
+        let paused = TaskInfo { pause_ends_at: Some(1_120_000), ..task("collection", TaskState::Paused) };
+        assert_eq!(said(&paused, now), "collection is paused until 00:18 UTC, in 2 min");
+        let due = TaskInfo { next_run_at: Some(now), ..task("collection", TaskState::Idle) };
+        assert_eq!(said(&due, now), "collection is resumed; next run: now");
+        let off = TaskInfo { next_run_at: None, ..task("scrub", TaskState::Off) };
+        assert_eq!(said(&off, now), "scrub is resumed");
     }
 }

@@ -20,9 +20,9 @@ pub async fn run(context: &mut Context, args: Df) -> Result<(), Failure> {
     if context.json {
         return context.out.json(&usage);
     }
-    let mut table = Table::new([Column::left("WHAT"), Column::right("BYTES"), Column::left("FREED").optional()]);
-    for [what, size, freed] in rows(&usage, matches!(site, Site::Store(_)), now_ms(), &context.flags()) {
-        table.row([what, size, freed]);
+    let mut table = Table::new([Column::left("WHAT"), Column::right("BYTES"), Column::left("NOTE").optional()]);
+    for [what, size, note] in rows(&usage, matches!(site, Site::Store(_)), now_ms(), &context.flags()) {
+        table.row([what, size, note]);
     }
     context.out.table(&table)
 }
@@ -41,11 +41,11 @@ fn rows(usage: &Usage, local: bool, now: u64, flags: &Flags) -> Vec<[String; 3]>
     rows.push(("dead", usage.dead_bytes, if usage.dead_bytes > 0 { "by compaction".into() } else { String::new() }));
     rows.push(("deleted", usage.draining_bytes, end(usage.draining_bytes, usage.draining_ends_at)));
     if usage.unfinished_packs > 0 {
-        let freed = format!("{}, {}", ends(usage.unfinished_ends_at, now), count(usage.unfinished_packs, "upload"));
-        rows.push(("unfinished", usage.unfinished_bytes, freed));
+        let note = format!("{}, {}", ends(usage.unfinished_ends_at, now), count(usage.unfinished_packs, "upload"));
+        rows.push(("unfinished", usage.unfinished_bytes, note));
     }
     rows.push(("total", usage.disk_bytes, String::new()));
-    rows.into_iter().map(|(what, size, freed)| [what.to_owned(), bytes(size), freed]).collect()
+    rows.into_iter().map(|(what, size, note)| [what.to_owned(), bytes(size), note]).collect()
 }
 
 fn ends(end: Option<u64>, now: u64) -> String {
@@ -113,16 +113,16 @@ mod tests {
             text,
             [
                 "snapshots | 4.00 KiB | 2 snapshots, 1 pinned",
-                "leased | 2.00 KiB | after 00:58 UTC, in 59 min, an unfinished pull, import or capture into team/agent",
+                "leased | 2.00 KiB | after 2024-03-01 00:58 UTC, in 59 min, an unfinished pull, import or capture into team/agent",
                 "garbage | 1.00 KiB | by `pf gc --local`",
                 "dead | 512 B | by compaction",
-                "deleted | 512 B | after 00:00:59 UTC, in 60 s",
+                "deleted | 512 B | after 2024-03-01 00:00:59 UTC, in 60 s",
                 "total | 8.00 KiB | ",
             ]
         );
         assert_eq!(
             unfinished(&usage, now, &Flags::default()).unwrap(),
-            "3.00 KiB of an unfinished pull, import or capture into team/agent, kept until 00:58 UTC, in 59 min: \
+            "3.00 KiB of an unfinished pull, import or capture into team/agent, kept until 2024-03-01 00:58 UTC, in 59 min: \
              the same command again resumes it, `pf gc --unfinished --local` frees it"
         );
         assert_eq!(

@@ -21,16 +21,22 @@ pub fn age(then_ms: u64, now_ms: u64) -> String {
     }
 }
 
-/// `15:04 UTC, in 59 min`: when something ends, both in milliseconds since 1970.
+/// `15:04 UTC, in 59 min`: when something ends, both in milliseconds since 1970. If that is on
+/// another day, with the date.
 pub fn until(then_ms: u64, now_ms: u64) -> String {
-    let text = utc(then_ms);
     let left = then_ms.saturating_sub(now_ms).div_ceil(1000);
-    match left {
-        0 => "now".into(),
-        1..=119 => format!("{} UTC, in {left} s", &text[11..19]),
-        120..=86_399 => format!("{} UTC, in {} min", &text[11..16], left.div_ceil(60)),
-        _ => format!("{} UTC", &text[..16]),
-    }
+    let span = match left {
+        0 => return "now".into(),
+        1..=119 => format!("{left} s"),
+        120..=7200 => format!("{} min", left.div_ceil(60)),
+        7201..=172_800 => format!("{} h", (left + 1800) / 3600),
+        _ => format!("{} days", (left + 43_200) / 86_400),
+    };
+    // `2026-11-21 05:29:06 UTC`
+    let (then, now) = (utc(then_ms), utc(now_ms));
+    let from = if then[..10] == now[..10] { 11 } else { 0 };
+    let to = if left < 120 { 19 } else { 16 };
+    format!("{} UTC, in {span}", &then[from..to])
 }
 
 /// Milliseconds since 1970.
@@ -41,6 +47,34 @@ pub fn now_ms() -> u64 {
 /// Foreign text without the characters that could control a terminal; line breaks stay.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+/// Text without the user names and passwords of the addresses in it: `http://me:hush@host/x`
+/// becomes `http://host/x`.
+pub fn without_passwords(text: &str) -> String {
+    text.split_inclusive(char::is_whitespace).map(without_password).collect()
+}
+
+/// The same for a word.
+fn without_password(word: &str) -> String {
+    const SCHEME: &str = "://";
+    let quotes = || word.len() - word.trim_start_matches(['\'', '"']).len();
+    let (before, address) = word.split_at(word.find(SCHEME).map_or_else(quotes, |at| at + SCHEME.len()));
+    let (end, has_scheme) = (address.find(['/', '?', '#']).unwrap_or(address.len()), before.ends_with(SCHEME));
+    let host = &address[..end];
+    let hidden = match host.rsplit_once('@') {
+        // Without a scheme and a path, this may be a reference with tag and digest.
+        Some((user, _)) if has_scheme || (user.contains(':') && end < address.len()) => user.len() + 1,
+        // The password has a `/`. Behind a host and its port, the `@` belongs to a digest.
+        None if has_scheme && !may_have_port(host) => address.rfind('@').map_or(0, |at| at + 1),
+        _ => 0,
+    };
+    format!("{before}{}", &address[hidden..])
+}
+
+/// Whether text is a host, as far as its port tells.
+fn may_have_port(host: &str) -> bool {
+    host.ends_with(']') || host.rsplit_once(':').is_none_or(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Foreign text that must stay on one line.
@@ -128,8 +162,32 @@ mod tests {
     #[test]
     fn an_end_is_a_time_of_day_and_how_long_it_is_until_then() {
         let now = 1_709_251_199_000;
-        let ends = [until(now, now), until(now + 30_000, now), until(now + 3_540_000, now), until(now + 90_000_000, now)];
-        assert_eq!(ends, ["now", "00:00:29 UTC, in 30 s", "00:58 UTC, in 59 min", "2024-03-02 00:59 UTC"]);
+        let ends = |seconds: u64| until(now + seconds * 1000, now);
+        assert_eq!([ends(0), ends(30), ends(3540)], ["now", "2024-03-01 00:00:29 UTC, in 30 s", "2024-03-01 00:58 UTC, in 59 min"]);
+        let noon = now - 12 * 3_600_000;
+        let ends = |seconds: u64| until(noon + seconds * 1000, noon);
+        assert_eq!([ends(119), ends(120), ends(7200)], ["12:01:58 UTC, in 119 s", "12:01 UTC, in 2 min", "13:59 UTC, in 120 min"]);
+        assert_eq!([ends(7201), ends(9000)], ["14:00 UTC, in 2 h", "14:29 UTC, in 3 h"]);
+        assert_eq!([ends(86_400), ends(172_800)], ["2024-03-01 11:59 UTC, in 24 h", "2024-03-02 11:59 UTC, in 48 h"]);
+        assert_eq!([ends(172_801), ends(864_000)], ["2024-03-02 12:00 UTC, in 2 days", "2024-03-10 11:59 UTC, in 10 days"]);
+    }
+
+    #[test]
+    fn an_address_is_shown_without_user_and_password() {
+        for (text, shown) in [
+            ("http://me:hush@127.0.0.1:5077/team/agent:x", "http://127.0.0.1:5077/team/agent:x"),
+            ("invalid 'https://hush@h/x' for \"http://a:hush@h?x\"", "invalid 'https://h/x' for \"http://h?x\""),
+            ("http://me:hu@hush@h", "http://h"),
+            ("http://me:hu/hush@h:1/x\nand", "http://h:1/x\nand"),
+            ("'me:hush@h:1/x'", "'h:1/x'"),
+        ] {
+            assert_eq!(without_passwords(text), shown);
+        }
+        for harmless in
+            ["http://h:1/a@2a19b2", "http://[::1]/a@2a19b2", "team/agent@sha256:2a/b", "agent:x@sha256:2a", "a  b\n", "at 12:30"]
+        {
+            assert_eq!(without_passwords(harmless), harmless);
+        }
     }
 
     #[test]

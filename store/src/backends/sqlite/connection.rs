@@ -8,12 +8,14 @@ mod checkpoint;
 mod files;
 
 use super::tx::SqliteTx;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::room::{Freeing, MadeRoom, Room};
 use checkpoint::Checkpointer;
 use files::{Files, is_read_only};
 use parking_lot::Mutex;
 use rusqlite::Connection;
+use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -30,6 +32,19 @@ const SHARE_AFTER: Duration = Duration::from_secs(1);
 
 /// Other messages of SQLite on a full disk.
 const AS_IF_FULL: [&str; 2] = ["disk I/O error", "unable to open database file"];
+
+/// What a transaction does, and its result, without their types: there are some 170 transactions,
+/// and what is around them is compiled once.
+type Work = Box<dyn FnOnce(&mut SqliteTx) -> Result<Value> + Send>;
+type Value = Box<dyn Any + Send>;
+
+pub(super) fn untyped<T: Send + 'static>(job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Work {
+    Box::new(move |tx| Ok(Box::new(job(tx)?)))
+}
+
+pub(super) fn typed<T: 'static>(value: Value) -> Result<T> {
+    value.downcast().map(|value| *value).map_err(|_| Error::Internal("a transaction gave a value of another type".into()))
+}
 
 /// Answers a job, given why the commit failed if it did.
 type Reply = Box<dyn FnOnce(Option<&str>) + Send>;
@@ -126,13 +141,14 @@ impl Database {
     ///
     /// # Errors
     /// [`Error::Full`]: nothing has changed.
-    pub(super) async fn grow<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+    #[boxed]
+    pub(super) async fn grow(&self, job: Work) -> Result<Value> {
         if let Some(room) = self.room()
             && room.admit().is_err()
         {
             // The log may hold the missing space: an empty transaction makes the writer truncate
             // it.
-            drop(self.write(|_| Ok(())).await);
+            drop(self.write(untyped(|_| Ok(()))).await);
             room.admit()?;
         }
         self.write(job).await
@@ -143,7 +159,8 @@ impl Database {
     }
 
     /// Runs `job` in a transaction; returns when it is durable.
-    pub(super) async fn write<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+    #[boxed]
+    pub(super) async fn write(&self, job: Work) -> Result<Value> {
         let (answer, answered) = oneshot::channel();
         let waiting = Arc::clone(&self.waiting);
         let job: Job = Box::new(move |connection| {
@@ -174,7 +191,8 @@ impl Database {
     }
 
     /// Runs `job` in a read transaction: it sees one state.
-    pub(super) async fn read<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+    #[boxed]
+    pub(super) async fn read(&self, job: Work) -> Result<Value> {
         let Some(readers) = &self.readers else { return self.write(job).await };
         let permit = match Arc::clone(&readers.permits).try_acquire_owned() {
             Ok(permit) => permit,
@@ -220,7 +238,7 @@ fn commit_error(reason: &str) -> Error {
     }
 }
 
-fn in_savepoint<T>(tx: &mut SqliteTx, job: impl FnOnce(&mut SqliteTx) -> Result<T>) -> Result<T> {
+fn in_savepoint(tx: &mut SqliteTx, job: Work) -> Result<Value> {
     let sql = |tx: &SqliteTx, statement| tx.execute_batch(statement).map_err(|e| Error::metadata(&e));
     sql(tx, "SAVEPOINT job")?;
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(tx)))

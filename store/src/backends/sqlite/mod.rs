@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::metadata::Metadata;
 use crate::metadata::tx::{Backend, Fail, Job, Mode};
 use crate::room::{Freeing, MadeRoom};
-use connection::Database;
+use connection::{Database, typed, untyped};
 use pfr_schema::DomainName;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -89,15 +89,16 @@ impl Backend for SqliteMetadata {
             return Err(Error::DomainUnknown(name.clone()));
         }
         let clock = self.clock.clone();
-        let work = move |tx: &mut SqliteTx| {
+        let work = untyped(move |tx| {
             tx.begin(clock.now());
             at_once(job(tx, &arguments))?.map_err(Fail::into_error)
+        });
+        let done = match (mode.writes, mode.grows) {
+            (false, _) => self.database.read(work),
+            (true, false) => self.database.write(work),
+            (true, true) => self.database.grow(work),
         };
-        match (mode.writes, mode.grows) {
-            (false, _) => self.database.read(work).await,
-            (true, false) => self.database.write(work).await,
-            (true, true) => self.database.grow(work).await,
-        }
+        typed(done.await?)
     }
 
     async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {

@@ -48,7 +48,7 @@ impl SqliteTx {
         sql: Sql,
         columns: &[Column],
         values: &[Value<'_>],
-        mut step: impl FnMut(&mut CachedStatement<'_>) -> Outcome<()>,
+        step: &mut dyn FnMut(&mut CachedStatement<'_>) -> Outcome<()>,
     ) -> Outcome<()> {
         let original = sql.sqlite.unwrap_or(sql.postgres);
         let rows = columns.first().map_or(1, Column::len);
@@ -109,7 +109,7 @@ impl Tx for SqliteTx {
 
     async fn rows<R: FromRow>(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>], _writes: bool) -> Outcome<Vec<R>> {
         let mut found = Vec::new();
-        self.run(sql, &columns, values, |statement| {
+        self.run(sql, &columns, values, &mut |statement| {
             let mut rows = statement.raw_query();
             while let Some(row) = rows.next().map_err(failed)? {
                 found.push(R::read(row)?);
@@ -121,7 +121,7 @@ impl Tx for SqliteTx {
 
     async fn write(&mut self, sql: Sql, columns: Vec<Column>, values: &[Value<'_>]) -> Outcome<u64> {
         let mut written = 0;
-        self.run(sql, &columns, values, |statement| {
+        self.run(sql, &columns, values, &mut |statement| {
             written += statement.raw_execute().map_err(failed)? as u64;
             Ok(())
         })?;

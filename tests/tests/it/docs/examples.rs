@@ -35,12 +35,7 @@ struct Example {
 
 const EXAMPLES: [Example; 3] = [
     Example { file: "client/config.toml", program: "pf", args: &["completions", "bash"], variable: "PF_CONFIG" },
-    Example {
-        file: "registry/pf-registry.toml",
-        program: "pf-registry",
-        args: &["gc", "--dry-run", "--data"],
-        variable: "PF_REGISTRY_CONFIG",
-    },
+    Example { file: "registry/pf-registry.toml", program: "pf-registry", args: &["rebuild", "--data"], variable: "PF_REGISTRY_CONFIG" },
     // `pf-agent` has no command that ends by itself. A test below starts its unit with this file.
     Example { file: "capture-agent/pf-agent.toml", program: "pf-agent", args: &["serve"], variable: "PF_AGENT_CONFIG" },
 ];
@@ -63,6 +58,8 @@ impl Example {
 fn the_annotated_settings_have_every_key_and_parse() {
     for example in &EXAMPLES {
         let dir = tempfile::tempdir().unwrap();
+        // `pf-registry rebuild` wants packs.
+        std::fs::create_dir_all(dir.path().join("data/packs")).unwrap();
         let text = std::fs::read_to_string(root().join(example.file)).unwrap();
         // The parser's error about an unknown key lists all keys that it knows.
         let refused = example.run("no-such-key = 1\n", dir.path());

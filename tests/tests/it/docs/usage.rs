@@ -75,6 +75,8 @@ impl Helps {
             return Ok(());
         }
         let mut path = vec![program.to_owned()];
+        // `pf help push` is `pf push --help`.
+        words.next_if_eq(&"help");
         while let Some(word) = words.peek() {
             let help = self.of(&path);
             if help.commands.is_empty() || word.starts_with('-') || is_placeholder(word) {

@@ -23,7 +23,7 @@ async fn cancelled_reads_still_occupy_their_connections() {
         let (open, gate) = channel::<()>();
         gates.push(open);
         let begun = begun.clone();
-        let mut read = Box::pin(database.read(move |_| {
+        let mut read = Box::pin(database.reads(move |_| {
             begun.send(()).unwrap_or_default();
             gate.recv().unwrap_or_default();
             Ok(())
@@ -34,7 +34,7 @@ async fn cancelled_reads_still_occupy_their_connections() {
         drop(read);
     }
     assert_eq!(readers.permits.available_permits(), 0, "they all still read");
-    let mut late = Box::pin(database.read(move |_| {
+    let mut late = Box::pin(database.reads(move |_| {
         begun.send(()).unwrap_or_default();
         Ok(())
     }));
@@ -50,7 +50,7 @@ async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
     let dir = tempfile::tempdir().expect("a directory");
     let database = on_disk(&dir).await;
     database
-        .write(|tx| {
+        .writes(|tx| {
             tx.execute_batch("CREATE TABLE filled (what TEXT, bytes BLOB)").map_err(fail)?;
             let pages: i64 = tx.query_row("PRAGMA page_count", [], |row| row.get(0)).map_err(fail)?;
             let limit: i64 = tx.query_row(&format!("PRAGMA max_page_count = {}", pages + 4), [], |row| row.get(0)).map_err(fail)?;
@@ -61,7 +61,7 @@ async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
         .expect("the table is made");
     let (open, gate) = channel::<()>();
     let insert = |what: &'static str, bytes: usize, gate: Option<std::sync::mpsc::Receiver<()>>| {
-        database.write(move |tx| {
+        database.writes(move |tx| {
             if let Some(gate) = gate {
                 gate.recv().unwrap_or_default();
             }
@@ -78,7 +78,7 @@ async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
     let (first, large, last) = (first.await, large.await, last.await);
     assert!(matches!(large, Err(Error::Full(_))), "{large:?}");
     let found: Vec<String> = database
-        .read(|tx| {
+        .reads(|tx| {
             let mut select = tx.prepare("SELECT what FROM filled ORDER BY what").map_err(fail)?;
             select.query_map([], |row| row.get(0)).and_then(Iterator::collect).map_err(fail)
         })
@@ -88,6 +88,16 @@ async fn a_transaction_that_sqlite_rolled_back_does_not_affect_later_ones() {
         [("first", first.is_ok()), ("last", last.is_ok())].iter().filter(|(_, ok)| *ok).map(|(what, _)| *what).collect();
     assert_eq!(found, promised, "the rows that are there, and those that were acknowledged");
     assert_eq!(promised, ["last"], "the job after the failed one is not affected");
+}
+
+impl Database {
+    async fn writes<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+        typed(self.write(untyped(job)).await?)
+    }
+
+    async fn reads<T: Send + 'static>(&self, job: impl FnOnce(&mut SqliteTx) -> Result<T> + Send + 'static) -> Result<T> {
+        typed(self.read(untyped(job)).await?)
+    }
 }
 
 /// Inserts rows under scattered keys without a pause, and sends each number when it is durable.
@@ -100,14 +110,14 @@ async fn scatter(database: &Database, numbers: std::ops::Range<i64>, mut done: i
             }
             Ok(())
         };
-        database.write(insert).await.expect("it is written");
+        database.writes(insert).await.expect("it is written");
         done(number);
     }
 }
 
 async fn scattered(database: &Database) {
     let table = "CREATE TABLE IF NOT EXISTS scattered (key INTEGER PRIMARY KEY, number INTEGER, bytes BLOB)";
-    database.write(|tx| tx.execute_batch(table).map_err(fail)).await.expect("the table is made");
+    database.writes(|tx| tx.execute_batch(table).map_err(fail)).await.expect("the table is made");
 }
 
 /// Rows of each number that has any.
@@ -116,12 +126,12 @@ async fn rows(database: &Database) -> std::collections::BTreeMap<i64, i64> {
         let mut select = tx.prepare("SELECT number, count(*) FROM scattered GROUP BY number").map_err(fail)?;
         select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).and_then(Iterator::collect).map_err(fail)
     };
-    database.read(rows).await.expect("it can be read")
+    database.reads(rows).await.expect("it can be read")
 }
 
 async fn is_sound(database: &Database) {
     let check = |tx: &mut SqliteTx| tx.query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0)).map_err(fail);
-    assert_eq!(database.read(check).await.expect("it can be checked"), "ok");
+    assert_eq!(database.reads(check).await.expect("it can be checked"), "ok");
 }
 
 #[test]
