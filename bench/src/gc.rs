@@ -30,7 +30,7 @@ pub struct Args {
     /// Write rows straight into the tables of stores with more live objects than this
     #[arg(long, default_value_t = 1_000_000)]
     straight_above: u64,
-    /// Live objects of the store for pushes and reads during a collection; 0 to leave that out
+    /// Live objects of the store for pushes and reads during a collection; 0 skips these
     #[arg(long, default_value_t = 1_000_000)]
     beside_live: u64,
     /// Objects that this collection deletes in one transaction

@@ -9,7 +9,7 @@ use crate::meter::{Sample, Step};
 use serde::Serialize;
 use std::path::Path;
 
-/// A run.
+/// The results of a run.
 pub struct Report {
     /// The date, if it was given.
     pub date: Option<String>,
@@ -55,7 +55,7 @@ impl Spread {
     }
 }
 
-/// One row: a contender's step in a place.
+/// A row of a table: the measurements of one step of one contender in one place.
 pub struct Row<'a> {
     /// `disk` or `tmpfs`.
     pub place: &'a str,
@@ -67,12 +67,12 @@ pub struct Row<'a> {
     pub samples: Vec<&'a Sample>,
     /// Wall time.
     pub seconds: Spread,
-    /// Time relative to the floor's, each round by itself.
+    /// Wall time relative to that of the contender `floor` in the same round.
     pub of_floor: Option<Spread>,
-    /// Processor time relative to the floor's, each round by itself: other processes on the machine
-    /// change it less than wall time.
+    /// Processor time relative to that of the contender `floor` in the same round. Other processes
+    /// on the machine change it less than wall time.
     pub processor_of_floor: Option<Spread>,
-    /// Speed relative to docker-registry's, each round by itself.
+    /// Speed relative to that of `docker-registry` in the same round.
     pub of_docker: Option<Spread>,
     /// The resource that the step waits for.
     pub limit: &'static str,
@@ -86,7 +86,7 @@ struct Case<'a> {
     contender: &'static str,
     raw_bytes: u64,
     seconds: Spread,
-    /// A following `syncfs`.
+    /// Time of a `syncfs` after the step.
     sync_seconds: Option<Spread>,
     /// Processor time of client and server.
     cpu_seconds: Option<Spread>,
@@ -141,7 +141,7 @@ impl Report {
         json::write(path, &result)
     }
 
-    /// Places in order.
+    /// The places, in the order of their first samples.
     pub fn places(&self) -> Vec<&str> {
         let mut places: Vec<&str> = Vec::new();
         for sample in &self.samples {

@@ -1,5 +1,5 @@
-//! Computes fleets from measured costs: rates, rows, bytes, replicas, cost, and which resource runs
-//! out first. A simulation with real tables checks the model.
+//! Computes from measured costs what a fleet of GPU hosts needs: rates, rows, bytes, replicas and
+//! prices, and which resource runs out first. A simulation with real tables checks the model.
 
 mod costs;
 mod model;
@@ -25,10 +25,10 @@ pub struct Args {
     /// Print the assumptions as TOML and exit
     #[arg(long)]
     print_assumptions: bool,
-    /// GPU hosts to compute
+    /// Sizes of the fleets to compute, in GPU hosts
     #[arg(long, value_delimiter = ',', default_value = "1,3,10,30,100,300,1000,3000,10000")]
     hosts: Vec<f64>,
-    /// Hosts of the simulation; 0 leaves it out
+    /// Hosts of the simulation; 0 skips the simulation
     #[arg(long, default_value_t = 100)]
     simulated_hosts: usize,
     /// Directory on disk to work in [default: the system's temporary directory]
@@ -150,7 +150,7 @@ fn print_fleets(fleets: &[Fleet]) {
 }
 
 fn print_limits(limits: &[Limit]) {
-    println!("| what gives out | at hosts | rests on | then |\n|---|---|---|---|");
+    println!("| limit | at hosts | rests on | then |\n|---|---|---|---|");
     for l in limits {
         println!(
             "| {} | {} | {} | {} |",

@@ -2,7 +2,7 @@
 //! keys: a misspelt setting must not silently be none.
 
 use crate::error::{Error, Result};
-use crate::llama::LlamaServer;
+use crate::llama::settings::LlamaServer;
 use pfr_client::{ByteSize, Remote, RemoteOptions};
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};

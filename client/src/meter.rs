@@ -35,7 +35,7 @@ impl Tally {
         self.frame_bytes.load(Ordering::Relaxed)
     }
 
-    /// Forgets a try that is repeated.
+    /// Sets the counts back to zero, also in the progress, before the request is tried again.
     pub fn reset(&self) {
         self.progress.undo(self.raw.swap(0, Ordering::Relaxed), self.blobs.swap(0, Ordering::Relaxed));
         self.frame_bytes.store(0, Ordering::Relaxed);
@@ -62,13 +62,13 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Counts.
+    /// A meter that counts and accepts any frame.
     pub fn new(limits: &Limits, tally: Arc<Tally>) -> Self {
         Self { parser: Parser::new(limits.clone()), tally, expected: None, current: None }
     }
 
-    /// Counts, and refuses every frame but the expected ones, in their order, with their lengths: a
-    /// hostile registry must not fill the disk with other frames.
+    /// A meter that counts and accepts only the frames of `items`, in this order and with these
+    /// lengths: a hostile registry must not fill the disk with other frames.
     pub fn expecting(limits: &Limits, tally: Arc<Tally>, items: Arc<[Item]>) -> Self {
         Self { expected: Some((items, 0)), ..Self::new(limits, tally) }
     }

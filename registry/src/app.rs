@@ -1,6 +1,6 @@
 //! State that handlers share: the domains, and the limits that keep the process within its memory.
 
-use crate::auth::Policy;
+use crate::auth::policy::Policy;
 use crate::background::Limits;
 use crate::config::Config;
 use crate::domains::Domains;

@@ -19,8 +19,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How often the catalogue is read for domains that other processes made or deleted.
 const FOLLOW: Duration = Duration::from_secs(2);
-/// The task that deletes the tables and bytes of deleted domains.
-pub(crate) const REMOVAL: &str = "domain-removal";
 
 /// A domain that is served.
 pub(crate) struct Domain {

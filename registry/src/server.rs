@@ -6,7 +6,7 @@
 //! not finish.
 
 use crate::app::App;
-use crate::auth::Policy;
+use crate::auth::policy::Policy;
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::base;

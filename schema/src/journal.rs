@@ -1,5 +1,5 @@
-//! The journal: changes of names, kept beside the packs, so that a lost database loses nothing that
-//! was acknowledged.
+//! The journal: every change of tags and snapshots, kept beside the packs. With packs and journal,
+//! a lost database is rebuilt without the loss of an acknowledged change.
 //!
 //! Packs alone bring back blobs and nodes. The journal says which of them are snapshots of which
 //! repository, and where tags point. An object of the journal is one JSON document, named by a
@@ -10,8 +10,8 @@
 //! journal/<last number>-<set>-<part>-<sha256>.json      a part of a journal summary
 //! ```
 //!
-//! Numbers order the records; a record may lie in several objects. A *journal summary* holds all
-//! names, from nothing, in parts that are numbered from 0; the last part is marked. A rebuild needs
+//! Numbers order the records; a record may be in several objects. A *journal summary* holds all
+//! tags and snapshots, in parts that are numbered from 0; the last part is marked. A rebuild needs
 //! one complete summary and the changes after its number. The summary may hold some of these
 //! changes already: a change that is replayed twice has the same result.
 
@@ -26,7 +26,7 @@ pub const PREFIX: &str = "journal";
 /// Version of the document.
 const VERSION: u32 = 1;
 
-/// A change of names.
+/// A change of a tag or of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
@@ -87,15 +87,15 @@ pub struct Numbered {
     pub change: Record,
 }
 
-/// Which part of which summary an object is.
+/// Identifies a part of a journal summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// The summary: 32 hexadecimal digits, those of a later one are greater.
+    /// Identifies the summary: 32 hexadecimal digits. A later summary has a greater value.
     pub set: String,
-    /// From 0, without gaps.
+    /// The number of the part: from 0, without gaps.
     pub number: u32,
-    /// Whether it is the last one.
+    /// Whether it is the last part of the summary.
     pub end: bool,
 }
 
@@ -106,7 +106,7 @@ pub struct Journal {
     version: u32,
     /// Last number in it. A summary replaces all changes up to this number.
     pub last: u64,
-    /// Whether it is a part of a summary.
+    /// The part of a summary that this object is; none if it has changes.
     #[serde(default, rename = "checkpoint", skip_serializing_if = "Option::is_none")]
     pub summary: Option<Part>,
     /// The records, in order.
@@ -114,7 +114,7 @@ pub struct Journal {
 }
 
 impl Numbered {
-    /// Bytes that it takes in an object.
+    /// Bytes of the record in an object.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         crate::json::bytes(self).len() as u64 + 1
@@ -174,7 +174,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Parses an object, wherever it lies.
+    /// Parses an object whose key is not known or not checked.
     ///
     /// # Errors
     /// [`FormatError`] if it is no journal.
@@ -213,12 +213,12 @@ fn is_set(set: &str) -> bool {
     set.len() == 32 && set.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What a key of the journal says. Keys of parts sort by number, summary and part.
+/// The key of a journal object, parsed. Keys of parts sort by number, summary and part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The first number in an object of changes, the last of a summary.
+    /// The first number in an object of changes; the last number of a summary.
     pub number: u64,
-    /// Summary and number of a part of one.
+    /// The summary and the number of the part, if the object is a part of a summary.
     pub part: Option<(String, u32)>,
     /// Digest of the object's bytes.
     pub digest: Digest,
@@ -228,7 +228,7 @@ impl Key {
     /// Parses a key.
     ///
     /// # Errors
-    /// [`FormatError::Journal`] if no object of the journal could lie there.
+    /// [`FormatError::Journal`] if no journal object can have this key.
     pub fn parse(key: &str) -> Result<Self, FormatError> {
         let parsed = || {
             let name = key.strip_prefix(PREFIX)?.strip_prefix('/')?.strip_suffix(".json")?;
@@ -244,13 +244,13 @@ impl Key {
                 return None;
             }
             let digest = format!("sha256:{hex}").parse().ok()?;
-            // One spelling only: keys are compared.
+            // Accept only the canonical spelling, because keys are compared as text.
             Some(Self { number: number.parse().ok()?, part, digest }).filter(|parsed| parsed.to_string() == key)
         };
         parsed().ok_or_else(|| fail(format!("{:?} is no key of a journal object", shorten(key.to_owned()))))
     }
 
-    /// The beginning of the keys of all parts of its summary, if it is the key of a part.
+    /// The prefix that the keys of all parts of its summary share. None for an object of changes.
     #[must_use]
     pub fn set_prefix(&self) -> Option<String> {
         self.part.as_ref().map(|(set, _)| format!("{PREFIX}/{:020}-{set}-", self.number))
@@ -335,7 +335,8 @@ mod tests {
                 Journal::changes(numbered)
             };
             let (key, object) = journal.to_object();
-            // Numbers of a summary's records are all the last one, which may have more digits.
+            // In a summary, every record has the last number, which may have more digits than the
+            // number that was counted.
             prop_assert!(object.len() as u64 <= bytes + 2 * journal.records.len() as u64);
             let bytes = object;
             let parsed = Key::parse(&key).expect("just written");

@@ -3,17 +3,17 @@
 use crate::media_type;
 use serde::{Deserialize, Serialize};
 
-/// How a blob is to be read. The discriminant is its stable number in binary formats.
+/// The format of a blob. The discriminant is its stable number in binary formats.
 ///
-/// A blob has at most one kind besides `Blob`: the nodes' formats exclude each other. A stored node
-/// can serve as a plain blob of the same bytes. A stored plain blob cannot serve as a node, because
-/// only a node keeps its children from being collected.
+/// A blob has at most one kind besides `Blob`, because no bytes are valid in the formats of two
+/// kinds of nodes. A stored node can serve as a plain blob of the same bytes. A stored plain blob
+/// cannot serve as a node, because only a node keeps its children from being collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Kind {
-    /// Bytes that list nothing.
+    /// A blob that lists no other blobs.
     Blob = 0,
     /// A page chunk.
     Run = 1,
@@ -21,7 +21,7 @@ pub enum Kind {
     Tree = 2,
     /// A hybrid checkpoint.
     Checkpoint = 3,
-    /// An OCI image manifest, among them snapshots.
+    /// An OCI image manifest. The manifest of a snapshot is one.
     Manifest = 4,
 }
 

@@ -1,9 +1,9 @@
-//! Shards: which heads or channels of each layer a rank of an engine holds, so that an engine with
-//! other ranks can be given its part.
+//! Shards: which heads or channels of each layer a rank of an engine holds. With them the agent can
+//! restore a snapshot into an engine with other ranks.
 //!
-//! An engine says it when it registers, for each part of a page ([`LayerShare`]) and each state
-//! tensor ([`AxisShare`]). A snapshot keeps it in a layer of its own, the document [`Shards`]:
-//! page trees and checkpoints do not depend on it.
+//! An engine sends its shares when it registers, for each part of a page ([`LayerShare`]) and each
+//! state tensor ([`AxisShare`]). A snapshot keeps them in a layer of its own, the document
+//! [`Shards`]: page trees and checkpoints do not depend on them.
 //!
 //! A unit (a head, a channel) is never divided. Ranks may hold the same units: replicated heads.
 
@@ -28,8 +28,8 @@ const MAX_NAME: usize = 200;
 pub struct Share {
     /// Units over all ranks.
     pub of: u64,
-    /// The units here in the order in which they lie: ranges of their numbers over all ranks, from
-    /// the first to the one behind the last.
+    /// The units of this rank in the order of their bytes. Each range has the number of its first
+    /// unit and the number behind its last one; numbers count the units of all ranks.
     pub held: Vec<[u64; 2]>,
 }
 
@@ -39,7 +39,8 @@ pub struct Share {
 pub struct LayerShare {
     /// The layer's name, the same on every rank that has a part of it.
     pub layer: String,
-    /// How often the units repeat: 1 if heads are outermost, the tokens of a block if those are.
+    /// How often the units repeat: once if heads are the outermost dimension of a block, for each
+    /// token of the block if tokens are.
     pub outer: u64,
     /// Bytes of one unit.
     pub cell: u64,
@@ -57,16 +58,16 @@ pub struct AxisShare {
     pub share: Share,
 }
 
-/// Units that one rank takes from another's. Positions count the units of a rank.
+/// Consecutive units that one rank takes from another rank. Positions count the units of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of the share among those that were given.
+    /// Index of the other rank's share in `sources`.
     pub source: usize,
-    /// Position of the first unit there.
+    /// Position of the first unit in the source.
     pub from: u64,
-    /// Position of the first unit here.
+    /// Position of the first unit in this rank's share.
     pub to: u64,
-    /// How many.
+    /// Number of units.
     pub count: u64,
 }
 
@@ -94,11 +95,11 @@ impl Share {
         Ok(())
     }
 
-    /// Where this rank's units come from, in their order. Of several shares with a unit the first
-    /// one gives it.
+    /// Finds each unit of this rank in `sources`. If several sources have a unit, the piece is of
+    /// the first one. Returns the pieces in the order of this rank's units.
     ///
     /// # Errors
-    /// A unit that no share has.
+    /// The number of a unit that no source has.
     pub fn pieces(&self, sources: &[&Self]) -> Result<Vec<Piece>, u64> {
         let (mut pieces, mut to) = (Vec::new(), 0);
         for [start, end] in &self.held {
@@ -115,7 +116,7 @@ impl Share {
         Ok(pieces)
     }
 
-    /// Position of a unit, and how many follow it without a gap, itself included.
+    /// The position of a unit, and the number of units from there to the end of its range.
     fn position(&self, unit: u64) -> Option<(u64, u64)> {
         let mut before = 0;
         for [start, end] in &self.held {
@@ -165,11 +166,11 @@ pub struct Shards {
     pub schema: String,
     /// Keys of the engine configuration that say only how ranks share the state.
     pub parallel: Vec<String>,
-    /// By rank and group.
+    /// One entry for each group of each rank.
     pub groups: Vec<GroupShards>,
 }
 
-/// What one rank holds of one group.
+/// The shares of one rank in the layers and states of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupShards {
@@ -232,7 +233,7 @@ impl Shards {
         json::bytes(self)
     }
 
-    /// What a rank holds of a group.
+    /// The entry of a group of a rank.
     #[must_use]
     pub fn of(&self, rank: u32, group: &str) -> Option<&GroupShards> {
         self.groups.iter().find(|found| found.rank == rank && found.group == group)
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn every_unit_comes_from_a_rank_that_has_it() {
-        // x, B and C of a convolution over two ranks, for a rank of one.
+        // The sections x, B and C of a convolution, held by two ranks, for an engine with one rank.
         let (one, two) = (share(12, &[[0, 4], [8, 9], [10, 11]]), share(12, &[[4, 8], [9, 10], [11, 12]]));
         let piece = |source, from, to, count| Piece { source, from, to, count };
         let whole = share(12, &[[0, 12]]);
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(whole.pieces(&[&one, &two]).unwrap(), expected);
         assert_eq!(two.pieces(&[&whole]).unwrap(), [piece(0, 4, 0, 4), piece(0, 9, 4, 1), piece(0, 11, 5, 1)]);
         assert_eq!(whole.pieces(&[&one]), Err(4));
-        // Replicated heads: the first one that has them.
+        // Of ranks with replicated heads, the first one is the source.
         let head = share(1, &[[0, 1]]);
         assert_eq!(head.pieces(&[&head, &head]).unwrap()[0].source, 0);
         assert_eq!((union([&one, &two]), union([&head, &head])), (12, 1));
@@ -326,8 +327,8 @@ mod tests {
             prop_assert_eq!(again, shards);
         }
 
-        /// Units of a model over the ranks as engines spread them; each unit's content is its
-        /// number.
+        /// Moves units from one number of ranks to another one, spread as engines spread them. The
+        /// content of a unit is its number.
         #[test]
         fn units_find_their_place_at_any_number_of_ranks(
             heads in 1_u64..13, sections in 1_u64..4, from in 1_u64..7, to in 1_u64..7,

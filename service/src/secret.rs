@@ -18,7 +18,8 @@ impl Secret {
     }
 
     /// The secret in an environment variable. An empty variable counts as unset. Bytes that are not
-    /// text become characters that no header carries, so the first use refuses them.
+    /// UTF-8 become characters that an HTTP header must not have, so the first use of the secret
+    /// fails.
     #[must_use]
     pub fn from_env(name: &str) -> Option<Self> {
         let text = std::env::var_os(name)?;
@@ -44,7 +45,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Takes any text: an error would repeat it.
+/// Accepts any text, because an error message would contain the secret.
 impl FromStr for Secret {
     type Err = Infallible;
 
@@ -60,7 +61,7 @@ impl FromStr for Secret {
 pub struct SecretUrl(Secret);
 
 impl SecretUrl {
-    /// Whether none was given.
+    /// Whether the URL is empty, because none was configured.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -73,7 +74,7 @@ impl SecretUrl {
     }
 }
 
-/// Takes any text: an error would repeat it.
+/// Accepts any text, because an error message would contain the password.
 impl FromStr for SecretUrl {
     type Err = Infallible;
 

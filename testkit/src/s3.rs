@@ -1,10 +1,10 @@
 //! An S3 server: SeaweedFS, one process with master, volume server, filer and S3 gateway, its data
 //! in a temporary directory.
 //!
-//! SeaweedFS and not a mock, because it checks signatures and their expiry, honours
-//! `If-None-Match`, keeps what it acknowledged over a kill, and refuses parts that S3 refuses. It
-//! is up after about three seconds, so one serves a whole test run: `pf-rig run` puts [`VARIABLE`]
-//! into the environment, and [`Server::shared`] finds it there.
+//! Tests use SeaweedFS instead of a mock because it checks signatures and their expiry, honours
+//! `If-None-Match`, keeps acknowledged objects when it is killed, and refuses the parts of uploads
+//! that S3 refuses. It takes about three seconds to start, so all tests of a run share one server:
+//! `pf-rig run` sets [`VARIABLE`] to its addresses, and [`Server::shared`] reads them.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -17,13 +17,13 @@ use tempfile::TempDir;
 /// The variable with the addresses of the S3 gateway and of the filer that the test run shares,
 /// separated by a space.
 pub const VARIABLE: &str = "PF_TEST_S3";
-/// Path of the `weed` binary, where it is not where `./check` puts it.
+/// The variable with the path of the `weed` binary, if `./check` did not install it.
 pub const BINARY: &str = "PF_TEST_WEED";
-/// The only identity.
+/// The access key of the only identity.
 const KEY: &str = "pf-test-key";
-/// Its secret. Nothing else contains this word, so tests can search logs for it.
+/// The secret of that identity. No other text contains it, so tests can search logs for it.
 pub const SECRET: &str = "pf-test-hush-hush-secret";
-/// How long it may take to start. A busy machine is slow.
+/// Longest time until the server can be used: a busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Attempts to start: another process may take a port before the server does.
@@ -50,7 +50,7 @@ struct Running {
 }
 
 impl Server {
-    /// The server of this test run, or a new one where there is none.
+    /// Returns the server that [`VARIABLE`] names. Starts one if the variable is not set.
     #[must_use]
     pub fn shared() -> Self {
         let Ok(value) = std::env::var(VARIABLE) else { return Self::start() };
@@ -59,7 +59,7 @@ impl Server {
         Self { gateway: next(), filer: next(), own: None }
     }
 
-    /// A server for one test, which may stop and kill it.
+    /// Starts a server for one test. The test may stop and kill it.
     #[must_use]
     pub fn start() -> Self {
         let dir = TempDir::new().unwrap();
@@ -83,7 +83,7 @@ impl Server {
         self.own.as_mut().expect("the server of the whole run must not be touched: start one with Server::start")
     }
 
-    /// Starts the process and waits until it can be used; false if it ended instead.
+    /// Starts the process and waits until the server takes objects. False if the process ended.
     fn launch(&mut self) -> bool {
         let (gateway, filer) = (self.gateway, self.filer);
         let own = self.own();
@@ -94,9 +94,9 @@ impl Server {
             .arg(binary())
             .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.port.https=0", "-s3.port.iceberg=0"])
             .args(["-s3.port.lance=0", "-s3.iam=false", "-master.volumeSizeLimitMB=256"])
-            // Each bucket takes seven volumes, which are files that grow. By default there are as
-            // many as would fit if all were full, and on a disk with little space left the last
-            // tests of a run then find none.
+            // Each bucket takes seven volumes: files that start small and grow. By default
+            // SeaweedFS allows only as many volumes as fit when all are full. On a disk with little
+            // space left, the last tests of a run would then get no volume.
             .args(["-volume.max=100000", "-volume.minFreeSpace=100MiB"])
             .arg(format!("-dir={}", own.dir.path().join("data").display()))
             .arg(format!("-s3.config={}", own.dir.path().join("s3.json").display()))
@@ -137,7 +137,7 @@ impl Server {
         tail.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
-    /// What [`VARIABLE`] is set to for others to find this server.
+    /// The value of [`VARIABLE`] with which other processes find this server.
     #[must_use]
     pub fn variable(&self) -> String {
         format!("{} {}", self.gateway, self.filer)
@@ -165,7 +165,7 @@ impl Server {
         name
     }
 
-    /// A bucket of that name.
+    /// Makes a bucket of this name.
     pub fn make_bucket(&self, name: &str) {
         let made = status(self.filer, "POST", &format!("/buckets/{name}/"));
         assert_eq!(made, Some(201), "the S3 server does not make a bucket");
@@ -187,13 +187,13 @@ impl Server {
         format!("s3://shared/{:016x}", RandomState::new().build_hasher().finish())
     }
 
-    /// Variables for processes that use it.
+    /// The environment variables of a process that uses this server.
     #[must_use]
     pub fn env(&self) -> Vec<(String, String)> {
         self.env_with(&self.endpoint())
     }
 
-    /// Likewise, through another endpoint: a proxy to this one.
+    /// The same variables with another endpoint, such as a proxy in front of this server.
     #[must_use]
     pub fn env_with(&self, endpoint: &str) -> Vec<(String, String)> {
         let pairs = [
@@ -206,17 +206,17 @@ impl Server {
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Stops it. Its objects stay.
+    /// Stops the server. The objects stay.
     pub fn stop(&mut self) {
         self.end("-TERM");
     }
 
-    /// Kills it as a power cut would, as far as a process can be.
+    /// Kills the server: as close to a power cut as a process comes. The objects stay.
     pub fn kill9(&mut self) {
         self.end("-KILL");
     }
 
-    /// Starts it again over the same data, on the same ports.
+    /// Stops the server if it runs, and starts it again over the same data, on the same ports.
     pub fn restart(&mut self) {
         if self.own().running.is_some() {
             self.stop();
@@ -236,7 +236,7 @@ impl Running {
         let kill = |signal: &str| drop(Command::new("kill").args([signal, &self.pid]).stderr(Stdio::null()).status());
         kill(signal);
         let deadline = Instant::now() + Duration::from_secs(30);
-        // Only the shell collects the process, so until then a dead one is a zombie.
+        // Only its parent, the shell, can reap the process. Until then a dead one is a zombie.
         while alive(&self.pid) {
             if Instant::now() > deadline {
                 kill("-KILL");

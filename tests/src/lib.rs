@@ -32,15 +32,15 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// An address of this machine that only this process asks for: a port of 127.0.0.1 that is free for
-/// a moment goes to another test.
+/// A loopback address that only this process uses. On 127.0.0.1, another test may take a port that
+/// this test has closed for a moment.
 #[must_use]
 pub fn own_address() -> std::net::Ipv4Addr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     std::net::Ipv4Addr::new(127, 64 | a, b, c)
 }
 
-/// A front before a registry, on [`own_address`].
+/// Starts a [`Front`], a proxy with a rule, before a registry, on [`own_address`].
 pub fn front(registry: &str, rule: impl FnMut(&Seen) -> Fate + Send + 'static) -> Front {
     Front::start_at(own_address().into(), registry, rule)
 }
@@ -68,7 +68,7 @@ pub fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
             if path.is_dir() {
                 stack.push(path)
             } else {
-                // It may be gone since it was listed.
+                // The file may have been deleted since it was listed.
                 match std::fs::read(&path) {
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                     read => found.push((path.strip_prefix(dir).unwrap().to_owned(), read.unwrap())),

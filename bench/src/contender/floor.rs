@@ -1,4 +1,5 @@
-//! The floor as a contender, and the disk under it.
+//! The contenders `floor` (see [`crate::floor`]) and `write-only`, which writes the same bytes
+//! without hashing them.
 
 use super::Contender;
 use crate::Result;
@@ -7,9 +8,9 @@ use crate::meter::{Meter, Reported, Step};
 use crate::workload::{Workload, warm_dir};
 use std::path::Path;
 
-/// The floor. Without hashing it measures the disk alone.
+/// The floor; without hashing, `write-only`, which measures the disk alone.
 pub struct Floor {
-    /// How it works.
+    /// Threads, buffers, and whether it hashes.
     pub plan: Plan,
 }
 

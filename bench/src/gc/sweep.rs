@@ -112,7 +112,7 @@ impl Store {
 }
 
 struct Open {
-    /// Keeps the directory until the store is closed.
+    /// The directory of the database, deleted when this is dropped.
     dir: TempDir,
     metadata: Arc<dyn Metadata>,
     ahead: Ahead,
@@ -145,8 +145,8 @@ pub fn database(dir: &Path) -> PathBuf {
     dir.join("metadata.sqlite")
 }
 
-/// Fills a new database with `live` objects. Returns it, their number, and a page chunk that other
-/// snapshots may list.
+/// Fills a new database with `live` objects. Returns the database, the number of objects in it, and
+/// a page chunk that snapshots of garbage also list.
 pub async fn fill(dir: &Path, live: u64, straight_above: u64, ahead: &Ahead) -> Result<(Arc<dyn Metadata>, u64, StoredRun)> {
     let metadata = SqliteMetadata::open(&database(dir), ahead.clock()).await?;
     if live > straight_above {

@@ -1,4 +1,4 @@
-//! The packs that many small pushes leave, and the bytes that merging copies.
+//! How many packs remain after many small pushes, and how many bytes merging copies.
 
 use super::{line, timed};
 use crate::Result;
@@ -40,7 +40,7 @@ pub async fn run(disk: &Path, pushes: u64) -> Result<()> {
     Ok(())
 }
 
-/// A snapshot of its own pages, each different.
+/// Pushes a snapshot whose pages are in no other snapshot.
 async fn push(store: &Store, number: u64) -> Result<()> {
     let pages: Vec<u64> = (number * PAGES..(number + 1) * PAGES).collect();
     let made = Shape::of(GEOMETRY).snapshot(&pages).build();

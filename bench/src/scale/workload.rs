@@ -33,9 +33,9 @@ pub struct Workload {
     pub run_pages: u64,
     /// Pages of the context that a session starts with. Default 512: 8,192 tokens.
     pub start_pages: u64,
-    /// Share of these that other sessions have in common (system prompt, tools). Default 0.5.
+    /// Share of these pages that other sessions have too (system prompt, tools). Default 0.5.
     pub shared: f64,
-    /// Different such prefixes in the fleet. Default 100.
+    /// Different shared prefixes in the fleet. Default 100.
     pub prefixes: u64,
     /// Pages that a turn adds. Default 32: 512 tokens.
     pub growth_pages: u64,
@@ -79,11 +79,11 @@ impl Default for Workload {
     }
 }
 
-/// What machines and services can do. None of it was measured here.
+/// What machines and services can do. These values are assumed, not measured.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Capacity {
-    /// Peaks are this many times the mean. Default 3.
+    /// Peak load, relative to the mean. Default 3.
     pub peak: f64,
     /// Share of a machine that a plan may use. Default 0.6.
     pub headroom: f64,
@@ -105,15 +105,15 @@ pub struct Capacity {
     pub database_disk: f64,
     /// Disk of one registry machine without a bucket, bytes. Default 30 TB.
     pub local_disk: f64,
-    /// Writes that one disk takes, bytes a second. Default 2e9.
+    /// Speed of writes to this disk, bytes a second. Default 2e9.
     pub local_disk_speed: f64,
     /// Writing requests a second that a bucket takes under one prefix. Default 3,500.
     pub bucket_puts: f64,
     /// Bytes of a pack. Default 64 MiB.
     pub pack_bytes: f64,
-    /// Bytes of a part of a multi-part upload. Default 5 MiB, as the store cuts them.
+    /// Bytes of a part of a multi-part upload. Default 5 MiB, as in the store.
     pub part_bytes: f64,
-    /// Bytes of a ranged read. Default 4 MiB, as the store reads.
+    /// Bytes of a ranged read. Default 4 MiB, as in the store.
     pub range_bytes: f64,
     /// Requests of a push to the registry. Default 5; 3 to 6 are measured by `pf-bench run`.
     pub requests_per_push: f64,

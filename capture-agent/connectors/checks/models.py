@@ -20,7 +20,7 @@ COMMON: dict[str, int] = {
     "max_position_embeddings": 2048,
 }
 WIDE = {"initializer_range": 0.15}
-"""Large weights: tiny models with usual ones say the same token over and over."""
+"""Large weights, because a tiny model with usual weights repeats one token."""
 
 
 def dense() -> torch.nn.Module:
@@ -46,8 +46,8 @@ def window() -> torch.nn.Module:
 
 
 def latent() -> torch.nn.Module:
-    """Latent attention (MLA) in every layer. vLLM's CPU kernel wants a latent of 512 numbers and 64
-    with rope."""
+    """Latent attention (MLA) in every layer. vLLM's CPU kernel supports only a latent vector of 512
+    numbers and a rotary part (RoPE) of 64."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
     heads = {"num_key_value_heads": 4, "head_dim": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}
@@ -59,8 +59,8 @@ def latent() -> torch.nn.Module:
 
 
 def hybrid() -> torch.nn.Module:
-    """Three layers of gated linear attention, one of attention. vLLM's CPU kernels want head
-    dimensions of 128 and bfloat16."""
+    """Three layers of gated linear attention, one of full attention. vLLM's CPU kernels support
+    only head dimensions of 128 and bfloat16."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(
@@ -96,7 +96,7 @@ def adapter(directory: Path) -> None:
 
 
 def tokenizer(directory: str) -> None:
-    """A word for each token: a server wants one to answer with text."""
+    """Writes a tokenizer with a word for each token. A server needs it to answer with text."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

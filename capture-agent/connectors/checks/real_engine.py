@@ -30,7 +30,7 @@ CHECKS = (
     "llama",
 )
 MEASUREMENTS = ("latency",)
-"""Run only if they are named."""
+"""Checks that run only if the command line names them."""
 
 
 def main() -> int:

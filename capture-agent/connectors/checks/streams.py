@@ -13,7 +13,7 @@ from processes import TIMEOUT, Server, Stopped, wait_for
 
 
 class Stream(threading.Thread):
-    """A request, in a thread: its tokens and when they came."""
+    """A streaming request in a thread of its own: its tokens, and the time when each came."""
 
     def __init__(self, server: Server, tokens: list[int], count: int) -> None:
         super().__init__(daemon=True)
@@ -29,7 +29,7 @@ class Stream(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Reads to the end."""
+        """Reads the stream to its end."""
         try:
             connection = http.client.HTTPConnection(self._place, timeout=TIMEOUT)
             connection.request("POST", "/v1/completions", json.dumps(self._body), {"content-type": "application/json"})
@@ -51,7 +51,7 @@ class Stream(threading.Thread):
 
     @property
     def tokens(self) -> list[int]:
-        """What came so far."""
+        """The tokens that came so far."""
         return [token for _, token in self.came]
 
     @property
@@ -67,11 +67,11 @@ class Stream(threading.Thread):
         return max((after - before for before, after in zip(times, times[1:], strict=False)), default=0.0)
 
     def reach(self, count: int) -> None:
-        """Waits for so many tokens."""
+        """Waits until `count` tokens have come."""
         wait_for(f"{count} tokens", lambda: len(self.came) >= count, self._alive)
 
     def done(self) -> Stream:
-        """Waits for the end."""
+        """Waits for the end of the stream. Raises `Stopped` if it broke."""
         self.join(TIMEOUT)
         self._alive()
         return self

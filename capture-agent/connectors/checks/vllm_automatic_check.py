@@ -1,6 +1,6 @@
-"""Automatic mode with a real OpenAI server of vLLM: turns are saved and found without a wish of any
-request. The server is killed; on another host the next turns resume from what the registry has, as
-deep as it is legal."""
+"""Checks the automatic mode with a real OpenAI server of vLLM: turns are saved and found although
+no request asks for it. The server is killed. On another host the next turns resume from the
+snapshots in the registry, each at the deepest position that its tokens allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vllm_server_check import Tokens
 ENGINE = "vllm-0"
 BLOCK = 32
 ANSWER = 60
-"""Tokens of each answer: turns end within a block."""
+"""Tokens of each answer. With `SAID` it is no multiple of `BLOCK`, so turns end within a block."""
 SAID = 45
 """Tokens that the user says in each turn."""
 USERS = ("alice", "bob")
@@ -28,8 +28,8 @@ LEAST = 16
 
 
 class Conversation:
-    """What was said so far, and what an engine without connector answers that computes all of
-    it."""
+    """The tokens of a conversation so far, and the answers of an engine without connector, which
+    computes all tokens."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -37,7 +37,7 @@ class Conversation:
         self.answers: list[Tokens] = []
 
     def says(self) -> list[int]:
-        """The user's next words. Returns the prompt."""
+        """Adds the user's next tokens. Returns the prompt."""
         self.tokens += [self._random.randrange(1, 500) for _ in range(SAID)]
         return list(self.tokens)
 
@@ -96,15 +96,16 @@ class _Check:
         return outcomes
 
     def compute(self, server: Server) -> None:
-        """Four turns of each conversation, and a fork of bob's third, each with a salt of its own:
-        nothing is taken from a cache."""
+        """Computes four turns of each conversation. Each request has a salt of its own, so the
+        engine takes nothing from its cache. Bob's third turn continues from within the second
+        answer."""
         note("automatic: the same turns with all tokens computed, for comparison")
         for number, user in enumerate(USERS):
             conversation = Conversation(number)
             for turn in range(4):
                 prompt = conversation.says()
                 if (user, turn) == ("bob", 2):
-                    # Another way within the second answer.
+                    # Leave out the last 25 tokens of the second answer.
                     prompt = [*prompt[: len(prompt) - SAID - 25], *prompt[-SAID:]]
                     conversation.tokens = list(prompt)
                 self.prompts[user].append(prompt)
@@ -112,8 +113,8 @@ class _Check:
             self.expected[user] = conversation.answers
 
     def turn(self, server: Server, user: str, turn: int) -> tuple[Tokens, str, bool]:
-        """One turn: the answer, how it compares with the computed one, and whether it has its
-        tokens."""
+        """Runs a turn. Returns the answer, a text that compares it with the computed answer, and
+        whether both have the same tokens."""
         found = Tokens(server.complete(self.prompts[user][turn], ANSWER, pf={"user": user}))
         expected = self.expected[user][turn]
         far = max(abs(one - other) for one, other in zip(found.scores, expected.scores, strict=True))
@@ -122,7 +123,7 @@ class _Check:
         return found, seen, found.ids == expected.ids
 
     def saved(self, host: Host, count: int) -> list[dict[str, Any]]:
-        """The saves, once there are so many and all have ended."""
+        """Waits until there are `count` saves and all have ended. Returns the saves."""
 
         def look() -> list[dict[str, Any]] | None:
             saves: list[dict[str, Any]] = host.pf("sequences", ENGINE)["saves"]
@@ -132,8 +133,8 @@ class _Check:
         return found
 
     def counts(self, host: Host, holds: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-        """What became of requests and saves, by the agent's metrics, as soon as they are as
-        expected, or after a while."""
+        """The outcomes of requests and saves in the agent's metrics, as soon as `holds` accepts
+        them, or after a hundred tries."""
         seen: dict[str, int] = {}
         tries = iter(range(100))
 
@@ -207,7 +208,7 @@ class _Check:
         before = _takings(host)
         known = len(host.pf("sequences", ENGINE)["saves"])
         turns = [self.turn(server, "alice", 3)]
-        # Its bytes are known when it has ended.
+        # The agent counts a save's bytes against the budget when the save has ended.
         self.saved(host, known + 1)
         turns.append(self.turn(server, "bob", 3))
 
@@ -232,7 +233,7 @@ class _Check:
 
 
 def check(python: str, binaries: Path, folder: Path) -> list[Outcome]:
-    """Two hosts, one after the other."""
+    """Runs the check on two hosts, one after the other."""
     fresh(folder)
     check = _Check(python, binaries, folder)
     try:

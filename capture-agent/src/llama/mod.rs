@@ -17,7 +17,7 @@ mod groups;
 mod http;
 mod model;
 mod restore;
-mod settings;
+pub(crate) mod settings;
 mod slots;
 
 pub(crate) use capture::Saved;

@@ -9,11 +9,11 @@ mod upkeep;
 
 pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
-pub use reference::{Expected, Relative, Target, repository_of, without_host};
+pub use reference::{Expected, Relative, Target, repository_of};
 pub use transfer::{Import, Pull, Push};
 pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, TaskCommand, Tasks, Verify};
 
-use super::config::Overrides;
+use super::config::{EVERYWHERE, Overrides};
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -47,10 +47,6 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Command,
 }
-
-/// The heading of the options that every command has. Each of them names it: a heading of the whole
-/// struct would also be that of the options that a program declares after these.
-pub const EVERYWHERE: &str = "Everywhere";
 
 /// Options of every command.
 #[derive(Clone, Debug, clap::Args)]

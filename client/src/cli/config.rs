@@ -1,7 +1,6 @@
 //! Settings: flags and environment, then the configuration file, a few lines of TOML. Unknown
 //! fields are refused.
 
-use super::args::EVERYWHERE;
 use super::failure::Failure;
 use pfr_service::{Secret, UserDirs, layered};
 use serde::Deserialize;
@@ -9,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 /// The default registry.
 pub const DEFAULT_REGISTRY: &str = "http://127.0.0.1:5077";
+
+/// The heading of the options that every command has. Each of them names it: a heading of the whole
+/// struct would also be that of the options that a program declares after these.
+pub const EVERYWHERE: &str = "Everywhere";
 
 layered! {
     /// Settings as given: by flags and environment, or by the file.

@@ -1,9 +1,9 @@
 //! The configuration of a command: registry, token, local store, and output. Flags win over the
 //! environment, which wins over the file.
 
-use super::args::{Global, Where, without_host};
+use super::args::{Global, Where};
 use super::config::{DEFAULT_REGISTRY, Overrides, agent_socket, store_dir};
-use super::failure::Failure;
+use super::failure::{Failure, without_host};
 use super::output::Out;
 use super::progress;
 use super::suggest::{Flags, Suggestion};

@@ -1,11 +1,10 @@
 //! The failure of a command: an exit code, a message, and a hint for the user.
 
-use super::args::without_host;
 use super::output::human::{printable, without_passwords};
 use super::output::paint::Paint;
 use super::suggest::{Advice, Flags, Suggestion};
 use pfr_client::json::ErrorDocument;
-use pfr_schema::{ErrorCode, FormatError, Reference, Selector};
+use pfr_schema::{ErrorCode, FormatError, Reference, RepositoryName, Selector};
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -289,9 +288,25 @@ fn text_hint(code: ErrorCode) -> Option<&'static str> {
     })
 }
 
+/// How to write the repository if the host of a reference was meant as a part of its name.
+pub fn without_host(reference: &Reference) -> Option<String> {
+    let (_, host) = reference.registry.as_deref()?.split_once("://")?;
+    let name: RepositoryName = host.parse().ok()?;
+    Some(format!("if {name} is a part of the repository's name, write /{name}/…"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_may_be_a_part_of_the_name_is_told_from_one_that_may_not() {
+        let said = |text: &str| without_host(&text.parse().unwrap());
+        assert_eq!(said("my.team/agent:x").as_deref(), Some("if my.team is a part of the repository's name, write /my.team/…"));
+        for other in ["my.team:80/agent:x", "/my.team/agent:x", "team/agent:x"] {
+            assert_eq!(said(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn every_code_ends_in_a_documented_exit_code() {

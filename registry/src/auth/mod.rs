@@ -8,9 +8,11 @@
 
 mod access;
 mod action;
+pub(crate) mod policy;
 
 pub(crate) use access::{Access, AllRepositories, Catalogue, Session, action_of};
 pub(crate) use action::{Action, Admin, Delete, Open, Pull, Push};
+pub use policy::Policy;
 
 use crate::app::App;
 use crate::problem::ApiError;
@@ -26,25 +28,6 @@ pub(crate) struct Question<'a> {
     pub(crate) domain: &'a DomainName,
     /// The repository that it is done to; none if it concerns all of the domain.
     pub(crate) repository: Option<&'a RepositoryName>,
-}
-
-/// Which accesses are granted, to all callers alike.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// Every access. Without tokens, this is the program's.
-    #[default]
-    All,
-    /// Only what every caller may do: health, metrics, the description of the API.
-    OpenOnly,
-}
-
-impl Policy {
-    fn grants(self, action: Action) -> bool {
-        match self {
-            Self::All => true,
-            Self::OpenOnly => action == Action::Open,
-        }
-    }
 }
 
 /// Grants or refuses an access.

@@ -7,6 +7,7 @@ mod collector;
 mod tasks;
 
 pub(crate) use collector::Collector;
+pub(crate) use tasks::REMOVAL;
 
 use crate::config::Config;
 use pfr_store::{Domains, GcPart, PrefixIndexTask, Schedule, ScrubOptions, Store, Task};

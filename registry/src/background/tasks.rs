@@ -1,12 +1,14 @@
 //! What each task does in one run.
 
 use super::Collector;
-use crate::domains::REMOVAL;
 use async_trait::async_trait;
 use pfr_store::{Budget, Domains, Error, GcPart, GcTrigger, Lane, Result, RunEnd, ScrubOptions, Store, Task};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
+
+/// The task that deletes the tables and bytes of deleted domains.
+pub(crate) const REMOVAL: &str = "domain-removal";
 
 /// One part of a collection: collection itself, merging, compaction, or a summary of the journal.
 pub(super) struct CollectionTask {

@@ -6,8 +6,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use pfr_schema::Digest;
 use pfr_schema::api::TagState;
 
-/// The state that a tag must be in to be changed, from the headers and, where it has the field, the
-/// body.
+/// The state in which the client expects the tag that it changes, from the headers and from the
+/// field `if_tag_is` of the body, if the body has this field.
 pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result<Option<TagState>, ApiError> {
     let at = one(headers, &header::IF_MATCH)?.map(|text| digest(&header::IF_MATCH, text).map(TagState::At)).transpose()?;
     let absent = match one(headers, &header::IF_NONE_MATCH)? {
@@ -25,14 +25,16 @@ pub(crate) fn expected(headers: &HeaderMap, in_body: Option<TagState>) -> Result
 
 /// The entity tag that a snapshot must have to be deleted.
 pub(crate) fn expected_etag(headers: &HeaderMap) -> Result<Option<Digest>, ApiError> {
-    // Ignored, it would delete what the client wants to keep.
+    // Without this check the header would have no effect, and a snapshot that the client wants to
+    // keep would be deleted.
     if headers.contains_key(header::IF_NONE_MATCH) {
         return Err(ApiError::invalid("a snapshot is deleted with If-Match or without a condition, not with If-None-Match"));
     }
     one(headers, &header::IF_MATCH)?.map(|text| digest(&header::IF_MATCH, text)).transpose()
 }
 
-/// Whether the reader has the current state of the tag.
+/// Whether `If-None-Match` contains the current digest of the tag, so that the client need not read
+/// the tag again.
 pub(crate) fn not_modified(headers: &HeaderMap, current: &Digest) -> bool {
     let current = etag(current);
     headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(',')).any(|given| {

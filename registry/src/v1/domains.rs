@@ -4,7 +4,7 @@
 use super::Answer;
 use crate::app::App;
 use crate::auth::{Access, Admin, Catalogue};
-use crate::domains::REMOVAL;
+use crate::background::REMOVAL;
 use crate::failures;
 use crate::http::path::Path;
 use crate::http::query::{Paging, Query};

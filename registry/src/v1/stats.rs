@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::State;
 use pfr_schema::{RepositoryName, api};
 
-/// Statistics of everything
+/// Statistics of all repositories of a domain
 #[utoipa::path(
     get, path = "/v1/stats", operation_id = "stats", tag = "read",
     responses((status = 200, description = "Logical, unique, stored bytes; what each snapshot costs", body = api::Stats), failures::Listing),
@@ -20,8 +20,9 @@ pub(crate) async fn all(Access { domain, .. }: Access<Pull, AllRepositories>, St
 
 /// Shows what takes up room
 ///
-/// Bytes that snapshots hold, bytes that a collection frees now or later and until when, and bytes
-/// that only compaction gives back. `POST /v1/gc` frees them.
+/// Divides the bytes of the packs on storage by their use: blobs of snapshots, leased blobs,
+/// garbage, dead space, packs in their grace period, unfinished packs. Says when leases and grace
+/// periods end. `POST /v1/gc` runs a garbage collection.
 #[utoipa::path(
     get, path = "/v1/usage", operation_id = "usage", tag = "operations",
     responses((status = 200, description = "In bytes on storage", body = api::Usage), failures::Listing),

@@ -1,4 +1,4 @@
-//! Collection of garbage by request, on schedule and by command.
+//! Garbage collection by request, on schedule and by command.
 
 use crate::common::snapshot::snapshot;
 use crate::common::trouble::{self, Trouble};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Waits, for at most a minute, until `done` says so.
+/// Calls `done` until it returns a value, for at most a minute.
 async fn until<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T>) -> T {
     let wait = async {
         loop {
@@ -24,7 +24,7 @@ async fn until<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T>) -> T {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never: {what}"))
+    tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("waited a minute: {what}"))
 }
 
 #[tokio::test]
@@ -110,8 +110,8 @@ async fn a_collection_that_a_stop_ends_says_so() {
     let mut registry = Registry::start_over(store.clone()).await;
     let sample = snapshot(0..20, vec![]);
     registry.push(REPO, &sample, Some("t")).await;
-    // The deletion is in the tables and not in the journal: that is the first thing that a
-    // collection writes.
+    // The deletion is in the tables and not yet in the journal. A collection first writes it to the
+    // journal, and that write hangs.
     switch.set(Trouble::Unreachable);
     refused(registry.delete(&format!("/v1/repositories/{REPO}/snapshots/{}", sample.manifest)).await, ErrorCode::Unavailable).await;
     switch.set(Trouble::Hang);
@@ -169,7 +169,7 @@ async fn the_command_collects_beside_a_registry_that_serves() {
         without_moments(&mut report);
         serde_json::from_value(report).expect("a report")
     };
-    // Time is real here: leases end after a second.
+    // The registry uses the real clock: the lease ends after a second.
     until("the lease ends", async || (report(&["--dry-run", "--grace", "0"]).released > 60).then_some(())).await;
     let mut released = 0;
     until("everything is free", async || {

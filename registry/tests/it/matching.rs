@@ -1,4 +1,5 @@
-//! `match` over HTTP: the deepest boundary, the reasons, and requests that are refused.
+//! `match` over HTTP: the longest prefix is found, rejected snapshots have reasons, and malformed
+//! requests are refused.
 
 use crate::common::snapshot::{Snapshot, snapshot};
 use crate::common::{REPO, Registry, ok, refused};
@@ -10,7 +11,7 @@ use pfr_schema::{Digest, ErrorCode, Kind, media_type, prefix};
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// The state after `tokens`.
+/// A snapshot of the state after `tokens`.
 fn of(tokens: &[u32]) -> Snapshot {
     let fingerprint = Digest::sha256(b"deployment");
     let prefix = prefix::key(&fingerprint, "s", None, tokens);

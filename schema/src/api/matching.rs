@@ -7,7 +7,7 @@ api! {
     /// Asks for the snapshot that holds the longest prefix of these tokens.
     #[serde(deny_unknown_fields)]
     pub struct MatchRequest {
-        /// Token ids. The size of a body is the limit: a token takes two bytes or more.
+        /// Token ids. The size limit of a body limits their number: a token has at least 2 bytes.
         #[cfg_attr(feature = "openapi", schema(value_type = Vec<super::openapi::TokenId>, max_items = 8_388_608))]
         pub tokens: Vec<u32>,
         /// Fingerprint of the engine configuration.
@@ -25,9 +25,11 @@ api! {
         /// The snapshot; absent if there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub digest: Option<Digest>,
-        /// Tokens that need not be computed; 0 if there is none. The snapshot can be resumed there.
+        /// Tokens that need not be computed: the position at which the snapshot can be resumed.
+        /// 0 if there is none.
         pub boundary: u64,
-        /// Tokens whose state the snapshot holds. If these are more, only its beginning is used.
+        /// Prefix length of the snapshot. If it is greater than `boundary`, only the beginning of
+        /// the snapshot is used.
         #[serde(default)]
         pub tokens: u64,
         /// A few snapshots that nearly match, each with the reason why it does not. The longest
@@ -44,7 +46,7 @@ api! {
         pub digest: Digest,
         /// Tokens at the beginning that agree.
         pub common: u64,
-        /// Why not.
+        /// Why it does not match.
         pub reason: String,
     }
 }

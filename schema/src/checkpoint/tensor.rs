@@ -10,12 +10,12 @@ use crate::limits::Limits;
 /// Bytes of a tensor's name, kind or layout tag.
 const MAX_NAME: usize = 200;
 
-/// How it was checked that a tensor has the value that it names.
+/// How a check proved that a tensor has the value of its value hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// Its canonical form was hashed.
     Computed,
-    /// The layout is opaque: the bytes are those that the writer vouched for.
+    /// The layout is opaque: the bytes equal those of the writer, by the payload hash.
     Attested,
 }
 
@@ -71,9 +71,9 @@ impl Tensor {
         Err(FormatError::PayloadHashMismatch { tensor: self.short_name(), expected, found })
     }
 
-    /// Checks that these bytes, read by the tensor's layout, have its value. Bytes between the
-    /// elements do not count, so a live slot of an engine can be checked too. The bytes of an
-    /// opaque tensor are compared as they are.
+    /// Checks that these bytes, read by the tensor's layout, have the value of the value hash.
+    /// Bytes between the elements do not count, so a live slot of an engine can be checked too. The
+    /// bytes of an opaque tensor are compared as they are.
     ///
     /// # Errors
     /// [`FormatError::ValueHashMismatch`], [`FormatError::InexactStorage`];
@@ -86,8 +86,8 @@ impl Tensor {
         }
     }
 
-    /// The same, for as long as `go_on` says yes: it is asked after every MiB that was hashed.
-    /// `None` if it said no.
+    /// As [`Self::check_value`], but calls `go_on` after every hashed MiB, and returns `None` as
+    /// soon as `go_on` returns false.
     ///
     /// # Errors
     /// As [`Self::check_value`].
@@ -121,9 +121,9 @@ impl Tensor {
         Err(FormatError::ValueHashMismatch { tensor: self.short_name(), expected, found })
     }
 
-    /// A hasher for the payload as it streams by. `None` if the layout is opaque, or if its
-    /// elements do not lie in logical order: such a payload has at most [`GATHER_BYTES`], and
-    /// [`Self::check_value`] checks it.
+    /// A hasher that takes the payload in pieces. `None` if the layout is opaque, or if the
+    /// elements of the payload are not in logical order: such a payload has at most
+    /// [`GATHER_BYTES`], and [`Self::check_value`] checks it.
     ///
     /// # Errors
     /// [`FormatError::Field`], [`FormatError::TooLarge`] for a tensor that was not parsed and

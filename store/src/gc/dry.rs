@@ -1,4 +1,5 @@
-//! The dry run: the report of the run that would come next, to the object, byte and pack.
+//! The dry run: the report that a collection would have now, with the same numbers of objects,
+//! bytes and packs.
 
 use super::plan::{Fates, Leases, MOST, Packs, Plan};
 use super::run::Run;
@@ -6,7 +7,7 @@ use crate::error::Result;
 use crate::metadata::{Evictable, PackRow, PackState, small};
 
 impl Run<'_> {
-    /// Adds up what would be deleted if these snapshots were evicted first.
+    /// Adds up the objects and packs that would be deleted if these snapshots were evicted first.
     pub(super) async fn plan(&mut self, evicted: &[Evictable]) {
         let planned = self.count(evicted).await;
         self.note(planned);
@@ -18,11 +19,11 @@ impl Run<'_> {
         let mut plan = Plan::new(self.store, self.options.batch, leases);
         let mut due = self.store.metadata.queue(!end_sessions, MOST).await?;
         if end_sessions {
-            // The end of a session makes due what waits for it.
+            // When a session ends, the candidates that wait for it become due.
             due.retain(|queued| queued.due <= now || queued.session.is_some());
             self.report.sessions += self.store.metadata.unfinished(MOST).await?.len() as u64;
         }
-        // As a collection does: first what was deleted, then what was never committed.
+        // In the order of a collection: first deleted snapshots, then uploads without a commit.
         self.report.released += plan.entries(due.iter().filter(|queued| queued.released)).await?;
         for snapshot in evicted {
             self.report.evicted += 1;
@@ -47,7 +48,7 @@ impl Run<'_> {
         self.progress().await;
     }
 
-    /// Small packs that would be merged, as far as they live.
+    /// The small packs that would be merged, with the live bytes that they would have by then.
     async fn merged(&mut self, plan: &Plan<'_>, now: u64) -> Result<Vec<PackRow>> {
         let full = self.store.full_pack();
         let mut small = self.store.metadata.small_packs(full, MOST).await?;
@@ -66,7 +67,7 @@ impl Run<'_> {
         Ok(merged)
     }
 
-    /// What would become of packs.
+    /// Adds up the packs that would be emptied, merged, compacted and deleted.
     async fn packs(&mut self, plan: &Plan<'_>) -> Result<()> {
         let now = self.store.options.clock.now();
         let packs = Packs::load(self.store).await?;

@@ -32,19 +32,21 @@ impl Store {
     /// whose layout is not opaque.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] naming the first blob that is not what its name says;
-    /// [`Error::WrongValue`] naming the tensor whose value is not what its checkpoint says. A
-    /// damaged blob is quarantined, and a blob in quarantine that is good is released.
+    /// [`Error::Corrupt`] with the first blob that is missing, or whose bytes do not match its
+    /// digest or kind; [`Error::WrongValue`] with the tensor whose value hash differs. A damaged
+    /// blob is quarantined, and an undamaged blob in quarantine is released.
     ///
-    /// [`Error::Unprovable`] for checkpoints whose values have much more bytes than their payloads:
-    /// they are not computed. A caller that leaves stops the work within a MiB of hashing.
+    /// [`Error::Unprovable`] for checkpoints whose values have many more bytes than their payloads:
+    /// their value hashes are not computed. If the caller drops the future, the work ends within a
+    /// MiB of hashing.
     #[boxed]
     pub async fn verify(&self, manifest: &Digest, progress: &mut (dyn FnMut(VerifyProgress) + Send)) -> Result<api::Verified> {
         self.verify_in(manifest, None, progress).await
     }
 
-    /// The same in a place among the verifications that run at once. The place is free when the
-    /// work has ended, which may be a moment after the caller has left.
+    /// As [`Store::verify`], with a permit that limits how many verifications run at once. The
+    /// permit is released when the work has ended, which may be a moment after the caller dropped
+    /// the future.
     ///
     /// # Errors
     /// As [`Store::verify`].
@@ -58,8 +60,8 @@ impl Store {
         let caller = Caller(Work::new(place));
         let verified = self.prove(manifest, &caller.0, progress).await;
         if let Err(Error::Corrupt { digest, .. }) = &verified {
-            // Quarantine only a blob that is bad a second time: a bad reference or a passing fault
-            // of the storage does not damage it.
+            // Quarantine only a blob that is bad a second time: a wrong reference to it or a
+            // temporary fault of the storage is no damage.
             match self.examine(digest).await {
                 Ok(Some(damage)) => tracing::error!(%digest, reason = damage.reason, "a stored blob is damaged"),
                 Ok(None) => {}
@@ -154,7 +156,7 @@ impl Store {
                         let container = Container::parse(header.kind, &raw, &self.options.limits).map_err(|e| corrupt(e.to_string()))?;
                         let children = container.map(|c| c.children()).unwrap_or_default();
                         if let Some(lost) = children.iter().find(|child| !reached.contains(&child.digest)) {
-                            return Err(corrupt(format!("it lists {}, which metadata does not hold under it", lost.digest)));
+                            return Err(corrupt(format!("it lists {}, which the snapshot does not reach in the metadata", lost.digest)));
                         }
                     }
                     let raw = || whole.raw().map(|raw| Bytes::from(raw.into_owned())).map_err(|e| corrupt(e.to_string()));

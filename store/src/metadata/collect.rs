@@ -1,4 +1,4 @@
-//! Collection. docs/gc.md has the argument why it is safe.
+//! Garbage collection in the tables. docs/gc.md explains why it is safe.
 //!
 //! A call is a sequence of short transactions, each of one set of candidates (`sweep.rs`). A
 //! database with one writer needs no locks: there a transaction takes one set after the other until
@@ -12,10 +12,10 @@ use super::{Collected, ObjectId};
 use crate::error::{Error, Result};
 use std::collections::HashSet;
 
-/// How long a node whose children are not known is left alone.
+/// How long a node is deferred if its children are not known.
 const PARKED_MS: u64 = 24 * 3600 * 1000;
 
-/// Collects until about `budget` objects are deleted or nothing is left to take.
+/// Collects until about `budget` objects are deleted or no candidate is due.
 pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Collected> {
     let sessions = backend.run(Mode::WRITE, (), |tx, ()| Box::pin(forget_expired(tx))).await?;
     let mut done = Collected { sessions, ..Collected::default() };
@@ -25,8 +25,7 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
         let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
         let step = match backend.run(Mode::WRITE, room, |tx, room| Box::pin(sweep(tx, *room))).await {
             Ok(step) => step,
-            // Its transaction was rolled back. The node is left alone, and the rest is
-            // collected.
+            // The transaction was rolled back. Defer the node, and collect the other candidates.
             Err(Error::Broken { container, .. }) if deferred.insert(container) => {
                 backend.run(Mode::WRITE, container, |tx, container| Box::pin(park(tx, *container))).await?;
                 done.deferred += 1;
@@ -48,7 +47,7 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
     }
 }
 
-/// Adds what a later step did.
+/// Adds the counts of a later step.
 fn add(done: &mut Collected, step: Collected) {
     done.examined += step.examined;
     done.released += step.released;
@@ -57,7 +56,7 @@ fn add(done: &mut Collected, step: Collected) {
     done.more = step.more;
 }
 
-/// Defers a node as if it were leased: it returns to the queue when that time is over.
+/// Defers a node as a lease does: it returns to the queue when this time is over.
 async fn park<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
     let until = tx.now().await?.saturating_add(PARKED_MS);
     tx.execute("UPDATE objects SET keep_until = $1 WHERE id = $2", values![until, container]).await?;

@@ -1,4 +1,4 @@
-//! Packs from their first row until they are live, and the writes of indexing a pack.
+//! The transactions of a pack, from its first row until it is indexed and live.
 
 use super::accept::{self, Known, Plan};
 use super::leases::lessee_with;
@@ -12,7 +12,7 @@ use pfr_schema::{Digest, Kind};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-/// Ids of objects that are planned and not inserted yet start here: no row has one like it.
+/// A plan gives new objects temporary ids from here on. No row has such an id.
 const PLANNED: ObjectId = 1 << 62;
 
 pub(super) async fn begin_pack<T: Tx>(tx: &mut T, key: &str, lease: Duration) -> Outcome<PackId> {
@@ -43,7 +43,7 @@ pub(super) async fn finish_pack<T: Tx>(
     lease: Duration,
 ) -> Outcome<PackStored> {
     // Check the pack first: if both pack and session are gone, report the lost pack, so that the
-    // writer deletes its bytes. It is not locked yet: packs come after objects.
+    // writer deletes its bytes. Do not lock the pack yet: transactions lock objects before packs.
     let writing: bool = tx.one("SELECT EXISTS (SELECT 1 FROM packs WHERE id = $1 AND state = 'writing')", values![pack]).await?;
     if !writing {
         return Err(Error::PackLost(pack.to_string()).into());
@@ -51,17 +51,17 @@ pub(super) async fn finish_pack<T: Tx>(
     let live = live_push(tx, push).await?;
     let lessee = Lessee::Session { number: live.number, until: live.now.saturating_add(millis(lease)) };
     let stored = index(tx, pack, sizes, frames, lessee).await?;
-    // Last, so that packs of one session do not wait for each other.
+    // Extend the session last, so that packs of one session do not wait for each other.
     extend_push(tx, push, lease, live.now).await?;
     Ok(stored)
 }
 
-/// What keeps the objects of a pack that is indexed.
+/// The lease on the objects of a pack that is indexed.
 #[derive(Clone, Copy)]
 enum Lessee {
     /// A push session, by its number, until it expires.
     Session { number: i64, until: u64 },
-    /// No session: a time.
+    /// Until a time, without a session.
     NoSession { until: u64 },
 }
 
@@ -103,13 +103,13 @@ pub(super) async fn adopt_containers<T: Tx>(tx: &mut T, containers: &[(Digest, K
     Ok(refused)
 }
 
-/// A row of `objects` that is known.
+/// The columns of a known row of `objects`.
 type RawKnown = (Digest, ObjectId, u64, Kind, u64, Health, PackId, u64);
 /// A node's shape and sizes.
 type RawSizes = (ObjectId, Option<i64>, Option<i64>, Option<u64>, u64, u64);
 
-/// The stored objects of `digests`, locked: no other transaction counts or collects them until this
-/// one ends.
+/// Loads and locks the stored objects of `digests`: no other transaction counts or collects them
+/// until this one ends.
 async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, Known>> {
     let find = "SELECT digest, id, size, kind, refs, health, pack, frame_len FROM objects
                 WHERE digest = ANY($1) ORDER BY id FOR NO KEY UPDATE";
@@ -126,7 +126,8 @@ async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, 
     if containers.is_empty() {
         return Ok(known);
     }
-    // A second statement, since only that sees what the previous holders of the locks wrote.
+    // Use a second statement: the first one waited for the locks, and does not see the changes of
+    // the transactions that held them.
     let find = "SELECT object, pages, components, page_bytes, logical_bytes, new_bytes FROM containers WHERE object = ANY($1)";
     let ids: Vec<ObjectId> = containers.keys().copied().collect();
     let rows: Vec<RawSizes> = tx.query(find, values![ids]).await?;
@@ -141,7 +142,7 @@ async fn load<T: Tx>(tx: &mut T, digests: &[Digest]) -> Outcome<HashMap<Digest, 
     Ok(known)
 }
 
-/// Writes a plan.
+/// Writes the changes of a plan to the tables.
 async fn write<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, lessee: Lessee) -> Outcome<()> {
     let (until, session) = match lessee {
         Lessee::Session { number, .. } => (0, number),
@@ -166,7 +167,7 @@ async fn write<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, lessee: Lessee) -> 
     lose(tx, plan.lost.iter().copied()).await
 }
 
-/// Inserts what is new. Returns the row ids by position in the plan.
+/// Inserts the new objects. Returns their row ids, by position in the plan.
 async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, session: i64) -> Outcome<Vec<ObjectId>> {
     if plan.insert.is_empty() {
         return Ok(Vec::new());
@@ -193,7 +194,7 @@ async fn insert<T: Tx>(tx: &mut T, plan: &Plan, pack: PackId, until: u64, sessio
         of(|row| row.header.codec as u64),
     ];
     let inserted = tx.execute_each(insert, columns, values![until, pack, session]).await?;
-    // If not, another push stored one of them meanwhile, and the plan is out of date.
+    // If a row is missing, another push stored its blob meanwhile, and the plan is out of date.
     if inserted == ids.len() as u64 { Ok(ids) } else { Err(Fail::Again) }
 }
 
@@ -265,7 +266,7 @@ async fn contain<T: Tx>(tx: &mut T, plan: &Plan, ids: &[ObjectId]) -> Outcome<()
     Ok(())
 }
 
-/// Subtracts frame bytes from packs. Packs come after objects, in id order.
+/// Subtracts frame bytes from packs. Locks the packs in the order of their ids, after objects.
 pub(super) async fn lose<T: Tx>(tx: &mut T, lost: impl IntoIterator<Item = (PackId, u64)>) -> Outcome<()> {
     const LOSE: Sql = Sql::of_each(
         "WITH locked AS (SELECT id FROM packs WHERE id = ANY($1) ORDER BY id FOR NO KEY UPDATE)

@@ -16,6 +16,7 @@ pub(crate) mod children;
 mod collect;
 mod commit;
 mod domains;
+pub(crate) mod fail;
 mod index;
 mod integrity;
 mod journal;

@@ -1,4 +1,4 @@
-//! The queue that collection works from.
+//! The queue of GC candidates.
 
 use super::arguments::at_most;
 use super::leases::leased_by_a_session;
@@ -12,8 +12,9 @@ pub(super) struct Entry {
     pub queued: Queued,
 }
 
-/// Due entries: those of deleted snapshots alone if there are any. So what both they and an upload
-/// that was never committed reach is counted the same way however the work is cut into steps.
+/// The due entries: first only those of deleted snapshots, and the others when none of these is
+/// left. A blob may belong to a deleted snapshot and to an upload that was never committed. With
+/// this order, it is counted as released for any number of entries in a step.
 pub(super) async fn due<T: Tx>(tx: &mut T, take: bool, limit: usize) -> Outcome<Vec<Entry>> {
     let now = tx.now().await?;
     let released = entries(tx, now, true, take, limit).await?;

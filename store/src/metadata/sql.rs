@@ -1,7 +1,7 @@
 //! Statements, their parameters and their rows, without a database.
 
 use super::Health;
-use super::tx::{Fail, Outcome};
+use super::fail::{Fail, Outcome};
 use pfr_schema::{Digest, DomainName, Kind, RepositoryName, Tag};
 use std::borrow::Cow;
 

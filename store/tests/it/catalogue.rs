@@ -1,4 +1,4 @@
-//! A failure in one domain, or a short failure, ends nothing in the other domains.
+//! A failure in one domain does not affect other domains, and a short failure closes no domain.
 
 use crate::common::watched::Watched;
 use async_trait::async_trait;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A storage that deletes nothing of the domain `a` while it is told so.
+/// While the flag is set, every deletion in the domain `a` fails.
 #[derive(Debug, Default)]
 struct Keeping(AtomicBool);
 
@@ -23,8 +23,9 @@ impl Hooks for Keeping {
     }
 }
 
-/// Domains whose catalogue and storage fail as a test says. Leases last no time, so each run of a
-/// removal takes the next of its three steps: empty, empty once more, forget.
+/// Domains whose catalogue and storage fail when a test says so. Leases end at once, so each call
+/// of `remove` takes the next of three steps for each deleted domain: delete its tables and bytes,
+/// delete them once more, delete its row in the catalogue.
 struct Rig {
     domains: Domains,
     catalogue: Arc<Watched>,
@@ -43,7 +44,7 @@ impl Rig {
         Self { domains: Domains::new(default, Some(home)), catalogue, storage, _tables: tables }
     }
 
-    /// With the domains `a` and `b`, which are being deleted.
+    /// A rig with the domains `a` and `b`, which are being deleted.
     async fn deleting() -> Self {
         let rig = Self::new().await;
         for domain in ["a", "b"] {
@@ -93,7 +94,7 @@ async fn a_call_of_the_catalogue_that_fails_for_one_domain_keeps_no_other_from_b
         for _ in 0..runs_before {
             assert_eq!(rig.remove().await.unwrap(), RunEnd::Finished, "{transaction}");
         }
-        // That of `a`, the first by name.
+        // The next such call is that for `a`: domains are taken in the order of their names.
         rig.catalogue.fail(transaction, 1);
         let failed = rig.remove().await.unwrap_err();
         assert!(failed.to_string().contains(transaction), "{failed}");
@@ -111,11 +112,12 @@ async fn a_catalogue_that_cannot_be_read_for_a_moment_closes_no_domain() {
     let rig = Rig::new().await;
     rig.domains.create(&name("a")).await.unwrap();
     let open = rig.domains.open(&name("a")).await.unwrap();
-    // An open domain is taken to exist for a second without asking.
+    // For a second, the catalogue is not asked again whether an open domain exists.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     rig.catalogue.fail("domains", 1);
     assert_eq!(rig.domains.open_all().await.unwrap_err().code(), ErrorCode::Unavailable);
-    // The list is there, and the row cannot be read: nothing says that the domain is gone.
+    // The list of domains can be read and the row of `a` cannot: this does not prove that the
+    // domain was deleted.
     rig.catalogue.fail("domain", 1);
     assert!(rig.domains.open_all().await.unwrap().is_empty());
     assert!(rig.domains.open(&name("a")).await.unwrap().is_same(&open));

@@ -1,4 +1,4 @@
-//! A state of the disk: files by content, directories by what their names mean.
+//! A state of a disk: the bytes of each file, and the node that each name in a directory points at.
 
 use crate::trace::{Action, Node, ROOT};
 use pfr_schema::Digest;
@@ -18,7 +18,7 @@ pub struct Disk {
     links: BTreeMap<Node, PathBuf>,
 }
 
-/// Bytes, and their digest while they are as they were when it was computed.
+/// The bytes of a file, and their digest if it was computed after the last change.
 #[derive(Clone, Debug, Default)]
 struct File {
     bytes: Arc<Vec<u8>>,
@@ -30,29 +30,30 @@ struct File {
 pub enum Tear {
     /// Only this many bytes from its start. The file does not grow beyond them.
     First(usize),
-    /// All bytes after this many. The bytes before them are as they were, or zero.
+    /// All bytes after this many. The bytes before them keep their old value, or are zero behind
+    /// the old end of the file.
     Last(usize),
     /// Only the size of the file: the added bytes are zero.
     Size,
 }
 
 impl Disk {
-    /// Adds a file without a name.
+    /// Adds a file. It has no path until [`Self::name`] gives it one.
     pub fn add_file(&mut self, node: Node, bytes: Vec<u8>) {
         self.files.insert(node, File { bytes: Arc::new(bytes), digest: None });
     }
 
-    /// Adds a directory without a name.
+    /// Adds a directory. It has no path until [`Self::name`] gives it one.
     pub fn add_directory(&mut self, node: Node) {
         self.directories.entry(node).or_default();
     }
 
-    /// Adds a symbolic link without a name.
+    /// Adds a symbolic link. It has no path until [`Self::name`] gives it one.
     pub fn add_link(&mut self, node: Node, target: PathBuf) {
         self.links.insert(node, target);
     }
 
-    /// Names a node.
+    /// Points a name in a directory at a node. Without a node, removes the name.
     pub fn name(&mut self, directory: Node, name: OsString, node: Option<Node>) {
         let names = self.directories.entry(directory).or_default();
         match node {
@@ -61,8 +62,8 @@ impl Disk {
         }
     }
 
-    /// Lets an operation reach the disk. Nodes that it mentions are there from the first operation
-    /// on.
+    /// Applies an operation. A trace's disk already has all nodes that its operations give names
+    /// to.
     pub fn apply(&mut self, action: &Action) {
         match action {
             Action::Name { directory, name, node, .. } => self.name(*directory, name.clone(), *node),
@@ -76,7 +77,7 @@ impl Disk {
         }
     }
 
-    /// Lets a part of a write reach the disk. Other operations reach it completely.
+    /// Applies only a part of a write. Other operations are applied completely.
     pub fn apply_torn(&mut self, action: &Action, tear: Tear) {
         let Action::Write { file, offset, bytes } = action else { return self.apply(action) };
         match tear {
@@ -102,14 +103,16 @@ impl Disk {
         Arc::make_mut(&mut file.bytes)
     }
 
-    /// Remembers digests, so that clones which do not change a file need not compute its digest.
+    /// Computes the digests of all files, so that clones compute only those of the files that they
+    /// change.
     pub fn settle(&mut self) {
         for file in self.files.values_mut() {
             file.digest.get_or_insert_with(|| Digest::sha256(&file.bytes));
         }
     }
 
-    /// Identifies a state by every path and content. `counts` says which paths matter.
+    /// A digest of the paths that `counts` selects and of the contents there. Of the files in
+    /// `mapped`, only the sizes count.
     #[must_use]
     pub fn digest(&self, mapped: &BTreeSet<Node>, counts: impl Fn(&Path) -> bool) -> Digest {
         let mut text = Vec::new();
@@ -129,8 +132,8 @@ impl Disk {
         Digest::sha256(&text)
     }
 
-    /// Writes it out below `to`, which is an empty directory. `counts` says which paths are
-    /// written.
+    /// Writes the paths that `counts` selects into the empty directory `to`. The files in `mapped`
+    /// get arbitrary bytes.
     ///
     /// # Errors
     /// Those of the file system.
@@ -165,7 +168,7 @@ impl Disk {
         files
     }
 
-    /// Everything below a directory that has a name, a directory before what is in it.
+    /// Calls `see` with every path below `directory`, and with a directory before its entries.
     fn walk(&self, directory: Node, path: &Path, see: &mut impl FnMut(&Path, Node)) {
         let Some(names) = self.directories.get(&directory) else { return };
         for (name, node) in names {

@@ -19,7 +19,7 @@ pub type Library = BTreeMap<Digest, Arc<Snapshot>>;
 /// Tags and snapshots, as a store lists them.
 ///
 /// # Errors
-/// Those of metadata.
+/// The errors of the metadata.
 pub async fn names(store: &Store) -> Result<Names> {
     let mut names = Names::new();
     for row in store.repositories(None, 10_000).await?.rows {
@@ -35,7 +35,7 @@ pub async fn names(store: &Store) -> Result<Names> {
     Ok(names)
 }
 
-/// The file of a pack.
+/// The path of a pack on the disk.
 #[must_use]
 pub fn path(key: &str) -> Path {
     let shard = key.get(key.len().saturating_sub(2)..).unwrap_or("00");
@@ -48,17 +48,17 @@ pub fn is_of_domain(key: &str) -> bool {
     key.strip_prefix(DomainName::FOLDER).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Blobs that `names` reach.
+/// The blobs of all snapshots in `names`.
 fn reached<'a>(names: &Names, library: &'a Library) -> BTreeMap<Digest, &'a [u8]> {
     let snapshots = names.values().flat_map(|repository| repository.snapshots.keys());
     snapshots.filter_map(|digest| library.get(digest)).flat_map(|s| s.blobs.iter().map(|(digest, bytes)| (*digest, &bytes[..]))).collect()
 }
 
-/// Reads every blob that names reach from the disk itself, past the store's own readers, and
-/// compares it with what was pushed. Returns how many bytes.
+/// Reads every blob of the snapshots in `names` from the disk, without the store's own readers, and
+/// compares it with the pushed bytes. Returns the number of bytes.
 ///
 /// # Errors
-/// In words: what is lost or corrupt.
+/// A text about the first blob that is lost or corrupt.
 pub async fn whole(world: &World, names: &Names, library: &Library) -> std::result::Result<u64, String> {
     let reached = reached(names, library);
     let digests: Vec<Digest> = reached.keys().copied().collect();
@@ -83,7 +83,7 @@ pub async fn whole(world: &World, names: &Names, library: &Library) -> std::resu
     Ok(bytes)
 }
 
-/// The raw bytes of a frame, if it is one of `digest` and sound.
+/// The raw bytes of a frame, if it is undamaged and its header has `digest`.
 fn blob(frame: &[u8], digest: &Digest) -> Option<Vec<u8>> {
     let start = Header::len(digest.algorithm());
     let header = Header::parse_exact(frame.get(..start)?, 0, &Limits::default()).ok()?;
@@ -98,10 +98,10 @@ fn blob(frame: &[u8], digest: &Digest) -> Option<Vec<u8>> {
     }
 }
 
-/// The store's own proof of every snapshot.
+/// Lets the store verify every snapshot.
 ///
 /// # Errors
-/// In words: what it found.
+/// A text about the first snapshot that is corrupt.
 pub async fn verified(store: &Store, names: &Names) -> std::result::Result<(), String> {
     for (name, repository) in names {
         for digest in repository.snapshots.keys() {
@@ -122,10 +122,10 @@ async fn all_packs(store: &Store) -> Result<Vec<PackRow>> {
 }
 
 /// Ends all leases and grace periods, collects until nothing is left to do, and compares storage
-/// and tables with what names reach.
+/// and tables with the blobs of the snapshots in `names`.
 ///
 /// # Errors
-/// In words: what leaked, or is wrong.
+/// A text about the first thing that leaked, is lost or is wrong.
 pub async fn swept(world: &World, names: &Names, library: &Library, known_debris: &BTreeSet<String>) -> std::result::Result<(), String> {
     let store = &world.observer;
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
@@ -149,7 +149,7 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     }
     let small = store.metadata().small_packs(store.full_pack(), usize::MAX).await.map_err(|e| e.to_string())?;
     if small.len() > 1 {
-        return Err(format!("LEAKED: days at rest, and these were not merged: {small:?}"));
+        return Err(format!("LEAKED: after days without a push, these packs were not merged: {small:?}"));
     }
     let packs = all_packs(store).await.map_err(|e| e.to_string())?;
     let mut named: BTreeSet<String> = known_debris.clone();
@@ -176,9 +176,9 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     }
     let journal = store.metadata().journal().await.map_err(|e| e.to_string())?;
     named.extend(journal.into_iter().map(|row| row.key));
-    // A journal object whose writer died before its row waits for the next summary, which finds it
-    // by its name: a few hundred at most. The marker stays for ever. Other domains have their own
-    // checks.
+    // A writer that dies may leave a journal object without a row. Such an object stays until the
+    // next summary, which finds it by its key: there are a few hundred at most. The marker always
+    // stays. Other domains have their own checks.
     let is_debris = |key: &str| key.starts_with(PREFIX) || key == "pf-store" || is_of_domain(key);
     let found: BTreeMap<String, u64> = world.disk.keys().into_iter().filter(|(key, _)| named.contains(key) || !is_debris(key)).collect();
     let leaked: Vec<_> = found.iter().filter(|(key, _)| !named.contains(*key)).collect();

@@ -1,9 +1,9 @@
 //! Gates: the points where the schedule can hold or kill a task, or let others go first.
 //!
-//! Every call of metadata and of the object store passes a gate before and after it. A task stands
+//! Every call of metadata and of the object store passes a gate before and after it. A task waits
 //! at its gate until the schedule lets it through, so the order of all transactions and all
-//! requests follows from the seed, and "killed between any two steps" is: dropped while it stands
-//! at a gate.
+//! requests follows from the seed. To kill a task between two steps, the schedule drops it while it
+//! waits at its gate.
 
 use parking_lot::Mutex;
 use std::cell::RefCell;
@@ -54,7 +54,7 @@ impl Gate {
     }
 }
 
-/// Waits until the schedule lets this task go on; passes at once outside of a scheduled task.
+/// Waits until the schedule lets this task continue. Outside of a scheduled task, returns at once.
 pub async fn pass() {
     let Some(gate) = CURRENT.with_borrow(Clone::clone) else { return };
     std::future::poll_fn(|cx| {
@@ -74,11 +74,11 @@ pub async fn pass() {
 /// The state of a task after it ran.
 #[derive(Debug)]
 pub enum Progress<T> {
-    /// It stands at its gate.
+    /// The task waits at its gate.
     AtGate,
-    /// It waits for something else, such as a lock of another task.
+    /// The task waits for something else, such as a lock of another task.
     Blocked,
-    /// It ended.
+    /// The task ended.
     Done(T),
 }
 
@@ -96,13 +96,13 @@ fn poll<T>(task: &mut Task<T>, gate: &Arc<Gate>, cx: &mut Context<'_>) -> Progre
     }
 }
 
-/// Checks whether a task can go on, without waiting.
+/// Polls a task once.
 pub async fn glance<T>(task: &mut Task<T>, gate: &Arc<Gate>) -> Progress<T> {
     std::future::poll_fn(|cx| Poll::Ready(poll(task, gate, cx))).await
 }
 
-/// Runs a task until it stands at its gate or ends. One that does neither, and is in no call, for
-/// `timeout` is blocked by another.
+/// Runs a task until it waits at its gate or ends. If it does neither within `timeout` and no call
+/// of it is running, another task blocks it.
 pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, timeout: Duration) -> Progress<T> {
     let going = std::future::poll_fn(|cx| match poll(task, gate, cx) {
         Progress::Blocked => Poll::Pending,
@@ -118,12 +118,12 @@ pub async fn run<T>(task: &mut Task<T>, gate: &Arc<Gate>, timeout: Duration) -> 
     }
 }
 
-/// Counts a call as running until it is dropped. A task that waits for its end is not blocked by
-/// another task.
+/// A running call of metadata, until this is dropped. While a task waits for the end of its call,
+/// no other task blocks it.
 pub struct Call(Option<Arc<Gate>>);
 
 impl Call {
-    /// A call begins.
+    /// Counts a call of the current task as running.
     #[must_use]
     pub fn begin() -> Self {
         let gate = CURRENT.with_borrow(Clone::clone);

@@ -43,19 +43,19 @@ pub enum Operation {
     },
     /// A change of tags or snapshots.
     Change(Change),
-    /// A collection.
+    /// A garbage collection.
     Gc(GcOptions),
     /// An audit of the tables.
     Audit,
     /// A scrub; `true` hashes every blob.
     Scrub(bool),
-    /// A question for a snapshot to resume these tokens from.
+    /// A search for the snapshot with the longest prefix of these tokens.
     Match {
         /// The repository.
         repository: RepositoryName,
         /// The tokens.
         tokens: Vec<u32>,
-        /// The snapshots that there may be.
+        /// The snapshots that the answer may name.
         library: Library,
     },
     /// A read of all blobs of a snapshot.
@@ -85,7 +85,7 @@ pub struct Ended {
     pub change: Option<(Change, Outcome)>,
     /// Whether it was acknowledged.
     pub acknowledged: bool,
-    /// The answer in words, for the list of operations.
+    /// The answer as text, for the list of operations.
     pub answer: String,
     /// The broken promise, if there is one.
     pub violation: Option<String>,
@@ -117,8 +117,8 @@ fn excused(error: &Error, excuses: Excuses) -> bool {
     match error.code() {
         ErrorCode::Internal | ErrorCode::CorruptStore => false,
         ErrorCode::Unavailable | ErrorCode::StorageFull if !matches!(error, Error::PackLost(_)) => excuses.faults,
-        // A lease protects what the push asked about or uploaded. While the clock does not jump,
-        // nothing of it can be missing.
+        // A lease protects the blobs that a push asked about or uploaded. While the clock does not
+        // jump, none of them can be missing.
         _ => refused(error) || excuses.time || matches!(error, Error::Input(_)),
     }
 }
@@ -231,9 +231,9 @@ fn stream_of(frames: Vec<Bytes>, broken_at: Option<usize>) -> Frames {
     }
 }
 
-/// Pushes as the client does: asks what is missing from the top down, sends it from the bottom up,
-/// and commits; repeats the commit if its answer was lost. The `bool` says whether an earlier
-/// attempt to commit may have succeeded.
+/// Pushes as the client does: asks for missing blobs, nodes first; sends them, children before
+/// their nodes; and commits. Repeats the commit if its answer was lost. The `bool` says whether an
+/// earlier attempt to commit may have succeeded.
 pub(crate) async fn push(
     store: &Store,
     repository: &RepositoryName,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 /// A fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection is reset before anything happened.
+    /// The connection is reset, and the call has no effect.
     Reset,
-    /// An error, and nothing happened.
+    /// The call fails and has no effect.
     Before,
-    /// An error, although it happened: the answer was lost.
+    /// The call has its effect and fails: its answer is lost.
     After,
-    /// A write left a part of its bytes behind, and an error.
+    /// A write fails and leaves a part of its bytes.
     Torn,
     /// No space left.
     Full,
@@ -25,13 +25,13 @@ struct State {
     random: StdRng,
     /// Probability that a call fails.
     rate: f64,
-    /// Whether writes find no space.
+    /// Whether writes fail because no space is left.
     full: bool,
     /// Faults so far.
     struck: u64,
 }
 
-/// The weather around one replica. Cheap to clone.
+/// The faults around one replica. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Weather(Arc<Mutex<State>>);
 
@@ -54,7 +54,7 @@ impl Weather {
         self.0.lock().struck
     }
 
-    /// What happens to the next call.
+    /// The fault of the next call; none if it succeeds.
     pub(crate) fn draw(&self, writes: bool) -> Option<Fault> {
         let mut state = self.0.lock();
         let fault = if writes && state.full {

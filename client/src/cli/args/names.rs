@@ -47,7 +47,7 @@ pub struct Diff {
     /// The first snapshot
     #[arg(value_name = "A")]
     pub a: Reference,
-    /// The second; `:TAG` or `@DIGEST` alone mean the first one's repository
+    /// The second snapshot; `:TAG` or `@DIGEST` alone means one in the repository of the first
     #[arg(value_name = "B")]
     pub b: Relative,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub struct TagArgs {
     /// The new name, in the same repository
     #[arg(value_name = "NEWTAG")]
     pub tag: Tag,
-    /// Move the tag only if it is at this digest, or is `absent`
+    /// Move the tag only if it points at this digest; `absent`: only if it does not exist
     #[arg(long, value_name = "DIGEST|absent")]
     pub if_tag_is: Option<Expected>,
     #[command(flatten)]
@@ -77,7 +77,7 @@ Examples:
   pf rm team/agent:step-1 team/agent:step-2 'team/agent:try-*'
   pf rm team/agent@sha256:9f86d081884c…
 
-A tag is deleted alone; a digest deletes the snapshot and its tags. If one of the names does not exist, nothing is deleted. \
+With a tag, only the tag is deleted; with a digest, the snapshot and its tags. If one of them does not exist, nothing is deleted. \
 Descendants stay complete.";
 
 /// Arguments of `rm`.
@@ -112,10 +112,10 @@ pub struct Prune {
     /// Repositories; `*` stands for anything
     #[arg(value_name = "REPOSITORY", required = true)]
     pub repositories: Vec<Pattern>,
-    /// Keep the newest N
+    /// Keep the newest N of the selected snapshots of each repository
     #[arg(long, value_name = "N")]
     pub keep_last: Option<usize>,
-    /// Only snapshots pushed longer ago, such as 30d or 12h
+    /// Only snapshots pushed longer ago than this, such as 30d or 12h
     #[arg(long, value_name = "AGE")]
     pub older_than: Option<Age>,
     /// Only snapshots without a tag
@@ -148,7 +148,7 @@ pub struct Fork {
     /// Number of forks
     #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: u32,
-    /// Tags are PREFIX-1 … PREFIX-N; by default TAG-fork
+    /// The tags are PREFIX-1 … PREFIX-N; PREFIX is TAG-fork by default
     #[arg(long)]
     pub prefix: Option<String>,
     #[command(flatten)]

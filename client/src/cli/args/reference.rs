@@ -182,13 +182,6 @@ fn registry_meant(reference: &Reference) -> Option<String> {
     format!("{reference}/x").parse::<Reference>().ok()?.registry
 }
 
-/// How to write the repository if the host of a reference was meant as a part of its name.
-pub fn without_host(reference: &Reference) -> Option<String> {
-    let (_, host) = reference.registry.as_deref()?.split_once("://")?;
-    let name: RepositoryName = host.parse().ok()?;
-    Some(format!("if {name} is a part of the repository's name, write /{name}/…"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,15 +205,6 @@ mod tests {
         assert_eq!(meant("pf.example.com:443").as_deref(), Some("https://pf.example.com:443"));
         for repository in ["agent:5077", "team/agent:5077", "/my.team/agent:5077", "localhost:step-1", "http://h/localhost:5077"] {
             assert_eq!(meant(repository), None, "{repository}");
-        }
-    }
-
-    #[test]
-    fn a_host_that_may_be_a_part_of_the_name_is_told_from_one_that_may_not() {
-        let said = |text: &str| without_host(&text.parse().unwrap());
-        assert_eq!(said("my.team/agent:x").as_deref(), Some("if my.team is a part of the repository's name, write /my.team/…"));
-        for other in ["my.team:80/agent:x", "/my.team/agent:x", "team/agent:x"] {
-            assert_eq!(said(other), None, "{other}");
         }
     }
 

@@ -33,7 +33,7 @@ pub struct Push {
     /// Repository and tag of the snapshot
     #[arg(value_name = "REF")]
     pub target: Reference,
-    /// Move the tag only if it is at this digest, or is `absent`
+    /// Move the tag only if it points at this digest; `absent`: only if it does not exist
     #[arg(long, value_name = "DIGEST|absent")]
     pub if_tag_is: Option<Expected>,
     /// Snapshot that this one continues; twice for a merge; `:TAG` means the target's repository

@@ -3,8 +3,8 @@
 //!
 //! A tracer sees everything: SQLite's own writes, and calls that do not use the C library. A call
 //! that may change files and is not modelled fails the recording, so a new one cannot be
-//! overlooked. At most one thread at a time is inside a call that changes files: the trace is then
-//! the order in which they took place.
+//! overlooked. The tracer lets only one thread at a time into a call that changes files, so that
+//! the trace has these calls in the order in which they took place.
 
 mod calls;
 mod model;
@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub struct Recorder(Arc<Mutex<Model>>);
 
-/// A program that runs, recorded. Killed when dropped.
+/// A running program that is recorded. Killed when dropped.
 #[derive(Debug)]
 pub struct Recorded {
     leader: Pid,
@@ -55,7 +55,7 @@ impl Recorder {
     /// Starts a program. Its children are recorded, too.
     ///
     /// # Errors
-    /// In words: why it cannot be started, or not be traced.
+    /// A text that says why the program cannot be started or traced.
     pub fn start(&self, command: Command) -> Result<Recorded, String> {
         let (model, (started, starting)) = (Arc::clone(&self.0), channel());
         let thread = std::thread::spawn(move || Tracer::new(model).run(command, &started));
@@ -72,7 +72,7 @@ impl Recorder {
         locked(&self.0).trace.ops.len()
     }
 
-    /// Whether there was an operation like this after the first `from`.
+    /// Whether `is_it` holds for an operation after the first `from` operations.
     #[must_use]
     pub fn has(&self, from: usize, is_it: impl Fn(&Op) -> bool) -> bool {
         locked(&self.0).trace.ops.iter().skip(from).any(is_it)
@@ -81,7 +81,7 @@ impl Recorder {
     /// The trace.
     ///
     /// # Errors
-    /// In words: what was done that is not modelled.
+    /// A text with the first call that the model does not have.
     pub fn finish(self) -> Result<Trace, String> {
         let model = locked(&self.0);
         model.fault.clone().map_or_else(|| Ok(model.trace.clone()), Err)
@@ -98,7 +98,7 @@ impl Recorded {
     /// Waits until it has ended, with all its children.
     ///
     /// # Errors
-    /// In words: why it could not be traced to its end.
+    /// A text that says why the program could not be traced to its end.
     pub fn wait(mut self) -> Result<WaitStatus, String> {
         self.thread.take().map_or_else(|| Err("it was waited for".into()), |thread| thread.join().unwrap())
     }
@@ -122,11 +122,12 @@ type Entered = (Pid, u64, [u64; 6]);
 
 struct Tracer {
     model: Arc<Mutex<Model>>,
-    /// Known threads. The first stop of a new one is not a signal to it.
+    /// Known threads. Each new thread first stops with a SIGSTOP of the kernel's tracing, which
+    /// must not be passed on to it.
     seen: HashSet<Pid>,
     /// The thread inside a call that changes files.
     inside: Option<(Pid, Call)>,
-    /// Threads before such a call.
+    /// Threads that wait at the entry of a call, with this call.
     waiting: VecDeque<Entered>,
 }
 
@@ -154,7 +155,7 @@ impl Tracer {
             | Options::PTRACE_O_EXITKILL;
         ptrace::setoptions(leader, options).map_err(words("tracing"))?;
         go_on(leader, None);
-        // The other thread waits for it.
+        // `Recorder::start` waits for this.
         let _ = started.send(leader);
         let mut ended = None;
         loop {
@@ -178,7 +179,7 @@ impl Tracer {
     }
 
     fn at_call(&mut self, thread: Pid) {
-        // It may have been killed meanwhile. Then its end is reported next.
+        // The thread may have been killed meanwhile. Then its end is reported next.
         let Ok(info) = ptrace::syscall_info(thread) else { return go_on(thread, None) };
         match info.op {
             nix::libc::PTRACE_SYSCALL_INFO_ENTRY => {

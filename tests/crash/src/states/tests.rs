@@ -23,7 +23,7 @@ fn name(name: &str) -> Action {
     Action::Name { directory: ROOT, name: name.into(), node: Some(FILE), needs: None }
 }
 
-/// What a file called `new` may hold after the power went; none: it is not there.
+/// The possible contents of the file `new` after a power cut at the end; `None` if it is absent.
 fn contents(actions: Vec<Action>) -> BTreeSet<Option<String>> {
     let trace = trace(actions);
     let states = States::of(&trace, Bound::LONG, 1, |_| true);

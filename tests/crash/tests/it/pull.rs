@@ -1,5 +1,5 @@
-//! What a power cut leaves of a directory that a snapshot is pulled into: all of it, or something
-//! that the next pull completes.
+//! A pull into a directory that a power cut ends: the directory is complete, or the next pull
+//! completes it.
 
 use nix::sys::wait::WaitStatus;
 use pfr_client::{Destination, Progress, Remote, RemoteOptions, pull};
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 const TAG: &str = "a";
 /// The directory that is pulled into, below the root.
 const OUT: &str = "out";
-/// What says that a directory is complete.
+/// The file that marks a directory as complete. A pull writes it last.
 const MANIFEST: &str = "page_manifest.json";
 
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// A pull that was recorded, and what it left.
+/// A recorded pull, and the files that it wrote.
 struct Pulled {
     registry: Registry,
     trace: Trace,
     whole: Files,
 }
 
-/// None where this process may not trace others.
+/// Records a pull. `None` if this process may not trace others.
 fn recorded() -> Option<Pulled> {
     if !is_possible() {
         skip("ptrace", "this process may not trace its children");
@@ -49,7 +49,8 @@ fn recorded() -> Option<Pulled> {
 }
 
 impl Pulled {
-    /// What is wrong with the states that `trace` may leave, in words.
+    /// Checks the states that a power cut may leave of `trace`. Returns texts about the wrong ones,
+    /// and stops after `enough` of them.
     fn wrong(&self, trace: &Trace, bound: Bound, enough: usize) -> Vec<String> {
         let states = States::of(trace, bound, seed(), |_| true);
         let wrong = each(&states, |_| true, enough, |dir, at| self.check(&dir.join(OUT), at == trace.ops.len()));

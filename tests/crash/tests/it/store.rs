@@ -1,4 +1,4 @@
-//! What a power cut leaves of a registry.
+//! Power cuts while a registry works: no acknowledged change is lost, and nothing is left over.
 
 use crate::registry::{Life, recorded, recorded_domains, recorded_in_folders_of_others, recorded_merge, recorded_summary};
 use pfr_crash::check::{each, goes_on, is_rebuilt, run};
@@ -10,12 +10,13 @@ use std::time::Instant;
 /// Number of failures after which the search ends.
 const SHOWN: usize = 4;
 
-/// Whether a path is none of the database's.
+/// Whether a path belongs to the storage and not to the database.
 pub fn is_storage(path: &Path) -> bool {
     !path.to_string_lossy().contains("metadata.sqlite")
 }
 
-/// What is wrong with the states of a registry's life, in words.
+/// Checks the states that a power cut may leave of a recorded registry, with the database and
+/// rebuilt without it. Returns texts about the wrong ones, and stops after `enough` of them.
 pub fn wrong(life: &Life, bound: Bound, enough: usize) -> Vec<String> {
     let begun = Instant::now();
     let states = States::of(&life.trace, bound, seed(), |_| true);

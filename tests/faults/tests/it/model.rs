@@ -47,7 +47,7 @@ mod long {
         histories(Database::Postgres, HISTORIES, ROUNDS);
     }
 
-    /// Few histories read a pack at the moment when it is deleted: it takes many of them.
+    /// Few histories read a pack at the moment when it is deleted, so this test plays many of them.
     #[test]
     fn packs_that_are_deleted_without_a_grace_period_are_caught() {
         caught(Plant::NoGrace, 100..400);

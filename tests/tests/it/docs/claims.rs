@@ -7,7 +7,7 @@ fn text(name: &str) -> String {
     std::fs::read_to_string(root().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The lines between a heading and the next one.
+/// The text between a heading and the next one of level 2.
 fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     let (_, rest) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
     rest.split("\n## ").next().unwrap()
@@ -84,7 +84,7 @@ fn pages_that_start_a_registry_say_to_stop_another_one_first() {
         let starts = |command: &str| command.starts_with("pf-registry serve ") && command.ends_with('&');
         let Some(first) = steps.find(|step| starts(step.command.split("  #").next().unwrap().trim_end())) else { continue };
         let before: String = page_text.lines().take(first.line).collect::<Vec<_>>().join(" ").to_lowercase();
-        assert!(says_so(&before), "{}:{}: a reader of two pages has a registry on this port already", page.name, first.line);
+        assert!(says_so(&before), "{}:{}: say before this to stop any registry: another page may have started one", page.name, first.line);
     }
 }
 

@@ -1,11 +1,11 @@
 //! WAL checkpoints beside the writer: a thread of its own copies committed pages from the log into
 //! the database file.
 //!
-//! SQLite does it within the commit that makes the log too long. With random keys that is a third
-//! of a second, and every transaction that waits for the writer waits as long
-//! (docs/decisions/0015). Checkpoints beside a writer need SQLite 3.51.3: in earlier ones a race of
-//! the two can damage the database (sqlite.org/wal.html, "the WAL-reset bug"). It comes with the
-//! program.
+//! By default SQLite runs a WAL checkpoint within the commit that makes the log too long. With
+//! random keys this takes a third of a second, and delays every transaction that waits for the
+//! writer (docs/decisions/0015). Checkpoints beside a writer need SQLite 3.51.3: in earlier
+//! versions a race between the two can damage the database (sqlite.org/wal.html, "the WAL-reset
+//! bug"). The program contains its own SQLite, which is new enough.
 
 use super::files::Files;
 use rusqlite::hooks::Wal;
@@ -34,7 +34,7 @@ pub(super) fn worth(reserve: u64) -> c_int {
     c_int::try_from(reserve / super::files::PAGE).unwrap_or(WORTH).clamp(8, WORTH)
 }
 
-/// To be called for a writer's connection in the writer's thread.
+/// Counts the pages of the log after each commit. Must be called in the writer's thread.
 pub(super) fn watch(writer: &Connection, worth: c_int) {
     WORTH_HERE.set(worth);
     writer.wal_hook(Some(|wal: &Wal, pages: c_int| {
@@ -49,8 +49,8 @@ pub(super) fn watch(writer: &Connection, worth: c_int) {
     }));
 }
 
-/// Runs a WAL checkpoint of the complete log and truncates it, so that its bytes are free. Does not
-/// wait for readers: while one needs the log, it keeps its length.
+/// Runs a WAL checkpoint of the complete log and truncates the log, so that its bytes are free.
+/// Does not wait for readers: while a reader needs the log, the log keeps its length.
 pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
     writer.busy_timeout(Duration::ZERO)?;
     let busy: rusqlite::Result<i64> = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
@@ -61,12 +61,13 @@ pub(super) fn cut(writer: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// How often a checkpoint that fails is worth a line.
+/// Shortest time between two log lines about WAL checkpoints that fail.
 const LINE: Duration = Duration::from_secs(60);
 
-/// After a failed fsync of the database the kernel takes pages for written that are not, and SQLite
-/// does not write again what it has written: the next checkpoint would succeed and discard the log.
-/// A new process reads the whole log, so this one ends. PostgreSQL does the same.
+/// Logs a failed WAL checkpoint, and aborts the process after a failed fsync of the database. After
+/// such an fsync the kernel marks pages as written that are not on disk, and SQLite does not write
+/// them again: the next WAL checkpoint would succeed, and the log with these pages would be
+/// discarded. A new process reads the complete log. PostgreSQL does the same.
 pub(super) fn failed(error: &rusqlite::Error) {
     thread_local!(static SAID: Cell<Option<Instant>> = const { Cell::new(None) });
     match error.sqlite_error() {
@@ -87,12 +88,12 @@ pub(super) fn failed(error: &rusqlite::Error) {
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     wake: SyncSender<()>,
-    /// Pages of the log that are checkpointed, by the last checkpoint or before it.
+    /// Pages of the log that were checkpointed when the last checkpoint ended.
     checkpointed: Arc<AtomicI32>,
 }
 
 impl Checkpointer {
-    /// The thread ends when this is dropped, after the current checkpoint.
+    /// Starts the thread. It ends when this is dropped, after the current checkpoint.
     pub(super) fn start(files: &Files) -> std::io::Result<Self> {
         let path = files.path.clone();
         // One request may wait while a checkpoint runs.
@@ -117,13 +118,13 @@ impl Checkpointer {
     /// Called after each commit, in the writer's thread.
     pub(super) fn committed(&self) {
         let (pages, checkpointed) = (PAGES_IN_LOG.get(), self.checkpointed.load(Ordering::Relaxed));
-        // A shorter log has started again at its beginning.
+        // If the log is shorter than that, the writer has started it again at its beginning.
         let left = if pages < checkpointed { pages } else { pages - checkpointed };
-        // Beyond that length the writer runs the checkpoint; the other thread would only be in its
-        // way.
+        // If the log is longer, the writer itself runs the checkpoint, and the thread would only
+        // delay it.
         let worth = WORTH_HERE.get();
         if left >= worth && pages < TOO_LONG * worth {
-            // An error means that a request waits already.
+            // An error means that a request is waiting already.
             let _ = self.wake.try_send(());
         }
     }
