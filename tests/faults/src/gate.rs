@@ -48,9 +48,11 @@ impl Gate {
         self.0.lock().steps
     }
 
+    /// Whether the task waits here, and for nothing else: a call that it makes beside this one must
+    /// end first, for it has a connection that other tasks may need.
     fn is_waited_at(&self) -> bool {
         let inner = self.0.lock();
-        inner.open == 0 && !inner.waiting.is_empty()
+        inner.open == 0 && !inner.waiting.is_empty() && inner.calls == 0
     }
 }
 
