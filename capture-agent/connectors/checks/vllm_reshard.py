@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from outcome import Outcome
+from outcome import CLOSED, Outcome
 from processes import Engine, Host, Registry, fresh, note
 from vllm_check import CAPTURE_AFTER, ENGINE, PROMPT, STEPS, write_model
 
@@ -95,7 +95,9 @@ def _restore(
     same = next((at for at, pair in pairs if pair[0] != pair[1]), len(done["tokens"]))
     return [
         Outcome(
-            f"{case}: without --reshard the snapshot is refused, and the option named", named, str(refused or "it was restored")[-160:]
+            f"{case}: {CLOSED}: without --reshard the snapshot is refused, and the option named",
+            named,
+            str(refused or "it was restored")[-160:],
         ),
         Outcome(f"{case}: the state is given to these ranks, proven, and taken at T", taken and is_cut, f"{done['cached']} tokens, {cut}"),
         Outcome(

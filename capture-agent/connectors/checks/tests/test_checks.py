@@ -1,9 +1,10 @@
-"""What the checks with real engines rest on: limits, and messages when something is missing. No
-engine runs here."""
+"""What the checks with real engines rest on: limits, messages when something is missing, and what
+the documentation says of them. No engine runs here."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from outcome import CRITERIA
 from processes import CONNECTORS, Engine, Events, Stopped
+
+REPOSITORY = CONNECTORS.parent.parent
 
 
 def engine(events: Events) -> Any:
@@ -64,6 +68,38 @@ class Script(unittest.TestCase):
                 self.assertIn(python, done.stderr)
                 self.assertIn("PF_REAL_ENGINE_PYTHON", done.stderr)
                 self.assertFalse((Path(folder) / "real-engine").exists())
+
+
+class Criteria(unittest.TestCase):
+    """The section of docs/checkpoint-abi.md that says what shows the acceptance criteria."""
+
+    def setUp(self) -> None:
+        text = (REPOSITORY / "docs/checkpoint-abi.md").read_text()
+        self.section = text.split("## Acceptance criteria\n")[1].split("\n## ")[0]
+        self.rows = [row.split(" | ") for row in self.section.splitlines() if row.startswith("| **")]
+
+    def test_each_criterion_has_a_row_and_lines_of_checks_that_there_are(self) -> None:
+        self.assertEqual([row[0].strip("| *") for row in self.rows], list(CRITERIA))
+        checks = (
+            "".join(file.read_text() for file in (CONNECTORS / "checks").glob("*_check.py"))
+            + (CONNECTORS / "checks/vllm_reshard.py").read_text()
+        )
+        for criterion, _, lines, _ in self.rows:
+            found = re.findall(r"\*([^*]+)\*", lines)
+            self.assertTrue(found, criterion)
+            for line in found:
+                # Numbers are constants of the checks.
+                words = r"(?:\d+|\{[^}]+\})".join(re.escape(part) for part in re.split(r"\d+", line))
+                self.assertRegex(checks, r"\{(REPLAY|FIRST_STEP|CLOSED|APART)\}: " + words + '"', criterion)
+
+    def test_the_tests_that_it_names_are_there(self) -> None:
+        named = set(re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+){3,})`", self.section))
+        self.assertGreater(len(named), 20)
+        crates = ("capture-agent", "schema", "tests", "store", "engine")
+        files = [file for crate in crates for end in ("src", "tests") for file in (REPOSITORY / crate / end).rglob("*.rs")]
+        files += CONNECTORS.glob("*/tests/test_*.py")
+        there = set(re.findall(r"(?:fn|def) (\w+)\(", "".join(file.read_text() for file in files)))
+        self.assertEqual(named - there, set())
 
 
 if __name__ == "__main__":

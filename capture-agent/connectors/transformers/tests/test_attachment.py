@@ -9,6 +9,7 @@ import copy
 import mmap
 import threading
 import unittest
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ import torch
 
 from fake_agent import FakeAgent, Link
 from pf_connector.transformers import Attachment, Sequence, Unidentified
-from pf_connector.transformers.cache import Shape
+from pf_connector.transformers.cache import Shape, Unsupported
 
 
 def model() -> Any:
@@ -45,6 +46,20 @@ def model() -> Any:
 
 
 MODEL = model()
+
+
+class Refused(unittest.TestCase):
+    def test_caches_that_keep_more_or_less_than_is_captured_are_refused(self) -> None:
+        for name in ("DynamicSlidingWindowLayer", "QuantizedLayer", "StaticLayer"):
+            layer = type(name, (), {})()
+            probed = SimpleNamespace(past_key_values=SimpleNamespace(layers=[layer]))
+            model = mock.Mock(return_value=probed, device=torch.device("cpu"))
+            with self.subTest(name=name), self.assertRaisesRegex(Unsupported, f"layer 0 has a {name}"):
+                Shape(model, 16)
+
+    def test_a_model_on_another_device_is_refused(self) -> None:
+        with self.assertRaisesRegex(Unsupported, "a model on cuda"):
+            Attachment(SimpleNamespace(device=torch.device("cuda")))
 
 
 class Attached(unittest.TestCase):
