@@ -11,6 +11,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Least size of the ring: a page of an engine must fit into it, and is rarely smaller.
+const LEAST_RING: u64 = 64 << 10;
+
 /// The agent's configuration. `pf-agent.toml` in the agent's folder is the annotated template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -74,7 +77,8 @@ pub struct Overrides {
     /// File with the token, instead.
     #[arg(long, env = "PF_AGENT_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Bytes of host memory that pages in flight may take [default: 268435456].
+    /// Bytes of host memory that pages in flight may take, at least 65536 [default: 268435456]. A
+    /// page must fit.
     #[arg(long, env = "PF_AGENT_RING_BYTES", value_name = "BYTES")]
     pub ring_bytes: Option<u64>,
     /// Seconds that an engine may take to answer a call [default: 30].
@@ -202,12 +206,17 @@ impl Config {
     }
 
     fn check(&self) -> Result<()> {
+        if self.ring_bytes < LEAST_RING {
+            let found = self.ring_bytes;
+            return Err(Error::Invalid(format!("ring-bytes is {found}; the least is {LEAST_RING}, for a page of an engine must fit")));
+        }
         let zero = [
-            ("ring-bytes", self.ring_bytes == 0),
             ("engine-timeout", self.engine_timeout.is_zero()),
             ("pause-limit", self.pause_limit.is_zero()),
             ("push-retry-ms", self.push_retry.is_zero()),
             ("push-retry-max", self.push_retry_max.is_zero()),
+            // The store would keep nothing: 0 is how other settings say "no limit".
+            ("max-store-size", self.max_store_size.is_some_and(|size| size.0 == 0)),
         ];
         if let Some((name, _)) = zero.iter().find(|(_, is_zero)| *is_zero) {
             return Err(Error::Invalid(format!("{name} is 0; leave it out for the default")));

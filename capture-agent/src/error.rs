@@ -82,6 +82,17 @@ pub enum Error {
     /// The snapshot does not fit the engine: geometry, prefix, ranks, positions or page count.
     #[error("{what}: {expected} expected, found {found}")]
     Mismatch { code: ErrorCode, what: String, expected: String, found: String },
+    /// A token position at which the snapshot has no whole state.
+    #[error(
+        "a resume begins at token position {end}, the end of the snapshot{}, not at {found}",
+        step.map(|step| format!(", or at a multiple of {step} before it")).unwrap_or_default()
+    )]
+    Position {
+        found: u64,
+        end: u64,
+        /// Tokens between two positions before the end, if there are any.
+        step: Option<u64>,
+    },
     /// The snapshot or the engine lacks a group or a state tensor.
     #[error("{what} of rank {rank} is missing in the {side}")]
     Missing {
@@ -178,6 +189,7 @@ impl Error {
             Self::Memory(_) => ErrorCode::EngineLost,
             Self::TornCopy { .. } => ErrorCode::TornCopy,
             Self::NotExact { .. } => ErrorCode::NotExact,
+            Self::Position { .. } => ErrorCode::BoundaryMismatch,
             Self::Fingerprint { .. } => ErrorCode::FingerprintMismatch,
             Self::Uncut { .. } => ErrorCode::RankMismatch,
             Self::Live { .. } | Self::SlotDiffers { .. } => ErrorCode::LiveMismatch,

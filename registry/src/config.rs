@@ -13,6 +13,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Bytes of the longest digest in a JSON list, SHA-512, and of what a request has besides digests.
+const DIGEST_BYTES: usize = 138;
+const OTHER_BYTES: usize = 64 << 10;
+
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, $env:literal, $value:literal $(, $arg:ident = $given:expr)*;)+) => {
         pfr_service::layered! {
@@ -107,7 +111,7 @@ settings! {
     header_seconds: u64 = 60, "PF_REGISTRY_HEADER_SECONDS", "S";
     /// Seconds that a client may take in all to send a JSON body [default: 120].
     json_body_seconds: u64 = 120, "PF_REGISTRY_JSON_BODY_SECONDS", "S";
-    /// Bytes of one JSON request body [default: 16777216].
+    /// Bytes of one JSON request body [default: 16777216]. The digests of one request must fit.
     max_json_bytes: usize = 16 << 20, "PF_REGISTRY_MAX_JSON_BYTES", "BYTES";
     /// Digests in one request [default: 100000].
     max_digests: usize = 100_000, "PF_REGISTRY_MAX_DIGESTS", "N";
@@ -175,6 +179,16 @@ pub enum SettingsError {
     /// A limit of 0.
     #[error("{0} is 0, which would let nothing through; leave it out for the default")]
     Zero(&'static str),
+    /// Requests that clients are told to send would be refused.
+    #[error("max-json-bytes is {found}; the least is {least}, for a request with max-digests digests must fit, here {digests}")]
+    DigestsDoNotFit {
+        /// Bytes of a JSON body that are allowed.
+        found: usize,
+        /// Bytes that must be allowed.
+        least: usize,
+        /// Digests of one request that are allowed.
+        digests: usize,
+    },
     /// An address that other machines can reach.
     #[error(
         "refusing to listen on {0}: other machines could reach it, and this registry has no access control yet, so any client that can connect \
@@ -233,6 +247,11 @@ impl Config {
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(SettingsError::Zero(name));
+        }
+        let (found, digests) = (self.max_json_bytes, self.max_digests);
+        let least = digests.saturating_mul(DIGEST_BYTES).saturating_add(OTHER_BYTES);
+        if found < least {
+            return Err(SettingsError::DigestsDoNotFit { found, least, digests });
         }
         if !self.listen.ip().is_loopback() && !self.insecure_listen_anywhere {
             return Err(SettingsError::Exposed(self.listen));

@@ -42,6 +42,9 @@ pub enum Error {
         /// Whether packs are there.
         has_packs: bool,
     },
+    /// A command is for a store that there is, and the directory of its packs is not there.
+    #[error("there is no store in {}: there is no such directory. --storage names the one that `pf-registry serve` uses", .0.display())]
+    NoStorage(std::path::PathBuf),
     /// The other registry of a command cannot be used.
     #[error(transparent)]
     Mirror(#[from] mirror::Error),
@@ -100,7 +103,7 @@ impl Error {
             Self::Settings(_) => ErrorCode::InvalidRequest,
             Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
             Self::Listen { .. } | Self::Locked { .. } => ErrorCode::InvalidRequest,
-            Self::NoStore { .. } => ErrorCode::NotFound,
+            Self::NoStore { .. } | Self::NoStorage(_) => ErrorCode::NotFound,
             Self::Store(error) | Self::Work(error) => error.local_code(),
             Self::Mirror(error) => error.code(),
             Self::Found(_) => ErrorCode::CorruptStore,

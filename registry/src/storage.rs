@@ -4,11 +4,13 @@
 use crate::config::Config;
 use crate::redirect::Redirects;
 use object_store::ObjectStore;
+use object_store::signer::Url;
 use pfr_store::storage::Storage;
 use pfr_store::{
     DomainHome, DomainPacks, DomainTables, Domains, Error, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata,
     Store,
 };
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +61,11 @@ pub async fn open_parts(config: &Config) -> Result<Opened> {
         Some(_) => beside_data(config),
     };
     Ok(Opened { domains: Domains::new(store, Some(DomainHome { tables, packs })), redirects })
+}
+
+/// The directory that `storage` names; none if it names no directory.
+pub(crate) fn directory(config: &Config) -> Option<PathBuf> {
+    Url::parse(&config.storage).ok().filter(|url| url.scheme() == "file")?.to_file_path().ok()
 }
 
 /// The packs of other domains where those of the default one are in the data directory.

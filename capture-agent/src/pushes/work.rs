@@ -120,6 +120,11 @@ impl Inner {
                 let wait = Backoff::new(self.config.push_retry, self.config.push_retry_max).wait(attempts);
                 tracing::warn!(push = id, %snapshot, reference, attempts, %error, again_in = ?wait, "push attempt failed, retrying");
                 count("retried", 0);
+                // `pf push` to another registry takes the pin back, but without the snapshot this
+                // push would fail for good.
+                if let Ok(target) = Target::parse(&reference) {
+                    self.pin(&target, snapshot, true).await;
+                }
                 return Some(wait);
             }
             Err(error) => {

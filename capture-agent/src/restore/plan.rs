@@ -119,9 +119,7 @@ impl Plan {
             return Ok(self);
         }
         if !self.legal.is_legal(position) || !self.states.is_empty() {
-            let first = self.legal.first().map(|step| format!(", or a multiple of {step} before it")).unwrap_or_default();
-            let legal = format!("{}, the end of the snapshot{first}", self.boundary);
-            return Err(Error::mismatch(ErrorCode::BoundaryMismatch, "token position to resume at", legal, position));
+            return Err(Error::Position { found: position, end: self.boundary, step: self.legal.first() });
         }
         let computed = usize::try_from(position).unwrap_or(usize::MAX);
         // The next token is chosen, and computed after the restore.

@@ -39,10 +39,10 @@ fn the_template_parses_and_shows_the_defaults() {
 
 #[test]
 fn flags_win_over_the_file_and_that_over_the_defaults() {
-    let (_dir, path) = file("ring-bytes = 5\nengine-timeout = 7\nlog-format = \"json\"\nregistry = \"http://file/\"\n");
-    let flags = Overrides { ring_bytes: Some(9), ..Overrides::default() };
+    let (_dir, path) = file("ring-bytes = 500000\nengine-timeout = 7\nlog-format = \"json\"\nregistry = \"http://file/\"\n");
+    let flags = Overrides { ring_bytes: Some(900_000), ..Overrides::default() };
     let config = Config::load(Some(&path), flags, &home()).unwrap();
-    assert_eq!((config.ring_bytes, config.engine_timeout, config.log_format), (9, Duration::from_secs(7), LogFormat::Json));
+    assert_eq!((config.ring_bytes, config.engine_timeout, config.log_format), (900_000, Duration::from_secs(7), LogFormat::Json));
     assert_eq!(config.registry.as_deref(), Some("http://file"));
     assert_eq!(config.shutdown_grace, Duration::from_secs(30));
 }
@@ -63,9 +63,13 @@ fn places_follow_the_environment() {
 fn what_makes_no_sense_is_refused_by_name() {
     for (text, word) in [
         ("ring-byte = 5", "ring-byte"),
-        ("ring-bytes = 0", "ring-bytes"),
+        ("ring-bytes = 0", "the least is 65536"),
+        ("ring-bytes = 65535", "ring-bytes is 65535; the least is 65536"),
         ("engine-timeout = 0", "engine-timeout"),
         ("pause-limit = 0", "pause-limit"),
+        ("push-retry-ms = 0", "push-retry-ms"),
+        ("push-retry-max = 0", "push-retry-max"),
+        ("max-store-size = \"0\"", "max-store-size"),
         ("metrics-listen = \"0.0.0.0:1\"", "loopback"),
         ("registry = \"ftp://x\"", "ftp://x"),
         ("socket = \"/a\"\nengine-socket = \"/a\"", "engine-socket"),

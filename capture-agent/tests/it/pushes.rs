@@ -290,6 +290,22 @@ async fn a_drain_tells_of_pushes_that_were_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_waits_pins_its_snapshot_again_if_a_push_by_hand_took_the_pin() {
+    let (host, _engine) = out_of_reach().await;
+    let (digest, job) = snapshot(&host, "e", "team/agent:x").await;
+    tries(&host.agent, &job.id, 1).await;
+    let (store, repository) = (host.agent.store(), "team/agent".parse().unwrap());
+    // As `pf push` does when another registry has the snapshot.
+    store.pin(&repository, &digest, Pin::UntilPushed, false).await.unwrap();
+    let pinned = async {
+        while !store.pinned().await.unwrap().iter().any(|row| row.snapshot.digest == digest) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), pinned).await.expect("its snapshot may be evicted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_push_clears_its_own_pin_and_no_other() {
     let (address, dir) = (free_address(), tempfile::tempdir().unwrap());
     let (host, engine) = with_sequence(format!("http://{address}")).await;

@@ -433,7 +433,8 @@ async fn a_snapshot_of_full_attention_comes_back_at_the_end_of_each_page() {
     for position in [0, 4, 44, 60, 62] {
         let error = restore_at("there", position).await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::BoundaryMismatch, "{error}");
-        assert!(error.to_string().contains("multiple of 8"), "{error}");
+        let possible = "a resume begins at token position 61, the end of the snapshot, or at a multiple of 8 before it";
+        assert_eq!(error.to_string(), format!("{possible}, not at {position}"));
     }
     assert_eq!(b.waiting(), Vec::<String>::new());
 
@@ -442,7 +443,7 @@ async fn a_snapshot_of_full_attention_comes_back_at_the_end_of_each_page() {
     capture(&host, "hybrid").await;
     let error = restore_at("hybrid", 32).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::BoundaryMismatch, "{error}");
-    assert!(!error.to_string().contains("multiple"), "{error}");
+    assert_eq!(error.to_string(), "a resume begins at token position 61, the end of the snapshot, not at 32");
 }
 
 #[tokio::test]

@@ -94,7 +94,9 @@ fn the_agent_is_quoted_with_the_places_where_it_looked_and_the_option_that_it_re
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("agent.sock");
     let answer = |request: &str| match request.split('/').nth(3) {
-        Some("short") => Answer::Problem(409, "boundary_mismatch", "token position to resume at: 47 expected, found 3"),
+        Some("short") => {
+            Answer::Problem(409, "boundary_mismatch", "a resume begins at token position 47, the end of the snapshot, not at 3")
+        }
         _ => Answer::Problem(404, "tag_unknown", "team/chat has no tag keep"),
     };
     agent(&socket, answer);
@@ -105,7 +107,7 @@ fn the_agent_is_quoted_with_the_places_where_it_looked_and_the_option_that_it_re
         (&["restore", digest, "e"], "the agent looked in its own store and in the registry"),
         (&["restore", "team/chat:keep", "e", "--local"], "with --local the agent looks in its own store only"),
         (&["snapshot", "e", "team/chat:y", "--parent", "team/chat:keep"], "--parent takes a digest, or a reference in the agent's store"),
-        (&["restore", "team/chat:keep", "short", "--position", "3"], "the snapshot cannot be resumed at --position 3: token position"),
+        (&["restore", "team/chat:keep", "short", "--position", "3"], "the snapshot cannot be resumed at --position 3: a resume begins"),
     ] {
         let (_, _, stderr) = run(home.path(), &[args, &["--agent", socket]].concat());
         assert!(stderr.contains(says), "{args:?}: {stderr}");

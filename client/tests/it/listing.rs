@@ -62,3 +62,22 @@ async fn pins_are_listed_and_snapshots_without_one_are_not() {
     let (code, _, stderr) = pf(dir.path(), &["ls", "--pinned", "--registry", &registry.url]);
     assert!(code == 1 && stderr.contains("pf ls --pinned --local"), "{stderr}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_from_the_local_store_takes_back_the_pin_of_an_only_copy_and_no_other() {
+    let (from, to, dir) = (Registry::start().await, Registry::start().await, tempfile::tempdir().unwrap());
+    let store = Store::open(&dir.path().join("store"), Options::default()).await.unwrap();
+    push_dir(&from.remote(), directory(SMALL, &[1]).path(), "a").await.unwrap();
+    let digest = pull_store(&from.remote(), "a", &store).await.unwrap().digest;
+    for pin in [Pin::ByHand, Pin::UntilPushed] {
+        store.pin(&repository(), &digest, pin, true).await.unwrap();
+    }
+    let pins = async || store.pinned().await.unwrap().into_iter().flat_map(|row| row.pins).collect::<Vec<_>>();
+    let push = |registry: &str| pf(dir.path(), &["push", "team/agent:here", "team/agent:a", "--registry", registry, "--retries", "0"]);
+    let (code, _, stderr) = push("http://127.0.0.1:1");
+    assert_ne!(code, 0, "{stderr}");
+    assert_eq!(pins().await, [Pin::ByHand, Pin::UntilPushed], "no registry has it");
+    let (code, _, stderr) = push(&to.url);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(pins().await, [Pin::ByHand]);
+}

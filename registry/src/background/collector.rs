@@ -101,9 +101,9 @@ impl Collector {
     pub(crate) async fn backlog(&self) -> pfr_store::Result<()> {
         let metadata = self.store.metadata();
         let labels = || names::of_domain(&self.domain);
-        metrics::gauge!(names::GC_DUE, labels()).set(metadata.suspects(COUNTED).await?.len() as f64);
-        let draining: u64 = metadata.drained_packs(Duration::ZERO, COUNTED).await?.iter().map(|pack| pack.bytes).sum();
-        metrics::gauge!(names::GC_DRAINING, labels()).set(draining as f64);
+        metrics::gauge!(names::GC_DUE, labels()).set(metadata.candidates(COUNTED).await?.len() as f64);
+        let emptied: u64 = metadata.emptied_packs(Duration::ZERO, COUNTED).await?.iter().map(|pack| pack.bytes).sum();
+        metrics::gauge!(names::GC_DRAINING, labels()).set(emptied as f64);
         Ok(())
     }
 }

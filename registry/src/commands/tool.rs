@@ -11,7 +11,7 @@ use std::io::Write as _;
 pub(super) const NAMED: usize = 3;
 
 /// In the data directory of a registry: its tables, unless they are in PostgreSQL, and its packs,
-/// unless they are in a bucket.
+/// unless they are in a storage.
 const TABLES: &str = "metadata.sqlite";
 pub(super) const PACKS: &str = "packs";
 
@@ -25,7 +25,7 @@ pub(super) struct Which {
 
 /// Refuses a data directory without the file or folder that every store has there: a mistyped name
 /// must not pass for a store that holds nothing.
-pub(super) fn there_is(config: &Config, missing: &str) -> Result<(), Error> {
+fn there_is(config: &Config, missing: &str) -> Result<(), Error> {
     let data = &config.data;
     match data.join(missing).try_exists() {
         Ok(true) => Ok(()),
@@ -34,11 +34,26 @@ pub(super) fn there_is(config: &Config, missing: &str) -> Result<(), Error> {
     }
 }
 
+/// Refuses a store whose packs would be in a directory that is not there: the one that `--storage`
+/// names, or else `packs` in the data directory. Buckets pass: nothing makes one by mistake.
+pub(super) fn there_are_packs(config: &Config, packs: &str) -> Result<(), Error> {
+    if config.storage.is_empty() {
+        return there_is(config, packs);
+    }
+    let Some(dir) = storage::directory(config) else { return Ok(()) };
+    match dir.try_exists() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::NoStorage(dir)),
+        Err(error) => Err(Error::Store(pfr_store::Error::of_dir(&dir, &error))),
+    }
+}
+
 /// Opens the default domain of a store that there is. Its tables are not lost.
 pub(super) async fn open_existing(config: &Config) -> Result<Domains, Error> {
     if config.database.is_empty() {
         there_is(config, TABLES)?;
     }
+    there_are_packs(config, PACKS)?;
     let domains = storage::open(config).await?;
     domains.default_store().names_are_known().await?;
     Ok(domains)

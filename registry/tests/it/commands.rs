@@ -197,6 +197,32 @@ async fn a_tool_refuses_a_folder_without_a_store_and_makes_nothing_there() {
     assert_eq!(target.get(&format!("/v1/repositories/{REPO}/tags/latest")).await.status(), 200);
 }
 
+/// The same for the directory of the packs, where the tables are elsewhere.
+#[tokio::test]
+async fn a_tool_refuses_a_storage_that_is_not_there_and_makes_nothing_there() {
+    let (store, dir) = (data().await, tempfile::tempdir().expect("a directory"));
+    let [absent, new] = ["absent", "new"].map(|name| dir.path().join(name).display().to_string());
+    let (data, storage) = (store.path().to_str().expect("a path"), format!("file://{absent}"));
+    // Nothing asks the database before the packs are there.
+    let database = "postgres://nobody@127.0.0.1:1/nothing";
+    for (which, says) in [
+        (&["--data", data, "--storage", &storage][..], "--storage"),
+        (&["--database", database, "--storage", &storage], "--storage"),
+        (&["--database", database, "--data", &absent], "--data"),
+    ] {
+        for tool in [&["gc"][..], &["fsck"], &["scrub"], &["mirror", "--to", "http://127.0.0.1:1", "--delete"], &["rebuild"]] {
+            let (code, stdout, stderr) = run(&[tool, which].concat());
+            assert!(code == 5 && stdout.is_empty() && stderr.contains(says), "{tool:?} {which:?}: {code} {stdout}{stderr}");
+        }
+    }
+    let (code, _, stderr) = run(&["rebuild", "--data", &new, "--storage", &storage]);
+    assert!(code == 5 && stderr.contains("--storage"), "{code} {stderr}");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0, "a refused tool made something");
+    // An empty directory is the storage of a store that got no pack yet.
+    std::fs::create_dir(&absent).expect("a directory");
+    assert_eq!(run(&["gc", "--data", data, "--storage", &storage]).0, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mirror_that_has_nothing_to_do_says_so() {
     let (from, to) = (Registry::start().await, Registry::start().await);

@@ -68,8 +68,15 @@ fn what_cannot_be_right_is_refused() {
     let exposed = Overrides { data: data.clone(), listen: Some(([0, 0, 0, 0], 1).into()), ..Overrides::default() };
     assert!(matches!(Config::load(None, exposed.clone()), Err(SettingsError::Exposed(_))));
     assert!(Config::load(None, Overrides { insecure_listen_anywhere: Some(true), ..exposed }).is_ok());
-    let zero = Overrides { data, lease_seconds: Some(0), ..Overrides::default() };
+    let zero = Overrides { data: data.clone(), lease_seconds: Some(0), ..Overrides::default() };
     assert!(matches!(Config::load(None, zero), Err(SettingsError::Zero("lease-seconds"))));
+    // Digests as many as clients are told to send must fit into a request.
+    let tiny = Overrides { data, max_json_bytes: Some(10), ..Overrides::default() };
+    let error = Config::load(None, tiny.clone()).expect_err("a tiny limit").to_string();
+    assert!(error.contains("max-json-bytes is 10; the least is 13865536"), "{error}");
+    assert!(Config::load(None, Overrides { max_json_bytes: Some(13_865_536), ..tiny.clone() }).is_ok());
+    let fewer = Overrides { max_digests: Some(1000), max_json_bytes: Some(1 << 20), ..tiny };
+    assert!(Config::load(None, fewer).is_ok());
     assert!(matches!(Config::load(None, Overrides::default()), Err(SettingsError::NoData)));
 }
 

@@ -3,8 +3,10 @@
 use crate::common::snapshot::{Snapshot, decode, page, snapshot, stream};
 use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::api::{self, FramesStored};
+use pfr_schema::checkpoint::{ABI, Checkpoint, Dtype, Key, Layout, Tensor};
+use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// Longer than any of this takes, on any machine.
 const FOR_EVER: Duration = Duration::from_secs(60);
@@ -301,6 +303,68 @@ async fn a_scrub_has_a_least_rate_and_takes_no_place_of_a_verification() {
         }
     }
     drop(slow);
+}
+
+/// A snapshot with a checkpoint whose value is one byte, read so many times. Its value hash is
+/// wrong, which is found at the end.
+fn repeated(elements: u64) -> (Vec<Document>, Digest) {
+    let payload = Document::new(Kind::Blob, vec![7; 16]);
+    let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };
+    let limits = Limits::default();
+    let mut tensor =
+        Tensor::describe("t".into(), "recurrent".into(), None, vec![1], Dtype::U8, Dtype::U8, layout, &payload.bytes, &limits).unwrap();
+    tensor.shape = vec![elements];
+    let prefix = Digest::sha256(b"prefix");
+    let key = Key { scheme: "pf-prefix-v1".into(), prefix, tokens: 16, alignment: 16, salt: String::new(), adapter: None };
+    let checkpoint = Checkpoint { abi: ABI.into(), key, tensors: vec![tensor] };
+    let checkpoint = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
+    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
+    let layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
+    let manifest = Manifest::snapshot(&config, layers, Default::default()).to_document();
+    let digest = manifest.digest;
+    (vec![payload, checkpoint, config, manifest], digest)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_verification_keeps_its_place_until_its_client_leaves_and_then_ends_and_frees_it() {
+    let registry = Registry::start().await;
+    registry.push(REPO, &snapshot(0..2, vec![]), Some("base")).await;
+    let (documents, manifest) = repeated(64 << 20);
+    let push = registry.open_push(REPO).await;
+    let _: FramesStored = ok(registry.put_frames(&push, stream(&documents)).await).await;
+    let _: api::Committed = ok(registry.post(&format!("{push}/commit"), &json!({"manifest": manifest, "tag": "long"})).await).await;
+    let verify = |tag: &str| registry.request(Method::POST, &format!("/v1/repositories/{REPO}/snapshots/{tag}/verify")).send();
+    // To its end.
+    let started = Instant::now();
+    refused(verify("long").await.unwrap(), ErrorCode::ValueHashMismatch).await;
+    let whole = started.elapsed();
+    let started = Instant::now();
+    let mut asked: Vec<_> = (0..3).map(|_| tokio::spawn(verify("long"))).collect();
+    let one_has_ended = async {
+        loop {
+            if let Some(at) = asked.iter().position(JoinHandle::is_finished) {
+                return asked.remove(at);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let third = tokio::time::timeout(FOR_EVER, one_has_ended).await.expect("one of three is refused");
+    refused(third.await.unwrap().unwrap(), ErrorCode::Overloaded).await;
+    // The clients of the other two leave.
+    asked.iter().for_each(JoinHandle::abort);
+    let has_a_place = async {
+        loop {
+            let answer = verify("base").await.unwrap();
+            if answer.status() != StatusCode::SERVICE_UNAVAILABLE {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let answer = tokio::time::timeout(FOR_EVER, has_a_place).await.expect("no place is freed");
+    let freed = started.elapsed();
+    let _: api::Verified = ok(answer).await;
+    assert!(freed < whole * 3 / 4, "{freed:?} of {whole:?}");
 }
 
 mod long {
