@@ -2,7 +2,7 @@
 //!
 //! A call is a sequence of short transactions, each of one set of candidates (`sweep.rs`). A
 //! database with one writer needs no locks: there a transaction takes one set after the other until
-//! another transaction waits.
+//! another transaction waits. On a shared database, collection pauses while other transactions run.
 
 use super::sessions::forget_expired;
 use super::sql::values;
@@ -11,9 +11,10 @@ use super::tx::{Backend, Mode, Outcome, Tx};
 use super::{Collected, ObjectId};
 use crate::error::{Error, Result};
 use std::collections::HashSet;
+use std::time::Instant;
 
 /// How long a node is deferred if its children are not known.
-const PARKED_MS: u64 = 24 * 3600 * 1000;
+const DEFERRED_MS: u64 = 24 * 3600 * 1000;
 
 /// Collects until about `budget` objects are deleted or no candidate is due.
 pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Collected> {
@@ -21,13 +22,14 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
     let mut done = Collected { sessions, ..Collected::default() };
     let mut deferred = HashSet::new();
     loop {
+        let started = Instant::now();
         let left = (budget as u64).saturating_sub(done.released + done.unclaimed);
         let room = usize::try_from(left).unwrap_or(usize::MAX).min(B::Tx::SWEEP);
         let step = match backend.run(Mode::WRITE, room, |tx, room| Box::pin(sweep(tx, *room))).await {
             Ok(step) => step,
             // The transaction was rolled back. Defer the node, and collect the other candidates.
             Err(Error::Broken { container, .. }) if deferred.insert(container) => {
-                backend.run(Mode::WRITE, container, |tx, container| Box::pin(park(tx, *container))).await?;
+                backend.run(Mode::WRITE, container, |tx, container| Box::pin(defer(tx, *container))).await?;
                 done.deferred += 1;
                 continue;
             }
@@ -41,6 +43,7 @@ pub(super) async fn collect<B: Backend>(backend: &B, budget: usize) -> Result<Co
             Err(error) => return Err(error),
         };
         add(&mut done, step);
+        backend.give_way(started.elapsed()).await;
         if !done.more || step.examined == 0 || done.released + done.unclaimed >= budget as u64 {
             return Ok(done);
         }
@@ -57,8 +60,8 @@ fn add(done: &mut Collected, step: Collected) {
 }
 
 /// Defers a node as a lease does: it returns to the queue when this time is over.
-async fn park<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
-    let until = tx.now().await?.saturating_add(PARKED_MS);
+async fn defer<T: Tx>(tx: &mut T, container: ObjectId) -> Outcome<()> {
+    let until = tx.now().await?.saturating_add(DEFERRED_MS);
     tx.execute("UPDATE objects SET keep_until = $1 WHERE id = $2", values![until, container]).await?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use super::sql::{Column, FromRow, Sql, Value};
 use crate::error::Result;
 use crate::room::{Freeing, MadeRoom};
 use futures::future::BoxFuture;
+use std::time::Duration;
 
 /// What the statements of a transaction see of each other and of other transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,9 @@ pub(crate) trait Backend: Send + Sync + std::fmt::Debug + 'static {
         arguments: A,
         job: Job<Self::Tx, A, R>,
     ) -> impl Future<Output = Result<R>> + Send;
+
+    /// Collection has worked for `took`: waits so that others get their share, if there are any.
+    fn give_way(&self, took: Duration) -> impl Future<Output = ()> + Send;
 
     /// See [`super::Metadata::make_room`].
     fn make_room(&self, work: Freeing) -> impl Future<Output = Result<MadeRoom>> + Send;

@@ -33,7 +33,7 @@ const STALE: Duration = Duration::from_secs(1);
 const ALIVE: Duration = Duration::from_secs(2);
 /// Timeout of the statements that begin or end a transaction. The end waits for the disks of the
 /// database and of its copies.
-const WORD: Duration = Duration::from_secs(5);
+const ROUND_TRIP: Duration = Duration::from_secs(5);
 const COMMIT: Duration = Duration::from_secs(30);
 /// Timeout of a transaction over all tables.
 pub(super) const LONG: Duration = Duration::from_secs(24 * 3600);
@@ -95,6 +95,11 @@ impl Database {
         Ok(Self { pool, limit, clock })
     }
 
+    /// Whether transactions run now.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pool.size() as usize > self.pool.num_idle()
+    }
+
     /// Runs a transaction on the tables of a domain.
     pub(super) async fn run<A: Sync, R: Send>(&self, tables: &Tables, mode: Mode, arguments: &A, job: Job<PgTx, A, R>) -> Result<R> {
         let limit = if mode.long { LONG } else { self.limit };
@@ -128,7 +133,7 @@ impl Database {
         let connection = Leased::new(self.pool.acquire().await?);
         let mut tx = PgTx::on(connection, self.clock.as_ref().map(Clock::now));
         if let Some(begin) = begin {
-            tx.say(begin, self.limit.min(WORD)).await?;
+            tx.send(begin, self.limit.min(ROUND_TRIP)).await?;
         }
         match answered(limit, job(&mut tx, arguments)).await {
             Ok(value) => {
@@ -144,7 +149,7 @@ impl Database {
             Err(fail) => {
                 // Roll back now and not at the next use of the connection, since its locks make
                 // others wait. If the connection is lost, the transaction is too.
-                if !lost_connection(&fail) && (!in_transaction || tx.say("ROLLBACK", self.limit.min(WORD)).await.is_ok()) {
+                if !lost_connection(&fail) && (!in_transaction || tx.send("ROLLBACK", self.limit.min(ROUND_TRIP)).await.is_ok()) {
                     tx.connection.done();
                 }
                 Err(fail)
@@ -158,10 +163,10 @@ impl Database {
             _ => {
                 let ask = "SELECT pg_current_xact_id_if_assigned()::text, pg_postmaster_start_time()::text";
                 let id = sqlx::query_as(ask).fetch_one(tx.connection());
-                answered(self.limit.min(WORD), async { Ok(id.await?) }).await?
+                answered(self.limit.min(ROUND_TRIP), async { Ok(id.await?) }).await?
             }
         };
-        let Err(fail) = tx.say("COMMIT", self.limit.min(COMMIT)).await else {
+        let Err(fail) = tx.send("COMMIT", self.limit.min(COMMIT)).await else {
             tx.connection.done();
             return Ok(());
         };
@@ -199,7 +204,7 @@ impl Database {
                 leased.done();
                 Ok::<_, sqlx::Error>(status)
             };
-            match tokio::time::timeout(self.limit.min(ACQUIRE + WORD), status).await {
+            match tokio::time::timeout(self.limit.min(ACQUIRE + ROUND_TRIP), status).await {
                 Ok(Ok(Some(status))) if status == "committed" => return Ok(true),
                 Ok(Ok(Some(status))) if status == "aborted" => return Ok(false),
                 // An id that the server did not give out since it crashed.
@@ -297,9 +302,9 @@ impl Drop for Leased {
 
 impl PgTx {
     /// Begins or ends the transaction.
-    async fn say(&mut self, word: impl SqlSafeStr, limit: Duration) -> Outcome<()> {
-        let said = sqlx::raw_sql(word).execute(self.connection());
-        answered(limit, async { Ok(said.await.map(drop)?) }).await
+    async fn send(&mut self, statement: impl SqlSafeStr, limit: Duration) -> Outcome<()> {
+        let sent = sqlx::raw_sql(statement).execute(self.connection());
+        answered(limit, async { Ok(sent.await.map(drop)?) }).await
     }
 }
 

@@ -25,6 +25,9 @@ const MAX_CONNECTIONS: u32 = 16;
 /// without a limit would wait for ever.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 
+/// The longest pause of collection between two of its transactions.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
 /// How to use a database.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
@@ -105,6 +108,13 @@ impl Backend for PostgresMetadata {
 
     async fn run<A: Send + Sync + 'static, R: Send + 'static>(&self, mode: Mode, arguments: A, job: Job<PgTx, A, R>) -> Result<R> {
         self.database.run(&self.tables, mode, &arguments, job).await
+    }
+
+    /// While other transactions of this process run, collection takes at most half of the time.
+    async fn give_way(&self, took: Duration) {
+        if self.database.is_busy() {
+            tokio::time::sleep(took.min(LONGEST_PAUSE)).await;
+        }
     }
 
     async fn make_room(&self, _work: Freeing) -> Result<MadeRoom> {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use tx::SqliteTx;
 
 /// KiB of pages that the writer keeps in memory at most; for a domain of many.
@@ -100,6 +101,11 @@ impl Backend for SqliteMetadata {
         };
         typed(done.await?)
     }
+
+    /// Not here: a transaction of collection ends when another one waits ([`Tx::may_go_on`]).
+    ///
+    /// [`Tx::may_go_on`]: crate::metadata::tx::Tx::may_go_on
+    async fn give_way(&self, _took: Duration) {}
 
     async fn make_room(&self, work: Freeing) -> Result<MadeRoom> {
         self.database.make_room(work).await
