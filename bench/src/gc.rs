@@ -110,7 +110,7 @@ fn print_sweeps(stores: &[sweep::Store]) {
 }
 
 /// Collects until nothing is due. Returns seconds and the number of objects deleted.
-pub async fn drain(metadata: &dyn pfr_store::Metadata, batch: usize) -> Result<(f64, u64)> {
-    let (seconds, (done, _), _) = sweep::drain(metadata, batch).await?;
+pub async fn collect_all(metadata: &dyn pfr_store::Metadata, batch: usize) -> Result<(f64, u64)> {
+    let (seconds, (done, _), _) = sweep::collect_all(metadata, batch).await?;
     Ok((seconds, done.released + done.unclaimed))
 }

@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! collect  due GC candidates ─▶ rows of objects that nothing holds and no lease covers, and what hung on them
-//! retire   packs that nothing points to, uploads past their lease ─▶ state `draining`: emptied
+//! empty    packs that nothing points to, uploads past their lease ─▶ emptied: state `draining`
 //! merge    packs far below the size of a full one ─▶ their live frames in few packs; the old ones are emptied
 //! compact  packs less than half alive ─▶ their live frames in a new pack; the old ones are emptied
-//! drain    packs that have been emptied for the grace period ─▶ bytes deleted, then rows
+//! delete   packs that have been emptied for the grace period ─▶ bytes deleted, then rows
 //! trim     objects of the journal that a summary made superfluous ─▶ bytes deleted, then rows
 //! ```
 //!
@@ -18,7 +18,7 @@ mod collect;
 mod compact;
 mod copy;
 mod debris;
-mod drain;
+mod deletion;
 mod dry;
 mod evacuate;
 mod evict;
@@ -42,11 +42,11 @@ pub enum GcPart {
     /// All of them.
     #[default]
     All,
-    /// Collect, retire and drain.
+    /// Collect, empty and delete.
     Collection,
-    /// Compact and drain.
+    /// Compact and delete.
     Compaction,
-    /// Merge small packs and drain.
+    /// Merge small packs and delete.
     Merging,
     /// Write a summary of the journal if that pays, and trim the journal.
     JournalSummary,

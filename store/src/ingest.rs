@@ -273,8 +273,8 @@ fn references(whole: &Whole, limits: &Limits) -> Result<Option<NewContainer>> {
     Ok(container.map(|c| NewContainer { children: each_once(c.children()), shape: c.shape() }))
 }
 
-/// Children without those that say the same of a blob as its first mention: a run may list one page
-/// thousands of times, in few bytes.
+/// Children without those that say the same of a blob as its first mention: a page chunk may list
+/// one page thousands of times, in few bytes.
 fn each_once(mut children: Vec<Child>) -> Vec<Child> {
     let mut first: HashMap<Digest, Child> = HashMap::new();
     children.retain(|child| match first.entry(child.digest) {

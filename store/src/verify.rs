@@ -224,8 +224,8 @@ impl Verifier {
             if let Some(whole) = self.ready.pop_front() {
                 return Ok(Step::Item(Incoming::Whole(whole)));
             }
-            let draining = self.ended.is_some() || self.hand_on;
-            if (draining && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
+            let flushing = self.ended.is_some() || self.hand_on;
+            if (flushing && !self.hashing.is_empty()) || self.hashing_bytes > WINDOW {
                 self.collect().await?;
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use super::Args;
 use super::rows::{Ahead, LEASE};
-use super::sweep::{drain, fill, push_garbage};
+use super::sweep::{collect_all, fill, push_garbage};
 use crate::Result;
 use crate::made::{Made, blob};
 use bytes::Bytes;
@@ -88,7 +88,7 @@ pub async fn run(disk: &Path, args: &Args) -> Result<Vec<Phase>> {
             if kind.is_some() {
                 let manifests = push_garbage(store.metadata(), &name, first, args.garbage, shared).await?;
                 ahead.advance(2 * LEASE);
-                drain(store.metadata(), args.batch).await?;
+                collect_all(store.metadata(), args.batch).await?;
                 for manifest in manifests {
                     store.delete_snapshot(&name, &manifest).await?;
                 }

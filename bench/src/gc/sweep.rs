@@ -172,7 +172,7 @@ async fn open(disk: &Path, live: u64, args: &Args) -> Result<Open> {
     let (metadata, objects, shared) = fill(dir.path(), live, args.straight_above, &ahead).await?;
     eprintln!("{objects} live objects in {:.1} s", start.elapsed().as_secs_f64());
     ahead.advance(2 * LEASE);
-    let (base_look_seconds, _, _) = drain(&*metadata, args.batch).await?;
+    let (base_look_seconds, _, _) = collect_all(&*metadata, args.batch).await?;
     let straight = live > args.straight_above;
     let report = Store { live: objects, straight, objects, database_bytes: 0, base_look_seconds, rounds: Vec::new() };
     Ok(Open { dir, metadata, ahead, shared, report })
@@ -180,7 +180,7 @@ async fn open(disk: &Path, live: u64, args: &Args) -> Result<Open> {
 
 /// Collects until nothing is due. Returns the seconds, the results with the number of transactions,
 /// and the seconds of the longest transaction.
-pub async fn drain(metadata: &dyn Metadata, batch: usize) -> Result<(f64, (Collected, u64), f64)> {
+pub async fn collect_all(metadata: &dyn Metadata, batch: usize) -> Result<(f64, (Collected, u64), f64)> {
     let (start, mut longest, mut all, mut transactions) = (Instant::now(), Duration::ZERO, Collected::default(), 0);
     loop {
         let step = Instant::now();
@@ -224,7 +224,7 @@ impl Open {
         let manifests = push_garbage(&*self.metadata, &name, first, args.garbage, self.shared).await?;
         let push_seconds = start.elapsed().as_secs_f64();
         self.ahead.advance(2 * LEASE);
-        let (look_seconds, (looked, _), _) = drain(&*self.metadata, args.batch).await?;
+        let (look_seconds, (looked, _), _) = collect_all(&*self.metadata, args.batch).await?;
         if looked.released + looked.unclaimed > 0 {
             return Err(format!("{looked:?}: the collection deleted objects that snapshots hold").into());
         }
@@ -237,15 +237,15 @@ impl Open {
             self.metadata.delete_snapshot(name.clone(), *manifest).await?;
         }
         let delete_seconds = start.elapsed().as_secs_f64();
-        let (sweep_seconds, (swept, transactions), longest_transaction_seconds) = drain(&*self.metadata, args.batch).await?;
+        let (sweep_seconds, (swept, transactions), longest_transaction_seconds) = collect_all(&*self.metadata, args.batch).await?;
         let short = args.garbage.abs_diff(swept.released);
         if short > 2 * manifests.len() as u64 + 6 {
             return Err(format!("{} objects were pushed and {} collected", args.garbage, swept.released).into());
         }
         let start = Instant::now();
-        let retired = self.metadata.retire_packs(1_000_000).await?.empty;
+        let retired = self.metadata.empty_packs(1_000_000).await?.empty;
         let retire_seconds = start.elapsed().as_secs_f64();
-        let idle_seconds = drain(&*self.metadata, args.batch).await?.0;
+        let idle_seconds = collect_all(&*self.metadata, args.batch).await?.0;
         Ok(Round {
             pushed: args.garbage,
             push_seconds,

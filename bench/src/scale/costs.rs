@@ -88,11 +88,11 @@ pub async fn measure(disk: &Path, tmpfs: &Path) -> Result<Costs> {
     let asked = count / start.elapsed().as_secs_f64();
     let (commits, snapshot_bytes) = small(&metadata, &path, child_bytes).await?;
     ahead.advance(2 * LEASE);
-    crate::gc::drain(&*metadata, 2000).await?;
+    crate::gc::collect_all(&*metadata, 2000).await?;
     for manifest in manifests {
         metadata.delete_snapshot(name.clone(), manifest).await?;
     }
-    let (seconds, swept) = crate::gc::drain(&*metadata, 2000).await?;
+    let (seconds, swept) = crate::gc::collect_all(&*metadata, 2000).await?;
     let (bytes_in, bytes_out) = bytes(tmpfs).await?;
     let swept = swept as f64 / seconds;
     Ok(Costs {

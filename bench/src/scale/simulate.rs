@@ -219,7 +219,7 @@ impl World<'_> {
                     self.metadata.delete_snapshot(name, digest).await?;
                 }
                 Event::Collect => {
-                    let (seconds, swept) = crate::gc::drain(self.metadata, 2000).await?;
+                    let (seconds, swept) = crate::gc::collect_all(self.metadata, 2000).await?;
                     (self.swept, self.sweep_seconds) = (self.swept + swept, self.sweep_seconds + seconds);
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::run::Run;
 
-/// Packs retired in one transaction.
+/// Packs emptied in one transaction.
 const PACKS: usize = 1000;
 
 impl Run<'_> {
@@ -33,9 +33,9 @@ impl Run<'_> {
     }
 
     /// Marks as emptied the packs that nothing points to, and uploads that outlived their lease.
-    pub(super) async fn retire(&mut self) {
+    pub(super) async fn empty_packs(&mut self) {
         loop {
-            let step = self.store.metadata.retire_packs(PACKS).await;
+            let step = self.store.metadata.empty_packs(PACKS).await;
             let Some(step) = self.note(step) else { return };
             self.report.packs_emptied += step.empty;
             self.report.packs_abandoned += step.abandoned;

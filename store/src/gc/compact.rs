@@ -39,8 +39,8 @@ impl Run<'_> {
                 // The space of one pack is for copying the next.
                 let closed = self.close(target).await;
                 self.note(closed);
-                self.retire().await;
-                self.drain().await;
+                self.empty_packs().await;
+                self.delete_emptied().await;
             }
         }
         if let Some(target) = target {

@@ -74,33 +74,33 @@ impl Run<'_> {
         let fates = packs.fates(plan, now, self.options.end_sessions);
         self.report.packs_emptied = fates.emptied.len() as u64;
         self.report.packs_abandoned = fates.abandoned.len() as u64;
-        let mut draining = fates.emptied;
-        draining.extend(fates.abandoned);
+        let mut emptied = fates.emptied;
+        emptied.extend(fates.abandoned);
         let merged = if self.options.compact { self.merged(plan, now).await? } else { Vec::new() };
-        draining.extend(&merged);
+        emptied.extend(&merged);
         if self.options.compact {
             for (pack, _) in fates.sparse {
-                let (moved, emptied) = Fates::moved(self.store, plan, pack).await?;
+                let (moved, empties) = Fates::moved(self.store, plan, pack).await?;
                 self.report.packs_compacted += u64::from(moved > 0);
                 self.report.moved_bytes += moved;
-                draining.extend(emptied.then_some(pack));
+                emptied.extend(empties.then_some(pack));
             }
         }
-        let drained = self.store.metadata.drained_packs(self.options.grace, MOST).await?;
-        self.report.packs_deleted = drained.len() as u64;
-        self.report.deleted_bytes = drained.iter().map(|pack| pack.bytes).sum();
-        let all: u64 = packs.iter().filter(|pack| pack.state == PackState::Draining).map(|pack| pack.bytes).sum();
+        let due = self.store.metadata.emptied_packs(self.options.grace, MOST).await?;
+        self.report.packs_deleted = due.len() as u64;
+        self.report.deleted_bytes = due.iter().map(|pack| pack.bytes).sum();
+        let all: u64 = packs.iter().filter(|pack| pack.state == PackState::Emptied).map(|pack| pack.bytes).sum();
         self.report.draining_bytes = all - self.report.deleted_bytes.min(all);
-        let bytes: u64 = draining.iter().map(|pack| pack.bytes).sum();
+        let bytes: u64 = emptied.iter().map(|pack| pack.bytes).sum();
         if self.options.grace.is_zero() {
-            self.report.packs_deleted += draining.len() as u64;
+            self.report.packs_deleted += emptied.len() as u64;
             self.report.deleted_bytes += bytes;
         } else {
             self.report.draining_bytes += bytes;
         }
         let until = |since: u64| since.saturating_add(self.grace_ms());
         let last = packs.iter().filter_map(|pack| pack.draining_since).max();
-        let last = if draining.is_empty() { last } else { Some(now) };
+        let last = if emptied.is_empty() { last } else { Some(now) };
         self.report.draining_ends_at = last.filter(|_| self.report.draining_bytes > 0).map(until);
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use crate::Store;
 use crate::error::{Error, Result};
-use crate::metadata::{Health, Lease, ObjectId, ObjectRow, PackId, PackRow, PackState, Queued, Suspect};
+use crate::metadata::{Candidate, Health, Lease, ObjectId, ObjectRow, PackId, PackRow, PackState, Queued};
 use pfr_schema::api::{OpenSession, Protected};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -75,9 +75,9 @@ impl<'a> Plan<'a> {
     }
 
     async fn candidates(&self, queued: &Queued) -> Result<Vec<ObjectId>> {
-        match queued.suspect {
-            Suspect::Object(object) => Ok(vec![object]),
-            Suspect::Pack(pack) => self.store.metadata.unheld(pack).await,
+        match queued.candidate {
+            Candidate::Object(object) => Ok(vec![object]),
+            Candidate::Pack(pack) => self.store.metadata.unheld(pack).await,
         }
     }
 
@@ -85,9 +85,9 @@ impl<'a> Plan<'a> {
     pub(super) async fn entries<'q>(&mut self, queued: impl Iterator<Item = &'q Queued>) -> Result<u64> {
         let (mut done, mut objects) = (0, Vec::new());
         for queued in queued {
-            match queued.suspect {
-                Suspect::Object(object) => objects.push(object),
-                Suspect::Pack(_) => done += self.entry(queued).await?,
+            match queued.candidate {
+                Candidate::Object(object) => objects.push(object),
+                Candidate::Pack(_) => done += self.entry(queued).await?,
             }
             if objects.len() >= self.batch {
                 done += self.free(std::mem::take(&mut objects)).await?;
@@ -228,7 +228,7 @@ impl Packs {
                 PackState::Live if left == 0 => fates.emptied.push(pack),
                 PackState::Live if left * 2 < pack.frame_bytes && pack.claimed_until <= now => fates.sparse.push((pack, left)),
                 PackState::Live | PackState::Writing => fates.stay += pack.bytes,
-                PackState::Draining => {}
+                PackState::Emptied => {}
             }
         }
         fates

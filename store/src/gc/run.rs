@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// older.
 const KEEP: Duration = Duration::from_secs(5);
 /// Emptied packs that are added up for the report.
-const DRAINING_SHOWN: usize = 100_000;
+const EMPTIED_SHOWN: usize = 100_000;
 /// Objects of the journal deleted in one run.
 const JOURNAL: usize = 50_000;
 
@@ -67,15 +67,15 @@ impl<'a> Run<'a> {
             self.collect().await;
             if self.is_tight() {
                 // The next steps write: a summary of the journal, packs of compaction.
-                self.retire().await;
-                self.drain().await;
+                self.empty_packs().await;
+                self.delete_emptied().await;
             }
         }
         if part.has(GcPart::JournalSummary) {
             self.journal_upkeep().await;
         }
         if collection {
-            self.retire().await;
+            self.empty_packs().await;
         }
         // First what is well, and then what this run may have written is not merged.
         if merging && self.options.compact && !self.is_tight() {
@@ -85,7 +85,7 @@ impl<'a> Run<'a> {
             self.compact().await;
         }
         if collection || compaction || merging {
-            self.drain().await;
+            self.delete_emptied().await;
         }
         if part.has(GcPart::JournalSummary) {
             self.trim_journal().await;
@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
 
     /// What stays for now, and until when.
     async fn left(&mut self) -> Result<()> {
-        let packs = self.store.metadata.drained_packs(Duration::ZERO, DRAINING_SHOWN).await?;
+        let packs = self.store.metadata.emptied_packs(Duration::ZERO, EMPTIED_SHOWN).await?;
         self.report.draining_bytes = packs.iter().map(|pack| pack.bytes).sum();
         let last = packs.iter().filter_map(|pack| pack.draining_since).max().filter(|_| self.report.draining_bytes > 0);
         self.report.draining_ends_at = last.map(|since| since.saturating_add(self.grace_ms()));

@@ -36,7 +36,7 @@ impl Store {
                     in_use += pack.live_bytes;
                     usage.dead_bytes += pack.bytes.saturating_sub(pack.live_bytes);
                 }
-                PackState::Draining => {
+                PackState::Emptied => {
                     usage.draining_bytes += pack.bytes;
                     last = last.max(pack.draining_since);
                 }

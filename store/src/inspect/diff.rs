@@ -86,7 +86,7 @@ impl Store {
     }
 }
 
-/// Runs of a tree and how many pages each has (in all its places).
+/// Page chunks of a tree and how many pages each has (in all its places).
 fn runs(tree: Option<&PageTree>) -> HashMap<Digest, u64> {
     let mut runs = HashMap::new();
     for run in tree.into_iter().flat_map(|t| &t.runs) {

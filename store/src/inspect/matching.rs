@@ -1,7 +1,7 @@
 //! Finds a snapshot from which given tokens can be resumed, by the two-key rule.
 //!
-//! Both keys must hold at one boundary: the *page key*, the prefix key of the request's own tokens
-//! equals the snapshot's; and the *state key*, the snapshot's checkpoints carry that same key. A
+//! Both keys must hold at one position: the *page key*, the prefix key of the request's own tokens
+//! equals the snapshot's; and the *state key*, the snapshot's checkpoints have that same key. A
 //! snapshot can be used at its own token position. If nothing but pages of full attention is in it,
 //! it can be used at the end of each page too: [`pfr_schema::resume::Legal`] is the rule, and the
 //! tokens are compared one by one.
@@ -80,8 +80,8 @@ struct Matching<'a> {
 }
 
 impl Store {
-    /// The deepest boundary of a repository's snapshots at which both keys hold, and the nearest
-    /// that were refused. A boundary may be as long as the request.
+    /// The deepest position at which both keys of a snapshot in the repository hold, and the
+    /// nearest snapshots that were refused. The position may be the end of the request.
     ///
     /// # Errors
     /// [`Error::RepositoryUnknown`], [`Error::Corrupt`].
@@ -126,12 +126,12 @@ impl Store {
         let mut below = None;
         for _ in 0..WAYPOINTS {
             let passing = self.metadata.passing(repository.clone(), Arc::clone(&path), below).await?;
-            let Some(passing) = passing.filter(|passing| passing.next > matching.boundary()) else { break };
+            let Some(passing) = passing.filter(|passing| passing.next > matching.position()) else { break };
             below = Some(passing.tokens);
             let snapshots = passing.snapshots.into_iter().filter(|digest| seen.insert(*digest)).collect();
             let found = self.candidates(snapshots, &mut matching.rejected).await?;
             matching.look(found).await?;
-            if matching.boundary() > 0 {
+            if matching.position() > 0 {
                 break;
             }
         }
@@ -180,7 +180,7 @@ impl Matching<'_> {
     /// Checks candidates, the longest first, until one fits that is longer than the match so far.
     async fn look(&mut self, candidates: Vec<Candidate>) -> Result<()> {
         for candidate in candidates {
-            if self.found.is_some() && self.boundary() >= candidate.key.tokens {
+            if self.found.is_some() && self.position() >= candidate.key.tokens {
                 break;
             }
             let verdict = match self.judge(&candidate).await {
@@ -193,15 +193,15 @@ impl Matching<'_> {
             };
             let (common, reason) = match verdict {
                 Verdict::Fits => {
-                    let boundary = candidate.key.tokens;
-                    self.found = Some((candidate, boundary));
+                    let position = candidate.key.tokens;
+                    self.found = Some((candidate, position));
                     break;
                 }
                 Verdict::Foreign(reason) => (0, reason),
                 Verdict::State(reason) => (candidate.key.tokens, reason),
-                Verdict::Partly(boundary) => {
-                    if boundary > self.boundary() {
-                        self.found = Some((candidate, boundary));
+                Verdict::Partly(position) => {
+                    if position > self.position() {
+                        self.found = Some((candidate, position));
                     }
                     continue;
                 }
@@ -215,15 +215,15 @@ impl Matching<'_> {
     fn answer(mut self) -> api::MatchResponse {
         self.rejected.sort_by_key(|one| Reverse(one.common));
         self.rejected.truncate(REJECTED);
-        let boundary = self.boundary();
+        let position = self.position();
         let found = self.found.map(|(candidate, _)| candidate);
         let (digest, tokens) = (found.as_ref().map(|found| found.digest), found.map_or(0, |found| found.key.tokens));
-        api::MatchResponse { digest, boundary, tokens, rejected: self.rejected, truncated: self.truncated }
+        api::MatchResponse { digest, boundary: position, tokens, rejected: self.rejected, truncated: self.truncated }
     }
 
     /// Tokens that need not be computed, as far as known.
-    fn boundary(&self) -> u64 {
-        self.found.as_ref().map_or(0, |(_, boundary)| *boundary)
+    fn position(&self) -> u64 {
+        self.found.as_ref().map_or(0, |(_, position)| *position)
     }
 
     /// Of a snapshot that has other tokens than the request, or goes further.
@@ -232,11 +232,11 @@ impl Matching<'_> {
         // Equal tokens with another key are not to be trusted.
         if common > 0 && common < candidate.key.tokens {
             let manifest = self.store.manifest(&candidate.digest).await?;
-            if let Some(boundary) = self.store.legal(&manifest, candidate.key.tokens).await?.deepest(common) {
-                if boundary > self.boundary() && !self.lists_its_prefix(candidate).await? {
+            if let Some(position) = self.store.legal(&manifest, candidate.key.tokens).await?.deepest(common) {
+                if position > self.position() && !self.lists_its_prefix(candidate).await? {
                     return Ok(Verdict::Tokens(0, "its list of tokens is not of its prefix key".into()));
                 }
-                return Ok(Verdict::Partly(boundary));
+                return Ok(Verdict::Partly(position));
             }
         }
         Ok(Verdict::Tokens(common, reason))
@@ -298,13 +298,13 @@ impl Matching<'_> {
 
     /// How many tokens agree, and why that is not enough.
     async fn tokens_differ(&mut self, candidate: &Candidate) -> Result<(u64, String)> {
-        let (boundary, tokens) = (candidate.key.tokens, &self.request.tokens);
+        let (position, tokens) = (candidate.key.tokens, &self.request.tokens);
         let Some((list, size)) = candidate.tokens else {
-            return Ok((0, format!("the tokens before {boundary} have another prefix key; the snapshot does not list them")));
+            return Ok((0, format!("the tokens before {position} have another prefix key; the snapshot does not list them")));
         };
         if !self.lists.contains_key(&list) {
             let Some(left) = self.left.checked_sub(size) else {
-                return Ok((0, format!("the tokens before {boundary} have another prefix key; too many to compare them all")));
+                return Ok((0, format!("the tokens before {position} have another prefix key; too many to compare them all")));
             };
             self.left = left;
             let common = match self.store.read(&list).await {
@@ -314,13 +314,13 @@ impl Matching<'_> {
             };
             self.lists.insert(list, common);
         }
-        let common = self.lists.get(&list).map_or(0, |common| boundary.min(*common));
-        let reason = if common == boundary {
-            format!("all {boundary} tokens agree, and the prefix key does not")
+        let common = self.lists.get(&list).map_or(0, |common| position.min(*common));
+        let reason = if common == position {
+            format!("all {position} tokens agree, and the prefix key does not")
         } else if common == tokens.len() as u64 {
-            format!("this snapshot is for exactly {boundary} tokens; the request has {common}, so it cannot be used")
+            format!("this snapshot is for exactly {position} tokens; the request has {common}, so it cannot be used")
         } else {
-            format!("this snapshot is for exactly {boundary} tokens; they differ from the request's from position {common}")
+            format!("this snapshot is for exactly {position} tokens; they differ from the request's from position {common}")
         };
         Ok((common, reason))
     }

@@ -115,7 +115,7 @@ impl Planner {
                     id,
                     size: header.raw_len,
                     kind: Kind::Blob,
-                    health: Health::Whole,
+                    health: Health::Complete,
                     refs: 0,
                     shape: None,
                     logical_bytes: 0,
@@ -134,7 +134,7 @@ impl Planner {
                 self.plan.renew.push(object.known.id);
                 if object.known.health == Health::Damaged {
                     // A node is complete again only when its references are accepted again.
-                    object.known.health = if object.known.kind.is_container() { Health::Incomplete } else { Health::Whole };
+                    object.known.health = if object.known.kind.is_container() { Health::Incomplete } else { Health::Complete };
                     self.plan.healed = true;
                     self.place(&header.digest, Place { header, offset: frame.offset });
                 }
@@ -166,7 +166,7 @@ impl Planner {
     /// becomes that frame: a rebuild recognises nodes by the kind in their frames.
     fn accept(&mut self, digest: Digest, kind: Kind, container: &NewContainer, place: Option<Place>) -> Result<()> {
         let held = match self.objects.get(&digest).map(|o| &o.known) {
-            Some(known) if known.kind == kind && known.health == Health::Whole => return Ok(()),
+            Some(known) if known.kind == kind && known.health == Health::Complete => return Ok(()),
             // It holds its children already. Their health is checked later.
             Some(known) if known.kind == kind => true,
             Some(known) if known.kind == Kind::Blob => false,
@@ -186,14 +186,14 @@ impl Planner {
             ids.push(object.known.id);
         }
         let Some(object) = self.objects.get_mut(&digest) else { return Ok(()) };
-        if object.known.health != Health::Whole {
+        if object.known.health != Health::Complete {
             // Also a blob that was damaged, and of which a rebuild could not tell that it is a
             // node.
             self.plan.recover.push(object.known.id);
             self.plan.healed = true;
         }
         let id = object.known.id;
-        object.known.health = Health::Whole;
+        object.known.health = Health::Complete;
         if held {
             if let Some(place) = place {
                 self.place(&digest, place);
@@ -256,7 +256,7 @@ impl Planner {
 }
 
 /// A child must have the length and shape that its node gives it: so a page's length is
-/// checked once, when its run is stored.
+/// checked once, when its page chunk is stored.
 fn check_shape(container: Digest, child: &Child, known: &Known) -> Result<()> {
     if let Some(size) = child.size
         && size != known.size

@@ -29,11 +29,11 @@ async fn audit_all<T: Tx>(tx: &mut T, repair: bool) -> Outcome<Audit> {
     if repair {
         tx.execute(ALONE, &[]).await?;
     }
-    let suspect_objects: Vec<ObjectId> = tx.query("SELECT DISTINCT object FROM suspects WHERE object IS NOT NULL", &[]).await?;
-    let suspect_packs: Vec<PackId> = tx.query("SELECT DISTINCT pack FROM suspects WHERE pack IS NOT NULL", &[]).await?;
+    let candidate_objects: Vec<ObjectId> = tx.query("SELECT DISTINCT object FROM suspects WHERE object IS NOT NULL", &[]).await?;
+    let candidate_packs: Vec<PackId> = tx.query("SELECT DISTINCT pack FROM suspects WHERE pack IS NOT NULL", &[]).await?;
     let mut auditor = Auditor {
-        suspect_objects: suspect_objects.into_iter().collect(),
-        suspect_packs: suspect_packs.into_iter().collect(),
+        candidate_objects: candidate_objects.into_iter().collect(),
+        candidate_packs: candidate_packs.into_iter().collect(),
         ..Auditor::default()
     };
     auditor.containers(tx).await?;
@@ -71,8 +71,8 @@ struct Auditor {
     revive: Vec<PackId>,
     /// Objects that nothing holds and that collection does not know of.
     forgotten: Vec<ObjectId>,
-    suspect_objects: HashSet<ObjectId>,
-    suspect_packs: HashSet<PackId>,
+    candidate_objects: HashSet<ObjectId>,
+    candidate_packs: HashSet<PackId>,
 }
 
 impl Auditor {
@@ -166,7 +166,7 @@ impl Auditor {
                 if expected != found {
                     self.differs(name(), format!("{expected} references"), format!("{found} references"));
                     self.refs.push((id, expected));
-                } else if found == 0 && !self.suspect_objects.contains(&id) && !self.suspect_packs.contains(&pack) {
+                } else if found == 0 && !self.candidate_objects.contains(&id) && !self.candidate_packs.contains(&pack) {
                     self.differs(name(), "in the queue of collection: nothing holds it", "not in the queue");
                     self.forgotten.push(id);
                 }
@@ -283,8 +283,8 @@ impl Auditor {
             let free = self.refs.iter().filter(|(_, refs)| *refs == 0).map(|(id, _)| *id);
             let free: Vec<ObjectId> = free.chain(self.forgotten.iter().copied()).collect();
             if !free.is_empty() {
-                let suspect = "INSERT INTO suspects (due, object) SELECT keep_until, id FROM objects WHERE id = ANY($1)";
-                tx.execute(suspect, values![free]).await?;
+                let insert = "INSERT INTO suspects (due, object) SELECT keep_until, id FROM objects WHERE id = ANY($1)";
+                tx.execute(insert, values![free]).await?;
             }
         }
         self.audit.repaired = self.audit.wrong > 0 && !self.unknown && !self.hopeless;

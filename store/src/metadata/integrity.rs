@@ -114,7 +114,7 @@ pub(super) async fn quarantine<T: Tx>(tx: &mut T, damage: &[Damage]) -> Outcome<
         let ids: Vec<ObjectId> = marked.into_iter().collect();
         objects::lock(tx, &ids).await?;
         let mark = "UPDATE objects SET health = $1 WHERE id = ANY($2) AND health = $3";
-        tx.execute(mark, values![Health::Incomplete, ids, Health::Whole]).await?;
+        tx.execute(mark, values![Health::Incomplete, ids, Health::Complete]).await?;
         if marks.len() == before || !T::CONCURRENT {
             return Ok(quarantined);
         }
@@ -197,9 +197,9 @@ pub(super) async fn reassess<T: Tx>(tx: &mut T) -> Outcome<u64> {
     if !marks.is_empty() {
         climb(tx, &mut marks, Among::Unwell).await?;
     }
-    let whole: Vec<ObjectId> = marked.into_iter().map(|(object, _)| object).filter(|object| !marks.contains_key(object)).collect();
-    if whole.is_empty() {
+    let complete: Vec<ObjectId> = marked.into_iter().map(|(object, _)| object).filter(|object| !marks.contains_key(object)).collect();
+    if complete.is_empty() {
         return Ok(0);
     }
-    tx.execute("UPDATE objects SET health = 0 WHERE id = ANY($1)", values![whole]).await
+    tx.execute("UPDATE objects SET health = 0 WHERE id = ANY($1)", values![complete]).await
 }

@@ -208,9 +208,9 @@ macro_rules! metadata_transactions {
             unheld(pack: PackId) -> Vec<ObjectId> = READ |tx| queue::unheld(tx, *pack);
             /// Marks as emptied at most `limit` packs: those that nothing points to, and those
             /// still being written after their lease.
-            retire_packs(limit: usize) -> Retired = WRITE |tx| packs::retire(tx, *limit);
+            empty_packs(limit: usize) -> Emptied = WRITE |tx| packs::empty(tx, *limit);
             /// Packs that were emptied longer ago than `grace`.
-            drained_packs(grace: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::drained(tx, *grace, *limit);
+            emptied_packs(grace: Duration, limit: usize) -> Vec<PackRow> = READ |tx| packs::emptied(tx, *grace, *limit);
             /// Deletes the rows of emptied packs whose bytes are gone.
             forget_packs(packs: Vec<PackId>) -> () = WRITE |tx| packs::forget(tx, packs);
             /// Claims for the caller, for the time of `claim`, live packs less than half of whose
@@ -368,8 +368,8 @@ macro_rules! declare {
             }
 
             /// Due GC candidates.
-            async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
-                Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.suspect).collect())
+            async fn candidates(&self, limit: usize) -> Result<Vec<Candidate>> {
+                Ok(self.queue(true, limit).await?.into_iter().map(|queued| queued.candidate).collect())
             }
 
             /// Rows inserted, updated or deleted since the process started: what a transaction

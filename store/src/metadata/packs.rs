@@ -1,10 +1,10 @@
-//! Packs after they are live: retirement, deletion, compaction.
+//! Packs after they are live: emptying, deletion, compaction.
 
 use super::arguments::at_most;
 use super::sessions::millis;
 use super::sql::{Sql, values};
 use super::tx::{Outcome, Tx};
-use super::{Health, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, Retired, objects};
+use super::{Emptied, Health, Moved, ObjectId, PackId, PackRow, PackSizes, PackState, Packed, objects};
 use crate::error::Error;
 use pfr_schema::{Digest, Kind};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(super) fn pack_row((id, key, state, bytes, frame_bytes, live_bytes, keep_unt
     let state = match state.as_str() {
         "writing" => PackState::Writing,
         "live" => PackState::Live,
-        _ => PackState::Draining,
+        _ => PackState::Emptied,
     };
     PackRow { id, key, state, bytes, frame_bytes, live_bytes, keep_until, draining_since, claimed_until }
 }
@@ -75,7 +75,7 @@ pub(super) async fn go_live<T: Tx>(
     Ok(())
 }
 
-pub(super) async fn retire<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Retired> {
+pub(super) async fn empty<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Emptied> {
     let now = tx.now().await?;
     // The condition checks the objects too, and not only the count: a wrong count must never cost
     // bytes.
@@ -89,10 +89,10 @@ pub(super) async fn retire<T: Tx>(tx: &mut T, limit: usize) -> Outcome<Retired> 
                        SELECT id FROM packs WHERE state = 'writing' AND keep_until <= $1 ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED))
                      AND state = 'writing'";
     let abandoned = tx.execute(abandoned, values![now, at_most(limit)]).await?;
-    Ok(Retired { empty, abandoned })
+    Ok(Emptied { empty, abandoned })
 }
 
-pub(super) async fn drained<T: Tx>(tx: &mut T, grace: Duration, limit: usize) -> Outcome<Vec<PackRow>> {
+pub(super) async fn emptied<T: Tx>(tx: &mut T, grace: Duration, limit: usize) -> Outcome<Vec<PackRow>> {
     let before = tx.now().await?.saturating_sub(millis(grace));
     let find = concat!(
         "SELECT ",
@@ -149,6 +149,6 @@ pub(super) async fn finish_compaction<T: Tx>(tx: &mut T, pack: PackId, sizes: Pa
     // Due at once. Objects that a session leases are then queued for the end of that session.
     go_live(tx, pack, sizes, lost.values().sum(), now, None).await?;
     tx.execute_each(LOSE, vec![lost.keys().copied().collect(), lost.values().copied().collect()], &[]).await?;
-    retire(tx, lost.len()).await?;
+    empty(tx, lost.len()).await?;
     Ok(())
 }

@@ -258,9 +258,9 @@ impl<T: Tx> Search<'_, T> {
             if !self.may_look_up(lengths.len()) {
                 return Ok(Vec::new());
             }
-            let whole = lengths.len() < count;
+            let complete = lengths.len() < count;
             let found = self.ending(0, lengths).await?;
-            if whole || !found.is_empty() {
+            if complete || !found.is_empty() {
                 return Ok(found);
             }
             most = shortest - 1;

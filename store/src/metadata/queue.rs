@@ -4,7 +4,7 @@ use super::arguments::at_most;
 use super::leases::leased_by_a_session;
 use super::sql::values;
 use super::tx::{Outcome, Tx};
-use super::{ObjectId, PackId, Queued, Suspect};
+use super::{Candidate, ObjectId, PackId, Queued};
 
 /// An entry of the queue.
 pub(super) struct Entry {
@@ -34,8 +34,8 @@ async fn entries<T: Tx>(tx: &mut T, until: u64, released: bool, take: bool, limi
     let find = if take { find!(" FOR UPDATE SKIP LOCKED") } else { find!("") };
     let rows: Vec<Row> = tx.query(find, values![released, until, at_most(limit)]).await?;
     let entry = |(id, object, pack, due, session): Row| {
-        let suspect = object.map(Suspect::Object).or(pack.map(Suspect::Pack))?;
-        Some(Entry { id, queued: Queued { suspect, released, due, session } })
+        let candidate = object.map(Candidate::Object).or(pack.map(Candidate::Pack))?;
+        Some(Entry { id, queued: Queued { candidate, released, due, session } })
     };
     Ok(rows.into_iter().filter_map(entry).collect())
 }

@@ -228,7 +228,7 @@ pub(crate) fn kind_of(number: i64) -> Outcome<Kind> {
 
 fn health_of(number: i64) -> Health {
     match number {
-        0 => Health::Whole,
+        0 => Health::Complete,
         1 => Health::Incomplete,
         _ => Health::Damaged,
     }

@@ -8,7 +8,7 @@ use super::leases::Leases;
 use super::queue::{Entry, due, unclaimed};
 use super::sql::values;
 use super::tx::{Fail, Outcome, Tx};
-use super::{Collected, Lease, ObjectId, PackId, Suspect, children, index};
+use super::{Candidate, Collected, Lease, ObjectId, PackId, children, index};
 use crate::error::Error;
 use pfr_schema::Kind;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -25,23 +25,23 @@ pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
     let Some(first) = entries.first() else { return Ok(Collected::default()) };
     let mut sweep = Sweep { now, released: first.queued.released, ..Sweep::default() };
     // Objects that follow each other in the queue are one set.
-    let (objects, finished): (Vec<ObjectId>, Vec<i64>) = match first.queued.suspect {
-        Suspect::Object(_) => {
-            let object = |entry: &Entry| match entry.queued.suspect {
-                Suspect::Object(object) => Some((object, entry.id)),
-                Suspect::Pack(_) => None,
+    let (objects, finished): (Vec<ObjectId>, Vec<i64>) = match first.queued.candidate {
+        Candidate::Object(_) => {
+            let object = |entry: &Entry| match entry.queued.candidate {
+                Candidate::Object(object) => Some((object, entry.id)),
+                Candidate::Pack(_) => None,
             };
             entries.iter().map_while(object).unzip()
         }
-        Suspect::Pack(pack) => {
-            let (found, whole) = sweep_pack(tx, first.id, pack, room).await?;
+        Candidate::Pack(pack) => {
+            let (found, complete) = sweep_pack(tx, first.id, pack, room).await?;
             // If a pack may have more such objects, its entry stays and finds again what is put
             // back now.
-            sweep.found_again = !whole;
-            (found, if whole { vec![first.id] } else { Vec::new() })
+            sweep.found_again = !complete;
+            (found, if complete { vec![first.id] } else { Vec::new() })
         }
     };
-    let examined = if matches!(first.queued.suspect, Suspect::Pack(_)) { 1 } else { objects.len() as u64 };
+    let examined = if matches!(first.queued.candidate, Candidate::Pack(_)) { 1 } else { objects.len() as u64 };
     sweep.run(tx, &objects, room).await?;
     sweep.queue(tx).await?;
     if !finished.is_empty() {
@@ -58,8 +58,8 @@ pub(super) async fn set<T: Tx>(tx: &mut T, room: usize) -> Outcome<Collected> {
 async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) -> Outcome<(Vec<ObjectId>, bool)> {
     let now = tx.now().await?;
     let found = unclaimed(tx, pack, room).await?;
-    let whole = found.len() < room;
-    if whole {
+    let complete = found.len() < room;
+    if complete {
         let find = "SELECT lessee, MAX(keep_until) FROM objects WHERE pack = $1 AND refs = 0 AND id <> ALL($2) GROUP BY lessee";
         let rest: Vec<(i64, u64)> = tx.query(find, values![pack, &found]).await?;
         let leases = Leases::load(tx, rest.iter().map(|row| row.0).collect()).await?;
@@ -74,7 +74,7 @@ async fn sweep_pack<T: Tx>(tx: &mut T, entry: i64, pack: PackId, room: usize) ->
             tx.execute(insert, values![lease.until, pack, lease.session, entry]).await?;
         }
     }
-    Ok((found, whole))
+    Ok((found, complete))
 }
 
 /// What a set deletes and puts back.
@@ -109,15 +109,15 @@ struct Free {
 }
 
 /// Id, references, `keep_until`, `lessee`, kind, bytes of the list of children.
-type RawSuspect = (ObjectId, i64, u64, i64, Kind, Option<u64>);
+type RawCandidate = (ObjectId, i64, u64, i64, Kind, Option<u64>);
 
 /// Id, references, `keep_until`, `lessee`, kind.
 type RawLocked = (ObjectId, i64, u64, i64, Kind);
 
 impl Sweep {
     /// Deletes those candidates that are free, and the blobs that only they held.
-    async fn run<T: Tx>(&mut self, tx: &mut T, suspects: &[ObjectId], room: usize) -> Outcome<()> {
-        let free = self.look(tx, suspects, room).await?;
+    async fn run<T: Tx>(&mut self, tx: &mut T, candidates: &[ObjectId], room: usize) -> Outcome<()> {
+        let free = self.look(tx, candidates, room).await?;
         let all: BTreeSet<ObjectId> =
             free.blobs.iter().chain(free.containers.keys()).chain(free.containers.values().flatten()).copied().collect();
         if all.is_empty() {
@@ -162,10 +162,10 @@ impl Sweep {
     /// Looks at candidates without a lock. Nodes are taken only while about `room` objects are
     /// deleted, and one at least. Unknown children are never taken for none: then nothing below the
     /// node is deleted.
-    async fn look<T: Tx>(&mut self, tx: &mut T, suspects: &[ObjectId], room: usize) -> Outcome<Free> {
+    async fn look<T: Tx>(&mut self, tx: &mut T, candidates: &[ObjectId], room: usize) -> Outcome<Free> {
         let find = "SELECT o.id, o.refs, o.keep_until, o.lessee, o.kind, octet_length(c.children) FROM objects o
                     LEFT JOIN containers c ON c.object = o.id WHERE o.id = ANY($1) ORDER BY o.id";
-        let rows: Vec<RawSuspect> = tx.query(find, values![suspects]).await?;
+        let rows: Vec<RawCandidate> = tx.query(find, values![candidates]).await?;
         let leases = Leases::load(tx, rows.iter().map(|row| row.3).collect()).await?;
         let (mut free, mut containers) = (Free::default(), Vec::new());
         for (id, refs, keep_until, lessee, kind, bytes) in rows {

@@ -362,7 +362,7 @@ async fn killed_after_any_step_the_next_run_ends_it(on: Backend) {
             match step {
                 0 => drop(metadata.collect(30).await.unwrap()),
                 1 => while metadata.collect(100).await.unwrap().more {},
-                2 => drop(metadata.retire_packs(1).await.unwrap()),
+                2 => drop(metadata.empty_packs(1).await.unwrap()),
                 // Compaction's claim, and a pack it did not finish.
                 3 => {
                     metadata.claim_sparse_packs(10, Duration::from_secs(LEASE)).await.unwrap();
@@ -370,8 +370,8 @@ async fn killed_after_any_step_the_next_run_ends_it(on: Backend) {
                 }
                 // Bytes deleted, rows not.
                 _ => {
-                    metadata.retire_packs(1000).await.unwrap();
-                    for pack in metadata.drained_packs(Duration::ZERO, 1000).await.unwrap() {
+                    metadata.empty_packs(1000).await.unwrap();
+                    for pack in metadata.emptied_packs(Duration::ZERO, 1000).await.unwrap() {
                         rig.packs.delete(&pack_path(&pack.key)).await.unwrap();
                     }
                 }

@@ -73,7 +73,7 @@ async fn takes_in_many_leases(waited: Duration) {
     let slow = pieces(&bytes, 1 << 20).then(|piece| async {
         rig.wait(20 * MINUTE);
         rig.metadata.collect(1000).await.unwrap();
-        assert_eq!(rig.metadata.retire_packs(1000).await.unwrap().abandoned, 0);
+        assert_eq!(rig.metadata.empty_packs(1000).await.unwrap().abandoned, 0);
         piece
     });
     let done = rig.store.ingest(&session.id, Box::pin(slow)).await.unwrap();
@@ -104,7 +104,7 @@ async fn compaction_of_many_leases_comes_to_its_end() {
         let (metadata, now) = (Arc::clone(&metadata), Arc::clone(&now));
         Box::pin(async move {
             now.fetch_add(40 * 60_000, Ordering::SeqCst);
-            metadata.retire_packs(1000).await.unwrap();
+            metadata.empty_packs(1000).await.unwrap();
         })
     }));
     let report = store.gc(&GcOptions::default(), &mut |_| ()).await.unwrap();
@@ -130,14 +130,14 @@ fn row_goes(rig: &Rig) -> Hook {
             let (metadata, now, packs) = rig;
             now.fetch_add(48 * 3_600_000, Ordering::SeqCst);
             metadata.collect(1000).await.unwrap();
-            assert_eq!(metadata.retire_packs(10).await.unwrap().abandoned, 1);
+            assert_eq!(metadata.empty_packs(10).await.unwrap().abandoned, 1);
             now.fetch_add(1000, Ordering::SeqCst);
-            let drained = metadata.drained_packs(Duration::ZERO, 10).await.unwrap();
-            for pack in &drained {
+            let emptied = metadata.emptied_packs(Duration::ZERO, 10).await.unwrap();
+            for pack in &emptied {
                 let shard = &pack.key[pack.key.len() - 2..];
                 drop(packs.delete(&Path::from(format!("{shard}/{}.pfpack", pack.key))).await);
             }
-            metadata.forget_packs(drained.iter().map(|pack| pack.id).collect()).await.unwrap();
+            metadata.forget_packs(emptied.iter().map(|pack| pack.id).collect()).await.unwrap();
             assert!(metadata.packs(None, 10).await.unwrap().is_empty());
         })
     })

@@ -75,7 +75,7 @@ async fn small_packs_are_merged_and_readers_go_on(on: Backend) {
     let planned = rig.store.gc(&GcOptions { dry_run: true, ..merging() }, &mut |_| ()).await.unwrap();
     assert_eq!(counts(&rig).await, (9, 9));
     let done = merge(&rig.store).await;
-    assert_eq!(counts(&rig).await, (1, 1), "packs that drain are not counted");
+    assert_eq!(counts(&rig).await, (1, 1), "emptied packs are not counted");
     assert_eq!((done.packs_merged, done.packs_deleted, done.packs_compacted), (9, 9, 0), "{done:?}");
     assert_eq!((planned.packs_merged, planned.moved_bytes), (done.packs_merged, done.moved_bytes));
     assert_eq!(packs(&rig).await.len(), 1);

@@ -236,8 +236,8 @@ async fn two_compactions_claim_different_packs_and_the_second_to_move_a_frame_mo
     lens.sort_unstable();
     assert_eq!(lens, [0, moved.len()]);
     assert_sound(&*stores[0]).await;
-    let draining = stores[0].drained_packs(Duration::ZERO, 100).await.unwrap();
-    assert!(all.iter().all(|pack| draining.iter().any(|row| row.id == *pack)), "the old packs are emptied");
+    let emptied = stores[0].emptied_packs(Duration::ZERO, 100).await.unwrap();
+    assert!(all.iter().all(|pack| emptied.iter().any(|row| row.id == *pack)), "the old packs are emptied");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -424,9 +424,9 @@ async fn collect_until(store: &Arc<dyn Metadata>, done: &Arc<AtomicBool>) -> u64
                 let step = store.collect(3).await.unwrap();
                 deleted += step.released + step.unclaimed;
                 compact(&store).await.unwrap();
-                store.retire_packs(2).await.unwrap();
-                let drained = store.drained_packs(Duration::ZERO, 2).await.unwrap();
-                store.forget_packs(drained.iter().map(|pack| pack.id).collect()).await.unwrap();
+                store.empty_packs(2).await.unwrap();
+                let emptied = store.emptied_packs(Duration::ZERO, 2).await.unwrap();
+                store.forget_packs(emptied.iter().map(|pack| pack.id).collect()).await.unwrap();
             }
             deleted
         })
@@ -560,7 +560,7 @@ async fn a_pack_that_was_given_up_is_lost_to_its_upload_before_and_after_it_is_f
     store.open_push(push.clone(), repository(), LEASE).await.unwrap();
     let (frames, _) = frames(&[1]);
     let pack = store.begin_pack(unique("pack"), Duration::ZERO).await.unwrap();
-    assert_eq!(store.retire_packs(10).await.unwrap().abandoned, 1);
+    assert_eq!(store.empty_packs(10).await.unwrap().abandoned, 1);
     for forgotten in [false, true] {
         let error = store.finish_pack(push.clone(), pack, sizes(&frames), frames.clone(), LEASE).await.unwrap_err();
         assert!(matches!(error, Error::PackLost(_)), "forgotten: {forgotten}: {error}");
@@ -599,9 +599,9 @@ async fn every_write(store: &Arc<dyn Metadata>, round: u64) {
     store.delete_snapshot(repository(), frames(&gone).1).await.unwrap();
     let done = collect_all(&**store, 4).await.unwrap();
     assert_eq!(done.released + done.unclaimed, 5, "two pages, a run, a tree, a manifest: each counted once");
-    store.retire_packs(100).await.unwrap();
-    let drained = store.drained_packs(Duration::ZERO, 100).await.unwrap();
-    store.forget_packs(drained.into_iter().map(|pack| pack.id).collect()).await.unwrap();
+    store.empty_packs(100).await.unwrap();
+    let emptied = store.emptied_packs(Duration::ZERO, 100).await.unwrap();
+    store.forget_packs(emptied.into_iter().map(|pack| pack.id).collect()).await.unwrap();
     let changes = store.unjournaled(100).await.unwrap();
     // Two snapshots, two tags, a tag put and deleted, a snapshot deleted.
     assert_eq!(changes.len(), 7);

@@ -50,11 +50,11 @@ async fn a_directory_that_is_not_mounted_costs_nothing() {
         now.fetch_add(2 * lease.as_millis() as u64, Ordering::SeqCst);
         let hour = GcOptions { grace: Duration::from_secs(3600), ..GcOptions::default() };
         store.gc(&hour, &mut |_| ()).await.unwrap();
-        let draining = || async {
+        let emptied = || async {
             let packs = store.metadata().packs(None, 1000).await.unwrap();
-            packs.iter().filter(|pack| pack.state == PackState::Draining).count()
+            packs.iter().filter(|pack| pack.state == PackState::Emptied).count()
         };
-        let waiting = draining().await;
+        let waiting = emptied().await;
         assert!(waiting > 0);
 
         let (packs, away) = (dir.path().join("packs"), dir.path().join("away"));
@@ -72,7 +72,7 @@ async fn a_directory_that_is_not_mounted_costs_nothing() {
         // Rows of what may come back stay.
         now.fetch_add(2 * 3_600_000, Ordering::SeqCst);
         is_out_of_reach("gc", store.gc(&hour, &mut |_| ()).await);
-        assert_eq!(draining().await, waiting, "{left:?}");
+        assert_eq!(emptied().await, waiting, "{left:?}");
 
         drop(std::fs::remove_dir_all(&packs));
         std::fs::rename(&away, &packs).unwrap();

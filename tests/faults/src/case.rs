@@ -188,23 +188,23 @@ impl History {
                 self.world.start(replica).await.map_err(|e| format!("a replica does not start: {e}"))?;
             }
         }
-        let stormy = self.chance(0.5);
+        let faulty = self.chance(0.5);
         let full = self.chance(0.05);
-        self.world.weather(if stormy { 0.03 } else { 0.0 }, full);
+        self.world.set_faults(if faulty { 0.03 } else { 0.0 }, full);
         let jump = if self.chance(0.3) { [90, 3 * 60, 30 * 60, -24 * 60][self.random.random_range(0..4)] * 60_000 } else { 0 };
         let jump_at = self.chance(0.3).then(|| self.random.random_range(0..60_u64));
         if jump != 0 && jump_at.is_none() {
             self.log.push(format!("clock {:+} min", jump / 60_000));
             self.world.jump(jump);
         }
-        let impatient = self.chance(0.2);
+        let no_grace = self.chance(0.2);
         let excuses = Excuses {
-            faults: stormy || full,
-            time: (jump != 0 && jump_at.is_some()) || impatient,
+            faults: faulty || full,
+            time: (jump != 0 && jump_at.is_some()) || no_grace,
             torn: !self.debris.is_empty() || self.counts.flipped > 0,
         };
-        self.log.push(format!("-- wave: storm {stormy} full {full} impatient {impatient} jump {jump} at {jump_at:?}"));
-        let mut running = self.draw(excuses, impatient);
+        self.log.push(format!("-- wave: faults {faulty} full {full} no grace {no_grace} jump {jump} at {jump_at:?}"));
+        let mut running = self.draw(excuses, no_grace);
         let crash_at = self.chance(0.25).then(|| self.random.random_range(0..120_u64));
         let power = self.chance(0.3);
         let changes = self.schedule(&mut running, crash_at, power, jump, jump_at).await?;
@@ -223,7 +223,7 @@ impl History {
     async fn compare(&mut self, changes: &[(Change, Outcome)]) -> Result<(), String> {
         let seen = check::names(&self.world.observer).await.map_err(|e| e.to_string())?;
         self.oracle.explain(changes, &seen)?;
-        self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
+        self.counts.compared_bytes += check::complete(&self.world, &seen, &self.library).await?;
         self.matches(&seen).await
     }
 
@@ -243,10 +243,10 @@ impl History {
         }
         self.log.push(format!("domains: {step:?}, faults {faults}, dies at {cut_at:?}"));
         self.counts.rounds += 1;
-        self.world.weather(0.0, false);
+        self.world.set_faults(0.0, false);
         self.world.start(0).await.map_err(|e| e.to_string())?;
         let Some(domains) = self.world.domains_of(0).await.map_err(|e| e.to_string())? else { return Ok(()) };
-        self.world.weather(if faults { 0.03 } else { 0.0 }, false);
+        self.world.set_faults(if faults { 0.03 } else { 0.0 }, false);
         let gate: Arc<Gate> = Arc::default();
         let mut task: Task<Result<(), pfr_store::Error>> = Box::pin(step.clone().run(domains));
         let mut answer = None;
@@ -265,17 +265,17 @@ impl History {
             }
             Some(answer) => self.counts.acknowledged += u64::from(answer.is_ok()),
         }
-        self.world.weather(0.0, false);
+        self.world.set_faults(0.0, false);
         let seen = domains::seen(&self.world).await.map_err(|what| format!("after {step:?} ({answer:?}): {what}"))?;
         self.tenants.explain(&step, answer.as_ref(), faults, seen)
     }
 
     // ---- what is done
 
-    fn draw(&mut self, excuses: Excuses, impatient: bool) -> Vec<Running> {
+    fn draw(&mut self, excuses: Excuses, no_grace: bool) -> Vec<Running> {
         let alive: Vec<usize> = (0..self.world.replicas.len()).filter(|i| self.world.replicas[*i].store.is_some()).collect();
         let count = self.random.random_range(1..=5);
-        let mut operations: Vec<Operation> = (0..count).map(|_| self.operation(impatient)).collect();
+        let mut operations: Vec<Operation> = (0..count).map(|_| self.operation(no_grace)).collect();
         let deleted: Vec<Digest> = operations
             .iter()
             .filter_map(|o| if let Operation::Change(Change::Delete { snapshot, .. }) = o { Some(*snapshot) } else { None })
@@ -307,7 +307,7 @@ impl History {
         running
     }
 
-    fn operation(&mut self, impatient: bool) -> Operation {
+    fn operation(&mut self, no_grace: bool) -> Operation {
         let repository: RepositoryName = ["team/a", "team/b"][self.random.random_range(0..2)].parse().unwrap_or_else(|_| unreachable!());
         let known: Vec<Digest> = self.oracle.names.get(&repository).map(|r| r.snapshots.keys().copied().collect()).unwrap_or_default();
         let pick = |random: &mut StdRng| (!known.is_empty()).then(|| known[random.random_range(0..known.len())]);
@@ -339,7 +339,7 @@ impl History {
                     return Operation::Change(Change::Delete { repository, snapshot });
                 }
                 74..88 => {
-                    let grace = Duration::from_millis(if impatient { 0 } else { HOUR });
+                    let grace = Duration::from_millis(if no_grace { 0 } else { HOUR });
                     let batch = [1, 3, 20, 2000][self.random.random_range(0..4)];
                     let (compact, dry_run) = (self.chance(0.8), self.chance(0.1));
                     let part = if self.chance(0.3) { GcPart::Merging } else { GcPart::All };
@@ -362,7 +362,7 @@ impl History {
 
     fn push(&mut self, repository: RepositoryName, known: &[Digest]) -> Operation {
         let trees = (0..self.random.random_range(1..=2)).map(|_| {
-            // Bases overlap, so that runs, trees and pages are shared.
+            // Bases overlap, so that page chunks, trees and pages are shared.
             let base = self.random.random_range(0..3_u64) * 10;
             let len = self.random.random_range(1..8_u64);
             let mut numbers: Vec<u64> = (base..base + len).collect();
@@ -454,7 +454,7 @@ impl History {
         let mut freed = false;
         for one in running.iter_mut() {
             let Some(task) = one.task.as_mut().filter(|_| one.blocked) else { continue };
-            match gate::glance(task, &one.gate).await {
+            match gate::poll_once(task, &one.gate).await {
                 Progress::Blocked => {}
                 Progress::AtGate => (one.blocked, freed) = (false, true),
                 Progress::Done(ended) => {
@@ -519,7 +519,7 @@ impl History {
         if power {
             self.world.disk.power_loss();
         }
-        self.world.weather(0.0, false);
+        self.world.set_faults(0.0, false);
         self.world.lose_database().await.map_err(|e| e.to_string())?;
         if let Some(cut_at) = cut_at {
             self.world.start(0).await.map_err(|e| e.to_string())?;
@@ -554,7 +554,7 @@ impl History {
             // The database knew what is in quarantine; packs do not.
             self.scrub_and_heal().await?;
         }
-        self.counts.compared_bytes += check::whole(&self.world, &seen, &self.library).await?;
+        self.counts.compared_bytes += check::complete(&self.world, &seen, &self.library).await?;
         self.matches(&seen).await?;
         self.counts.rebuilds += 1;
         check::verified(&self.world.observer, &seen).await
@@ -609,7 +609,7 @@ impl History {
     // ---- the end
 
     async fn end(&mut self) -> Result<(), String> {
-        self.world.weather(0.0, false);
+        self.world.set_faults(0.0, false);
         self.world.replicas.iter_mut().for_each(|replica| replica.store = None);
         self.world.disk.power_loss();
         self.compare(&[]).await?;
@@ -618,7 +618,7 @@ impl History {
         check::swept(&self.world, &self.oracle.names, &self.library, &self.debris).await?;
         check::verified(&self.world.observer, &self.oracle.names).await?;
         self.counts.snapshots = self.oracle.names.values().map(|r| r.snapshots.len() as u64).sum();
-        self.counts.faults = self.world.replicas.iter().map(|r| r.weather.struck()).sum();
+        self.counts.faults = self.world.replicas.iter().map(|r| r.faults.injected()).sum();
         // Nothing named, nothing left.
         for (name, repository) in std::mem::take(&mut self.oracle.names) {
             for digest in repository.snapshots.keys() {

@@ -59,7 +59,7 @@ fn reached<'a>(names: &Names, library: &'a Library) -> BTreeMap<Digest, &'a [u8]
 ///
 /// # Errors
 /// A text about the first blob that is lost or corrupt.
-pub async fn whole(world: &World, names: &Names, library: &Library) -> std::result::Result<u64, String> {
+pub async fn complete(world: &World, names: &Names, library: &Library) -> std::result::Result<u64, String> {
     let reached = reached(names, library);
     let digests: Vec<Digest> = reached.keys().copied().collect();
     let locations = world.observer.metadata().locate(digests).await.map_err(|e| e.to_string())?;
@@ -67,7 +67,7 @@ pub async fn whole(world: &World, names: &Names, library: &Library) -> std::resu
     let mut bytes = 0;
     for ((digest, expected), location) in reached.iter().zip(locations) {
         let location = location.ok_or_else(|| format!("LOST: {digest} is not stored, and a snapshot reaches it"))?;
-        if location.health != Health::Whole {
+        if location.health != Health::Complete {
             return Err(format!("CORRUPT: {digest} is marked {:?}", location.health));
         }
         let pack = packs.entry(location.pack.clone()).or_insert_with(|| world.disk.bytes(&path(&location.pack)));
@@ -188,5 +188,5 @@ pub async fn swept(world: &World, names: &Names, library: &Library, known_debris
     if let Some(lost) = named.iter().find(|key| !found.contains_key(*key) && !known_debris.contains(*key)) {
         return Err(format!("LOST: {lost} is named and not there"));
     }
-    whole(world, names, library).await.map(|_| ())
+    complete(world, names, library).await.map(|_| ())
 }

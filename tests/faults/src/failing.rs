@@ -3,8 +3,8 @@
 //! Every call passes the task's gate before and after, so a schedule decides which task goes first
 //! and which is killed in between.
 
+use crate::faults::{Fault, Faults};
 use crate::gate;
-use crate::weather::{Fault, Weather};
 use async_trait::async_trait;
 use bytes::Bytes;
 use object_store::path::Path;
@@ -12,16 +12,16 @@ use object_store::{Error, ObjectStore, ObjectStoreExt as _, Result};
 use pfr_testkit::storage::{Call, Hooks, Moment, hooked};
 use std::sync::Arc;
 
-/// Wraps `inner` so that its calls fail as `weather` draws. With `tears`, a write that fails can
+/// Wraps `inner` so that its calls fail as `faults` draws. With `tears`, a write that fails can
 /// leave a part of its bytes under its key: buckets cannot, file systems without rename can.
-pub fn failing(inner: Arc<dyn ObjectStore>, weather: Weather, tears: bool) -> Arc<dyn ObjectStore> {
-    hooked(Arc::clone(&inner), Arc::new(Failing { inner, weather, tears }))
+pub fn failing(inner: Arc<dyn ObjectStore>, faults: Faults, tears: bool) -> Arc<dyn ObjectStore> {
+    hooked(Arc::clone(&inner), Arc::new(Failing { inner, faults, tears }))
 }
 
 #[derive(Debug)]
 struct Failing {
     inner: Arc<dyn ObjectStore>,
-    weather: Weather,
+    faults: Faults,
     tears: bool,
 }
 
@@ -31,12 +31,12 @@ impl Hooks for Failing {
         pass(call).await;
         let whole = matches!(call.moment, Moment::Put | Moment::Complete);
         if is_gated(call) && !whole {
-            for _ in 0..self.weather.latency() {
+            for _ in 0..self.faults.latency() {
                 gate::pass().await;
             }
         }
         let writes = !matches!(call.moment, Moment::Get | Moment::Delete | Moment::List | Moment::ListFolder);
-        let answer = match self.weather.draw(writes) {
+        let answer = match self.faults.draw(writes) {
             None => return Ok(None),
             Some(Fault::Torn) if whole && self.tears => self.tear(&call.location, &call.bytes).await,
             Some(fault @ Fault::After) => return Ok(Some(error(fault))),
@@ -69,7 +69,7 @@ impl Failing {
     /// Leaves a part of the bytes under the key and fails.
     async fn tear(&self, location: &Path, bytes: &[Bytes]) -> Error {
         let bytes = bytes.concat();
-        let len = self.weather.below(bytes.len());
+        let len = self.faults.below(bytes.len());
         // An existing object stays: no storage in use loses a whole object to a failed write of the
         // same key.
         if self.inner.head(location).await.is_err() {

@@ -99,7 +99,7 @@ fn poll<T>(task: &mut Task<T>, gate: &Arc<Gate>, cx: &mut Context<'_>) -> Progre
 }
 
 /// Polls a task once.
-pub async fn glance<T>(task: &mut Task<T>, gate: &Arc<Gate>) -> Progress<T> {
+pub async fn poll_once<T>(task: &mut Task<T>, gate: &Arc<Gate>) -> Progress<T> {
     std::future::poll_fn(|cx| Poll::Ready(poll(task, gate, cx))).await
 }
 

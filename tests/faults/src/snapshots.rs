@@ -86,6 +86,8 @@ pub fn request(tokens: Vec<u32>) -> MatchRequest {
     MatchRequest { tokens, fingerprint: fingerprint(), salt: String::new(), adapter: None }
 }
 
-fn fingerprint() -> Digest {
+/// What stands for the configuration of the engine.
+#[must_use]
+pub fn fingerprint() -> Digest {
     Digest::sha256(b"engine configuration")
 }

@@ -1,7 +1,7 @@
 //! Metadata behind gates. Sometimes a call fails, before its effect or after it.
 
+use crate::faults::{Fault, Faults};
 use crate::gate;
-use crate::weather::{Fault, Weather};
 use async_trait::async_trait;
 use pfr_schema::api::TagState;
 use pfr_schema::journal::Record;
@@ -20,13 +20,13 @@ pub struct Transactions {
     collects: Arc<dyn Metadata>,
     /// Another planted bug: packs are deleted as soon as they are emptied.
     no_grace: bool,
-    weather: Weather,
+    faults: Faults,
 }
 
 impl Transactions {
     /// Wraps `inner`.
-    pub fn new(inner: Arc<dyn Metadata>, weather: Weather) -> Self {
-        Self { collects: Arc::clone(&inner), inner, no_grace: false, weather }
+    pub fn new(inner: Arc<dyn Metadata>, faults: Faults) -> Self {
+        Self { collects: Arc::clone(&inner), inner, no_grace: false, faults }
     }
 
     /// Gives collections another clock than all other calls.
@@ -47,7 +47,7 @@ impl Transactions {
         gate::pass().await;
         let under_way = gate::Call::begin();
         let lost = |reason: &str| Err(Error::Unavailable { what: "metadata", reason: format!("{reason} (injected)") });
-        let result = match self.weather.draw(false) {
+        let result = match self.faults.draw(false) {
             Some(Fault::After) => match call.await {
                 Ok(_) => lost("the answer was lost"),
                 refused => refused,
@@ -78,9 +78,9 @@ macro_rules! decorate {
     (@ collect $self:ident, $budget:ident) => {
         $self.call($self.collects.collect($budget)).await
     };
-    (@ drained_packs $self:ident, $grace:ident, $limit:ident) => {{
+    (@ emptied_packs $self:ident, $grace:ident, $limit:ident) => {{
         let grace = if $self.no_grace { Duration::ZERO } else { $grace };
-        $self.call($self.inner.drained_packs(grace, $limit)).await
+        $self.call($self.inner.emptied_packs(grace, $limit)).await
     }};
     (@ $name:ident $self:ident, $($argument:ident),*) => {
         $self.call($self.inner.$name($($argument),*)).await

@@ -2,8 +2,8 @@
 
 use crate::disk::Disk;
 use crate::failing::failing;
+use crate::faults::Faults;
 use crate::transactions::Transactions;
-use crate::weather::Weather;
 use object_store::ObjectStore;
 use pfr_store::{
     Clock, DomainHome, DomainPacks, DomainTables, Domains, Metadata, Options, PostgresMetadata, PostgresOptions, Result, SqliteMetadata,
@@ -63,7 +63,7 @@ pub struct Replica {
     /// Its store, while it runs.
     pub store: Option<Store>,
     /// The faults of its calls.
-    pub weather: Weather,
+    pub faults: Faults,
 }
 
 /// The replicas, their storage, database and clock.
@@ -141,7 +141,7 @@ impl World {
         let options = options(&setup, &clock);
         let observer = Store::new(disk.storage(), metadata, options);
         let replicas =
-            (0..setup.replicas as u64).map(|i| Replica { store: None, weather: Weather::new(seed ^ (i + 1) << 32, 0.0) }).collect();
+            (0..setup.replicas as u64).map(|i| Replica { store: None, faults: Faults::new(seed ^ (i + 1) << 32, 0.0) }).collect();
         let mut world = Self { disk, replicas, observer, setup, clock, dir, databases: 0 };
         for i in 0..world.replicas.len() {
             world.start(i).await?;
@@ -165,8 +165,8 @@ impl World {
         if self.replicas[replica].store.is_some() {
             return Ok(());
         }
-        let weather = self.replicas[replica].weather.clone();
-        let mut metadata = Transactions::new(self.metadata(0).await?, weather.clone());
+        let faults = self.replicas[replica].faults.clone();
+        let mut metadata = Transactions::new(self.metadata(0).await?, faults.clone());
         match self.setup.plant {
             Some(Plant::NoLeases) => metadata = metadata.collecting_with(self.metadata(24 * HOUR).await?),
             Some(Plant::NoGrace) => metadata = metadata.without_grace(),
@@ -179,7 +179,7 @@ impl World {
 
     /// The storage as a replica sees it.
     fn storage(&self, replica: usize) -> Arc<dyn ObjectStore> {
-        failing(self.disk.storage(), self.replicas[replica].weather.clone(), self.setup.tears)
+        failing(self.disk.storage(), self.replicas[replica].faults.clone(), self.setup.tears)
     }
 
     /// All domains without faults, for checks only.
@@ -231,8 +231,8 @@ impl World {
     }
 
     /// Sets the faults of every replica.
-    pub fn weather(&self, rate: f64, full: bool) {
-        self.replicas.iter().for_each(|replica| replica.weather.set(rate, full));
+    pub fn set_faults(&self, rate: f64, full: bool) {
+        self.replicas.iter().for_each(|replica| replica.faults.set(rate, full));
     }
 }
 

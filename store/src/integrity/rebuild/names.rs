@@ -47,7 +47,7 @@ impl Rebuild<'_> {
         }
         let mut covered = 0;
         for ((last, set), parts) in summaries.into_iter().rev() {
-            if let Some(rows) = self.whole(&set, &parts).await? {
+            if let Some(rows) = self.complete(&set, &parts).await? {
                 self.summary(&mut replay, &rows).await?;
                 replay.rows.extend(rows);
                 covered = last;
@@ -87,21 +87,21 @@ impl Rebuild<'_> {
 
     /// Rows of the parts of a summary, if all of them are there and good. If its writer was killed,
     /// the last part is missing, which is no damage.
-    async fn whole(&mut self, set: &str, parts: &BTreeMap<u32, String>) -> Result<Option<Vec<JournalRow>>> {
-        let (mut rows, mut whole, mut ended) = (Vec::new(), true, false);
+    async fn complete(&mut self, set: &str, parts: &BTreeMap<u32, String>) -> Result<Option<Vec<JournalRow>>> {
+        let (mut rows, mut complete, mut ended) = (Vec::new(), true, false);
         for (number, key) in (0..).zip(parts) {
             let Some(journal) = self.object(key.1).await? else {
-                whole = false;
+                complete = false;
                 continue;
             };
-            whole &= number == *key.0;
+            complete &= number == *key.0;
             rows.push(row_of(key.1, &journal));
             ended = journal.summary.is_some_and(|part| part.end);
         }
-        if ended && !whole {
+        if ended && !complete {
             self.report.refused.push(format!("journal summary {set}: it has {} parts that are well, and needs others", rows.len()));
         }
-        Ok((whole && ended).then_some(rows))
+        Ok((complete && ended).then_some(rows))
     }
 
     async fn summary(&mut self, replay: &mut Replay, rows: &[JournalRow]) -> Result<()> {

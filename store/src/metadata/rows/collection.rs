@@ -23,18 +23,19 @@ pub struct Collected {
     pub more: bool,
 }
 
-/// Packs whose bytes may be deleted.
+/// Packs that are emptied by a transaction: their bytes are deleted after the grace period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retired {
+pub struct Emptied {
     /// Packs that nothing points to.
     pub empty: u64,
     /// Packs whose upload never ended.
     pub abandoned: u64,
 }
 
-/// An entry of the queue that collection works from.
+/// A GC candidate: an entry of the queue that collection works from. The table is called `suspects`
+/// for historical reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suspect {
+pub enum Candidate {
     /// An object whose last reference may have gone.
     Object(ObjectId),
     /// A pack whose unclaimed objects may have outlived their leases.
@@ -45,7 +46,7 @@ pub enum Suspect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queued {
     /// What to look at.
-    pub suspect: Suspect,
+    pub candidate: Candidate,
     /// A deleted snapshot or tag. If not: an upload that may never have been committed.
     pub released: bool,
     /// When it is due: milliseconds since 1970.

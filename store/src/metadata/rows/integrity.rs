@@ -7,7 +7,7 @@ use pfr_schema::{Digest, Kind, RepositoryName};
 #[repr(u8)]
 pub enum Health {
     /// No damage is known.
-    Whole = 0,
+    Complete = 0,
     /// A node that reaches something damaged: it counts as missing until it and what is
     /// damaged are pushed again.
     Incomplete = 1,
@@ -20,7 +20,7 @@ impl Health {
     /// The worst health with which an object can serve as `kind`: as a blob only its bytes count,
     /// not what it reaches as a node.
     pub(crate) fn enough_for(kind: Kind) -> Self {
-        if kind.is_container() { Self::Whole } else { Self::Incomplete }
+        if kind.is_container() { Self::Complete } else { Self::Incomplete }
     }
 }
 

@@ -37,8 +37,9 @@ pub enum PackState {
     Writing,
     /// Complete and indexed.
     Live,
-    /// Emptied: nothing points to it any more. Its bytes are deleted after the grace period.
-    Draining,
+    /// Nothing points to it any more: its bytes are deleted after the grace period. The tables
+    /// have this state as `draining`.
+    Emptied,
 }
 
 /// A pack's row.

@@ -327,9 +327,9 @@ impl Rig {
     pub async fn collect(&self) {
         self.wait(Duration::from_secs(48 * 3600));
         while self.metadata.collect(1000).await.unwrap().more {}
-        self.metadata.retire_packs(1000).await.unwrap();
+        self.metadata.empty_packs(1000).await.unwrap();
         self.wait(Duration::from_secs(1));
-        for pack in self.metadata.drained_packs(Duration::ZERO, 1000).await.unwrap() {
+        for pack in self.metadata.emptied_packs(Duration::ZERO, 1000).await.unwrap() {
             self.packs.delete(&pack_path(&pack.key)).await.unwrap();
             self.metadata.forget_packs(vec![pack.id]).await.unwrap();
         }

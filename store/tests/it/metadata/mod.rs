@@ -178,11 +178,11 @@ async fn what_cannot_be_is_refused_alike_and_a_list_without_limit_is_whole() {
         assert_eq!(metadata.unjournaled(all).await.unwrap().len(), 2, "{name}");
         assert_eq!(metadata.gc_runs(None, all).await.unwrap().rows.len(), 0, "{name}");
         assert_eq!(metadata.damaged(None, all).await.unwrap().rows.len(), 0, "{name}");
-        assert_eq!(metadata.suspects(all).await.unwrap().len(), 1, "{name}: the pack of a session that ended is due");
+        assert_eq!(metadata.candidates(all).await.unwrap().len(), 1, "{name}: the pack of a session that ended is due");
         assert_eq!(metadata.queue(false, all).await.unwrap().len(), 1, "{name}");
         assert_eq!(metadata.unfinished(all).await.unwrap().len(), 0, "{name}");
-        assert_eq!(metadata.retire_packs(all).await.unwrap(), pfr_store::Retired::default(), "{name}");
+        assert_eq!(metadata.empty_packs(all).await.unwrap(), pfr_store::Emptied::default(), "{name}");
         assert_eq!(metadata.claim_sparse_packs(all, LEASE).await.unwrap().len(), 0, "{name}");
-        assert_eq!(metadata.drained_packs(LEASE, all).await.unwrap().len(), 0, "{name}");
+        assert_eq!(metadata.emptied_packs(LEASE, all).await.unwrap().len(), 0, "{name}");
     }
 }

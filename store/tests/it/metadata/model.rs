@@ -171,7 +171,7 @@ impl Model {
 
     /// Whether it is stored, as that kind, and well.
     pub fn has(&self, digest: &Digest, kind: Kind) -> bool {
-        self.objects.get(digest).is_some_and(|o| o.kind.satisfies(kind) && o.health == Health::Whole)
+        self.objects.get(digest).is_some_and(|o| o.kind.satisfies(kind) && o.health == Health::Complete)
     }
 
     /// What an upload should do: the number of new blobs. All or nothing.
@@ -192,21 +192,21 @@ impl Model {
             let lessee = self.lessee_with(self.objects.get(&blob.digest).map_or(0, |object| object.lessee), session);
             let object = self.objects.entry(blob.digest).or_insert_with(|| {
                 new += 1;
-                Object { kind: Kind::Blob, children: BTreeSet::new(), lessee, health: Health::Whole }
+                Object { kind: Kind::Blob, children: BTreeSet::new(), lessee, health: Health::Complete }
             });
             object.lessee = lessee;
             if object.health == Health::Damaged {
-                object.health = if object.kind.is_container() { Health::Incomplete } else { Health::Whole };
+                object.health = if object.kind.is_container() { Health::Incomplete } else { Health::Complete };
             }
             let known = object.clone();
             if let Some(container) = &blob.container
-                && (known.kind == Kind::Blob || known.health != Health::Whole)
+                && (known.kind == Kind::Blob || known.health != Health::Complete)
             {
                 if container.children.iter().any(|c| !self.has(&c.digest, c.kind)) {
                     return Err(ErrorCode::MissingBlobs);
                 }
                 let children = container.children.iter().map(|c| c.digest).collect();
-                self.objects.insert(blob.digest, Object { kind: blob.kind, children, health: Health::Whole, ..known });
+                self.objects.insert(blob.digest, Object { kind: blob.kind, children, health: Health::Complete, ..known });
             }
         }
         Ok(new)
@@ -294,7 +294,7 @@ impl Model {
 
     pub fn quarantine(&mut self, digest: &Digest) {
         for parent in self.ancestors(digest) {
-            if let Some(object) = self.objects.get_mut(&parent).filter(|o| o.health == Health::Whole) {
+            if let Some(object) = self.objects.get_mut(&parent).filter(|o| o.health == Health::Complete) {
                 object.health = Health::Incomplete;
             }
         }
@@ -305,7 +305,7 @@ impl Model {
 
     pub fn lift(&mut self, digest: &Digest) {
         if let Some(object) = self.objects.get_mut(digest).filter(|o| o.health == Health::Damaged) {
-            object.health = if object.kind.is_container() { Health::Incomplete } else { Health::Whole };
+            object.health = if object.kind.is_container() { Health::Incomplete } else { Health::Complete };
         }
     }
 
@@ -315,7 +315,7 @@ impl Model {
         let mut cleared = 0;
         for (digest, object) in &mut self.objects {
             if object.health == Health::Incomplete && !reaching.contains(digest) {
-                object.health = Health::Whole;
+                object.health = Health::Complete;
                 cleared += 1;
             }
         }

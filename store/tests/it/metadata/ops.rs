@@ -52,7 +52,7 @@ pub enum Op {
     Collect(usize),
     Compact,
     /// Delete the packs that were emptied at least so many seconds ago.
-    Drain(u64),
+    DeletePacks(u64),
     Quarantine {
         snapshot: usize,
         blob: usize,
@@ -118,7 +118,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         2 => (1..90_u64).prop_map(Op::Wait),
         3 => (1..20_usize).prop_map(Op::Collect),
         1 => Just(Op::Compact),
-        1 => (0..60_u64).prop_map(Op::Drain),
+        1 => (0..60_u64).prop_map(Op::DeletePacks),
         1 => (snap.clone(), 0..12_usize).prop_map(|(snapshot, blob)| Op::Quarantine { snapshot, blob }),
         1 => (push_again, snap.clone(), any::<u32>()).prop_map(|(push, snapshot, mask)| Op::UploadPlain { push, snapshot, mask }),
         1 => (snap, 0..12_usize).prop_map(|(snapshot, blob)| Op::Lift { snapshot, blob }),
@@ -146,9 +146,9 @@ pub async fn run(metadata: &dyn Metadata, ops: &[Op], clock: &AtomicU64) -> Vec<
     collect(metadata, &universe, &mut model, 7).await;
     let left: BTreeSet<Digest> = model.objects.keys().copied().collect();
     assert_eq!(left, model.reachable(), "collection left garbage");
-    drain(metadata, Duration::ZERO).await;
+    delete_emptied(metadata, Duration::ZERO).await;
     model.check(metadata, &universe).await;
-    assert!(metadata.suspects(1000).await.unwrap().is_empty(), "the queue is worked off");
+    assert!(metadata.candidates(1000).await.unwrap().is_empty(), "the queue is worked off");
     for pack in metadata.packs(None, 10_000).await.unwrap() {
         assert!(pack.state == PackState::Live && pack.live_bytes > 0, "{pack:?} should be gone");
     }
@@ -209,11 +209,11 @@ async fn change(metadata: &dyn Metadata, change: NameChange, step: usize) -> pfr
     Ok(())
 }
 
-async fn drain(metadata: &dyn Metadata, grace: Duration) {
-    metadata.retire_packs(1000).await.unwrap();
-    let drained = metadata.drained_packs(grace, 1000).await.unwrap();
-    assert!(drained.iter().all(|p| p.state == PackState::Draining && p.live_bytes == 0));
-    metadata.forget_packs(drained.iter().map(|p| p.id).collect()).await.unwrap();
+async fn delete_emptied(metadata: &dyn Metadata, grace: Duration) {
+    metadata.empty_packs(1000).await.unwrap();
+    let emptied = metadata.emptied_packs(grace, 1000).await.unwrap();
+    assert!(emptied.iter().all(|p| p.state == PackState::Emptied && p.live_bytes == 0));
+    metadata.forget_packs(emptied.iter().map(|p| p.id).collect()).await.unwrap();
 }
 
 /// Copies what is alive in sparse packs into a new one, as the store does.
@@ -237,7 +237,7 @@ async fn compact(metadata: &dyn Metadata, key: String) {
 /// A pack that collection gave up before it was finished; if `forgotten`, its row is gone too.
 async fn given_up(metadata: &dyn Metadata, key: String, forgotten: bool) -> PackId {
     let pack = metadata.begin_pack(key, Duration::ZERO).await.unwrap();
-    assert!(metadata.retire_packs(1000).await.unwrap().abandoned > 0);
+    assert!(metadata.empty_packs(1000).await.unwrap().abandoned > 0);
     if forgotten {
         metadata.forget_packs(vec![pack]).await.unwrap();
     }
@@ -371,8 +371,8 @@ pub async fn apply(metadata: &dyn Metadata, op: &Op, universe: &Universe, model:
             compact(metadata, format!("compact-{step}")).await;
             Ok(())
         }
-        Op::Drain(seconds) => {
-            drain(metadata, Duration::from_secs(*seconds)).await;
+        Op::DeletePacks(seconds) => {
+            delete_emptied(metadata, Duration::from_secs(*seconds)).await;
             Ok(())
         }
         Op::Quarantine { snapshot, blob } => {

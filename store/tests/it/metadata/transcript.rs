@@ -37,8 +37,8 @@ pub async fn of(metadata: &dyn Metadata, universe: &Universe) -> String {
         }
     }
     for grace in [0, 20] {
-        let drained = metadata.drained_packs(Duration::from_secs(grace), 4).await.unwrap();
-        writeln!(text, "{:?}", drained.iter().map(|pack| &keys[&pack.id]).collect::<Vec<_>>()).unwrap();
+        let emptied = metadata.emptied_packs(Duration::from_secs(grace), 4).await.unwrap();
+        writeln!(text, "{:?}", emptied.iter().map(|pack| &keys[&pack.id]).collect::<Vec<_>>()).unwrap();
     }
     writeln!(text, "{} bytes, {:?}", metadata.disk_bytes().await.unwrap(), metadata.is_empty().await.unwrap()).unwrap();
     writeln!(text, "{:?}", metadata.count_packs(FullPack { bytes: 4096, frames: 64 }).await.unwrap()).unwrap();

@@ -30,7 +30,7 @@ async fn a_pack_and_its_session_live_as_long_as_they_are_renewed() {
         for _ in 0..5 {
             wait(LEASE_MS / 4 * 3);
             metadata.renew_pack(Some(push.clone()), pack, LEASE).await.unwrap();
-            assert_eq!(metadata.retire_packs(10).await.unwrap().abandoned, 0, "{name}");
+            assert_eq!(metadata.empty_packs(10).await.unwrap().abandoned, 0, "{name}");
         }
         wait(LEASE_MS / 4 * 3);
         assert_eq!(
@@ -46,7 +46,7 @@ async fn a_pack_and_its_session_live_as_long_as_they_are_renewed() {
         wait(LEASE_MS / 4 * 3);
         metadata.renew_pack(None, alone, LEASE).await.unwrap();
         wait(LEASE_MS / 4 * 3);
-        assert_eq!(metadata.retire_packs(10).await.unwrap().abandoned, 0, "{name}");
+        assert_eq!(metadata.empty_packs(10).await.unwrap().abandoned, 0, "{name}");
 
         // A session that is over keeps no pack.
         let orphan = metadata.begin_pack("orphan".into(), LEASE).await.unwrap();
@@ -55,7 +55,7 @@ async fn a_pack_and_its_session_live_as_long_as_they_are_renewed() {
         let over = metadata.renew_pack(Some(push.clone()), orphan, LEASE).await;
         assert!(matches!(over, Err(Error::PushUnknown(_))), "{name}: {over:?}");
         wait(LEASE_MS / 4 * 3);
-        assert_eq!(metadata.retire_packs(10).await.unwrap().abandoned, 2, "{name}: the failed renewal renewed nothing");
+        assert_eq!(metadata.empty_packs(10).await.unwrap().abandoned, 2, "{name}: the failed renewal renewed nothing");
 
         // If both pack and session are gone, the error is about the pack: only the writer can
         // delete its bytes.

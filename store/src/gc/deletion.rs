@@ -15,11 +15,11 @@ const AT_ONCE: usize = 8;
 
 impl Run<'_> {
     /// Deletes the packs that were emptied longer ago than the grace period.
-    pub(super) async fn drain(&mut self) {
+    pub(super) async fn delete_emptied(&mut self) {
         let mut failed: HashSet<PackId> = HashSet::new();
         loop {
             // Those that failed come first again: ask for so many more.
-            let packs = self.store.metadata.drained_packs(self.options.grace, BATCH + failed.len()).await;
+            let packs = self.store.metadata.emptied_packs(self.options.grace, BATCH + failed.len()).await;
             let Some(mut packs) = self.note(packs) else { return };
             packs.retain(|pack| !failed.contains(&pack.id));
             if packs.is_empty() {

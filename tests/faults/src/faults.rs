@@ -28,18 +28,18 @@ struct State {
     /// Whether writes fail because no space is left.
     full: bool,
     /// Faults so far.
-    struck: u64,
+    injected: u64,
 }
 
 /// The faults around one replica. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Weather(Arc<Mutex<State>>);
+pub struct Faults(Arc<Mutex<State>>);
 
-impl Weather {
+impl Faults {
     /// Calls fail with probability `rate`.
     #[must_use]
     pub fn new(seed: u64, rate: f64) -> Self {
-        Self(Arc::new(Mutex::new(State { random: StdRng::seed_from_u64(seed), rate, full: false, struck: 0 })))
+        Self(Arc::new(Mutex::new(State { random: StdRng::seed_from_u64(seed), rate, full: false, injected: 0 })))
     }
 
     /// Sets how often calls fail.
@@ -50,8 +50,8 @@ impl Weather {
 
     /// Faults so far.
     #[must_use]
-    pub fn struck(&self) -> u64 {
-        self.0.lock().struck
+    pub fn injected(&self) -> u64 {
+        self.0.lock().injected
     }
 
     /// The fault of the next call; none if it succeeds.
@@ -68,7 +68,7 @@ impl Weather {
                 _ => Fault::After,
             })
         };
-        state.struck += u64::from(fault.is_some());
+        state.injected += u64::from(fault.is_some());
         fault
     }
 
