@@ -4,11 +4,12 @@
 //! of a tree has K bytes number `2n` and V bytes number `2n + 1` for n = `numbers[i]`.
 
 use crate::frames;
+use pfr_schema::checkpoint::{ABI, Checkpoint, Key, Layout, Tensor};
 use pfr_schema::flat::{FlatManifest, Page, Sequence};
 use pfr_schema::geometry::{Dtype, Geometry};
 use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::{Document, Group, PageTree};
-use pfr_schema::{Digest, Kind, Limits, media_type};
+use pfr_schema::{Digest, Kind, Limits, media_type, prefix};
 use std::collections::{BTreeMap, HashSet};
 
 /// Size and meaning of a page.
@@ -193,4 +194,29 @@ impl Snapshot {
     pub fn stream(&self) -> Vec<u8> {
         frames::stream(self.blobs().into_iter().map(frames::of))
     }
+}
+
+/// A snapshot with a state tensor of `elements` bytes that are all the same byte of its payload: a
+/// few bytes that take long to hash. Its value hash is wrong, which is found at the end. The
+/// manifest comes last.
+#[must_use]
+pub fn repeated(elements: u64) -> Vec<Document> {
+    let payload = Document::new(Kind::Blob, vec![7; 16]);
+    let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };
+    let (of, u8) = (Limits::default(), pfr_schema::checkpoint::Dtype::U8);
+    let mut tensor = Tensor::describe("t".into(), "recurrent".into(), None, vec![1], u8, u8, layout, &payload.bytes, &of).unwrap();
+    tensor.shape = vec![elements];
+    let key = Key {
+        scheme: prefix::SCHEME.into(),
+        prefix: Digest::sha256(b"prefix"),
+        tokens: 16,
+        alignment: 16,
+        salt: String::new(),
+        adapter: None,
+    };
+    let checkpoint = Document::new(Kind::Checkpoint, Checkpoint { abi: ABI.into(), key, tensors: vec![tensor] }.to_bytes());
+    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
+    let layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
+    let manifest = Manifest::snapshot(&config, layers, BTreeMap::new()).to_document();
+    vec![payload, checkpoint, config, manifest]
 }

@@ -3,10 +3,9 @@
 use crate::common::snapshot::{Snapshot, decode, page, snapshot, stream};
 use crate::common::{REPO, Registry, ok, refused};
 use pfr_schema::api::{self, FramesStored};
-use pfr_schema::checkpoint::{ABI, Checkpoint, Dtype, Key, Layout, Tensor};
-use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
 use pfr_schema::tree::Document;
-use pfr_schema::{Digest, ErrorCode, Kind, Limits, media_type};
+use pfr_schema::{Digest, ErrorCode, Kind, media_type};
+use pfr_testkit::snapshot::repeated;
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -305,31 +304,12 @@ async fn a_scrub_has_a_least_rate_and_takes_no_place_of_a_verification() {
     drop(slow);
 }
 
-/// A snapshot with a checkpoint whose value is one byte, read so many times. Its value hash is
-/// wrong, which is found at the end.
-fn repeated(elements: u64) -> (Vec<Document>, Digest) {
-    let payload = Document::new(Kind::Blob, vec![7; 16]);
-    let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };
-    let limits = Limits::default();
-    let mut tensor =
-        Tensor::describe("t".into(), "recurrent".into(), None, vec![1], Dtype::U8, Dtype::U8, layout, &payload.bytes, &limits).unwrap();
-    tensor.shape = vec![elements];
-    let prefix = Digest::sha256(b"prefix");
-    let key = Key { scheme: "pf-prefix-v1".into(), prefix, tokens: 16, alignment: 16, salt: String::new(), adapter: None };
-    let checkpoint = Checkpoint { abi: ABI.into(), key, tensors: vec![tensor] };
-    let checkpoint = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
-    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
-    let layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
-    let manifest = Manifest::snapshot(&config, layers, Default::default()).to_document();
-    let digest = manifest.digest;
-    (vec![payload, checkpoint, config, manifest], digest)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_verification_keeps_its_place_until_its_client_leaves_and_then_ends_and_frees_it() {
     let registry = Registry::start().await;
     registry.push(REPO, &snapshot(0..2, vec![]), Some("base")).await;
-    let (documents, manifest) = repeated(64 << 20);
+    let documents = repeated(64 << 20);
+    let manifest = documents.last().map(|manifest| manifest.digest);
     let push = registry.open_push(REPO).await;
     let _: FramesStored = ok(registry.put_frames(&push, stream(&documents)).await).await;
     let _: api::Committed = ok(registry.post(&format!("{push}/commit"), &json!({"manifest": manifest, "tag": "long"})).await).await;

@@ -6,12 +6,10 @@ use crate::common::{blob_frame, page, repository, stream};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
-use pfr_schema::checkpoint::{ABI, Checkpoint, Dtype, Key, Layout, Tensor};
 use pfr_schema::frame::Header;
-use pfr_schema::snapshot::{Descriptor, Manifest, SnapshotConfig};
-use pfr_schema::tree::Document;
-use pfr_schema::{Algorithm, Digest, ErrorCode, Kind, Limits, media_type};
+use pfr_schema::{Algorithm, Digest, ErrorCode};
 use pfr_store::{Clock, Error, Ingested, Options, Result, Served, SqliteMetadata, Store, document_frame};
+use pfr_testkit::snapshot::repeated;
 use pfr_testkit::storage::{Moment, watched};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -236,30 +234,11 @@ async fn downloads_that_are_not_taken_keep_no_other_from_being_read() {
     }
 }
 
-/// A snapshot with one checkpoint tensor of `elements` bytes that are all the same byte of the
-/// payload.
-fn repeated(elements: u64) -> (Vec<u8>, Digest) {
-    let payload = Document::new(Kind::Blob, vec![7; 16]);
-    let layout = Layout { tag: "x".into(), strides: Some(vec![0]), offset: Some(0) };
-    let limits = Limits::default();
-    let mut tensor =
-        Tensor::describe("t".into(), "recurrent".into(), None, vec![1], Dtype::U8, Dtype::U8, layout, &payload.bytes, &limits).unwrap();
-    tensor.shape = vec![elements];
-    let prefix = Digest::sha256(b"prefix");
-    let key = Key { scheme: "pf-prefix-v1".into(), prefix, tokens: 16, alignment: 16, salt: String::new(), adapter: None };
-    let checkpoint = Checkpoint { abi: ABI.into(), key, tensors: vec![tensor] };
-    let checkpoint = Document::new(Kind::Checkpoint, checkpoint.to_bytes());
-    let config = Document::new(Kind::Blob, SnapshotConfig::default().to_bytes());
-    let layers = vec![Descriptor::of(media_type::CHECKPOINT, &checkpoint)];
-    let manifest = Manifest::snapshot(&config, layers, Default::default()).to_document();
-    let frames = [&payload, &checkpoint, &config, &manifest].map(document_frame);
-    (stream(frames), manifest.digest)
-}
-
 #[tokio::test]
 async fn a_few_bytes_that_stand_for_gigabytes_are_stored_but_not_computed() {
     let store = Store::open_in_memory(Options::default()).await.unwrap();
-    let (bytes, manifest) = repeated(1 << 36);
+    let documents = repeated(1 << 36);
+    let (bytes, manifest) = (stream(documents.iter().map(document_frame)), documents[3].digest);
     upload_at_once(&store, &bytes).await.unwrap();
     let session = store.open_push(&repository()).await.unwrap();
     store.commit(&session.id, manifest, None, None).await.unwrap();
@@ -267,7 +246,8 @@ async fn a_few_bytes_that_stand_for_gigabytes_are_stored_but_not_computed() {
     assert_eq!(error.code(), ErrorCode::TooLarge, "{error}");
     assert!(error.to_string().contains("68719476736 bytes"), "{error}");
     // A little repetition is allowed: this value is computed, and found wrong.
-    let (bytes, manifest) = repeated(1 << 20);
+    let documents = repeated(1 << 20);
+    let (bytes, manifest) = (stream(documents.iter().map(document_frame)), documents[3].digest);
     upload_at_once(&store, &bytes).await.unwrap();
     assert_eq!(in_time(store.verify(&manifest, &mut |_| ())).await.unwrap_err().code(), ErrorCode::ValueHashMismatch);
 }
@@ -276,7 +256,8 @@ async fn a_few_bytes_that_stand_for_gigabytes_are_stored_but_not_computed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_verification_ends_and_only_then_frees_its_place() {
     let store = Store::open_in_memory(Options::default()).await.unwrap();
-    let (bytes, manifest) = repeated(64 << 20);
+    let documents = repeated(64 << 20);
+    let (bytes, manifest) = (stream(documents.iter().map(document_frame)), documents[3].digest);
     upload_at_once(&store, &bytes).await.unwrap();
     let session = store.open_push(&repository()).await.unwrap();
     store.commit(&session.id, manifest, None, None).await.unwrap();
