@@ -110,9 +110,11 @@ class Proxy:
             _shut(target)
 
     def _strip(self, message: dict[str, Any]) -> None:
-        held = message.get("ok") or {}
-        if "blocks" in held:
-            held["blocks"] = {name: row for name, row in held["blocks"].items() if not name.startswith(self.omit)}
+        answer = message.get("ok") or {}
+        # Of `hold` one sequence, of `table` a list of them.
+        for sequence in [answer, *answer.get("sequences", [])]:
+            if "blocks" in sequence:
+                sequence["blocks"] = {name: row for name, row in sequence["blocks"].items() if not name.startswith(self.omit)}
 
 
 class _Replay:
