@@ -35,7 +35,6 @@ pub mod server;
 pub mod storage;
 mod v1;
 
-pub use auth::Policy;
 pub use config::Config;
 pub use error::Error;
 pub use lock::DataLock;

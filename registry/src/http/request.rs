@@ -1,6 +1,7 @@
 //! The outermost layer: request id, host, permit, panics, problems, observation.
 
 use crate::app::App;
+use crate::auth::challenges;
 use crate::http::connections::Connection;
 use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
@@ -13,6 +14,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::FutureExt as _;
+use pfr_schema::ErrorCode;
 use pfr_service::problem;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -46,9 +48,10 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
 
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let (body, lease) = body::lease(body, app.pace, permit.clone());
     let mut observation = Observation::new(id, method, path, route, exempt, lease, permit.clone());
+    parts.extensions.insert(observation.caller.clone());
     let response = if let Some(failure) = refused {
         drop(body);
         failure.into_response()
@@ -76,7 +79,11 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 fn explain(mut response: Response, observation: &mut Observation) -> Response {
     let Some(failure) = problem::of_response(&mut response, &observation.method, &observation.path) else { return response };
     observation.failed(failure.code, failure.cause.clone());
+    let code = failure.code;
     let mut problem = failure.into_problem(&observation.id);
+    if code == ErrorCode::Unauthorized {
+        problem.headers_mut().extend(challenges());
+    }
     for name in [header::ALLOW, header::ETAG] {
         if let Some(value) = response.headers_mut().remove(&name) {
             problem.headers_mut().insert(name, value);
