@@ -268,11 +268,12 @@ async fn an_upstream_is_not_asked_for_blobs_by_a_caller_that_does_not_see_everyt
     let url = upstream.url("");
     let registry = Registry::start_with(|config| (config.require_tokens, config.upstream) = (true, url)).await;
     let (team, everywhere) = (registry.token(&["team/*:pull,push"]).await, registry.token(&["*:pull"]).await);
-    assert!(push(&registry, &team, "team%2Fother", &snapshot(5..6, vec![]), "t").await.0.status().is_success());
-    let answer = frames(&registry, &team, "team%2Fother", &[there.manifest]).await;
+    // The repository is here, too.
+    assert!(push(&registry, &team, REPO, &snapshot(5..6, vec![]), "own").await.0.status().is_success());
+    let answer = frames(&registry, &team, REPO, &[there.manifest]).await;
     let detail = refused(answer, ErrorCode::BlobUnknown).await;
     assert!(!detail.contains("upstream"), "{detail}");
-    assert_eq!(frames(&registry, &everywhere, "team%2Fother", &[there.manifest]).await.status(), StatusCode::OK);
+    assert_eq!(frames(&registry, &everywhere, REPO, &[there.manifest]).await.status(), StatusCode::OK);
     // Through the snapshot, it sees what it may pull, and nothing else.
     let get = async |path: &str| registry.send_as(&team, registry.request(Method::GET, path)).await;
     assert_eq!(get(&format!("/v1/repositories/{REPO}/tags/t")).await.status(), StatusCode::OK);
