@@ -1,6 +1,6 @@
--- Who may do what: access tokens, in the store of the domain `default` beside the catalogue of
--- domains. hash: SHA-256 of the token. domain: the only domain that it is for, NULL for all. scopes:
--- separated by spaces. used_at: when it was used, to the minute.
+-- Access tokens, in the store of the domain `default` beside the catalogue of domains. hash: SHA-256
+-- of the token. domain: the only domain that the token is for, NULL for all. scopes: what it
+-- permits, separated by spaces. used_at: when it was used, to the minute.
 CREATE TABLE access_tokens (
   id         text COLLATE "C" PRIMARY KEY,
   hash       bytea  NOT NULL,

@@ -2,8 +2,9 @@
 //!
 //! The unit of secrecy is the domain; a repository is a unit of permission. A caller that may not
 //! pull a repository finds neither the repository nor a snapshot of it: not by name, not by digest,
-//! not by pushing the digest. Blobs below a snapshot are shared by the repositories of a domain. The
-//! digest of such a blob can be learned only from a node that lists it, or from the blob itself.
+//! not by pushing the digest. Blobs below a snapshot are shared by the repositories of a domain.
+//! The digest of such a blob can be learned only from a node that lists it, or from the blob
+//! itself.
 
 use crate::domains::Domain;
 use crate::problem::ApiError;

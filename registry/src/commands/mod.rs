@@ -95,7 +95,8 @@ pub(crate) enum Command {
     /// the same store.
     #[command(mut_args(of_tool), after_help = MORE)]
     Fsck(fsck::Fsck),
-    /// Makes, lists and revokes access tokens. May run beside a registry that serves the same store.
+    /// Makes, lists and revokes access tokens. May run beside a registry that serves the same
+    /// store.
     #[command(subcommand)]
     Token(token::TokenCommand),
     /// Builds a new database from packs and journal, when the old one is lost. Nothing else may use

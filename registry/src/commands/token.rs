@@ -6,8 +6,9 @@ use crate::Error;
 use clap::{Args, Subcommand};
 use pfr_client::{Age, human};
 use pfr_schema::api::{AccessTokenCreated, AccessTokenInfo, AccessTokenList};
-use pfr_schema::{AccessScope, AccessTokenId, DomainName};
+use pfr_schema::{AccessScope, AccessToken, AccessTokenId, DomainName, FormatError};
 use pfr_store::NewAccessToken;
+use std::str::FromStr;
 
 /// Tokens read at a time.
 const PAGE: usize = 1000;
@@ -69,14 +70,26 @@ pub(crate) struct List {
 /// Arguments of `token revoke`.
 #[derive(Args)]
 pub(crate) struct Revoke {
-    /// The token's id, as `list` shows it: never the token itself.
+    /// The token's id, as `list` shows it, or the token itself.
     #[arg(value_name = "ID")]
-    id: AccessTokenId,
+    token: Named,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     settings: Settings,
+}
+
+/// A token, named by its id or by itself.
+#[derive(Clone, Debug)]
+struct Named(AccessTokenId);
+
+impl FromStr for Named {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        AccessToken::parse(text).map(|token| token.id()).or_else(|_| text.parse()).map(Self)
+    }
 }
 
 pub(super) fn run(command: TokenCommand) -> Result<(), Error> {
@@ -120,7 +133,7 @@ fn list(args: List) -> Result<(), Error> {
 
 fn revoke(args: Revoke) -> Result<(), Error> {
     let revoked: AccessTokenInfo = on_catalogue(&args.settings.load()?, async |domains| {
-        Ok(domains.access_tokens().revoke(&args.id).await.map_err(Error::Work)?.into())
+        Ok(domains.access_tokens().revoke(&args.token.0).await.map_err(Error::Work)?.into())
     })?;
     print(&revoked, args.json, |token| format!("revoked  {} ({})\n", token.id, token.label));
     Ok(())

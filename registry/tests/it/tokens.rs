@@ -258,3 +258,25 @@ async fn the_secret_is_in_no_file_of_the_registry() {
     }
     assert!(read > 0, "the token's row was read");
 }
+
+/// An upstream is asked with the registry's own token, which may open more than the caller's.
+#[tokio::test]
+async fn an_upstream_is_not_asked_for_blobs_by_a_caller_that_does_not_see_everything() {
+    let upstream = Registry::start().await;
+    let there = snapshot(0..3, vec![]);
+    upstream.push(REPO, &there, Some("t")).await;
+    let url = upstream.url("");
+    let registry = Registry::start_with(|config| (config.require_tokens, config.upstream) = (true, url)).await;
+    let (team, everywhere) = (registry.token(&["team/*:pull,push"]).await, registry.token(&["*:pull"]).await);
+    // The repository is here, too.
+    assert!(push(&registry, &team, REPO, &snapshot(5..6, vec![]), "own").await.0.status().is_success());
+    let answer = frames(&registry, &team, REPO, &[there.manifest]).await;
+    let detail = refused(answer, ErrorCode::BlobUnknown).await;
+    assert!(!detail.contains("upstream"), "{detail}");
+    assert_eq!(frames(&registry, &everywhere, REPO, &[there.manifest]).await.status(), StatusCode::OK);
+    // Through the snapshot, it sees what it may pull, and nothing else.
+    let get = async |path: &str| registry.send_as(&team, registry.request(Method::GET, path)).await;
+    assert_eq!(get(&format!("/v1/repositories/{REPO}/tags/t")).await.status(), StatusCode::OK);
+    upstream.push("secret", &there, Some("t")).await;
+    refused(get("/v1/repositories/secret/tags/t").await, ErrorCode::RepositoryUnknown).await;
+}

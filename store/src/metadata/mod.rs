@@ -363,8 +363,8 @@ macro_rules! metadata_transactions {
             /// `kept`.
             ///
             /// # Errors
-            /// [`crate::Error::DomainUnknown`] if it is for a domain that does not exist, or that is
-            /// being deleted. [`crate::Error::Invalid`] if it would have expired already.
+            /// [`crate::Error::DomainUnknown`] if it is for a domain that does not exist, or that
+            /// is being deleted. [`crate::Error::Invalid`] if it would have expired already.
             create_access_token(token: AccessTokenRow, kept: Duration) -> Option<AccessTokenRow>
                 = GROW |tx| access::create(tx, token, *kept);
             /// Revokes an access token; once more changes nothing.
@@ -379,8 +379,8 @@ macro_rules! metadata_transactions {
             /// A caller that may not read those repositories must not learn of the snapshot.
             snapshot_places(digests: Vec<Digest>) -> Vec<(Digest, RepositoryName)> = READ |tx| access::places(tx, digests);
             /// Whether a session, live or ended, leases a blob: it uploaded the blob, or was told
-            /// that the blob is present. Where several sessions lease it, an older one counts as one
-            /// of them.
+            /// that the blob is present. Where several sessions lease it, an older one counts as
+            /// one of them.
             has_leased(push: PushId, digest: Digest) -> bool = READ |tx| access::has_leased(tx, push, digest);
         }
     };

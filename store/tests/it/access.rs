@@ -105,6 +105,18 @@ async fn a_token_that_cannot_be_is_refused(backend: Backend) {
     assert!(tokens.create(of(DomainName::DEFAULT)).await.is_ok());
 }
 
+/// Neither packs nor journal have tokens.
+async fn a_rebuilt_database_has_no_tokens(backend: Backend) {
+    let rig = Rig::new(backend).await;
+    push(&rig.store, &snapshot(&[1], vec![]), "t").await.unwrap();
+    let (token, _) = rig.domains(2).await.access_tokens().create(new("lost")).await.unwrap();
+    let lost = rig.beside().await;
+    lost.store.rebuild(&mut |_| ()).await.unwrap();
+    assert!(lost.store.tag(&repository(), &"t".parse().unwrap()).await.is_ok());
+    let tokens = lost.domains(2).await.access_tokens();
+    assert_eq!((tokens.find(&token).await.unwrap(), tokens.list(None, 10).await.unwrap().rows), (None, vec![]));
+}
+
 async fn tokens_of_a_deleted_domain_do_not_open_the_next_one_of_its_name(backend: Backend) {
     let rig = Rig::still(backend, Options::default()).await;
     let domains = rig.domains(2).await;
@@ -139,6 +151,7 @@ on_every_backend!(
     a_token_is_found_by_its_secret_until_it_is_forgotten,
     the_last_use_is_noted_at_most_once_a_minute,
     a_token_that_cannot_be_is_refused,
+    a_rebuilt_database_has_no_tokens,
     tokens_of_a_deleted_domain_do_not_open_the_next_one_of_its_name,
     the_repositories_of_a_snapshot_are_all_those_that_have_it,
 );
