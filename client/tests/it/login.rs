@@ -145,6 +145,7 @@ async fn a_token_of_one_domain_is_stored_for_that_domain() {
     let (registry, user) = (start().await, User::new());
     let acme: pfr_schema::DomainName = "acme".parse().unwrap();
     let operator = token(&registry, None, "*:admin").await;
+    drop(rustls::crypto::ring::default_provider().install_default());
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let made = http.put(format!("{}/v1/domains/{acme}", registry.url)).bearer_auth(operator.expose()).send().await.unwrap();
     assert!(made.status().is_success());

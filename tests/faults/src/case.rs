@@ -231,8 +231,8 @@ impl History {
         self.matches(&seen).await
     }
 
-    /// A change is acknowledged only when the journal has it. Those without an answer may be missing
-    /// there, so a wave that had one says nothing.
+    /// A change is acknowledged only when the journal has it. Those without an answer may be
+    /// missing there, so a wave that had one says nothing.
     async fn journaled(&mut self, changes: &[(Change, Outcome)]) -> Result<(), String> {
         let rows = self.world.observer.metadata().unjournaled(1000).await.map_err(|e| e.to_string())?;
         let known = self.unjournaled;
