@@ -313,6 +313,6 @@ mod tests {
     fn a_token_is_not_printed() {
         let options = RemoteOptions { token: Some(Secret::new("hush")), ..RemoteOptions::default() };
         assert!(!format!("{options:?}").contains("hush"));
-        assert!(!format!("{:?}", Remote::new("http://h", options).unwrap()).contains("hush"));
+        assert!(!format!("{:?}", Remote::new("https://h", options).unwrap()).contains("hush"));
     }
 }
