@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 pub const TENSOR: [Codec; 4] = [Codec::Bf16Bitmaps, Codec::Bf16Huffman, Codec::F16Huffman, Codec::Fp8Huffman];
 
-/// About `bytes` of what pages are made of: numbers around zero, runs of zeros, any bits, infinities
+/// About `bytes` of what pages have: numbers around zero, runs of zeros, any bits, infinities
 /// and NaNs, in turns of random lengths.
 pub fn page(seed: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(seed);
