@@ -382,7 +382,7 @@ mod tests {
                 }
             }
             for base in 0..=255 {
-                let block: Vec<u8> = (0..=255).flat_map(|e: u8| join(if e % 2 == 0 { base } else { e }, e)).collect();
+                let block: Vec<u8> = (0..=255).flat_map(|e: u8| join(if e.is_multiple_of(2) { base } else { e }, e)).collect();
                 let stored = encoded(kernel, &block);
                 assert!(decoded(kernel, &stored, block.len()).unwrap() == block, "{} {base}", kernel.name());
             }

@@ -234,7 +234,7 @@ proptest! {
         for codec in TENSOR {
             let mut stored = encoded(codec, &raw);
             // Half of the damage is at the start, where lengths are.
-            let at = if at % 2 == 0 { at % stored.len() } else { random.below(stored.len()) };
+            let at = if at.is_multiple_of(2) { at % stored.len() } else { random.below(stored.len()) };
             stored[at] ^= 1 << random.below(8);
             let whole = decode(codec, &stored, length as u64).ok();
             for kernel in Kernel::available() {
