@@ -1,7 +1,7 @@
 //! Codecs on real pages: bytes saved, and speed on one core, beside zstd and a plain copy.
 //!
-//! All contenders take turns in each round, so that a busy machine slows all of them alike. The
-//! table shows the fastest round: other programs make a round slower, and never faster.
+//! All contenders take turns in each round, so that a busy machine slows all of them alike. Each
+//! page counts with its fastest round: other programs make a round slower, and never faster.
 
 use crate::Result;
 use crate::contender::sibling;
@@ -22,7 +22,7 @@ pub struct Args {
     /// Snapshot directory to take pages from instead, as `pf-kv` writes them
     #[arg(long)]
     from: Option<PathBuf>,
-    /// Rounds; the table shows the fastest
+    /// Rounds; each page counts with its fastest
     #[arg(long, default_value_t = 9)]
     rounds: usize,
     /// Also zstd-19: minutes a round
@@ -97,7 +97,13 @@ impl Coder for Zstd {
 struct Contender {
     name: String,
     coder: Box<dyn Coder>,
-    stored: Vec<Vec<u8>>,
+    pages: Vec<Measured>,
+}
+
+/// A page as one contender stores it.
+struct Measured {
+    stored: Vec<u8>,
+    /// Seconds.
     encode: f64,
     decode: f64,
 }
@@ -115,7 +121,7 @@ fn contenders(slow: bool) -> Result<Vec<Contender>> {
         let coder = Zstd { encoder: Compressor::new(level)?, decoder: Decompressor::new()?, stored: Vec::new() };
         all.push((format!("zstd-{level}"), Box::new(coder)));
     }
-    Ok(all.into_iter().map(|(name, coder)| Contender { name, coder, stored: Vec::new(), encode: f64::MAX, decode: f64::MAX }).collect())
+    Ok(all.into_iter().map(|(name, coder)| Contender { name, coder, pages: Vec::new() }).collect())
 }
 
 /// Measures and prints the table.
@@ -137,33 +143,31 @@ pub fn run(args: &Args) -> Result<()> {
             if raw != *page {
                 return Err(format!("{} gives other bytes back", contender.name).into());
             }
-            contender.stored.push(stored);
+            contender.pages.push(Measured { stored, encode: f64::MAX, decode: f64::MAX });
         }
     }
     for _ in 0..args.rounds {
         for contender in &mut all {
-            let start = Instant::now();
-            for page in &pages {
+            for (page, measured) in pages.iter().zip(&mut contender.pages) {
+                let start = Instant::now();
                 black_box(contender.coder.encode(black_box(page))?);
-            }
-            contender.encode = contender.encode.min(start.elapsed().as_secs_f64());
-            let start = Instant::now();
-            for (page, stored) in pages.iter().zip(&contender.stored) {
+                measured.encode = measured.encode.min(start.elapsed().as_secs_f64());
                 raw.clear();
-                contender.coder.decode(black_box(stored), page.len(), &mut raw)?;
+                let start = Instant::now();
+                contender.coder.decode(black_box(&measured.stored), page.len(), &mut raw)?;
                 black_box(&raw);
+                measured.decode = measured.decode.min(start.elapsed().as_secs_f64());
             }
-            contender.decode = contender.decode.min(start.elapsed().as_secs_f64());
         }
     }
     let machine = describe(&[]);
     println!("{} × {}, {}; one core\n", machine.cores, machine.cpu, machine.kernel);
     println!("| {} blobs, {:.1} MB | encode GB/s | decode GB/s | ratio |\n|---|---|---|---|", pages.len(), bytes as f64 / 1e6);
     for contender in &all {
-        let speed = |seconds: f64| bytes as f64 / seconds / 1e9;
-        let stored: usize = contender.stored.iter().map(Vec::len).sum();
-        let ratio = bytes as f64 / stored as f64;
-        println!("| {} | {:.2} | {:.2} | {ratio:.3} |", contender.name, speed(contender.encode), speed(contender.decode));
+        let speed = |seconds: fn(&Measured) -> f64| bytes as f64 / contender.pages.iter().map(seconds).sum::<f64>() / 1e9;
+        let stored: usize = contender.pages.iter().map(|page| page.stored.len()).sum();
+        let (encode, decode, ratio) = (speed(|page| page.encode), speed(|page| page.decode), bytes as f64 / stored as f64);
+        println!("| {} | {encode:.3} | {decode:.3} | {ratio:.3} |", contender.name);
     }
     Ok(())
 }

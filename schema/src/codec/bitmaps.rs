@@ -25,7 +25,7 @@ const MAPS: usize = 24;
 const ESCAPE: u8 = 7;
 /// Values from one that is looked at for `base` to the next. Odd, so that all channels of a head
 /// are looked at.
-const STRIDE: usize = 13;
+const STRIDE: usize = 29;
 /// Bytes before the bitmaps: `base`, and the number of escapes.
 pub const HEAD: usize = 3;
 
@@ -140,7 +140,7 @@ fn has_avx512() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("popcnt") && is_x86_feature_detected!("bmi1")
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("popcnt")
 }
 
 /// Whole groups to encode, as many of each.
@@ -169,6 +169,45 @@ fn put_bitmaps(maps: &mut [u8; MAPS], bits: [u64; 3]) {
     }
 }
 
+/// For each set of eight bytes, where they are among the eight.
+#[cfg(target_arch = "x86_64")]
+static COMPRESS: [[u8; 8]; 256] = {
+    let mut all = [[0x80; 8]; 256];
+    let mut set = 0;
+    while set < 256 {
+        let (mut from, mut to) = (0, 0);
+        while from < 8 {
+            if set >> from & 1 == 1 {
+                all[set][to] = from as u8;
+                to += 1;
+            }
+            from += 1;
+        }
+        set += 1;
+    }
+    all
+};
+
+/// The way back: for each of eight bytes, the number of those before it that are in the set. Bytes
+/// that are not have the highest bit: shuffling makes them zero.
+#[cfg(target_arch = "x86_64")]
+static EXPAND: [[u8; 8]; 256] = {
+    let mut all = [[0x80; 8]; 256];
+    let mut set = 0;
+    while set < 256 {
+        let (mut from, mut to) = (0, 0);
+        while to < 8 {
+            if set >> to & 1 == 1 {
+                all[set][to] = from;
+                from += 1;
+            }
+            to += 1;
+        }
+        set += 1;
+    }
+    all
+};
+
 /// Exponent and the other bits of a word.
 const fn split(word: [u8; 2]) -> (u8, u8) {
     let rotated = u16::from_le_bytes(word).rotate_left(1);
@@ -187,17 +226,17 @@ fn choose_base(words: &[[u8; 2]]) -> u8 {
     for (i, word) in words.iter().step_by(STRIDE).enumerate() {
         counts[i % 4][usize::from(split(*word).0)] += 1;
     }
-    let count = |exponent: usize| counts[0][exponent] + counts[1][exponent] + counts[2][exponent] + counts[3][exponent];
-    let window = usize::from(ESCAPE);
-    let mut covered: u16 = (0..window).map(count).sum();
-    let (mut base, mut most) = (0, covered);
-    for first in 1..=256 - window {
-        covered = covered + count(first + window - 1) - count(first - 1);
-        if covered > most {
-            (base, most) = (first, covered);
-        }
+    let [mut total, others @ ..] = counts;
+    for other in others {
+        total.iter_mut().zip(other).for_each(|(total, other)| *total += other);
     }
-    base as u8
+    // All sums first, and then the first of the largest: loops that vector instructions take.
+    let mut covered = [0_u16; 257 - ESCAPE as usize];
+    for enters in 0..usize::from(ESCAPE) {
+        covered.iter_mut().zip(&total[enters..]).for_each(|(covered, total)| *covered += total);
+    }
+    let most = covered.iter().fold(0, |most, covered| most.max(*covered));
+    covered.iter().position(|covered| *covered == most).unwrap_or_default() as u8
 }
 
 /// Bytes that encoding `values` values may write.

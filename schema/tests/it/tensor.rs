@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 pub const TENSOR: [Codec; 4] = [Codec::Bf16Bitmaps, Codec::Bf16Huffman, Codec::F16Huffman, Codec::Fp8Huffman];
 
-/// About `bytes` of what pages are made of: numbers around zero, runs of zeros, any bits,
-/// infinities and NaNs, in turns of random lengths.
+/// About `bytes` of what pages have: numbers around zero, runs of zeros, any bits, infinities
+/// and NaNs, in turns of random lengths.
 pub fn page(seed: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let mut raw = Vec::with_capacity(bytes + 8192);
@@ -234,7 +234,7 @@ proptest! {
         for codec in TENSOR {
             let mut stored = encoded(codec, &raw);
             // Half of the damage is at the start, where lengths are.
-            let at = if at % 2 == 0 { at % stored.len() } else { random.below(stored.len()) };
+            let at = if at.is_multiple_of(2) { at % stored.len() } else { random.below(stored.len()) };
             stored[at] ^= 1 << random.below(8);
             let whole = decode(codec, &stored, length as u64).ok();
             for kernel in Kernel::available() {

@@ -1,7 +1,7 @@
 //! The kernel for AVX2. Loads and stores take references to arrays, so their bounds are checked by
 //! types; they are the only unsafe code.
 
-use super::{ESCAPE, Encoded, Groups, bitmaps, join, put_bitmaps, split};
+use super::{COMPRESS, ESCAPE, EXPAND, Encoded, GROUP, Groups, bitmaps, put_bitmaps};
 use std::arch::x86_64::*;
 
 /// Order of quarters that undoes what packing does to halves, and what unpacking will do.
@@ -29,45 +29,67 @@ fn load_rotated(from: &[u8; 32]) -> __m256i {
     _mm256_or_si256(_mm256_add_epi16(words, words), _mm256_srli_epi16::<15>(words))
 }
 
-/// Bitmaps of 32 words. Their other bits go to `rest`.
+/// Eight bytes, and zeros.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn encode32(a: &[u8; 32], b: &[u8; 32], rest: &mut [u8; 32], base: __m256i) -> [u32; 3] {
+fn load8(from: [u8; 8]) -> __m128i {
+    _mm_cvtsi64_si128(i64::from_le_bytes(from))
+}
+
+/// Bitmaps and exponents of 32 words. Their other bits go to `rest`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn encode32(a: &[u8; 32], b: &[u8; 32], rest: &mut [u8; 32], base: __m256i) -> ([u32; 3], __m256i) {
     let low = _mm256_set1_epi16(0xFF);
     let (a, b) = (load_rotated(a), load_rotated(b));
     let exponents = _mm256_packus_epi16(_mm256_srli_epi16::<8>(a), _mm256_srli_epi16::<8>(b));
     let others = _mm256_packus_epi16(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
     store(rest, _mm256_permute4x64_epi64::<QUARTERS>(others));
+    let exponents = _mm256_permute4x64_epi64::<QUARTERS>(exponents);
     let codes = _mm256_min_epu8(_mm256_sub_epi8(exponents, base), _mm256_set1_epi8(ESCAPE as i8));
-    let codes = _mm256_permute4x64_epi64::<QUARTERS>(codes);
     // The wanted bit of each byte becomes its highest.
-    [
+    let bits = [
         _mm256_movemask_epi8(_mm256_slli_epi16::<7>(codes)) as u32,
         _mm256_movemask_epi8(_mm256_slli_epi16::<6>(codes)) as u32,
         _mm256_movemask_epi8(_mm256_slli_epi16::<5>(codes)) as u32,
-    ]
+    ];
+    (bits, exponents)
 }
 
-#[target_feature(enable = "avx2,popcnt,bmi1")]
+/// Writes those of 16 bytes that are escapes. Returns how many are written then.
+#[target_feature(enable = "avx2,popcnt")]
+#[inline]
+fn compress16(exponents: __m128i, escaped: u32, to: &mut [u8; GROUP], mut at: usize) -> usize {
+    for (half, exponents) in [exponents, _mm_unpackhi_epi64(exponents, exponents)].into_iter().enumerate() {
+        let set = (escaped >> (8 * half)) as u8;
+        let packed = _mm_shuffle_epi8(exponents, load8(COMPRESS[usize::from(set)]));
+        // At most seven eights are before this one.
+        to[at.min(GROUP - 8)..][..8].copy_from_slice(&_mm_cvtsi128_si64(packed).to_le_bytes());
+        at += set.count_ones() as usize;
+    }
+    at
+}
+
+#[target_feature(enable = "avx2,popcnt")]
 pub(super) fn encode(base: u8, groups: Groups<'_>, escapes: &mut [u8]) -> usize {
     let base = _mm256_set1_epi8(base as i8);
     let mut count = 0;
     for ((raw, maps), rest) in groups.raw.iter().zip(groups.maps).zip(groups.rest) {
         let quarters = raw.as_chunks::<32>().0;
         let halves = rest.as_chunks_mut::<32>().0;
-        let a = encode32(&quarters[0], &quarters[1], &mut halves[0], base);
-        let b = encode32(&quarters[2], &quarters[3], &mut halves[1], base);
+        let (a, low) = encode32(&quarters[0], &quarters[1], &mut halves[0], base);
+        let (b, high) = encode32(&quarters[2], &quarters[3], &mut halves[1], base);
         let join = |bit: usize| u64::from(a[bit]) | u64::from(b[bit]) << 32;
-        let bits = [join(0), join(1), join(2)];
-        put_bitmaps(maps, bits);
-        let mut escaped = bits[0] & bits[1] & bits[2];
-        let number = escaped.count_ones() as usize;
-        let words = raw.as_chunks::<2>().0;
-        for escape in &mut escapes[count..count + number] {
-            *escape = split(words[escaped.trailing_zeros() as usize % words.len()]).0;
-            escaped &= escaped.wrapping_sub(1);
+        put_bitmaps(maps, [join(0), join(1), join(2)]);
+        let (a, b) = (a[0] & a[1] & a[2], b[0] & b[1] & b[2]);
+        // The bytes of these 64 that are no escapes are overwritten by the next group.
+        if let Some(to) = escapes[count..].first_chunk_mut() {
+            let mut at = compress16(_mm256_castsi256_si128(low), a, to, 0);
+            at = compress16(_mm256_extracti128_si256::<1>(low), a >> 16, to, at);
+            at = compress16(_mm256_castsi256_si128(high), b, to, at);
+            compress16(_mm256_extracti128_si256::<1>(high), b >> 16, to, at);
         }
-        count += number;
+        count += (a.count_ones() + b.count_ones()) as usize;
     }
     count
 }
@@ -82,14 +104,37 @@ fn spread(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), bytes), bit), bit)
 }
 
-/// 32 words. Escapes are wrong.
+/// The escapes of eight values, where they belong; zeros elsewhere.
+#[target_feature(enable = "avx2,popcnt")]
+#[inline]
+fn expand8(escaped: u32, from: &[u8; GROUP], at: usize) -> __m128i {
+    let mut next = [0; 8];
+    // At most seven eights are before this one.
+    next.copy_from_slice(&from[at.min(GROUP - 8)..][..8]);
+    _mm_shuffle_epi8(load8(next), load8(EXPAND[escaped as usize & 0xFF]))
+}
+
+/// The escapes of 32 values, the quarters in the order that unpacking wants.
+#[target_feature(enable = "avx2,popcnt")]
+#[inline]
+fn expand32(escaped: u32, from: &[u8; GROUP], at: usize) -> __m256i {
+    let before = |bits: u32| at + (escaped & bits).count_ones() as usize;
+    let a = expand8(escaped, from, at);
+    let b = expand8(escaped >> 8, from, before(0xFF));
+    let c = expand8(escaped >> 16, from, before(0xFFFF));
+    let d = expand8(escaped >> 24, from, before(0xFF_FFFF));
+    _mm256_set_m128i(_mm_unpacklo_epi64(b, d), _mm_unpacklo_epi64(a, c))
+}
+
+/// 32 words.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn decode32(bits: [u32; 3], rest: &[u8; 32], base: __m256i) -> (__m256i, __m256i) {
-    let four = spread(bits[2]);
-    let two = _mm256_add_epi8(spread(bits[1]), _mm256_add_epi8(four, four));
-    let code = _mm256_add_epi8(spread(bits[0]), _mm256_add_epi8(two, two));
-    let exponents = _mm256_sub_epi8(base, code);
+fn decode32(bits: [u32; 3], rest: &[u8; 32], base: __m256i, escapes: __m256i) -> (__m256i, __m256i) {
+    let (one, two, four) = (spread(bits[0]), spread(bits[1]), spread(bits[2]));
+    let upper = _mm256_add_epi8(two, _mm256_add_epi8(four, four));
+    let code = _mm256_add_epi8(one, _mm256_add_epi8(upper, upper));
+    let escaped = _mm256_and_si256(one, _mm256_and_si256(two, four));
+    let exponents = _mm256_blendv_epi8(_mm256_sub_epi8(base, code), escapes, escaped);
     let rest = _mm256_permute4x64_epi64::<QUARTERS>(load(rest));
     let (a, b) = (_mm256_unpacklo_epi8(rest, exponents), _mm256_unpackhi_epi8(rest, exponents));
     (
@@ -98,29 +143,30 @@ fn decode32(bits: [u32; 3], rest: &[u8; 32], base: __m256i) -> (__m256i, __m256i
     )
 }
 
-#[target_feature(enable = "avx2,popcnt,bmi1")]
+#[target_feature(enable = "avx2,popcnt")]
 pub(super) fn decode(base: u8, groups: Encoded<'_>, escapes: &[u8]) -> usize {
     let base = _mm256_set1_epi8(base as i8);
     let mut count = 0;
     for ((maps, rest), raw) in groups.maps.iter().zip(groups.rest).zip(groups.raw) {
-        let bits = bitmaps(maps);
+        let left = &escapes[count..];
+        let mut last = [0; GROUP];
+        let next = left.first_chunk().unwrap_or_else(|| {
+            last[..left.len()].copy_from_slice(left);
+            &last
+        });
+        let [one, two, four] = bitmaps(maps);
+        let escaped = one & two & four;
+        let first = (escaped as u32).count_ones() as usize;
         let halves = rest.as_chunks::<32>().0;
         let quarters = raw.as_chunks_mut::<32>().0;
-        let (a, b) = decode32([bits[0] as u32, bits[1] as u32, bits[2] as u32], &halves[0], base);
+        let (a, b) = decode32([one as u32, two as u32, four as u32], &halves[0], base, expand32(escaped as u32, next, 0));
         store(&mut quarters[0], a);
         store(&mut quarters[1], b);
-        let (a, b) = decode32([(bits[0] >> 32) as u32, (bits[1] >> 32) as u32, (bits[2] >> 32) as u32], &halves[1], base);
+        let (one, two, four, upper) = ((one >> 32) as u32, (two >> 32) as u32, (four >> 32) as u32, (escaped >> 32) as u32);
+        let (a, b) = decode32([one, two, four], &halves[1], base, expand32(upper, next, first));
         store(&mut quarters[2], a);
         store(&mut quarters[3], b);
-        let mut escaped = bits[0] & bits[1] & bits[2];
-        let number = escaped.count_ones() as usize;
-        let words = raw.as_chunks_mut::<2>().0;
-        for escape in &escapes[count..count + number] {
-            let at = escaped.trailing_zeros() as usize % rest.len();
-            words[at] = join(*escape, rest[at]);
-            escaped &= escaped.wrapping_sub(1);
-        }
-        count += number;
+        count += escaped.count_ones() as usize;
     }
     count
 }
