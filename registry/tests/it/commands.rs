@@ -62,11 +62,24 @@ async fn the_help_of_a_tool_lists_its_own_options_and_which_store() {
 async fn tokens_are_made_listed_and_revoked_on_the_database() {
     let dir = data().await;
     let data = dir.path().to_str().expect("a path");
-    let (code, stdout, stderr) =
-        run(&["token", "create", "--data", data, "--label", "robot", "--scope", "team/*:push,pull", "--scope", "a:delete", "--expires-in", "2d"]);
+    let (code, stdout, stderr) = run(&[
+        "token",
+        "create",
+        "--data",
+        data,
+        "--label",
+        "robot",
+        "--scope",
+        "team/*:push,pull",
+        "--scope",
+        "a:delete",
+        "--expires-in",
+        "2d",
+    ]);
     assert!(code == 0 && stderr.is_empty(), "{stderr}");
     let token = AccessToken::parse(stdout.trim_end()).expect("a token, and nothing else");
-    let (code, stdout, _) = run(&["token", "create", "--data", data, "--label", "x", "--scope", "*:admin", "--domain", "default", "--json"]);
+    let (code, stdout, _) =
+        run(&["token", "create", "--data", data, "--label", "x", "--scope", "*:admin", "--domain", "default", "--json"]);
     let made: Value = serde_json::from_str(&stdout).expect("JSON");
     let other = AccessToken::parse(made["token"].as_str().expect("text")).expect("a token");
     assert_eq!((code, made["info"]["id"].as_str(), made["info"]["domain"].as_str()), (0, Some(other.id().as_str()), Some("default")));
