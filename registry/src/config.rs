@@ -5,12 +5,15 @@
 //! file denies unknown keys: a misspelt limit must not silently be none.
 
 use crate::http::timeout::Pace;
+use pfr_schema::FormatError;
+use pfr_schema::codec::Codecs;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, SecretUrl};
 use pfr_store::storage::StorageOptions;
 use serde::Deserialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Bytes of the longest digest in a JSON list, SHA-512, and of what a request has besides digests.
@@ -127,6 +130,10 @@ settings! {
     /// Bytes of frames that clients are told to put in one request [default: 67108864]. A single
     /// larger blob is allowed.
     max_frames_bytes: u64 = 64 << 20, "PF_REGISTRY_MAX_FRAMES_BYTES", "BYTES";
+    /// Codecs of what is stored from now on, besides raw and zstd: `all`, `none`, or names with
+    /// commas between them, such as `bf16-bitmaps,bf16-huffman` [default: all]. What is stored
+    /// already stays readable. Needed only where programs of an older version read the same storage.
+    codecs: StoredCodecs = StoredCodecs(Codecs::ALL), "PF_REGISTRY_CODECS", "CODECS";
     /// Seconds for which an unfinished push keeps what it uploaded or asked about [default: 3600].
     /// Each use renews it.
     lease_seconds: u64 = 3600, "PF_REGISTRY_LEASE_SECONDS", "S";
@@ -159,6 +166,27 @@ settings! {
     /// What is logged: a level, or per-module directives such as `info,pfr_store=debug` [default:
     /// info].
     log: String = "info".to_owned(), "PF_REGISTRY_LOG", "FILTER";
+}
+
+/// A set of codecs as settings have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct StoredCodecs(pub Codecs);
+
+impl FromStr for StoredCodecs {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        text.parse().map(Self)
+    }
+}
+
+impl TryFrom<String> for StoredCodecs {
+    type Error = FormatError;
+
+    fn try_from(text: String) -> Result<Self, FormatError> {
+        text.parse()
+    }
 }
 
 /// Why settings were refused.
@@ -278,6 +306,7 @@ impl Config {
             ingests: self.max_uploads,
             outputs: self.max_downloads,
             slow_bytes: self.slow_upload_bytes,
+            codecs: self.codecs.0,
             queue: Duration::from_secs(self.queue_seconds),
             ..Default::default()
         }

@@ -13,6 +13,7 @@ pub(crate) const ERRORS: &str = "pf_errors_total";
 pub(crate) const BYTES_RECEIVED: &str = "pf_frames_received_bytes_total";
 pub(crate) const BYTES_SENT: &str = "pf_frames_sent_bytes_total";
 pub(crate) const BYTES_REDIRECTED: &str = "pf_frames_redirected_bytes_total";
+pub(crate) const RAW_RECEIVED: &str = "pf_frames_received_raw_bytes_total";
 pub(crate) const FRAMES_RECEIVED: &str = "pf_frames_received_total";
 pub(crate) const FRAMES_NEW: &str = "pf_frames_new_total";
 pub(crate) const COMMITS: &str = "pf_commits_total";
@@ -79,6 +80,7 @@ fn describe() {
     describe_counter!(BYTES_RECEIVED, Unit::Bytes, "Bytes of frame streams received, refused ones included.");
     describe_counter!(BYTES_SENT, Unit::Bytes, "Bytes of frame streams sent.");
     describe_counter!(BYTES_REDIRECTED, Unit::Bytes, "Bytes of frames that clients were told to fetch from the storage itself.");
+    describe_counter!(RAW_RECEIVED, Unit::Bytes, "Raw bytes that received and stored frames stand for.");
     describe_counter!(FRAMES_RECEIVED, Unit::Count, "Frames received and stored.");
     describe_counter!(FRAMES_NEW, Unit::Count, "Frames received whose blobs the store did not have.");
     describe_counter!(COMMITS, Unit::Count, "Commits, by whether the repository did not have the snapshot before.");
@@ -107,6 +109,7 @@ fn describe() {
         BYTES_RECEIVED,
         BYTES_SENT,
         BYTES_REDIRECTED,
+        RAW_RECEIVED,
         FRAMES_RECEIVED,
         FRAMES_NEW,
         TAG_CONFLICTS,

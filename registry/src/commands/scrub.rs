@@ -124,7 +124,7 @@ enum Next {
 /// Fetches blobs of one repository; if that fails, one by one. An error ends the healing: it would
 /// concern every other blob too.
 async fn fetch(store: &Store, mirror: &Remote, repository: &RepositoryName, digests: &[Digest]) -> Result<Next, Error> {
-    let reason = match mirror.frames(repository, digests.to_vec()).await {
+    let reason = match mirror.frames(repository, digests.to_vec(), store.options().codecs).await {
         Ok(frames) => match store.heal(repository, digests, frames).await {
             Ok(_) => return Ok(Next::Batch),
             // The error is about our own store.
