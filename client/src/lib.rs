@@ -21,6 +21,7 @@ mod age;
 pub mod agent;
 pub mod cli;
 pub mod directory;
+pub mod encoding;
 pub mod error;
 pub mod human;
 pub mod json;

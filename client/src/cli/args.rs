@@ -11,7 +11,7 @@ pub use engines::{DrainArgs, Match, Restore, SequencesArgs, Snapshot, WhenToPush
 pub use login::{Login, LoginAt};
 pub use names::{Diff, Fork, Inspect, Log, Ls, Prune, Rm, TagArgs};
 pub use reference::{Expected, Relative, Target, repository_of};
-pub use transfer::{Import, Pull, Push};
+pub use transfer::{Encode, Import, Pull, Push};
 pub use upkeep::{Completions, Df, Gc, Pin, Scrub, Stats, TaskCommand, Tasks, Verify};
 
 use super::config::{EVERYWHERE, Overrides};

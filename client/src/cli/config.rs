@@ -2,6 +2,7 @@
 //! fields are refused.
 
 use super::failure::Failure;
+use pfr_schema::codec::Compression;
 use pfr_service::{Secret, UserDirs, layered};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,9 @@ layered! {
         /// Size above which a pull evicts the least recently used snapshots of the local store
         #[arg(skip)]
         pub max_store_size: Option<pfr_client::ByteSize>,
+        /// How pages of directories are encoded when they are pushed
+        #[arg(skip)]
+        pub compression: Option<Compression>,
     }
 }
 

@@ -9,6 +9,7 @@ use super::progress;
 use super::suggest::{Flags, Suggestion};
 use super::usage;
 use pfr_client::{AgentClient, Remote, RemoteOptions, Site, StoredTokens, same_server};
+use pfr_schema::codec::Compression;
 use pfr_schema::{ErrorCode, Reference};
 use pfr_service::{Secret, UserDirs};
 use pfr_store::{Options, Store};
@@ -220,6 +221,11 @@ impl Context {
     /// Size above which the local store evicts the least recently used snapshots.
     pub fn max_store_size(&self) -> Option<pfr_client::ByteSize> {
         self.settings.all.max_store_size
+    }
+
+    /// How directories are encoded: as given, else as in the configuration file, else the default.
+    pub fn compression(&self, given: Option<Compression>) -> Compression {
+        given.or(self.settings.all.compression).unwrap_or_default()
     }
 
     fn store_dir(&self) -> Result<&Path, Failure> {

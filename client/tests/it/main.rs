@@ -5,6 +5,7 @@
 mod agent;
 mod command;
 mod common;
+mod compression;
 mod gc;
 mod hints;
 mod integrity;
