@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::llama::settings::LlamaServer;
 use pfr_client::{ByteSize, Remote, RemoteOptions, StoredTokens, same_server};
+use pfr_schema::codec::Compression;
 use pfr_service::settings::{self, FileError};
 use pfr_service::{LogFormat, Secret, UserDirs, layered};
 use serde::Deserialize;
@@ -48,6 +49,9 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// Size above which the local store loses what was not used for longest. Default: none.
     pub max_store_size: Option<ByteSize>,
+    /// How captured pages and state tensors are encoded. Default: `hot` where the processor has
+    /// vector instructions for it, else `off`.
+    pub compression: Compression,
     /// Servers of llama.cpp whose slots are captured. Default: none.
     pub llama: Vec<LlamaServer>,
     /// Form of the log on standard error.
@@ -113,6 +117,10 @@ pub struct Overrides {
     /// [default: none].
     #[arg(long, env = "PF_AGENT_MAX_STORE_SIZE", value_name = "SIZE")]
     pub max_store_size: Option<ByteSize>,
+    /// How captured pages and state tensors are encoded: `hot`, fast; `cold`, smaller; `off`
+    /// [default: hot, or off where the processor has no vector instructions for it].
+    #[arg(long, env = "PF_AGENT_COMPRESSION", value_name = "HOW")]
+    pub compression: Option<Compression>,
     /// A llama-server whose slots are captured, as `name=NAME,url=URL,slot-save-path=DIR`; may be
     /// given several times [default: none].
     #[arg(long, env = "PF_AGENT_LLAMA", value_name = "SERVER", value_delimiter = ';')]
@@ -176,6 +184,7 @@ impl Config {
             metrics_listen: None,
             shutdown_grace: Duration::from_secs(30),
             max_store_size: None,
+            compression: Compression::default(),
             llama: Vec::new(),
             log_format: LogFormat::Text,
             log: "info".into(),
@@ -210,6 +219,7 @@ impl Config {
         config.metrics_listen = given.metrics_listen;
         config.shutdown_grace = given.shutdown_grace.map_or(config.shutdown_grace, Duration::from_secs);
         config.max_store_size = given.max_store_size;
+        config.compression = given.compression.unwrap_or_default();
         config.llama = given.llama.unwrap_or_default();
         config.log_format = given.log_format.unwrap_or_default();
         config.log = given.log.unwrap_or(config.log);

@@ -80,6 +80,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         ("push-retry-ms = 0", "push-retry-ms"),
         ("push-retry-max = 0", "push-retry-max"),
         ("max-store-size = \"0\"", "max-store-size"),
+        ("compression = \"warm\"", "expected one of `hot`, `cold`, `off`"),
         ("metrics-listen = \"0.0.0.0:1\"", "loopback"),
         ("registry = \"ftp://x\"", "ftp://x"),
         ("socket = \"/a\"\nengine-socket = \"/a\"", "engine-socket"),

@@ -137,7 +137,7 @@ class Buffers(unittest.TestCase):
                     pool.v_buffer[layer].random_(-100, 100)
                 shared, group = buffers.describe(pool, "sglang-0")
                 self.addCleanup(os.close, shared.descriptors[0])
-                self.assertEqual((group["block_tokens"], group["blocks"]), (page, 6))
+                self.assertEqual((group["block_tokens"], group["blocks"], group["dtype"]), (page, 6, "bf16"))
                 memory = os.pread(shared.descriptors[0], shared.memory["bytes"], 0)
                 (component,) = group["components"]
                 for number, part in enumerate(component["parts"]):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pf_connector.layout import Unsupported, dtype_name, part
+from pf_connector.layout import Unsupported, add_dtype, dtype_name, part
 from pf_connector.memory import Shared, share
 
 log = logging.getLogger("pf_connector")
@@ -85,6 +85,8 @@ def describe(pool: Any, tag: str) -> tuple[Shared, dict[str, Any]]:
         "layout": f"opaque/{tag}/{encoding}"[:200],
         "components": [{"name": "kv", "parts": parts}],
     }
+    # What is stored as bytes may be FP8.
+    add_dtype(group, getattr(pool, "dtype", pool.store_dtype))
     return shared, group
 
 
