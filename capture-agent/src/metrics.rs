@@ -45,7 +45,7 @@ fn describe() {
     describe_counter!(
         "pf_agent_snapshot_bytes_total",
         Unit::Bytes,
-        "Bytes of snapshots: resident in engines, moved, new to the store, and stored for what is new."
+        "Bytes of snapshots: resident in engines, moved, new to the store, stored for what is new, left raw for speed."
     );
     // A metric of an event that has not happened yet is 0, not absent.
     metrics::counter!(PUSH_BYTES).increment(0);

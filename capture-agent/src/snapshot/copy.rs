@@ -96,6 +96,7 @@ pub(super) async fn copy(agent: &Agent, session: &PushSession, inventory: &Arc<I
             copied.bytes_stored += stored;
         }
     }
+    metrics::counter!("pf_agent_snapshot_bytes_total", "bytes" => "left-raw").increment(encoding.left_raw());
     Ok(copied)
 }
 
