@@ -121,6 +121,31 @@ class Files(unittest.TestCase):
         self.assertEqual((self.read, found), ([], [[sha256(b"one")]]))
         self.assertIn("waiting", logs.output[0])
 
+    def test_files_are_read_by_four_threads_of_low_priority(self) -> None:
+        paths = [self.file(str(number), b"%d" % number) for number in range(6)]
+        here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        together, readers = threading.Barrier(4), set[str]()
+        priorities = set[int]()
+
+        def hashed(path: Path, count: Callable[[int], None]) -> files._Read:
+            readers.add(threading.current_thread().name)
+            priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            try:
+                if int(path.name) > 1:
+                    # Of files of one size the last ones come first: none of these four ends before
+                    # all have begun.
+                    together.wait(10)
+            except threading.BrokenBarrierError as error:
+                raise OSError("fewer than four are read at once") from error
+            return files._Read(files.stamp(path), sha256(path.read_bytes()), True)
+
+        with mock.patch.object(files, "_hash", hashed):
+            found = files.digests(paths, "test")
+        self.assertEqual(found, [sha256(b"%d" % number) for number in range(6)])
+        self.assertEqual(len(readers), 4)
+        self.assertGreaterEqual(min(priorities), 10, "the engine has the processors first")
+        self.assertEqual(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), here)
+
     def test_a_missing_file_is_an_error(self) -> None:
         with self.assertRaises(FileNotFoundError):
             files.digests([self.file("a", b"1"), self.folder / "missing"], "test")
