@@ -138,6 +138,54 @@ async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
 }
 
 #[tokio::test]
+async fn a_member_has_32_calls_open_and_a_further_one_is_refused_and_not_begun() {
+    // A registry that takes connections and never answers: who resumes from it is told to ask again
+    // after some time.
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let server = serve(host_with(|config| config.registry = Some(url)).await).await;
+    let mut spec = Spec::hybrid("asks");
+    spec.verbs = vec![pfr_schema::engine::Verb::Request];
+    let (mut client, _core) = member(&server.host.agent, &server.socket, spec, "pf-calls").await;
+    const CALLS: u64 = 400;
+    let mut burst = Vec::new();
+    for id in 1..=CALLS {
+        let request = json!({"tokens": 40, "keys": []});
+        let args = json!({"reference": "team/agent:now", "first": true, "request": request});
+        let call = serde_json::to_vec(&json!({"id": id, "call": "resume", "args": args})).unwrap();
+        burst.extend((call.len() as u32).to_le_bytes());
+        burst.extend(call);
+    }
+    client.send_bytes(&burst, &[]).await;
+    let (mut waited, mut refused) = (Vec::new(), Vec::new());
+    while (waited.len() + refused.len()) < CALLS as usize {
+        let message = client.receive().await.expect("the connection lives");
+        if message.get("call").is_some() {
+            continue;
+        }
+        let id = message["id"].as_u64().unwrap();
+        match message["error"]["code"].as_str() {
+            Some("overloaded") => refused.push(id),
+            None if message["ok"]["match"] == "later" => waited.push(id),
+            _ => panic!("{message}"),
+        }
+    }
+    assert!(!refused.is_empty() && refused.iter().all(|id| *id > 32), "{} refused: {refused:?}", refused.len());
+    assert!(waited.len() >= 32);
+    // There is room again.
+    client.send(&json!({"id": 500, "call": "report", "args": {"outcomes": []}}), &[]).await;
+    let answer = async {
+        loop {
+            let message = client.receive().await.expect("the connection lives");
+            if message["id"] == 500 && message.get("call").is_none() {
+                return message;
+            }
+        }
+    };
+    assert_eq!(answer.await["ok"], json!({}));
+}
+
+#[tokio::test]
 async fn only_the_owner_opens_the_socket_and_a_dead_agents_is_replaced() {
     let server = serve(host().await).await;
     assert_eq!(std::fs::metadata(&server.socket).unwrap().permissions().mode() & 0o777, 0o600);
