@@ -3,6 +3,7 @@ anything is captured."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -341,6 +342,10 @@ class Interface(unittest.TestCase):
             interface.check()
         for word in ("0.20.0", "0.32 to 0.33", "SupportsHMA", "KVConnectorBase_V1.get_transfer_results"):
             self.assertIn(word, str(caught.exception))
+
+    def test_vllm_gets_no_connector_where_something_is_missing(self) -> None:
+        with mock.patch.object(interface, "check", side_effect=ImportError("lacks x")), self.assertRaisesRegex(ImportError, "lacks x"):
+            _ = importlib.import_module("pf_connector.vllm").PfConnector
 
     def test_a_module_that_is_missing_is_named(self) -> None:
         with mock.patch.dict(sys.modules, {interface._BASE: None}), self.assertRaisesRegex(ImportError, interface._BASE):
