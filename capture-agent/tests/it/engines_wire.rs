@@ -7,6 +7,7 @@ use crate::common::{Host, host, host_with, until};
 use pfr_agent::{Agent, Error};
 use pfr_schema::agent::{EngineState, Push, SnapshotRequest};
 use pfr_schema::engine::{MAX_MESSAGE, MatchKeys, Registered, binary, packed};
+use pfr_schema::media_type;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -135,6 +136,35 @@ async fn a_member_that_asks_is_told_what_lies_ready_and_may_ask_in_bytes() {
     framed[at] = 1;
     client.send_bytes(&framed, &[]).await;
     assert_eq!(client.receive().await, None);
+}
+
+#[tokio::test]
+async fn the_tokens_of_a_held_sequence_may_come_packed() {
+    let server = serve(host().await).await;
+    let mut spec = Spec::hybrid("e");
+    spec.verbs = vec![pfr_schema::engine::Verb::Hold];
+    let (mut client, core) = member(&server.host.agent, &server.socket, spec, "pf-packed").await;
+    let obeying = tokio::spawn(async move {
+        while let Some(message) = client.receive().await {
+            let call = serde_json::from_value(json!({"call": message["call"], "args": message["args"]})).unwrap();
+            let mut answer = json!({"id": message["id"], "ok": core.answer(call).unwrap()});
+            if message["call"] != "hold" {
+                client.send(&answer, &[]).await;
+                continue;
+            }
+            let tokens: Vec<u32> = serde_json::from_value(std::mem::replace(&mut answer["ok"]["tokens"], json!([]))).unwrap();
+            let body = packed::encode(&serde_json::to_vec(&answer).unwrap(), &tokens);
+            client.send_bytes(&[&(body.len() as u32).to_le_bytes()[..], &body].concat(), &[]).await;
+        }
+    });
+    let report = server.host.agent.snapshot("e", request()).await.unwrap();
+    assert_eq!((report.boundary, report.tokens), (30, 31));
+    let store = server.host.agent.store();
+    let manifest = store.manifest(&report.digest).await.unwrap();
+    let stored = store.read(&manifest.layers_of(media_type::TOKENS).next().unwrap().digest).await.unwrap();
+    let expected: Vec<u8> = tokens(31).iter().flat_map(|token| token.to_le_bytes()).collect();
+    assert_eq!(stored[..], expected[..]);
+    obeying.abort();
 }
 
 #[tokio::test]

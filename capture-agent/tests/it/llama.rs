@@ -4,11 +4,13 @@ use crate::common::llama::Server;
 use crate::common::{Host, host_with};
 use pfr_agent::{Error, Result};
 use pfr_schema::agent::{DrainRequest, EngineState, Push, RestoreReport, RestoreRequest, SnapshotReport, SnapshotRequest};
+use pfr_schema::checkpoint::Checkpoint;
 use pfr_schema::run::Run;
 use pfr_schema::snapshot::Exactness;
 use pfr_schema::tree::PageTree;
 use pfr_schema::{ErrorCode, Limits, media_type};
 use pfr_testkit::llama::{Attention, File, Section, tokens};
+use std::collections::BTreeSet;
 
 /// An agent with two servers of one model, `a` and `b`, that share a folder.
 pub struct Rig {
@@ -116,6 +118,14 @@ async fn every_form_comes_back_byte_for_byte() {
         rig.a.put(2, &file);
         let report = rig.snapshot("a", None, "one").await.unwrap();
         assert_eq!(report.boundary, 70, "{name}");
+        if name == "hybrid" {
+            let store = rig.host.agent.store();
+            let manifest = store.manifest(&report.digest).await.unwrap();
+            let checkpoint = manifest.layers_of(media_type::CHECKPOINT).next().unwrap().digest;
+            let checkpoint = Checkpoint::parse(&store.read(&checkpoint).await.unwrap(), &Limits::default()).unwrap();
+            let kinds: BTreeSet<&str> = checkpoint.tensors.iter().map(|tensor| tensor.kind.as_str()).collect();
+            assert_eq!(kinds, BTreeSet::from(["conv", "other:llama.cpp-state-file", "recurrent", "window"]));
+        }
         // The other server has its cells in their natural order.
         let restored = rig.restore("b", Some("2"), "one").await.unwrap();
         assert!(restored.bytes_written >= file.bytes().len() as u64, "{name}");
