@@ -155,7 +155,7 @@ class Models(unittest.TestCase):
 
 
 class Names(unittest.TestCase):
-    """The name of an engine on its host. The fields are those that vLLM 0.32 gives its processes."""
+    """The name of an engine on its host. The fields are those of the processes of vLLM 0.32."""
 
     def name(self, given: dict[str, Any], size: int = 1, rank: int = 0, index: int | None = 0, engine_id: str = "6f0e") -> str:
         parallel = SimpleNamespace(world_size=1, data_parallel_size=size, data_parallel_rank=rank, data_parallel_rank_local=0)
