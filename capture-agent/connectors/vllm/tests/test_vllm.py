@@ -119,8 +119,8 @@ class Tables(unittest.TestCase):
             with mock.patch.object(pages, "_place", return_value=(memory, 0, 4096)):
                 return pages._page("l", SimpleNamespace(page_size_bytes=256))
 
-        # Four blocks of 2 × 8 × 8 elements, a page of 256 bytes: one after another, and K apart from
-        # V.
+        # Four blocks of 2 × 8 × 8 elements, a page of 256 bytes: one after another; then K apart
+        # from V.
         self.assertEqual(page((4, 2, 8, 8), (2048, 64, 8, 1))["block_stride"], 4096)
         with self.assertRaisesRegex(Unsupported, "a page of 256 bytes is spread over 1152"):
             page((4, 2, 8, 8), (64, 512, 8, 1))
