@@ -114,6 +114,19 @@ fn servers_of_llama_cpp_are_named_by_a_flag_or_a_table() {
 }
 
 #[test]
+fn the_table_on_the_page_of_llama_cpp_is_taken() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/llama-cpp.md")).unwrap();
+    let table = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a block of TOML");
+    // Keys that are shown as comments are keys.
+    let shown = table.replace("\n# ", "\n");
+    let (_dir, path) = file(&shown);
+    let config = Config::load(Some(&path), Overrides::default(), &home()).unwrap();
+    let [server] = &config.llama[..] else { panic!("{:?}", config.llama) };
+    assert_eq!((server.name.as_str(), server.model.as_deref()), ("llama-0", Some(Path::new("/models/model.gguf"))));
+    assert_eq!(server.api_key_file.as_deref(), Some(Path::new("/etc/pf-agent/llama-key")));
+}
+
+#[test]
 fn no_error_of_the_file_says_a_token() {
     for text in ["tokn = \"hush\"", "token = \"hush", "token = [\"hush\"]", "registry = \"r\"\ntoken = 'hush' x"] {
         let (_dir, path) = file(text);

@@ -46,6 +46,9 @@ def _apart(pool: Any) -> str | None:
         return "it lies in a memory pool of its own"
     if pool.memory_saver_adapter.enabled:
         return "the memory saver may take its memory away"
+    if pool.dtype != pool.store_dtype or getattr(pool, "k_scale_buffer", None) is not None:
+        # Its scales may come from a file that is in no digest (`--quantization-param-path`).
+        return f"it is quantised ({pool.dtype})"
     k, v = pool._kv_buffer_shapes()
     if k != v:
         return "K and V have different shapes"
