@@ -1,6 +1,7 @@
 //! What tests share: generated snapshots and their frames, a proxy that falsifies answers, a
 //! storage that fails, small and broken disks, real PostgreSQL and S3 servers on loopback, which
-//! end with the process that started them, and the seeds and required capabilities of a test run.
+//! end with the process that started them, certificates and tokens of issuers, and the seeds and
+//! required capabilities of a test run.
 
 #![expect(
     clippy::unwrap_used,
@@ -16,12 +17,16 @@ pub mod frames;
 #[cfg(feature = "front")]
 pub mod front;
 pub mod json;
+#[cfg(feature = "keys")]
+pub mod jwt;
 pub mod llama;
 pub mod postgres;
 pub mod run;
 pub mod s3;
 pub mod snapshot;
 pub mod storage;
+#[cfg(feature = "keys")]
+pub mod tls;
 
 use std::time::{Duration, Instant};
 

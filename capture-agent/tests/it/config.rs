@@ -166,3 +166,29 @@ fn the_agents_token_and_stored_tokens_go_to_their_registries_only() {
     assert!(config.remote("http://stranger").is_ok());
     assert!(config.remote("http://127.0.0.1:1").is_ok());
 }
+
+#[test]
+fn a_token_file_is_read_for_each_use_and_goes_to_its_registry_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "first\n").unwrap();
+    let given = Overrides { registry: Some("https://own".into()), token_file: Some(token.clone()), ..Overrides::default() };
+    let config = Config::load(None, given, &home()).unwrap();
+    let config = Config { registry: Some("http://own".into()), ..config };
+    let refusal = |config: &Config| config.remote("http://own").unwrap_err().to_string();
+    assert!(refusal(&config).contains("plain http"), "there is a token: {}", refusal(&config));
+    std::fs::write(&token, " \n").unwrap();
+    assert!(refusal(&config).contains("is empty"), "{}", refusal(&config));
+    std::fs::remove_file(&token).unwrap();
+    assert!(refusal(&config).contains("token file"), "{}", refusal(&config));
+    assert!(config.remote("http://stranger").is_ok());
+}
+
+#[test]
+fn authorities_are_named_by_a_file_that_must_be_there() {
+    let (_dir, path) = file("registry = \"https://own\"\ntls-ca = \"/nonexistent/ca.pem\"\n");
+    let error = Config::load(Some(&path), Overrides::default(), &home()).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/ca.pem"), "{error}");
+    let none = Overrides { tls_ca: Some("".into()), ..Overrides::default() };
+    assert!(Config::load(Some(&path), none, &home()).unwrap().tls_ca.is_none());
+}

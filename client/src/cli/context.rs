@@ -60,10 +60,12 @@ impl Context {
         // A flag without a value counts as not given.
         given.registry = given.registry.filter(|url| !url.is_empty());
         given.store = given.store.filter(|path| !path.as_os_str().is_empty());
+        given.tls_ca = given.tls_ca.filter(|path| !path.as_os_str().is_empty());
         given.token = Secret::from_env("PF_TOKEN");
         given.token_over_http =
             std::env::var("PF_TOKEN_OVER_HTTP").ok().filter(|text| !text.is_empty()).map(|text| text == "1" || text == "true");
-        let flags = Flags { registry: given.registry.clone(), store: given.store.clone(), ..Flags::default() };
+        let (registry, store, tls_ca) = (given.registry.clone(), given.store.clone(), given.tls_ca.clone());
+        let flags = Flags { registry, store, tls_ca, ..Flags::default() };
         let names_registry = given.registry.is_some() && usage::has_flag(std::env::args_os(), "--registry");
         let settings = Settings::resolve(given, file, &dirs);
         let (out, json, quiet) = (Out::stdout(), global.json, global.quiet);
@@ -128,7 +130,8 @@ impl Context {
             (None, None) => defaults.retry_for,
         };
         let on_retry = Some(progress::on_retry(self.quiet || self.json));
-        Ok(Remote::new(url, RemoteOptions { token, token_over_http, retries, retry_for, on_retry, ..defaults })?)
+        let extra_roots = self.settings.all.tls_ca.clone();
+        Ok(Remote::new(url, RemoteOptions { token, token_over_http, extra_roots, retries, retry_for, on_retry, ..defaults })?)
     }
 
     /// The local store, made if there is none.

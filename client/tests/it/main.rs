@@ -20,4 +20,5 @@ mod retries;
 mod scrub;
 mod slow_answers;
 mod slow_push;
+mod tls;
 mod trouble;

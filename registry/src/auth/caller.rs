@@ -7,9 +7,10 @@
 //! itself.
 
 use crate::domains::Domain;
+use crate::jwt::Subject;
 use crate::problem::ApiError;
 use pfr_schema::api::RepositoryInfo;
-use pfr_schema::{AccessScope, AccessTokenId, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
+use pfr_schema::{AccessScope, Action, Digest, DomainName, ErrorCode, Kind, RepositoryName};
 use pfr_store::{AccessTokenRow, Error, LivePush, Page, PushId};
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -24,6 +25,16 @@ pub(crate) enum Caller {
     Anyone,
     /// The holder of a valid token.
     Holder(Arc<AccessTokenRow>),
+    /// Who the valid token of an issuer is about.
+    Subject(Arc<Subject>),
+}
+
+/// What a token permits.
+#[derive(Clone, Copy)]
+struct Grant<'a> {
+    /// The only domain in which it does; none for every domain.
+    domain: Option<&'a DomainName>,
+    scopes: &'a [AccessScope],
 }
 
 /// What an action is about.
@@ -40,17 +51,26 @@ pub(crate) enum Target<'a> {
 }
 
 impl Caller {
+    /// What its token permits; none if it needs no token.
+    fn grant(&self) -> Option<Grant<'_>> {
+        match self {
+            Self::Anyone => None,
+            Self::Holder(token) => Some(Grant { domain: token.domain.as_ref(), scopes: &token.scopes }),
+            Self::Subject(subject) => Some(Grant { domain: subject.domain.as_ref(), scopes: &subject.scopes }),
+        }
+    }
+
     /// Permits or refuses an action.
     ///
     /// # Errors
     /// `domain_unknown` and `repository_unknown` for what the caller may not see, whether or not it
     /// exists. `denied` for what it may see.
     pub(super) fn decide(&self, action: Action, domain: &DomainName, target: Target<'_>) -> Result<(), ApiError> {
-        let Self::Holder(token) = self else { return Ok(()) };
+        let Some(token) = self.grant() else { return Ok(()) };
         let denied = || ApiError::new(ErrorCode::Denied, format!("the access token does not permit the action {:?} here", action.name()));
         let is_permitted = match target {
             Target::Registry => token.domain.is_none() && token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
-            _ if !is_for(token, domain) => return Err(Error::DomainUnknown(domain.clone()).into()),
+            _ if token.domain.is_some_and(|own| own != domain) => return Err(Error::DomainUnknown(domain.clone()).into()),
             Target::Domain => token.scopes.iter().any(|scope| scope.permits_everywhere(action)),
             Target::Some => token.scopes.iter().any(|scope| scope.names(action)),
             Target::Repository(repository) => {
@@ -66,7 +86,7 @@ impl Caller {
 
     /// Scopes with the repositories that the caller sees; none if it sees all of the domain.
     fn sees_only(&self) -> Option<Vec<&AccessScope>> {
-        let Self::Holder(token) = self else { return None };
+        let token = self.grant()?;
         let pulls: Vec<&AccessScope> = token.scopes.iter().filter(|scope| scope.names(Action::Pull)).collect();
         if pulls.iter().any(|scope| scope.permits_everywhere(Action::Pull)) { None } else { Some(pulls) }
     }
@@ -168,10 +188,6 @@ impl Caller {
     }
 }
 
-fn is_for(token: &AccessTokenRow, domain: &DomainName) -> bool {
-    token.domain.as_ref().is_none_or(|only| only == domain)
-}
-
 /// Where the list of repositories goes on, at or behind `after`, such that no repository that a
 /// scope matches is left out. None: behind all of them.
 #[expect(clippy::option_option, reason = "the inner one is a cursor, and none is the beginning of the list")]
@@ -196,16 +212,16 @@ fn before(start: &str) -> String {
 
 /// Whose token a request carries, for its log line: set once it is known.
 #[derive(Clone, Default)]
-pub(crate) struct CallerId(Arc<OnceLock<AccessTokenId>>);
+pub(crate) struct CallerId(Arc<OnceLock<String>>);
 
 impl CallerId {
-    pub(super) fn set(&self, id: &AccessTokenId) {
-        self.0.get_or_init(|| id.clone());
+    pub(super) fn set(&self, name: &str) {
+        self.0.get_or_init(|| name.to_owned());
     }
 
-    /// The public part of the token.
+    /// The public part of the token; of the token of an issuer, its subject and issuer.
     pub(crate) fn id(&self) -> Option<&str> {
-        self.0.get().map(AccessTokenId::as_str)
+        self.0.get().map(String::as_str)
     }
 }
 

@@ -42,7 +42,8 @@ pub(crate) struct Scrub {
 pub(super) fn run(args: Scrub) -> Result<(), Error> {
     let config = args.settings.load()?;
     let mirror = args.heal_from.as_deref().map(|url| {
-        Remote::new(url, RemoteOptions { token: args.heal_token, token_over_http: config.token_over_http, ..RemoteOptions::default() })
+        let (token, token_over_http, extra_roots) = (args.heal_token, config.token_over_http, config.extra_roots());
+        Remote::new(url, RemoteOptions { token, token_over_http, extra_roots, ..RemoteOptions::default() })
     });
     let mirror = mirror.transpose().map_err(mirror::Error::from)?;
     let options = ScrubOptions { full: args.full, bytes_per_second: args.rate.map(|rate| rate.0) };

@@ -42,7 +42,7 @@ impl Registry {
     }
 
     fn run(server: Server, dir: TempDir) -> Self {
-        let (url, store) = (format!("http://{}", server.local_addr()), server.store().clone());
+        let (url, store) = (server.url(), server.store().clone());
         tokio::spawn(server.run(std::future::pending()));
         Self { url, store, dir }
     }
