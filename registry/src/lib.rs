@@ -4,7 +4,7 @@
 //! main ─▶ config (flags, environment, file) ─▶ server (listener, connections, shutdown)
 //!                                                 │
 //! connection ─▶ http::base (domain) ─▶ http::request (id, limits, panics, metrics, one log line) ─▶ routes
-//!   ─▶ v1 ─▶ auth::Access (the store of the domain)
+//!   ─▶ v1, or a page of ui ─▶ auth::Access (the store of the domain)
 //!                                                 │
 //!                                              problem (every error, one shape)
 //! ```
@@ -33,6 +33,7 @@ mod redirect;
 pub mod routes;
 pub mod server;
 pub mod storage;
+mod ui;
 mod v1;
 
 pub use auth::Policy;

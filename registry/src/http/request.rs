@@ -6,6 +6,7 @@ use crate::http::observe::{Observation, Observed};
 use crate::http::permit::{RequestPermit, wait_for};
 use crate::http::{base, body};
 use crate::problem::ApiError;
+use crate::ui::Browser;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
@@ -45,6 +46,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
     let waits = request.headers().contains_key(header::EXPECT);
     let method = request.method().clone();
     let path = base::path_of(request.uri(), request.extensions()).to_owned();
+    let browser = Browser::of(&request);
 
     let (parts, body) = request.into_parts();
     let (body, lease) = body::lease(body, app.pace, permit.clone());
@@ -59,7 +61,7 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 
     // The rest is sending the answer, which takes as long as the client takes.
     permit.end();
-    let mut response = explain(response, &mut observation);
+    let mut response = explain(response, &mut observation, browser.as_ref());
     let refused = response.status().is_client_error() || response.status().is_server_error();
     if refused && (!waits || observation.lease.received() > 0) {
         observation.lease.drain().await;
@@ -72,12 +74,17 @@ pub(crate) async fn middleware(State(app): State<App>, request: Request, next: N
 }
 
 /// Turns every failure into a problem, also those that no handler made: 404 and 405 of the router,
-/// rejections of extractors.
-fn explain(mut response: Response, observation: &mut Observation) -> Response {
+/// rejections of extractors. A browser gets a page.
+fn explain(mut response: Response, observation: &mut Observation, browser: Option<&Browser>) -> Response {
     let Some(failure) = problem::of_response(&mut response, &observation.method, &observation.path) else { return response };
     observation.failed(failure.code, failure.cause.clone());
+    let page = browser.map(|browser| browser.problem(&failure, &observation.id));
     let mut problem = failure.into_problem(&observation.id);
-    for name in [header::ALLOW, header::ETAG] {
+    if let Some(page) = page {
+        let document = std::mem::replace(&mut problem, page);
+        response.headers_mut().extend(document.headers().get(header::RETRY_AFTER).map(|after| (header::RETRY_AFTER, after.clone())));
+    }
+    for name in [header::ALLOW, header::ETAG, header::RETRY_AFTER] {
         if let Some(value) = response.headers_mut().remove(&name) {
             problem.headers_mut().insert(name, value);
         }

@@ -12,6 +12,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Every operation, and the action that a caller must be allowed.
 const TABLE: &[(&str, &str)] = &[
+    ("GET /", "admin"),
+    ("GET /ui/-/icon.svg", "open"),
+    ("GET /ui/-/repositories", "pull"),
+    ("GET /ui/-/storage", "admin"),
+    ("GET /ui/-/style.css", "open"),
+    ("GET /ui/-/tasks", "admin"),
+    ("GET /ui/{repo}", "pull"),
+    ("GET /ui/{repo}/{ref}", "pull"),
+    ("POST /ui/{repo}/{ref}/verify", "pull"),
     ("GET /livez", "open"),
     ("GET /metrics", "open"),
     ("GET /openapi.json", "open"),
@@ -53,8 +62,8 @@ const TABLE: &[(&str, &str)] = &[
     ("PUT /v1/repositories/{repo}/tags/{tag}", "push"),
 ];
 
-/// The document is made from the router's own table, and each action from the type of the handler's
-/// first argument. A handler without an access does not compile.
+/// The document and the list of pages are made from the router's own tables, and each action from
+/// the type of the handler's first argument. A handler without an access does not compile.
 #[test]
 fn every_route_asks_for_the_action_in_the_table() {
     let document: Value = serde_json::from_str(&pfr_registry::routes::openapi()).expect("the document is JSON");
@@ -65,6 +74,7 @@ fn every_route_asks_for_the_action_in_the_table() {
             found.insert(format!("{} {path}", method.to_uppercase()), action.to_owned());
         }
     }
+    found.extend(pfr_registry::routes::actions_of_pages().map(|(route, action)| (route, action.to_owned())));
     let expected: BTreeMap<String, String> = TABLE.iter().map(|(route, action)| ((*route).to_owned(), (*action).to_owned())).collect();
     for (route, action) in &found {
         assert_eq!(expected.get(route), Some(action), "the action of {route}: the table above, and the handler's Access");
@@ -119,11 +129,15 @@ impl World {
         let reads =
             reads.chain(["/snapshots", "/stats", "/tags"].map(repo)).chain(["", "/diff/base", "/lineage", "/page-manifest"].map(of_tag));
         let reads = reads.chain([tag("base"), given("/v1/gc/{run}", &self.run), given("/v1/domains/{domain}", "acme")]);
+        let pages = ["/", "/ui/-/icon.svg", "/ui/-/repositories", "/ui/-/storage", "/ui/-/style.css", "/ui/-/tasks"].map(plain);
+        let of_page = |rest: &str| (format!("/ui/{{repo}}{}", rest.replace("base", "{ref}")), format!("/ui/{REPO}{rest}"));
+        let reads = reads.chain(pages).chain(["", "/base"].map(of_page));
         calls.extend(reads.map(|path| Call::new(Method::GET, path, Body::None)));
         let of_base = json!({"snapshot": "base"});
         calls.extend([
             Call::new(Method::POST, repo("/match"), Body::Json(question)),
             Call::new(Method::POST, of_tag("/verify"), Body::None),
+            Call::new(Method::POST, of_page("/base/verify"), Body::None),
             Call::new(Method::POST, plain("/v1/scrub"), Body::None),
             Call::new(Method::POST, plain("/v1/gc"), Body::Json(json!({"dry_run": true}))),
             Call::new(Method::POST, given("/v1/tasks/{task}/pause", "collection"), Body::Json(json!({"seconds": 60}))),
@@ -205,8 +219,10 @@ async fn a_caller_that_may_do_nothing_is_refused_by_every_route_and_changes_noth
     for call in &calls {
         let action = actions[call.route.as_str()];
         // The answer does not tell whether there is such a domain. The catalogue is in none.
-        let bases: &[&str] = match call.path.strip_prefix("/v1/") {
-            Some(path) if !path.starts_with("domains") => &["", "/domains/acme", "/domains/nowhere"],
+        let is_of_domain = ["/v1/", "/ui/"].iter().any(|prefix| call.path.starts_with(prefix)) || call.path == "/";
+        let bases: &[&str] = match action {
+            "open" => &[""],
+            _ if is_of_domain && !call.path.starts_with("/v1/domains") => &["", "/domains/acme", "/domains/nowhere"],
             _ => &[""],
         };
         for base in bases {

@@ -22,4 +22,5 @@ mod round_trip;
 mod shutdown;
 mod slow;
 mod tasks;
+mod ui;
 mod wire;
