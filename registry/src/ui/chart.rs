@@ -35,7 +35,8 @@ pub(super) fn steps(points: &[(u64, u64)], what: &str) -> Markup {
                 path.line d=(line) {}
             }
             figcaption {
-                span { (utc(first.0)) } span { (what) ", at most " strong { (bytes(most)) } } span { (utc(last.0)) }
+                p { (what) ", at most " strong { (bytes(most)) } }
+                span { (utc(first.0)) } span { (utc(last.0)) }
             }
         }
     }

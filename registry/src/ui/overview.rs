@@ -36,31 +36,31 @@ pub(crate) async fn overview(Access { domain, .. }: Access<Admin, AllRepositorie
         false => Vec::new(),
     };
     let body = html! {
-        section aria-labelledby="storage" {
+        section {
             h2 id="storage" { "Storage" }
             (storage::bar(&usage))
             (storage::table(&usage, now))
         }
-        section aria-labelledby="repositories" {
+        section {
             h2 id="repositories" { "Repositories" }
             (repositories::table(&links, &repositories, now))
             @if page.next.is_some() { p { a href=(links.repositories()) { "All repositories" } } }
         }
-        section aria-labelledby="pushes" {
+        section {
             h2 id="pushes" { "Running pushes" }
             (running(&links, &pushes, now))
         }
-        section aria-labelledby="collections" {
+        section {
             h2 id="collections" { "Last garbage collections" }
             (storage::runs(&runs, now))
             p { a href=(links.storage()) { "Storage over time" } }
         }
-        section aria-labelledby="tasks" {
+        section {
             h2 id="tasks" { "Background tasks" }
             (tasks::table(&tasks, now))
         }
         @if domains.len() > 1 {
-            section aria-labelledby="domains" {
+            section {
                 h2 id="domains" { "Domains" }
                 (domains_table(&domains, now))
             }

@@ -33,7 +33,7 @@ pub(crate) async fn repositories(
     let _permit = app.documents().await?;
     let rows = counted(&domain.store, page.rows).await?;
     let body = html! {
-        section aria-label="Repositories" {
+        section {
             (table(&links, &rows, now))
             @if let Some(next) = page.next { nav.pages aria-label="More" { a rel="next" href=(after(&links.repositories(), &next)) { "Next repositories" } } }
         }
@@ -73,8 +73,8 @@ pub(super) fn table(links: &Links, rows: &[Counted], now: u64) -> Markup {
                     tr {
                         th scope="col" { "Repository" }
                         th.number scope="col" { "Snapshots" }
-                        th.number scope="col" { "Tags" }
-                        th.number scope="col" { "Logical" }
+                        th.number.wide scope="col" { "Tags" }
+                        th.number.wide scope="col" { "Logical" }
                         th.number scope="col" { "Stored" }
                         th scope="col" { "Last push" }
                     }
@@ -84,8 +84,8 @@ pub(super) fn table(links: &Links, rows: &[Counted], now: u64) -> Markup {
                         tr {
                             th scope="row" { a href=(links.repository(&repository.name)) { (repository.name) } }
                             td.number { (number(repository.snapshots)) }
-                            td.number { (number(repository.tags)) }
-                            td.number { @if let Some(stats) = stats { (bytes(stats.logical)) } @else { (none("large: its page has it")) } }
+                            td.number.wide { (number(repository.tags)) }
+                            td.number.wide { @if let Some(stats) = stats { (bytes(stats.logical)) } @else { (none("large: its page has it")) } }
                             td.number { @if let Some(stats) = stats { (bytes(stats.stored)) } @else { (none("large: its page has it")) } }
                             td { (ago(repository.updated_at, now)) }
                         }

@@ -50,8 +50,8 @@ pub(crate) async fn repository(
     let tokens = domain.store.prefix_lengths(&repository, digests).await?;
     let drawing = Drawing { links: &links, repository: &repository, snapshots: &stats.snapshots, tokens: &tokens, now };
     let body = html! {
-        (summary(&stats))
-        section aria-labelledby="tree" {
+        (summary(&stats, now))
+        section {
             h2 id="tree" { "Fork tree" }
             @if stats.omitted > 0 { p { (count(stats.omitted, "older snapshot")) " " @if stats.omitted == 1 { "is" } @else { "are" } " counted above, and not drawn." } }
             (costs_key())
@@ -77,7 +77,7 @@ pub(super) fn cost(stats: &SnapshotStats) -> Cost {
     Cost { new: stats.new, shared: stats.shared, exclusive: stats.exclusive }
 }
 
-fn summary(stats: &Stats) -> Markup {
+fn summary(stats: &Stats, now: u64) -> Markup {
     let snapshots = stats.omitted + stats.snapshots.len() as u64;
     let mut growth: Vec<(u64, u64)> = stats.snapshots.iter().map(|snapshot| (snapshot.pushed_at, snapshot.new)).collect();
     growth.sort_unstable();
@@ -87,8 +87,9 @@ fn summary(stats: &Stats) -> Markup {
         sum += point.1;
         point.1 = sum;
     }
+    growth.push((now, sum));
     html! {
-        section aria-label="Sizes" {
+        section {
             dl.facts {
                 div { dt { "Snapshots" } dd { (number(snapshots)) } }
                 div { dt { "Logical" } dd { (bytes(stats.logical)) } }
@@ -138,7 +139,7 @@ impl Drawing<'_> {
                             th.number.wide scope="col" { "Shared" }
                             th.number.wide scope="col" { "New" }
                             th.number.wide scope="col" { "Tokens" }
-                            th scope="col" { "Pushed" }
+                            th.wide scope="col" { "Pushed" }
                         }
                     }
                     tbody { @for row in rows { (self.row(row, most)) } }
@@ -162,7 +163,7 @@ impl Drawing<'_> {
                 td.number.wide { (bytes(snapshot.shared)) }
                 td.number.wide { (bytes(snapshot.new)) }
                 td.number.wide { @if let Some(tokens) = self.tokens.get(&snapshot.digest) { (number(*tokens)) } @else { (none("it does not say")) } }
-                td { (ago(snapshot.pushed_at, self.now)) }
+                td.wide { (ago(snapshot.pushed_at, self.now)) }
             }
         }
     }

@@ -52,7 +52,7 @@ pub(crate) async fn snapshot(
     let body = html! {
         p { (digest(snapshot)) }
         (tags(&summary.tags))
-        section aria-labelledby="about" {
+        section {
             h2 id="about" { "About" }
             dl.facts {
                 div { dt { "Pushed" } dd { (ago(summary.pushed_at, now)) } }
@@ -69,7 +69,7 @@ pub(crate) async fn snapshot(
                 p { "Not recorded, though it could change the next token: " (config.unrecorded.join(", ")) }
             }
         }
-        section aria-labelledby="costs" {
+        section {
             h2 id="costs" { "What it costs" }
             @match listed {
                 Some(listed) => { (costs(listed)) }
@@ -78,11 +78,11 @@ pub(crate) async fn snapshot(
             p { "To delete it:" }
             p { code.command { "pf rm " (whole(&reference, snapshot)) } }
         }
-        section aria-labelledby="family" {
+        section {
             h2 id="family" { "Parents and children" }
             (family.show(&links, &repository))
         }
-        section aria-labelledby="commands" {
+        section {
             h2 id="commands" { "Use it" }
             p { "On a host, into its local store:" }
             p { code.command { "pf pull " (reference) } }
@@ -91,7 +91,7 @@ pub(crate) async fn snapshot(
             p { "Eight forks of it, which copy nothing:" }
             p { code.command { "pf fork " (reference) " -n 8" } }
         }
-        section aria-labelledby="verification" {
+        section {
             h2 id="verification" { "Verification" }
             p { "Reads and hashes every blob that the snapshot reaches: " (bytes(summary.logical_bytes)) ". This takes as long as reading it." }
             form method="post" action=(links.verify(&repository, &snapshot)) { button type="submit" { "Verify now" } }
@@ -235,7 +235,7 @@ impl Family {
 fn groups(trees: &[PageTree]) -> Markup {
     html! {
         @if !trees.is_empty() {
-            section aria-labelledby="groups" {
+            section {
                 h2 id="groups" { "Page groups" }
                 div.scroll role="region" aria-labelledby="groups" tabindex="0" {
                     table {
@@ -316,7 +316,7 @@ fn states(checkpoints: &[Shown]) -> Markup {
     html! {
         @for (i, (rank, checkpoint)) in checkpoints.iter().enumerate() {
             @let id = format!("checkpoint-{i}");
-            section aria-labelledby=(id) {
+            section {
                 h2 id=(id) { "Checkpoint of rank " (rank) }
                 @match checkpoint {
                     Err(reason) => { p.bad { "It cannot be shown: " (reason) } }
@@ -371,7 +371,7 @@ fn others(detail: &SnapshotDetail) -> Markup {
     let others: Vec<&Descriptor> = detail.manifest.layers.iter().filter(is_other).collect();
     html! {
         @if !others.is_empty() {
-            section aria-labelledby="others" {
+            section {
                 h2 id="others" { "Tokens and attachments" }
                 div.scroll role="region" aria-labelledby="others" tabindex="0" {
                     table {
@@ -414,7 +414,7 @@ fn settings(id: &str, title: &str, values: &BTreeMap<String, serde_json::Value>)
         None => text,
     };
     html! {
-        section aria-labelledby=(id) {
+        section {
             h2 id=(id) { (title) }
             div.scroll role="region" aria-labelledby=(id) tabindex="0" {
                 table {

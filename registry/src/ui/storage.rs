@@ -38,17 +38,17 @@ pub(crate) async fn storage(
     let mut points: Vec<(u64, u64)> = all.iter().rev().filter_map(|run| Some((run.finished_at?, run.disk_bytes?))).collect();
     points.push((now, usage.disk_bytes));
     let body = html! {
-        section aria-labelledby="now" {
+        section {
             h2 id="now" { "Now" }
             (bar(&usage))
             (table(&usage, now))
         }
-        section aria-labelledby="over-time" {
+        section {
             h2 id="over-time" { "Over time" }
             @if points.len() > 1 { (chart::steps(&points, "bytes of all packs")) }
             @else { p.empty { "The first garbage collection that finds something begins the chart." } }
         }
-        section aria-labelledby="collections" {
+        section {
             h2 id="collections" { "Garbage collections" }
             p { "A scheduled run that found nothing is not listed." }
             (runs(&listed, now))
@@ -127,13 +127,13 @@ pub(super) fn runs(runs: &[GcReport], now: u64) -> Markup {
                 thead {
                     tr {
                         th scope="col" { "Started" }
-                        th scope="col" { "By" }
-                        th.number scope="col" { "Took" }
-                        th.number scope="col" { "Blobs freed" }
+                        th.wide scope="col" { "By" }
+                        th.number.wide scope="col" { "Took" }
+                        th.number.wide scope="col" { "Blobs freed" }
                         th.number scope="col" { "Freed" }
                         th.number scope="col" { "Deleted" }
-                        th scope="col" { "Share" }
-                        th.number scope="col" { "Packs copied" }
+                        th.wide scope="col" { "Share" }
+                        th.number.wide scope="col" { "Packs copied" }
                         th.number scope="col" { "Storage after" }
                     }
                 }
@@ -144,18 +144,18 @@ pub(super) fn runs(runs: &[GcReport], now: u64) -> Markup {
                                 (ago(run.started_at, now))
                                 @if let Some(error) = &run.error { p.bad { "ended early: " (error) } }
                             }
-                            td { (run.trigger) }
-                            td.number {
+                            td.wide { (run.trigger) }
+                            td.number.wide {
                                 @match run.finished_at {
                                     Some(end) => { (duration(Duration::from_millis(end.saturating_sub(run.started_at)))) }
                                     None => { "not ended" }
                                 }
                             }
-                            td.number { (number(run.released + run.unclaimed)) }
+                            td.number.wide { (number(run.released + run.unclaimed)) }
                             td.number { (bytes(run.freed_bytes)) }
                             td.number { (bytes(run.deleted_bytes)) }
-                            td { (pair([("freed", run.freed_bytes), ("deleted", run.deleted_bytes)], most)) }
-                            td.number { (number(run.packs_compacted + run.packs_merged)) }
+                            td.wide { (pair([("freed", run.freed_bytes), ("deleted", run.deleted_bytes)], most)) }
+                            td.number.wide { (number(run.packs_compacted + run.packs_merged)) }
                             td.number { @if let Some(disk) = run.disk_bytes { (bytes(disk)) } @else { (none("not recorded")) } }
                         }
                     }

@@ -16,8 +16,8 @@ pub(crate) async fn tasks(Access { domain, .. }: Access<Admin, AllRepositories>)
     let list = domain.schedule.list().await?;
     let body = html! {
         p { "Runs and times are those of the replica that answers. Pauses hold in all replicas." }
-        section aria-label="Background tasks" { (table(&list, now)) }
-        section aria-labelledby="pausing" {
+        section { (table(&list, now)) }
+        section {
             h2 id="pausing" { "To pause a task" }
             p { code.command { "pf tasks pause compaction --for 1h" } }
             p { code.command { "pf tasks resume compaction" } }
@@ -34,12 +34,12 @@ pub(super) fn table(tasks: &[TaskInfo], now: u64) -> Markup {
                     tr {
                         th scope="col" { "Task" }
                         th scope="col" { "State" }
-                        th scope="col" { "Last run" }
+                        th.wide scope="col" { "Last run" }
                         th scope="col" { "Next run" }
-                        th.number scope="col" { "Every" }
-                        th.number scope="col" { "Runs" }
-                        th.number scope="col" { "Failed" }
-                        th.number scope="col" { "Took" }
+                        th.number.wide scope="col" { "Every" }
+                        th.number.wide scope="col" { "Runs" }
+                        th.number.wide scope="col" { "Failed" }
+                        th.number.wide scope="col" { "Took" }
                     }
                 }
                 tbody {
@@ -50,12 +50,12 @@ pub(super) fn table(tasks: &[TaskInfo], now: u64) -> Markup {
                                 (state(task, now))
                                 @if let Some(error) = &task.error { p.bad { "Last run failed: " (error) } }
                             }
-                            td { @if let Some(at) = task.started_at { (ago(at, now)) } @else { (none("it has not run yet")) } }
+                            td.wide { @if let Some(at) = task.started_at { (ago(at, now)) } @else { (none("it has not run yet")) } }
                             td { @if let Some(at) = task.next_run_at { (until(at, now)) } @else { (none("not planned")) } }
-                            td.number { @if task.interval_seconds > 0 { (interval(task.interval_seconds)) } @else { (none("never by itself")) } }
-                            td.number { (number(task.runs)) }
-                            td.number { (number(task.errors)) }
-                            td.number { @if let Some(seconds) = task.last_seconds { (duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())) } @else { (none("it has not run yet")) } }
+                            td.number.wide { @if task.interval_seconds > 0 { (interval(task.interval_seconds)) } @else { (none("never by itself")) } }
+                            td.number.wide { (number(task.runs)) }
+                            td.number.wide { (number(task.errors)) }
+                            td.number.wide { @if let Some(seconds) = task.last_seconds { (duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())) } @else { (none("it has not run yet")) } }
                         }
                     }
                 }

@@ -347,10 +347,10 @@ async fn storage_over_time_is_drawn_from_the_collections() {
         assert!(report.disk_bytes.is_some(), "{report:?}");
     }
     let text = page(&registry, "/ui/-/storage").await;
-    for words in ["bytes of all packs: ", "<td>request</td>", "Storage after", "<path class=\"line\" d=\"M0 "] {
+    for words in ["bytes of all packs: ", "<td class=\"wide\">request</td>", "Storage after", "<path class=\"line\" d=\"M0 "] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    assert_eq!(page(&registry, "/ui/-/storage?limit=2").await.matches("<td>request</td>").count(), 2);
+    assert_eq!(page(&registry, "/ui/-/storage?limit=2").await.matches("<td class=\"wide\">request</td>").count(), 2);
     assert!(page(&registry, "/ui/-/storage?limit=2").await.contains("Earlier collections"));
 }
 
